@@ -1,0 +1,47 @@
+# Two commands matter to a newcomer: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SEEDS ?= 2000
+
+.PHONY: help setup build demo test lint types unit sim bench clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(VENV)/.ready: pyproject.toml requirements-dev.lock setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -r requirements-dev.lock
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(BIN)/python -m pip install --quiet ziglang
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps -e .
+	touch $@
+
+setup: $(VENV)/.ready build ## Create the environment and compile the kernels
+
+build: $(VENV)/.ready ## Compile what has changed
+	@$(BIN)/python tools/build.py
+
+demo: setup ## A three-node cluster, 336,776 real events, a killed leader, a report
+	$(BIN)/python examples/demo.py
+
+test: setup lint types ## Everything that must be green
+	$(BIN)/python -m pytest -q
+
+lint: setup ## Format, lint and import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+
+types: setup ## mypy --strict
+	$(BIN)/mypy
+
+sim: setup ## Run the simulator: make sim SEEDS=20000
+	$(BIN)/python -m convoymq.sim --seeds $(SEEDS)
+
+bench: setup ## Compare with RabbitMQ on this machine, in one run
+	$(BIN)/python benchmarks/compare.py
+
+clean: ## Remove what was built
+	rm -rf build $(VENV) src/*.egg-info
+	find src -name '*.so' -delete

@@ -1,0 +1,1 @@
+"""What a process outside the broker uses."""

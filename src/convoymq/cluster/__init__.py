@@ -1,0 +1,1 @@
+"""Nodes, links, failure detection, replicas and the metadata store."""

@@ -1,0 +1,1 @@
+"""Compiled hot loops; every module here or listed in tools/build_kernels.py is built by Cython."""

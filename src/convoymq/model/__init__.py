@@ -1,0 +1,1 @@
+"""Shared types: identifiers, errors and configuration."""

@@ -1,0 +1,1 @@
+"""Classic queues: single-node, in memory or on disk."""

@@ -1,0 +1,1 @@
+"""Quorum queues: the replicated queue machine and its shell."""

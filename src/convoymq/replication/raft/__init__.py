@@ -1,0 +1,1 @@
+"""The Raft consensus core."""

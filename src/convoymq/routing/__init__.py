@@ -1,0 +1,1 @@
+"""Virtual hosts, exchanges, bindings: pure tables and matching."""

@@ -1,0 +1,1 @@
+"""Write-ahead log, segments, snapshots and recovery over a small file interface."""
