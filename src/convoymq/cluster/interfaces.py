@@ -1,0 +1,98 @@
+"""What the replica host needs from the world: a transport, a clock, randomness, storage and machines.
+
+The production shells (`links`, `node`) and the simulator implement these protocols; `host` and
+`replica` know nothing else. Nothing here blocks and nothing here awaits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+#: One effect of a machine: a tuple whose first item is one of the EFFECT_* constants.
+Effect = tuple[Any, ...]
+
+EFFECT_APPLIED = 1
+"""(kind, session, seq, status, reply): the command was applied; status 0 = ok, 1 = rejected."""
+EFFECT_DELIVER = 2
+"""(kind, session, consumer, first message id, index, command offset in the entry, first record, count,
+acquired count, delivery count): hand records [first, first + count) to the consumer."""
+EFFECT_CANCELLED = 3
+"""(kind, session, consumer, reason): the queue ended this consumer."""
+EFFECT_GAP = 4
+"""(kind, session, last seq): commands after `last seq` were lost; resend them."""
+EFFECT_TIMER = 5
+"""(kind, due ms): the leader proposes TICK at that time. Leader only."""
+EFFECT_NOTE = 6
+"""(kind, event name, fields dict): something for the log file. Leader only."""
+
+
+class Machine(Protocol):
+    """A replicated state machine: decides only from the log (DESIGN section 2)."""
+
+    VERSION: int
+    effects: list[Effect]
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        """Applies a `commands` entry (`data` = the whole entry); appends to `effects`."""
+
+    def snapshot(self) -> bytes:
+        """The state, without message bodies."""
+
+    def restore(self, state: bytes) -> None:
+        """Replaces the state by that of `snapshot()`. Produces no effects."""
+
+    def resend(self, session_node: int) -> None:
+        """Appends DELIVER effects for all that is checked out to sessions of that node, APPLIED for
+        the last seq of each of its sessions: after a snapshot install, or when the leader takes over the
+        sending for a node. Receivers drop repeats."""
+
+    def live_ranges(self) -> Iterable[tuple[int, int]]:
+        """Ascending, disjoint, inclusive ranges of entry indexes whose bodies are still needed."""
+
+    def session_nodes(self) -> frozenset[int]:
+        """Nodes that have a session here: they want commit notices."""
+
+    def state_hash(self) -> int:
+        """Equal on replicas that applied the same index."""
+
+
+class EffectSink(Protocol):
+    """Executes a machine's effects on this node. Implemented by the queue shells."""
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        """All effects of one apply, in order; the sink picks those for this node's sessions, and
+        forwards those for nodes without a replica when `replica.is_leader`."""
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """This node learned who leads the group (None: nobody known)."""
+
+
+class Transport(Protocol):
+    """Frames to other nodes. FIFO per peer while connected; anything may be lost when a link breaks."""
+
+    def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
+        """Queues a 48-byte-header frame; `body` parts follow it on the wire without being copied
+        (the header's length covers them)."""
+
+    def is_connected(self, node: int) -> bool:
+        """True while the link to the node is up and the node is not suspected."""
+
+    def backlog_bytes(self, node: int) -> int:
+        """Bytes queued to that node and not yet written."""
+
+
+class Clock(Protocol):
+    """Time, handed in."""
+
+    def now_ms(self) -> int:
+        """Wall clock, ms since the epoch. May jump."""
+
+    def monotonic_ms(self) -> int:
+        """Never falls."""
+
+    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Any:
+        """Calls back once after the delay; the handle has `cancel()`."""
+
+    def random(self) -> float:
+        """Uniform in [0, 1): seeded in the simulator."""

@@ -1,0 +1,146 @@
+"""The one interface behind which all queue types live.
+
+`Queue` is a node's face of a queue, wherever its replicas are. `QueueClient` is one AMQP channel's
+ordered command stream into it. `ClientEvents` is what the channel implements to hear back. All calls are
+synchronous and cheap; results come as events, in the same loop round or later.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from convoymq.kernels.batch import PublishTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSpec:
+    """How a consumer wants to be served."""
+
+    number: int
+    """Unique within the client's session; names the consumer in every later call and event."""
+    tag: str
+    prefetch: int
+    """Unacknowledged messages at a time; 0 = no limit asked for."""
+    no_ack: bool
+    exclusive: bool = False
+    priority: int = 0
+    arguments: Mapping[str, Any] | None = None
+
+
+class ClientEvents(Protocol):
+    """What a channel hears from its clients. `client` is the one that calls."""
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """The publishes with these tag ranges (first, last, first, last, …) are safe (`ok`) or refused."""
+
+    def on_deliver(
+        self,
+        client: QueueClient,
+        consumer: int,
+        first_id: int,
+        block: bytes,
+        command: int,
+        first: int,
+        count: int,
+        acquired: int,
+        delivery_count: int,
+    ) -> None:
+        """Records [first, first + count) of the ENQUEUE command at offset `command` of `block` are
+        checked out to the consumer under message ids first_id, first_id + 1, …
+
+        `acquired` > 0 sets `redelivered`; `delivery_count` > 0 adds the x-delivery-count header.
+        Each message id comes exactly once, ascending per consumer: the client has removed repeats."""
+
+    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
+        """The consumer is registered (comes before its first delivery), or refused with `error`."""
+
+    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
+        """The channel's own cancel is done; unacknowledged deliveries stay with it."""
+
+    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
+        """The queue ended the consumer (deleted, lost)."""
+
+    def on_get(
+        self, client: QueueClient, block: bytes | None, command: int, record: int, get_id: int,
+        acquired: int, delivery_count: int, ready: int, error: Exception | None,
+    ) -> None:
+        """Answer to `get`: block None = empty. `get_id` is settled with consumer number 0. Answers
+        come in the order of the calls."""
+
+    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
+        """Answer to `purge`."""
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """The queue asks the channel to stop (True) or go on (False) reading publishes."""
+
+
+class QueueClient(ABC):
+    """One channel's command stream into one queue."""
+
+    queue: Queue
+    target: PublishTarget
+    """Where the frame scanner appends this channel's publishes to this queue."""
+
+    @abstractmethod
+    def subscribe(self, spec: ConsumerSpec) -> None:
+        """Registers a consumer; answered by `on_subscribed`."""
+
+    @abstractmethod
+    def cancel(self, consumer: int) -> None:
+        """Ends a consumer; answered by `on_cancel_ok`."""
+
+    @abstractmethod
+    def set_credit(self, consumer: int, credit: int) -> None:
+        """Replaces the consumer's window (global QoS is enforced with this by the channel)."""
+
+    @abstractmethod
+    def settle(self, consumer: int, ranges: Sequence[int]) -> None:
+        """Acknowledges message ids (first, last, first, last, …; inclusive, ascending)."""
+
+    @abstractmethod
+    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+        """Requeues; `failed` counts towards the delivery limit (basic.reject, lost consumer)."""
+
+    @abstractmethod
+    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+        """Rejects without requeue."""
+
+    @abstractmethod
+    def get(self, *, no_ack: bool) -> None:
+        """basic.get; answered by `on_get`."""
+
+    @abstractmethod
+    def purge(self) -> None:
+        """Drops ready messages; answered by `on_purged`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The channel is gone: consumers go, what they hold returns (failed). No events follow."""
+
+
+class Queue(ABC):
+    """A node's face of one queue."""
+
+    vhost: str
+    name: str
+    type: str
+
+    @abstractmethod
+    def client(self, session: int, events: ClientEvents) -> QueueClient:
+        """Opens a channel's command stream. `session`: see docs/formats/entries-and-frames.md."""
+
+    @abstractmethod
+    async def ready(self, timeout: float) -> None:
+        """Waits until the queue can serve. Raises Unavailable."""
+
+    @abstractmethod
+    async def counts(self) -> tuple[int, int]:
+        """(ready messages, consumers), from the leader where there is one."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """What the management API shows, from local knowledge: messages_ready,
+        messages_unacknowledged, consumers, leader, members, online, state, memory …"""
