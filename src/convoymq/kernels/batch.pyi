@@ -1,0 +1,156 @@
+"""Entries, commands and link frames: layout in docs/formats/entries-and-frames.md."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+HEADER_SIZE: int  # 48, entries and link frames alike
+COMMAND_SIZE: int  # 32
+ENTRY_SIZE_SOFT: int  # builders report `full` above this, 4 MiB
+
+ENTRY_NOOP: int
+ENTRY_COMMANDS: int
+ENTRY_MEMBERSHIP: int
+ENTRY_VERSION: int
+
+CMD_ENQUEUE: int
+CMD_SETTLE: int
+CMD_RETURN: int
+CMD_DISCARD: int
+CMD_CHECKOUT: int
+CMD_CANCEL: int
+CMD_CREDIT: int
+CMD_GET: int
+CMD_PURGE: int
+CMD_SESSION_CLOSE: int
+CMD_SESSION_DOWN: int
+CMD_NODE_DOWN: int
+CMD_NODE_UP: int
+CMD_TICK: int
+CMD_CONFIG: int
+CMD_DELETE: int
+CMD_METADATA: int
+
+FRAME_APPEND: int
+FRAME_APPEND_REPLY: int
+FRAME_COMMIT: int
+FRAME_FORWARD: int
+FRAME_APPLIED: int
+FRAME_DELIVER: int
+FRAME_RAFT: int
+FRAME_CONTROL: int
+FRAME_HEARTBEAT: int
+FRAME_HELLO: int
+
+class Entry:
+    """One log entry: its bytes and, unpacked, its header."""
+
+    data: bytes
+    index: int
+    term: int
+    time_ms: int
+    group: int
+    kind: int
+    size: int
+    def __init__(self, data: bytes) -> None:
+        """Unpacks the header. Raises ValueError when length, version or CRC32C do not fit."""
+
+class Chunk:
+    """Owner of the bytes of one sealed builder; `data` is None until sealed."""
+
+    data: bytes | None
+
+class PendingCommand:
+    """A command of a session that is not yet known to be applied."""
+
+    seq: int
+    type: int
+    chunk: Chunk
+    offset: int
+    length: int
+    tags: list[int] | None
+    """ENQUEUE: publish tags as ranges (first, last, …); None otherwise."""
+    note: Any
+    """For the client: what to do when it is applied."""
+    def bytes(self) -> memoryview:
+        """The command as it stands in the sealed chunk. Raises ValueError before sealing."""
+
+class CommandBuilder:
+    """The open batch of one group on one node."""
+
+    used: int
+    """Bytes of commands so far (0 = nothing to send)."""
+    full: bool
+    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+        """`on_first` is called whenever the builder goes from empty to non-empty."""
+    def add(
+        self, type: int, flags: int, session: int, seq: int, count: int, arg: int, body: bytes = b""
+    ) -> None:
+        """Appends a complete command that nobody tracks (leader's own commands)."""
+    def adopt(self, data: bytes, start: int, end: int) -> None:
+        """Copies complete commands (a FORWARD body, a pending command). Raises ValueError if malformed."""
+    def take_entry(self, group: int, index: int, term: int, time_ms: int) -> Entry:
+        """Seals the batch as an entry, without copying, and starts a new one."""
+    def take_forward(self, group: int, term: int) -> bytes:
+        """Seals the batch as a FORWARD frame, without copying, and starts a new one."""
+    def take_loose(self) -> None:
+        """Seals the batch for the pending lists only (no leader known)."""
+
+class PublishTarget:
+    """One session's stream into one group: numbers its commands and remembers the pending ones."""
+
+    builder: CommandBuilder
+    session: int
+    seq: int
+    """Last seq given out."""
+    pending: deque[PendingCommand]
+    pending_bytes: int
+    owner: Any
+    """The QueueClient."""
+    def __init__(self, builder: CommandBuilder, session: int, owner: Any) -> None: ...
+    def publish(self, record: Sequence[bytes], body_size: int, tag: int, flags: int = 0) -> None:
+        """Appends one message: the parts of `record` are joined (the frame scanner has a C twin of this)."""
+    def command(
+        self, type: int, flags: int, count: int, arg: int, body: bytes = b"", note: Any = None
+    ) -> int:
+        """Appends any other command and returns its seq."""
+    def applied(self, seq: int) -> list[PendingCommand]:
+        """Removes and returns the pending commands up to and including `seq`."""
+    def resend(self, after: int) -> None:
+        """Appends all sealed pending commands with seq > `after` to the builder once more."""
+
+def noop_entry(group: int, index: int, term: int, time_ms: int) -> Entry: ...
+def make_entry(group: int, index: int, term: int, time_ms: int, kind: int, body: bytes) -> Entry:
+    """An entry of any kind; `body` is padded to a multiple of 8."""
+
+def commands(data: bytes) -> list[tuple[int, int, int, int, int, int, int, int]]:
+    """(type, flags, session, seq, count, arg, offset, length) of each command of an entry.
+
+    Raises ValueError when anything does not fit; never reads outside `data`."""
+
+def command_body(data: bytes, offset: int) -> bytes:
+    """Body (with padding) of the command at `offset`."""
+
+def enqueue_bytes(data: bytes, offset: int) -> int:
+    """Total body bytes of an ENQUEUE command."""
+
+def ranges(data: bytes, offset: int, count: int) -> list[int]:
+    """(first, last, first, last, …) of a SETTLE, RETURN or DISCARD command. Raises ValueError."""
+
+def pack_ranges(ranges: Sequence[int]) -> bytes: ...
+def record(data: bytes, command: int, i: int) -> bytes:
+    """Record i of the ENQUEUE command at offset `command`. Raises ValueError."""
+
+def slice_records(data: bytes, command: int, first: int, count: int) -> bytes:
+    """A DELIVER body: an ENQUEUE command with just these records. Raises ValueError."""
+
+def frame(
+    type: int, flags: int, group: int, a: int, b: int, c: int, d: int, body: bytes = b"", body_length: int = -1
+) -> bytes:
+    """A link frame. With `body_length` the header counts a body that is sent behind it separately."""
+
+def frame_header(data: bytes | memoryview) -> tuple[int, int, int, int, int, int, int, int]:
+    """(length, type, flags, group, a, b, c, d). Raises ValueError."""
+
+def split_entries(data: bytes, offset: int) -> list[Entry]:
+    """The entries of an APPEND body, each verified and copied. Raises ValueError."""
