@@ -1,0 +1,180 @@
+"""The error tree: what every package raises, without the wire codes of any protocol.
+
+    BrokerError
+    ├── Misuse          our own interface was called wrongly
+    ├── PeerError       bytes or their order break the protocol
+    ├── Refused         an expected no: the request is well formed, the answer is negative
+    ├── Unavailable     no answer in time: timeout, no quorum, no leader
+    └── StorageFault    a disk failed or lied
+
+    InvariantViolated   outside the tree: nobody catches it, the replica stops
+
+Every class carries typed fields. Each protocol edge has one table that turns classes into its
+own codes (`convoymq.amqp.errors` for AMQP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class BrokerError(Exception):
+    """Anything that the broker reports on purpose. `text` is what a person or a peer may read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class Misuse(BrokerError):
+    """Our own interface was called with values that it documents as wrong."""
+
+
+class PeerError(BrokerError):
+    """The peer sent bytes, or an order of them, that the protocol does not allow."""
+
+
+class FrameFault(PeerError):
+    """A frame, or a field that decides about lengths, is broken."""
+
+
+class SyntaxFault(PeerError):
+    """A frame is whole, but the values inside it are not."""
+
+
+class CommandFault(PeerError):
+    """A method that does not exist or is not allowed in this state."""
+
+
+class ChannelFault(PeerError):
+    """A channel was used before it was open, or opened twice."""
+
+
+class UnexpectedFrame(PeerError):
+    """Content where a method was due, or the reverse."""
+
+
+class SubjectKind(Enum):
+    """What a refusal is about; the value is the word used in texts."""
+
+    QUEUE = "queue"
+    EXCHANGE = "exchange"
+    VHOST = "vhost"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The named thing that a refusal is about; prints as AMQP clients know it from RabbitMQ."""
+
+    kind: SubjectKind
+    vhost: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} '{self.name}' in vhost '{self.vhost}'"
+
+
+class Refused(BrokerError):
+    """An expected no. `subject` names the queue or exchange it is about, when there is one."""
+
+    def __init__(self, text: str, *, subject: Subject | None = None) -> None:
+        super().__init__(text)
+        self.subject = subject
+
+
+class NotFound(Refused):
+    """The named thing does not exist."""
+
+
+class AccessRefused(Refused):
+    """The user lacks a permission, or nobody may do this."""
+
+
+class ResourceLocked(Refused):
+    """Somebody else holds the thing exclusively."""
+
+
+class PreconditionFailed(Refused):
+    """The request contradicts what exists, or an argument is not acceptable."""
+
+
+class NotAllowed(Refused):
+    """A limit or a rule of the connection forbids it."""
+
+
+class NotServed(Refused):
+    """The request is legal, but this broker does not implement it."""
+
+
+class ForcedClosure(Refused):
+    """An operator closed the connection."""
+
+
+class ResourceExhausted(Refused):
+    """The broker has no room for what was asked."""
+
+
+class Unavailable(BrokerError):
+    """No answer in time: a timeout, no leader, no quorum. Trying again may help."""
+
+
+class StorageFault(BrokerError):
+    """A disk refused, or returned bytes that are not what was written.
+
+    `path` and `offset` (bytes) say where, when they are known.
+    """
+
+    def __init__(self, text: str, *, path: str = "", offset: int = -1) -> None:
+        where = f" ({path} at byte {offset})" if path and offset >= 0 else f" ({path})" * bool(path)
+        super().__init__(text + where)
+        self.path = path
+        self.offset = offset
+
+
+class InvariantViolated(Exception):  # outside the tree on purpose: see the module text
+    """A safety fact does not hold. Nothing catches this; the replica stops."""
+
+
+def check(condition: object, text: str) -> None:
+    """Raise `InvariantViolated` with `text` unless `condition` holds, also under `python -O`."""
+    if not condition:
+        raise InvariantViolated(text)
+
+
+_REFUSALS: tuple[type[Refused], ...] = (
+    Refused,
+    NotFound,
+    AccessRefused,
+    ResourceLocked,
+    PreconditionFailed,
+    NotAllowed,
+    NotServed,
+    ForcedClosure,
+    ResourceExhausted,
+)
+_REFUSAL_BY_NAME = {refusal.__name__: refusal for refusal in _REFUSALS}
+
+
+def refusal_to_builtins(error: Refused) -> list[str]:
+    """Return `error` as plain strings, for replies that cross a link between nodes."""
+    name = next(c.__name__ for c in type(error).__mro__ if _REFUSAL_BY_NAME.get(c.__name__) is c)
+    parts = [name, error.text]
+    if error.subject is not None:
+        parts += [error.subject.kind.value, error.subject.vhost, error.subject.name]
+    return parts
+
+
+def refusal_from_builtins(parts: list[str]) -> Refused:
+    """Return the error that `refusal_to_builtins` described.
+
+    Raises:
+        PeerError: `parts` is not such a description.
+    """
+    try:
+        name, text, *rest = parts
+        subject = Subject(SubjectKind(rest[0]), rest[1], rest[2]) if rest else None
+        return _REFUSAL_BY_NAME[name](text, subject=subject)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise SyntaxFault(f"not a refusal: {parts!r}") from error

@@ -1,0 +1,354 @@
+"""The refusals that AMQP clients match on, one constructor per text.
+
+The texts are those of RabbitMQ 4.3, character for character, without the leading code name:
+the edge adds it. Keeping them in one place lets the routing tables, the queues and the edges
+refuse in the same words.
+"""
+
+from __future__ import annotations
+
+from convoymq.model.errors import (
+    AccessRefused,
+    NotAllowed,
+    NotFound,
+    NotServed,
+    PreconditionFailed,
+    ResourceLocked,
+    Subject,
+    SubjectKind,
+)
+
+
+def queue_subject(vhost: str, name: str) -> Subject:
+    """Name a queue."""
+    return Subject(SubjectKind.QUEUE, vhost, name)
+
+
+def exchange_subject(vhost: str, name: str) -> Subject:
+    """Name an exchange."""
+    return Subject(SubjectKind.EXCHANGE, vhost, name)
+
+
+# --- things that are not there -------------------------------------------------------------
+
+
+def missing(subject: Subject) -> NotFound:
+    """No such queue or exchange."""
+    return NotFound(f"no {subject}", subject=subject)
+
+
+def no_previous_queue() -> NotFound:
+    """An empty queue name on a channel that declared none."""
+    return NotFound("no previously declared queue")
+
+
+def home_node_down(subject: Subject, node: str) -> NotFound:
+    """The only node of a classic queue is away."""
+    return NotFound(
+        f"home node '{node}' of durable {subject} is down or inaccessible", subject=subject
+    )
+
+
+# --- things that nobody or not this user may do --------------------------------------------
+
+
+def reserved_name(subject: Subject) -> AccessRefused:
+    """A new name that starts with `amq.`."""
+    return AccessRefused(
+        f"{subject.kind.value} name '{subject.name}' contains reserved prefix 'amq.*'",
+        subject=subject,
+    )
+
+
+def default_exchange_untouchable() -> AccessRefused:
+    """Bind, unbind, declare or delete of the default exchange."""
+    return AccessRefused("operation not permitted on the default exchange")
+
+
+def system_exchange_deletion(subject: Subject) -> AccessRefused:
+    """Delete of a predeclared exchange."""
+    return AccessRefused(f"deletion of system {subject} not allowed", subject=subject)
+
+
+def internal_exchange_publish(subject: Subject) -> AccessRefused:
+    """A client publishes to an internal exchange."""
+    return AccessRefused(f"cannot publish to internal {subject}", subject=subject)
+
+
+def permission_missing(permission: str, subject: Subject, user: str) -> AccessRefused:
+    """`permission` is `configure`, `write` or `read`."""
+    return AccessRefused(
+        f"{permission} access to {subject} refused for user '{user}'", subject=subject
+    )
+
+
+def topic_permission_missing(
+    permission: str, routing_key: str, subject: Subject, user: str
+) -> AccessRefused:
+    """The routing key is outside the user's topic permission."""
+    return AccessRefused(
+        f"{permission} access to topic '{routing_key}' in {subject} refused for user '{user}'",
+        subject=subject,
+    )
+
+
+def login_refused(mechanism: str) -> AccessRefused:
+    """Wrong user or password; the text never says which."""
+    return AccessRefused(
+        f"Login was refused using authentication mechanism {mechanism}. "
+        "For details see the broker logfile."
+    )
+
+
+def exclusive_consumer(subject: Subject) -> AccessRefused:
+    """Another consumer holds the queue, or an exclusive one comes too late."""
+    return AccessRefused(f"{subject} in exclusive use", subject=subject)
+
+
+# --- locks ---------------------------------------------------------------------------------
+
+
+def exclusive_queue(subject: Subject) -> ResourceLocked:
+    """The queue belongs to another connection, or the exclusive flag differs."""
+    return ResourceLocked(
+        f"cannot obtain exclusive access to locked {subject}. It could be originally declared on "
+        "another connection or the exclusive property value does not match that of the original "
+        "declaration.",
+        subject=subject,
+    )
+
+
+def get_on_single_active_consumer(subject: Subject, queue_type: str) -> ResourceLocked:
+    """basic.get from a queue that serves one active consumer."""
+    return ResourceLocked(
+        f"cannot obtain access to locked {subject}. basic.get operations are not supported by "
+        f"{queue_type} queues with single active consumer",
+        subject=subject,
+    )
+
+
+# --- preconditions -------------------------------------------------------------------------
+
+
+def inequivalent(key: str, subject: Subject, received: str, current: str) -> PreconditionFailed:
+    """A redeclare that differs. `received` and `current` come quoted, or are `none`."""
+    return PreconditionFailed(
+        f"inequivalent arg '{key}' for {subject}: received {received} but current is {current}",
+        subject=subject,
+    )
+
+
+def invalid_argument(key: str, subject: Subject, reason: str) -> PreconditionFailed:
+    """An argument with an unacceptable value; `reason` is an Erlang term as clients know it."""
+    return PreconditionFailed(f"invalid arg '{key}' for {subject}: {reason}", subject=subject)
+
+
+def foreign_argument(key: str, subject: Subject, queue_type: str) -> PreconditionFailed:
+    """An argument that belongs to another queue type."""
+    return PreconditionFailed(
+        f"invalid arg '{key}' for {subject} of queue type rabbit_{queue_type}_queue",
+        subject=subject,
+    )
+
+
+def unserved_argument(key: str, subject: Subject, queue_type: str) -> PreconditionFailed:
+    """An argument that RabbitMQ knows and this broker does not serve yet."""
+    return PreconditionFailed(
+        f"invalid arg '{key}' for {subject}: not served yet by {queue_type} queues",
+        subject=subject,
+    )
+
+
+def invalid_property(name: str, subject: Subject) -> PreconditionFailed:
+    """`name` is `exclusive-owner`, `non-durable` or `auto-delete`."""
+    return PreconditionFailed(f"invalid property '{name}' for {subject}", subject=subject)
+
+
+def server_named_queue(queue_type: str) -> PreconditionFailed:
+    """An empty name for a type that needs one."""
+    return PreconditionFailed(
+        f"Cannot declare a server-named queue for type rabbit_{queue_type}_queue"
+    )
+
+
+def unknown_exchange_type(exchange_type: str) -> PreconditionFailed:
+    """No such exchange type."""
+    return PreconditionFailed(f"unknown exchange type '{exchange_type}'")
+
+
+def invalid_argument_type(key: str, subject: Subject, type_name: str) -> PreconditionFailed:
+    """An exchange argument that is not a string."""
+    return PreconditionFailed(
+        f"invalid type '{type_name}' for arg '{key}' in {subject}", subject=subject
+    )
+
+
+def too_many_wildcards(binding_key: str, count: int, count_max: int) -> PreconditionFailed:
+    """A topic binding key with more `#` words than allowed."""
+    return PreconditionFailed(
+        f"Topic binding key '{binding_key}' uses {count} '#' wildcards, "
+        f"at most {count_max} are allowed"
+    )
+
+
+def invalid_match_value(term: str) -> PreconditionFailed:
+    """`x-match` has an unknown value; `term` is that value as an Erlang term."""
+    return PreconditionFailed(
+        f"Invalid x-match field value {term}; expected all, any, all-with-x, or any-with-x"
+    )
+
+
+def invalid_match_type(type_name: str, term: str) -> PreconditionFailed:
+    """`x-match` is not a string."""
+    return PreconditionFailed(
+        f"Invalid x-match field type {type_name} (value {term}); expected longstr"
+    )
+
+
+def in_use(subject: Subject) -> PreconditionFailed:
+    """Delete with if-unused of something in use."""
+    return PreconditionFailed(f"{subject} in use", subject=subject)
+
+
+def not_empty(subject: Subject) -> PreconditionFailed:
+    """Delete with if-empty of a queue that holds messages."""
+    return PreconditionFailed(f"{subject} not empty", subject=subject)
+
+
+def unknown_delivery_tag(tag: int) -> PreconditionFailed:
+    """A tag that was never given out, or is settled already."""
+    return PreconditionFailed(f"unknown delivery tag {tag}")
+
+
+def wrong_user_id(user_id: str, user: str) -> PreconditionFailed:
+    """The user-id property names somebody else."""
+    return PreconditionFailed(
+        f"user_id property set to '{user_id}' but authenticated user was '{user}'"
+    )
+
+
+def invalid_expiration(value: str, reason: str) -> PreconditionFailed:
+    """The expiration property is not a number of milliseconds in range."""
+    return PreconditionFailed(f"invalid expiration '{value}': {reason}")
+
+
+def message_too_big(size: int, size_max: int) -> PreconditionFailed:
+    """A body above `max_message_size`."""
+    return PreconditionFailed(f"message size {size} is larger than configured max size {size_max}")
+
+
+def invalid_copy_header(header: str, type_name: str) -> PreconditionFailed:
+    """CC or BCC is not an array of strings."""
+    return PreconditionFailed(
+        f'invalid message: {{unacceptable_type_in_header,"{header}",{type_name}}}'
+    )
+
+
+def mode_switch(current: str, wanted: str) -> PreconditionFailed:
+    """tx on a confirming channel, or the reverse; both are `tx` or `confirm`."""
+    return PreconditionFailed(f"cannot switch from {current} to {wanted} mode")
+
+
+def not_transactional() -> PreconditionFailed:
+    """tx.commit or tx.rollback without tx.select."""
+    return PreconditionFailed("channel is not transactional")
+
+
+def reply_consumer(text: str) -> PreconditionFailed:
+    """`text` is one of the three complaints about the direct reply-to pseudo queue."""
+    return PreconditionFailed(text)
+
+
+REPLY_CANNOT_ACKNOWLEDGE = "reply consumer cannot acknowledge"
+REPLY_ALREADY_SET = "reply consumer already set"
+REPLY_CONSUMER_MISSING = "fast reply consumer does not exist"
+
+
+def queue_limit(name: str, vhost: str, limit: int) -> PreconditionFailed:
+    """The virtual host has as many queues as it may."""
+    return PreconditionFailed(
+        f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached"
+    )
+
+
+def exchange_limit(subject: Subject, limit: int) -> PreconditionFailed:
+    """The node has as many exchanges as it may."""
+    return PreconditionFailed(
+        f"cannot declare {subject}: exchange limit of {limit} is reached", subject=subject
+    )
+
+
+# --- rules of the connection ---------------------------------------------------------------
+
+
+def consumer_tag_in_use(tag: str) -> NotAllowed:
+    """A consumer tag twice on one channel."""
+    return NotAllowed(f"attempt to reuse consumer tag '{tag}'")
+
+
+def too_many_consumers(limit: int) -> NotAllowed:
+    """The channel has as many consumers as it may."""
+    return NotAllowed(f"reached maximum ({limit}) of consumers per channel")
+
+
+def too_many_channels(opened: int, limit: int) -> NotAllowed:
+    """More channels than tune-ok agreed on."""
+    return NotAllowed(
+        f"number of channels opened ({opened}) has reached the negotiated channel_max ({limit})"
+    )
+
+
+def tune_too_low(key: str, value: int, minimum: int) -> NotAllowed:
+    """A tune-ok value below the minimum; `key` is `frame_max` or `channel_max`."""
+    return NotAllowed(
+        f"negotiated {key} = {value} is lower than the minimum allowed value ({minimum})"
+    )
+
+
+def tune_too_high(key: str, value: int, maximum: int) -> NotAllowed:
+    """A tune-ok value above what the server offered."""
+    return NotAllowed(
+        f"negotiated {key} = {value} is higher than the maximum allowed value ({maximum})"
+    )
+
+
+def vhost_missing(vhost: str) -> NotAllowed:
+    """connection.open of an unknown virtual host."""
+    return NotAllowed(f"vhost {vhost} not found")
+
+
+def vhost_refused(vhost: str, user: str) -> NotAllowed:
+    """connection.open of a virtual host that the user may not enter."""
+    return NotAllowed(f"access to vhost '{vhost}' refused for user '{user}'")
+
+
+# --- what is not served --------------------------------------------------------------------
+
+
+def immediate_publish() -> NotServed:
+    """basic.publish with the immediate bit."""
+    return NotServed("immediate=true")
+
+
+def prefetch_size(size: int) -> NotServed:
+    """basic.qos with a limit in bytes."""
+    return NotServed(f"prefetch_size!=0 ({size})")
+
+
+def recover_without_requeue() -> NotServed:
+    """basic.recover with requeue=false."""
+    return NotServed("requeue=false")
+
+
+def channel_flow_off() -> NotServed:
+    """channel.flow with active=false."""
+    return NotServed("active=false")
+
+
+def conditional_delete(flag: str, subject: Subject) -> NotServed:
+    """queue.delete of a quorum queue with `if-unused` or `if-empty`, in strict mode."""
+    return NotServed(
+        f"cannot delete {subject}. queue.delete operations with {flag} flag set are not supported "
+        "by quorum queues",
+        subject=subject,
+    )
