@@ -82,8 +82,6 @@ def extensions(modules: list[str], root: Path = SOURCE):
             "cdivision": True,
             "initializedcheck": False,
             "embedsignature": False,
-            "annotation_typing": False,
-            "infer_types": None,
             "profile": os.environ.get("CONVOY_KERNEL_PROFILE") == "1",
         },
     )

@@ -1,0 +1,73 @@
+from cpython.object cimport PyObject
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef class Entry:
+    cdef public bytes data
+    cdef public uint64_t index
+    cdef public uint64_t term
+    cdef public uint64_t time_ms
+    cdef public uint32_t group
+    cdef public int kind
+    cdef public Py_ssize_t size
+
+cdef class Chunk:
+    cdef public bytes data
+
+cdef class PendingCommand:
+    cdef public uint64_t seq
+    cdef public int type
+    cdef public Chunk chunk
+    cdef public Py_ssize_t offset
+    cdef public Py_ssize_t length
+    cdef public list tags
+    cdef public object note
+
+cdef class PublishTarget:
+    cdef public CommandBuilder builder
+    cdef public uint64_t session
+    cdef public uint64_t seq
+    cdef public object pending
+    cdef public Py_ssize_t pending_bytes
+    cdef public object owner
+
+cdef class CommandBuilder:
+    cdef PyObject* store
+    cdef unsigned char* p
+    cdef Py_ssize_t end
+    cdef Py_ssize_t capacity
+    cdef Py_ssize_t hint
+    cdef Chunk chunk
+    cdef int command_count
+    cdef public object on_first
+    cdef public object on_full
+    # the open ENQUEUE command
+    cdef PublishTarget open_target
+    cdef Py_ssize_t open_start
+    cdef uint32_t open_count
+    cdef uint64_t open_bytes
+    cdef uint64_t open_size
+    cdef int open_flags
+    cdef uint64_t tag_first
+    cdef uint64_t tag_last
+    cdef list open_tags
+    cdef uint32_t* offsets
+    cdef Py_ssize_t offsets_capacity
+
+    cdef int need(self, Py_ssize_t n) except? -1
+    # Reserves n bytes for one record of `target` and returns where to write them; the pointer is
+    # valid until the next call on this builder. tag 0 = the channel does not confirm.
+    cdef unsigned char* reserve(self, PublishTarget target, uint64_t tag, uint64_t body_size,
+                                int flags, Py_ssize_t n)
+    cdef int close_command(self) except? -1
+    cdef int start_command(self, int type, int flags, uint64_t session, uint64_t seq,
+                           uint32_t count, uint32_t arg, Py_ssize_t body_length) except? -1
+    cdef bytes seal(self)
+
+cdef uint32_t get32(const unsigned char* p) noexcept nogil
+cdef uint64_t get64(const unsigned char* p) noexcept nogil
+cdef void put32(unsigned char* p, uint32_t v) noexcept nogil
+cdef void put64(unsigned char* p, uint64_t v) noexcept nogil
+# Checks that an ENQUEUE command lies wholly inside `size` bytes and returns its record table's
+# position, absolute; -1 when it does not. Record i: [table[i], table[i + 1]) relative to `command`.
+cdef Py_ssize_t record_table(const unsigned char* p, Py_ssize_t size, Py_ssize_t command,
+                             uint32_t* count) noexcept nogil

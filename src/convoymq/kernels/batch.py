@@ -1,0 +1,786 @@
+"""Entries, commands and link frames: built once, never re-encoded.
+
+Layout: docs/formats/entries-and-frames.md. A `CommandBuilder` writes commands behind 48 free bytes, so
+that sealing it as an entry or as a FORWARD frame only fills the header in. All pointers stay inside
+this module and `frames`; every length that comes from outside is checked before it is used.
+"""
+
+from collections import deque
+
+import cython
+from crc32c import crc32c as _crc32c
+from cython.cimports.convoymq.kernels import cext
+from cython.cimports.libc import stdlib, string
+from cython.cimports.libc.stdint import uint8_t, uint16_t, uint32_t, uint64_t
+
+HEADER_SIZE = 48
+COMMAND_SIZE = 32
+ENTRY_SIZE_SOFT = 4 << 20
+ENTRY_SIZE_MAX = (512 << 20) + (64 << 10)
+
+ENTRY_NOOP = 0
+ENTRY_COMMANDS = 1
+ENTRY_MEMBERSHIP = 2
+ENTRY_VERSION = 3
+
+CMD_ENQUEUE = 1
+CMD_SETTLE = 2
+CMD_RETURN = 3
+CMD_DISCARD = 4
+CMD_CHECKOUT = 5
+CMD_CANCEL = 6
+CMD_CREDIT = 7
+CMD_GET = 8
+CMD_PURGE = 9
+CMD_SESSION_CLOSE = 10
+CMD_SESSION_DOWN = 11
+CMD_NODE_DOWN = 12
+CMD_NODE_UP = 13
+CMD_TICK = 14
+CMD_CONFIG = 15
+CMD_DELETE = 16
+CMD_METADATA = 64
+
+FRAME_APPEND = 1
+FRAME_APPEND_REPLY = 2
+FRAME_COMMIT = 3
+FRAME_FORWARD = 4
+FRAME_APPLIED = 5
+FRAME_DELIVER = 6
+FRAME_RAFT = 7
+FRAME_CONTROL = 8
+FRAME_HEARTBEAT = 9
+FRAME_HELLO = 10
+
+_HEADER = cython.declare(cython.Py_ssize_t, 48)
+_COMMAND = cython.declare(cython.Py_ssize_t, 32)
+_SOFT = cython.declare(cython.Py_ssize_t, 4 << 20)
+_FORMAT = cython.declare(cython.int, 1)
+_CAPACITY_MIN = cython.declare(cython.Py_ssize_t, 512)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def get32(p: cython.pointer(cython.const[cython.uchar])) -> uint32_t:
+    v: uint32_t
+    string.memcpy(cython.address(v), p, 4)
+    return v
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def get64(p: cython.pointer(cython.const[cython.uchar])) -> uint64_t:
+    v: uint64_t
+    string.memcpy(cython.address(v), p, 8)
+    return v
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def put32(p: cython.p_uchar, v: uint32_t) -> cython.void:
+    string.memcpy(p, cython.address(v), 4)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def put64(p: cython.p_uchar, v: uint64_t) -> cython.void:
+    string.memcpy(p, cython.address(v), 8)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _bytes_pointer(data: bytes) -> cython.p_uchar:
+    return cython.cast(
+        cython.p_uchar, cext.PyBytes_AS_STRING(cython.cast(cython.pointer(cext.PyObject), data))
+    )
+
+
+@cython.cfunc
+def _crc(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint32_t:
+    view = cext.PyMemoryView_FromMemory(cython.cast(cython.p_char, p), n, cext.PyBUF_READ)
+    return _crc32c(view)
+
+
+@cython.cclass
+class Entry:
+    def __init__(self, data: bytes):
+        size: cython.Py_ssize_t = len(data)
+        p: cython.p_uchar = _bytes_pointer(data)
+        if size < _HEADER or get32(p) != size:
+            raise ValueError(f"entry of {size} bytes has a wrong length field")
+        if p[37] != _FORMAT:
+            raise ValueError(f"entry format {p[37]} is not known")
+        if get32(p + 4) != _crc(p + 8, size - 8):
+            raise ValueError("entry checksum does not fit")
+        _unpack(self, data, p, size)
+
+    def __repr__(self):
+        return f"Entry(group={self.group}, index={self.index}, term={self.term}, size={self.size})"
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _unpack(entry: Entry, data: bytes, p: cython.p_uchar, size: cython.Py_ssize_t) -> cython.void:
+    entry.data = data
+    entry.index = get64(p + 8)
+    entry.term = get64(p + 16)
+    entry.time_ms = get64(p + 24)
+    entry.group = get32(p + 32)
+    entry.kind = p[36]
+    entry.size = size
+
+
+@cython.cfunc
+def _seal_entry(
+    data: bytes,
+    group: uint32_t,
+    index: uint64_t,
+    term: uint64_t,
+    time_ms: uint64_t,
+    kind: cython.int,
+    count: cython.int,
+) -> Entry:
+    size: cython.Py_ssize_t = len(data)
+    p: cython.p_uchar = _bytes_pointer(data)
+    put32(p, cython.cast(uint32_t, size))
+    put64(p + 8, index)
+    put64(p + 16, term)
+    put64(p + 24, time_ms)
+    put32(p + 32, group)
+    p[36] = cython.cast(cython.uchar, kind)
+    p[37] = _FORMAT
+    p[38] = count & 0xFF
+    p[39] = (count >> 8) & 0xFF
+    put64(p + 40, 0)
+    put32(p + 4, _crc(p + 8, size - 8))
+    entry: Entry = Entry.__new__(Entry)
+    _unpack(entry, data, p, size)
+    return entry
+
+
+@cython.cclass
+class Chunk:
+    def __init__(self):
+        self.data = None
+
+
+@cython.cclass
+class PendingCommand:
+    def bytes(self):
+        if self.chunk.data is None:
+            raise ValueError("the command's batch is not sealed yet")
+        return memoryview(self.chunk.data)[self.offset : self.offset + self.length]
+
+
+@cython.cclass
+class PublishTarget:
+    def __init__(self, builder: CommandBuilder, session, owner):
+        self.builder = builder
+        self.session = session
+        self.seq = 0
+        self.pending = deque()
+        self.pending_bytes = 0
+        self.owner = owner
+
+    def publish(self, record, body_size, tag, flags=0):
+        joined: bytes = b"".join(record)
+        n: cython.Py_ssize_t = len(joined)
+        p: cython.p_uchar = self.builder.reserve(self, tag, body_size, flags, n)
+        string.memcpy(p, _bytes_pointer(joined), n)
+
+    def command(self, type, flags, count, arg, body=b"", note=None):
+        builder: CommandBuilder = self.builder
+        data: bytes = body
+        n: cython.Py_ssize_t = len(data)
+        was_empty: cython.bint = builder.end == _HEADER
+        builder.close_command()
+        self.seq += 1
+        start: cython.Py_ssize_t = builder.end
+        builder.start_command(type, flags, self.session, self.seq, count, arg, n)
+        if n:
+            string.memcpy(builder.p + start + _COMMAND, _bytes_pointer(data), n)
+        _remember(self, builder, type, start, builder.end - start, None, note)
+        if was_empty and builder.on_first is not None:
+            builder.on_first()
+        return self.seq
+
+    def applied(self, seq):
+        done = []
+        pending = self.pending
+        while pending:
+            first: PendingCommand = pending[0]
+            if first.seq > seq:
+                break
+            pending.popleft()
+            self.pending_bytes -= first.length
+            done.append(first)
+        return done
+
+    def resend(self, after):
+        for item in list(self.pending):
+            command: PendingCommand = item
+            if command.seq <= after or command.chunk.data is None:
+                continue
+            data: bytes = command.chunk.data
+            self.builder.adopt(data, command.offset, command.offset + command.length)
+
+
+@cython.cfunc
+def _remember(
+    target: PublishTarget,
+    builder: CommandBuilder,
+    type: cython.int,
+    start: cython.Py_ssize_t,
+    length: cython.Py_ssize_t,
+    tags: object,
+    note: object,
+) -> cython.int:
+    command: PendingCommand = PendingCommand.__new__(PendingCommand)
+    command.seq = target.seq
+    command.type = type
+    command.chunk = builder.chunk
+    command.offset = start
+    command.length = length
+    command.tags = tags
+    command.note = note
+    target.pending.append(command)
+    target.pending_bytes += length
+    return 0
+
+
+@cython.cclass
+class CommandBuilder:
+    def __cinit__(self):
+        self.store = cython.NULL
+        self.p = cython.NULL
+        self.offsets = cython.NULL
+        self.offsets_capacity = 0
+        self.end = _HEADER
+        self.capacity = 0
+        self.hint = 4096
+        self.command_count = 0
+        self.open_start = -1
+
+    def __init__(self, on_first=None, on_full=None):
+        self.on_first = on_first
+        self.on_full = on_full
+        self.chunk = Chunk()
+        self.open_target = None
+        self.open_tags = None
+
+    def __dealloc__(self):
+        if self.store != cython.NULL:
+            cext.Py_DECREF_raw(self.store)
+        stdlib.free(self.offsets)
+
+    @property
+    def used(self):
+        return self.end - _HEADER
+
+    @property
+    def full(self):
+        return self.end > _SOFT
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def need(self, n: cython.Py_ssize_t) -> cython.int:
+        wanted: cython.Py_ssize_t = self.end + n
+        if wanted <= self.capacity:
+            return 0
+        if self.store == cython.NULL:
+            capacity: cython.Py_ssize_t = max(self.hint, wanted)
+            self.store = cext.PyBytes_FromStringAndSize(cython.NULL, capacity)
+        else:
+            capacity = max(wanted, self.capacity * 2)
+            # On failure the store is gone and set to NULL by the call.
+            try:
+                cext._PyBytes_Resize(cython.address(self.store), capacity)
+            except MemoryError:
+                self.p = cython.NULL
+                self.capacity = 0
+                raise
+        self.capacity = capacity
+        self.p = cython.cast(cython.p_uchar, cext.PyBytes_AS_STRING(self.store))
+        return 0
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def start_command(
+        self,
+        type: cython.int,
+        flags: cython.int,
+        session: uint64_t,
+        seq: uint64_t,
+        count: uint32_t,
+        arg: uint32_t,
+        body_length: cython.Py_ssize_t,
+    ) -> cython.int:
+        length: cython.Py_ssize_t = (_COMMAND + body_length + 7) & ~7
+        self.need(length)
+        p: cython.p_uchar = self.p + self.end
+        # The last eight bytes hold the padding, if any.
+        put64(p + length - 8, 0)
+        put32(p, cython.cast(uint32_t, length))
+        p[4] = cython.cast(cython.uchar, type)
+        p[5] = cython.cast(cython.uchar, flags)
+        p[6] = 0
+        p[7] = 0
+        put64(p + 8, session)
+        put64(p + 16, seq)
+        put32(p + 24, count)
+        put32(p + 28, arg)
+        self.end += length
+        self.command_count += 1
+        return 0
+
+    @cython.cfunc
+    def reserve(
+        self,
+        target: PublishTarget,
+        tag: uint64_t,
+        body_size: uint64_t,
+        flags: cython.int,
+        n: cython.Py_ssize_t,
+    ) -> cython.p_uchar:
+        first: cython.bint = False
+        if self.open_target is not target:
+            self.close_command()
+            if self.end > _SOFT and self.on_full is not None:
+                self.on_full()
+            first = self.end == _HEADER
+            target.seq += 1
+            start: cython.Py_ssize_t = self.end
+            self.start_command(CMD_ENQUEUE, 0, target.session, target.seq, 0, 0, 8)
+            self.open_target = target
+            self.open_start = start
+            self.open_count = 0
+            self.open_bytes = 0
+            self.open_size = body_size
+            self.open_flags = 1
+            self.tag_first = 0
+            self.open_tags = None
+        elif self.end > _SOFT and self.on_full is not None:
+            self.close_command()
+            self.on_full()
+            return self.reserve(target, tag, body_size, flags, n)
+        self.need(n)
+        if self.open_count + 2 > self.offsets_capacity:
+            capacity: cython.Py_ssize_t = max(64, self.offsets_capacity * 2)
+            grown: cython.p_void = stdlib.realloc(self.offsets, capacity * 4)
+            if grown == cython.NULL:
+                raise MemoryError
+            self.offsets = cython.cast(cython.pointer(uint32_t), grown)
+            self.offsets_capacity = capacity
+        self.offsets[self.open_count] = cython.cast(uint32_t, self.end - self.open_start)
+        self.open_count += 1
+        self.open_bytes += body_size
+        if body_size != self.open_size:
+            self.open_flags &= ~1
+        self.open_flags |= flags
+        if tag:
+            if self.tag_first == 0:
+                self.tag_first = tag
+            elif tag != self.tag_last + 1:
+                if self.open_tags is None:
+                    self.open_tags = []
+                self.open_tags.append(self.tag_first)
+                self.open_tags.append(self.tag_last)
+                self.tag_first = tag
+            self.tag_last = tag
+        at: cython.Py_ssize_t = self.end
+        self.end += n
+        if first and self.on_first is not None:
+            self.on_first()
+        return self.p + at
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def close_command(self) -> cython.int:
+        if self.open_target is None:
+            return 0
+        target: PublishTarget = self.open_target
+        start: cython.Py_ssize_t = self.open_start
+        count: uint32_t = self.open_count
+        self.offsets[count] = cython.cast(uint32_t, self.end - start)
+        position: cython.Py_ssize_t = (self.end - start + 3) & ~3
+        length: cython.Py_ssize_t = (
+            position + 4 * (cython.cast(cython.Py_ssize_t, count) + 1) + 7
+        ) & ~7
+        self.need(start + length - self.end)
+        p: cython.p_uchar = self.p + start
+        string.memset(p + (self.end - start), 0, position - (self.end - start))
+        put64(p + length - 8, 0)
+        string.memcpy(p + position, self.offsets, 4 * (cython.cast(cython.Py_ssize_t, count) + 1))
+        put32(p, cython.cast(uint32_t, length))
+        p[5] = cython.cast(cython.uchar, self.open_flags)
+        put32(p + 24, count)
+        put32(p + 28, cython.cast(uint32_t, position))
+        put64(p + 32, self.open_bytes)
+        self.end = start + length
+        tags: object = self.open_tags
+        if self.tag_first:
+            if tags is None:
+                tags = []
+            tags.append(self.tag_first)
+            tags.append(self.tag_last)
+        # Any session that appends is the last one in `target`: its seq is this command's.
+        _remember(target, self, CMD_ENQUEUE, start, length, tags, None)
+        self.open_target = None
+        self.open_tags = None
+        self.open_start = -1
+        return 0
+
+    @cython.cfunc
+    def seal(self) -> bytes:
+        self.close_command()
+        if self.store == cython.NULL:
+            self.need(0)
+        end: cython.Py_ssize_t = self.end
+        if end != self.capacity:
+            cext._PyBytes_Resize(cython.address(self.store), end)
+        data: bytes = cython.cast(bytes, self.store)
+        # The cast took its own reference; the builder's goes.
+        cext.Py_DECREF_raw(self.store)
+        self.store = cython.NULL
+        self.p = cython.NULL
+        self.capacity = 0
+        self.hint = min(max(_CAPACITY_MIN, end + (end >> 2)), _SOFT)
+        self.end = _HEADER
+        self.command_count = 0
+        self.chunk.data = data
+        self.chunk = Chunk.__new__(Chunk)
+        return data
+
+    def add(self, type, flags, session, seq, count, arg, body=b""):
+        data: bytes = body
+        n: cython.Py_ssize_t = len(data)
+        was_empty: cython.bint = self.end == _HEADER
+        self.close_command()
+        start: cython.Py_ssize_t = self.end
+        self.start_command(type, flags, session, seq, count, arg, n)
+        if n:
+            string.memcpy(self.p + start + _COMMAND, _bytes_pointer(data), n)
+        if was_empty and self.on_first is not None:
+            self.on_first()
+
+    def adopt(self, data: bytes, start: cython.Py_ssize_t, end: cython.Py_ssize_t):
+        if start < 0 or end > len(data) or start >= end:
+            raise ValueError("command range lies outside its buffer")
+        p: cython.p_uchar = _bytes_pointer(data)
+        at: cython.Py_ssize_t = start
+        count: cython.int = 0
+        while at < end:
+            length: cython.Py_ssize_t = _check_command(p, end, at)
+            if length < 0:
+                raise ValueError(f"malformed command at {at}")
+            at += length
+            count += 1
+        if self.open_target is not None:
+            self.close_command()
+        was_empty: cython.bint = self.end == _HEADER
+        self.need(end - start)
+        string.memcpy(self.p + self.end, p + start, end - start)
+        self.end += end - start
+        self.command_count += count
+        if was_empty and self.on_first is not None:
+            self.on_first()
+
+    def take_entry(self, group, index, term, time_ms):
+        count: cython.int = self.command_count
+        data: bytes = self.seal()
+        return _seal_entry(data, group, index, term, time_ms, ENTRY_COMMANDS, count)
+
+    def take_forward(self, group, term):
+        data: bytes = self.seal()
+        p: cython.p_uchar = _bytes_pointer(data)
+        _put_frame_header(
+            p, cython.cast(uint32_t, len(data)), FRAME_FORWARD, 0, group, term, 0, 0, 0
+        )
+        return data
+
+    def take_loose(self):
+        self.seal()
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _check_command(
+    p: cython.p_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """Length of the command at `at`, or -1 when it does not lie wholly inside `size`."""
+    if size - at < _COMMAND:
+        return -1
+    length: cython.Py_ssize_t = get32(p + at)
+    if length < _COMMAND or length & 7 or length > size - at:
+        return -1
+    if p[at + 4] == 1:
+        count: uint32_t = 0
+        table: cython.Py_ssize_t = record_table(p, at + length, at, cython.address(count))
+        if table < 0:
+            return -1
+        i: uint32_t
+        low: uint32_t = 40
+        for i in range(count + 1):
+            offset: uint32_t = get32(p + table + 4 * cython.cast(cython.Py_ssize_t, i))
+            if offset < low:
+                return -1
+            low = offset
+        if low > table - at:
+            return -1
+    elif p[at + 4] == 2 or p[at + 4] == 3 or p[at + 4] == 4:
+        if cython.cast(uint64_t, get32(p + at + 24)) * 16 > cython.cast(
+            uint64_t, length - _COMMAND
+        ):
+            return -1
+    return length
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def record_table(
+    p: cython.pointer(cython.const[cython.uchar]),
+    size: cython.Py_ssize_t,
+    command: cython.Py_ssize_t,
+    count: cython.pointer(uint32_t),
+) -> cython.Py_ssize_t:
+    if command < 0 or size - command < 48:
+        return -1
+    length: cython.Py_ssize_t = get32(p + command)
+    if length < 48 or length > size - command or p[command + 4] != 1:
+        return -1
+    n: uint32_t = get32(p + command + 24)
+    position: cython.Py_ssize_t = get32(p + command + 28)
+    if position < 40 or position & 3 or position > length:
+        return -1
+    if (cython.cast(uint64_t, n) + 1) * 4 > cython.cast(uint64_t, length - position):
+        return -1
+    count[0] = n
+    return command + position
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_frame_header(
+    p: cython.p_uchar,
+    length: uint32_t,
+    type: cython.int,
+    flags: cython.int,
+    group: uint32_t,
+    a: uint64_t,
+    b: uint64_t,
+    c: uint64_t,
+    d: uint64_t,
+) -> cython.void:
+    put32(p, length)
+    p[4] = cython.cast(cython.uchar, type)
+    p[5] = cython.cast(cython.uchar, flags)
+    p[6] = 0
+    p[7] = 0
+    put32(p + 8, group)
+    put32(p + 12, 0)
+    put64(p + 16, a)
+    put64(p + 24, b)
+    put64(p + 32, c)
+    put64(p + 40, d)
+
+
+def noop_entry(group, index, term, time_ms):
+    return make_entry(group, index, term, time_ms, ENTRY_NOOP, b"")
+
+
+def make_entry(group, index, term, time_ms, kind, body):
+    padding = -len(body) % 8
+    data = bytes(_HEADER) + body + bytes(padding)
+    # A fresh object that nobody else has seen: its header may still be written.
+    return _seal_entry(data, group, index, term, time_ms, kind, 0)
+
+
+def commands(data: bytes):
+    size: cython.Py_ssize_t = len(data)
+    p: cython.p_uchar = _bytes_pointer(data)
+    if size < _HEADER:
+        raise ValueError("entry is shorter than its header")
+    found: list = []
+    at: cython.Py_ssize_t = _HEADER
+    while at < size:
+        if size - at < _COMMAND:
+            raise ValueError(f"malformed command at {at}")
+        length: cython.Py_ssize_t = get32(p + at)
+        if length < _COMMAND or length & 7 or length > size - at:
+            raise ValueError(f"malformed command at {at}")
+        found.append(
+            (
+                cython.cast(cython.int, p[at + 4]),
+                cython.cast(cython.int, p[at + 5]),
+                get64(p + at + 8),
+                get64(p + at + 16),
+                get32(p + at + 24),
+                get32(p + at + 28),
+                at,
+                length,
+            )
+        )
+        at += length
+    return found
+
+
+@cython.cfunc
+def _command_length(data: bytes, offset: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    size: cython.Py_ssize_t = len(data)
+    if offset < 0 or offset > size - _COMMAND:
+        raise ValueError("command lies outside its entry")
+    length: cython.Py_ssize_t = get32(_bytes_pointer(data) + offset)
+    if length < _COMMAND or length > size - offset:
+        raise ValueError("command lies outside its entry")
+    return length
+
+
+def command_body(data: bytes, offset: cython.Py_ssize_t):
+    length: cython.Py_ssize_t = _command_length(data, offset)
+    return data[offset + _COMMAND : offset + length]
+
+
+def enqueue_bytes(data: bytes, offset: cython.Py_ssize_t):
+    if _command_length(data, offset) < 40:
+        raise ValueError("ENQUEUE command is too short")
+    return get64(_bytes_pointer(data) + offset + 32)
+
+
+def ranges(data: bytes, offset: cython.Py_ssize_t, count: cython.Py_ssize_t):
+    length: cython.Py_ssize_t = _command_length(data, offset)
+    if count < 0 or count > (length - _COMMAND) // 16:
+        raise ValueError("range table lies outside its command")
+    p: cython.p_uchar = _bytes_pointer(data) + offset + _COMMAND
+    i: cython.Py_ssize_t
+    return [get64(p + 8 * i) for i in range(2 * count)]
+
+
+def pack_ranges(values):
+    n: cython.Py_ssize_t = len(values)
+    data: bytes = bytes(n * 8) if n else b""
+    p: cython.p_uchar = _bytes_pointer(data)
+    i: cython.Py_ssize_t
+    for i in range(n):
+        put64(p + 8 * i, values[i])
+    return data
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _record_bounds(
+    data: bytes,
+    command: cython.Py_ssize_t,
+    first: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    begin: cython.pointer(cython.Py_ssize_t),
+    table: cython.pointer(cython.Py_ssize_t),
+) -> cython.Py_ssize_t:
+    """End of the records [first, first + count), absolute; `begin` and `table` are filled in."""
+    size: cython.Py_ssize_t = len(data)
+    p: cython.p_uchar = _bytes_pointer(data)
+    n: uint32_t = 0
+    at: cython.Py_ssize_t = record_table(p, size, command, cython.address(n))
+    if at < 0 or first < 0 or count < 1 or first + count > n:
+        raise ValueError("record lies outside its command")
+    low: cython.Py_ssize_t = get32(p + at + 4 * first)
+    high: cython.Py_ssize_t = get32(p + at + 4 * (first + count))
+    if low < 40 or high < low or command + high > at:
+        raise ValueError("record table is damaged")
+    begin[0] = command + low
+    table[0] = at
+    return command + high
+
+
+def record(data: bytes, command: cython.Py_ssize_t, i: cython.Py_ssize_t):
+    begin: cython.Py_ssize_t = 0
+    table: cython.Py_ssize_t = 0
+    end: cython.Py_ssize_t = _record_bounds(
+        data, command, i, 1, cython.address(begin), cython.address(table)
+    )
+    return data[begin:end]
+
+
+def slice_records(
+    data: bytes, command: cython.Py_ssize_t, first: cython.Py_ssize_t, count: cython.Py_ssize_t
+):
+    begin: cython.Py_ssize_t = 0
+    table: cython.Py_ssize_t = 0
+    end: cython.Py_ssize_t = _record_bounds(
+        data, command, first, count, cython.address(begin), cython.address(table)
+    )
+    size: cython.Py_ssize_t = end - begin
+    position: cython.Py_ssize_t = (40 + size + 3) & ~3
+    length: cython.Py_ssize_t = (position + 4 * (count + 1) + 7) & ~7
+    made: bytes = bytes(length)
+    source: cython.p_uchar = _bytes_pointer(data)
+    p: cython.p_uchar = _bytes_pointer(made)
+    put32(p, cython.cast(uint32_t, length))
+    p[4] = 1
+    p[5] = source[command + 5]
+    put32(p + 24, cython.cast(uint32_t, count))
+    put32(p + 28, cython.cast(uint32_t, position))
+    string.memcpy(p + 40, source + begin, size)
+    shift: cython.Py_ssize_t = begin - command - 40
+    low: cython.Py_ssize_t = 0
+    i: cython.Py_ssize_t
+    for i in range(count + 1):
+        offset: cython.Py_ssize_t = get32(source + table + 4 * (first + i))
+        if offset < low or command + offset > end:
+            raise ValueError("record table is damaged")
+        low = offset
+        put32(p + position + 4 * i, cython.cast(uint32_t, offset - shift))
+    return made
+
+
+def frame(type, flags, group, a, b, c, d, body=b"", body_length=-1):
+    size = _HEADER + (body_length if body_length >= 0 else len(body))
+    if size > 0xFFFFFFFF:
+        raise ValueError("a link frame holds at most 4 GiB")
+    data: bytes = bytes(_HEADER) + body
+    _put_frame_header(_bytes_pointer(data), size, type, flags, group, a, b, c, d)
+    return data
+
+
+def frame_header(data):
+    view: bytes = bytes(data[:48])
+    if len(view) < _HEADER:
+        raise ValueError("link frame is shorter than its header")
+    p: cython.p_uchar = _bytes_pointer(view)
+    if get32(p) < _HEADER:
+        raise ValueError("link frame has a wrong length field")
+    return (
+        get32(p),
+        cython.cast(cython.int, p[4]),
+        cython.cast(cython.int, p[5]),
+        get32(p + 8),
+        get64(p + 16),
+        get64(p + 24),
+        get64(p + 32),
+        get64(p + 40),
+    )
+
+
+def split_entries(data: bytes, offset: cython.Py_ssize_t):
+    size: cython.Py_ssize_t = len(data)
+    if offset < 0 or offset > size:
+        raise ValueError("entries lie outside their frame")
+    p: cython.p_uchar = _bytes_pointer(data)
+    found: list = []
+    at: cython.Py_ssize_t = offset
+    while at < size:
+        if size - at < _HEADER:
+            raise ValueError("entry is cut off")
+        length: cython.Py_ssize_t = get32(p + at)
+        if length < _HEADER or length > size - at:
+            raise ValueError("entry is cut off")
+        found.append(Entry(data[at : at + length]))
+        at += length
+    return found
