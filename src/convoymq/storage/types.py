@@ -1,0 +1,187 @@
+"""What storage takes and gives: configuration, the protocols it stands on, snapshots, reports.
+
+Nothing in `storage` waits: writes of entries go through a `Flusher`, everything else that may take
+long goes through a `Worker`; both answer by callback on the caller's thread. The production node
+hands in threads, the simulator hands in simulated ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+
+class StorageFault(Exception):
+    """A disk that failed or lied: an I/O error, a checksum or a format that does not fit."""
+
+    def __init__(self, text: str, *, file: str = "", offset: int = 0, errno: int = 0) -> None:
+        super().__init__(f"{text} (file {file}, offset {offset})" if file else text)
+        self.file = file
+        self.offset = offset
+        self.errno = errno
+
+
+class EntryGone(LookupError):
+    """The entry is not in the log: below its start and not live, or above its end."""
+
+
+class File(Protocol):
+    """An open file. Every method may raise OSError."""
+
+    name: str
+
+    def size(self) -> int:
+        """Length in bytes."""
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+
+    def pwrite(self, buffers: Sequence[bytes], offset: int) -> None:
+        """Writes all buffers back to back; not durable before `sync`."""
+
+    def truncate(self, length: int) -> None:
+        """Cuts or extends (with zeros) to the length."""
+
+    def sync(self) -> None:
+        """Makes the content written so far, and the length, durable."""
+
+    def close(self) -> None:
+        """Closes; may be called twice."""
+
+
+class Directory(Protocol):
+    """A directory tree: names are relative paths with `/`."""
+
+    def list(self, path: str = "") -> list[str]:
+        """Sorted names of the files and directories in `path`; empty when it does not exist."""
+
+    def exists(self, path: str) -> bool:
+        """True for files and directories."""
+
+    def make(self, path: str) -> None:
+        """Creates a directory (and those above it) when it does not exist; durable on return."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Opens for reading and writing. Raises FileNotFoundError unless `create`."""
+
+    def remove(self, path: str) -> None:
+        """Removes a file, or a directory with all that is in it. Nothing happens when it is gone."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomically gives a file another name, replacing what had it."""
+
+    def sync(self, path: str = "") -> None:
+        """Makes creations, removals and renames in the directory durable."""
+
+    def free_bytes(self) -> int:
+        """Space left for data."""
+
+
+class Flusher(Protocol):
+    """Writes the WAL: one submission in flight, made durable, answered on the caller's thread."""
+
+    on_completed: Callable[[Any, int], None] | None
+    """Called with (token, errno), errno 0 = all bytes are durable; else nothing may be assumed."""
+
+    def submit(self, file: File, offset: int, buffers: Sequence[bytes], token: Any) -> None:
+        """Starts writing `buffers` back to back at `offset`. Not allowed while one is in flight."""
+
+
+class Worker(Protocol):
+    """Runs slow file work in order, one at a time."""
+
+    def submit(
+        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """Runs `work()` elsewhere, then `done(result, error)` on the caller's thread."""
+
+
+class SyncMethod(Enum):
+    """How a WAL flush is made durable (`raft.wal_sync_method`)."""
+
+    FDATASYNC = "datasync"
+    FSYNC = "sync"
+    O_DSYNC = "o_sync"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """Limits of a node's storage. All sizes in bytes."""
+
+    wal_max_size_bytes: int = 512 * 1024 * 1024
+    """`raft.wal_max_size_bytes`: a WAL file is full at this size. Smaller: more segment files."""
+    wal_sync_method: SyncMethod = SyncMethod.FDATASYNC
+    """`raft.wal_sync_method`. `none` loses confirmed messages on power failure."""
+    wal_preallocate: bool = True
+    """Prepare the next WAL files by writing zeros in the background, recycle old ones."""
+    segment_max_entries: int = 4096
+    """`raft.segment_max_entries`, 1..65535."""
+    segment_max_size_bytes: int = 64_000_000
+    """A segment file takes no further entry above this size."""
+    mem_table_max_bytes: int = 64 * 1024 * 1024
+    """`raft.mem_table_max_bytes`: written bodies leave memory above this, all groups together."""
+    read_ahead_bytes: int = 1024 * 1024
+    """A read from disk fetches this much of what follows for the same group."""
+    snapshot_min_dead_bytes: int = 256 * 1024
+    """At roll over a group is snapshotted when this much of the file is dead; else copied."""
+
+    def __post_init__(self) -> None:
+        if not 64 * 1024 <= self.wal_max_size_bytes <= 1 << 38:
+            raise ValueError("raft.wal_max_size_bytes must be between 65536 and 2^38")
+        if not 1 <= self.segment_max_entries <= 65535:
+            raise ValueError("raft.segment_max_entries must be between 1 and 65535")
+        if self.mem_table_max_bytes < 0 or self.read_ahead_bytes < 4096:
+            raise ValueError("raft.mem_table_max_bytes and read-ahead must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A machine's state after `index`, without message bodies."""
+
+    index: int
+    term: int
+    membership: bytes
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """What the replica tells storage about its group when a WAL file is to be emptied."""
+
+    live_ranges: Sequence[tuple[int, int]]
+    """Ascending, disjoint, inclusive index ranges whose bodies the machine needs; all <= applied."""
+    applied: int
+    """Last applied index: entries above it are always kept."""
+    keep_from: int
+    """Entries from here on are kept although dead (slow but connected followers need them)."""
+    take_snapshot: Callable[[], Snapshot] | None
+    """Makes a snapshot at `applied` now; called at most once, at once. None: not possible now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A damaged place found by recovery or by a read."""
+
+    file: str
+    offset: int
+    group: int | None
+    """None: it cannot be told whose data it was; every group with data in that file is damaged."""
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class RecoveryReport:
+    """What recovery found. Damaged groups have `log.damaged` set and serve no entries."""
+
+    groups: int = 0
+    entries: int = 0
+    wal_files: int = 0
+    segments: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    torn_tail: tuple[str, int] | None = None
+    """(file, offset) where the last WAL file was cut: writes that were never confirmed."""
+    stale: list[str] = field(default_factory=list)
+    """Remains of removed groups and half-written files that were deleted."""
