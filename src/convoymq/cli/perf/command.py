@@ -1,0 +1,197 @@
+"""The command line of `convoy perf`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from convoymq.cli.perf.connection import Address, BrokerSaid
+from convoymq.cli.perf.run import Plan, Progress, Run, install_signal_handlers
+
+DEFAULT_URI = "amqp://guest:guest@127.0.0.1:5672/"
+
+
+def _addresses(texts: list[str] | None, fallback: list[Address]) -> list[Address]:
+    return [Address.parse(text) for text in texts] if texts else fallback
+
+
+def _arguments(texts: list[str] | None) -> dict[str, Any]:
+    """Reads k=v pairs: integers and booleans as such, everything else as text."""
+    found: dict[str, Any] = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ValueError(f"--declare-args takes key=value, not {text!r}")
+        if value in ("true", "false"):
+            found[key] = value == "true"
+        else:
+            try:
+                found[key] = int(value)
+            except ValueError:
+                found[key] = value
+    return found
+
+
+def perf(
+    uri: Annotated[list[str] | None, typer.Option(help="Node for every role; repeatable.")] = None,
+    pub_uri: Annotated[list[str] | None, typer.Option(help="Nodes of the publishers.")] = None,
+    cons_uri: Annotated[list[str] | None, typer.Option(help="Nodes of the consumers.")] = None,
+    decl_uri: Annotated[
+        list[str] | None, typer.Option(help="Nodes that declare: the leader starts there.")
+    ] = None,
+    queue_type: Annotated[
+        str, typer.Option(help="quorum, classic, stream, none (the broker's default).")
+    ] = "quorum",
+    declare_args: Annotated[
+        list[str] | None, typer.Option(help="Further queue arguments, key=value.")
+    ] = None,
+    queues: Annotated[int, typer.Option(help="Client i works on queue i mod QUEUES.")] = 1,
+    publishers: int = 1,
+    consumers: int = 1,
+    queue_prefix: Annotated[str, typer.Option(help="Queues are called PREFIX-k.")] = "perf",
+    size: Annotated[int, typer.Option(help="Body size in bytes.")] = 1024,
+    persistent: bool = False,
+    in_flight: Annotated[int, typer.Option(help="Unconfirmed messages per publisher.")] = 1000,
+    prefetch: int = 1000,
+    ack_every: Annotated[int, typer.Option(help="Multiple ack after N; 0 = no ack.")] = 50,
+    seconds: Annotated[float, typer.Option(help="Measured window.")] = 15.0,
+    warmup: Annotated[float, typer.Option(help="Seconds before the window.")] = 2.0,
+    drain: Annotated[float, typer.Option(help="Seconds to wait for the rest at the end.")] = 20.0,
+    rate: Annotated[float, typer.Option(help="Messages/s over all publishers; 0 = all.")] = 0.0,
+    count: Annotated[int, typer.Option(help="Publish (or consume) exactly N instead.")] = 0,
+    mode: Annotated[str, typer.Option(help="both, pub, cons.")] = "both",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the queues behind.")] = False,
+    no_delete_first: Annotated[bool, typer.Option("--no-delete-first")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check order, loss and duplicates.")
+    ] = False,
+    pids: Annotated[str, typer.Option(help="Broker processes to meter, a,b,c.")] = "",
+    kill_pid: Annotated[int, typer.Option(help="Process that gets a signal.")] = 0,
+    kill_at: Annotated[float, typer.Option(help="… so many seconds after the start.")] = 0.0,
+    kill_sig: Annotated[int, typer.Option(help="The signal's number.")] = 9,
+    progress: Annotated[bool, typer.Option("--progress", help="A line a second.")] = False,
+    label: str = "",
+    format: Annotated[str, typer.Option(help="table or json.")] = "table",
+) -> None:
+    """Publish and consume with confirms and acknowledgements; measure and check.
+
+    Works against any AMQP 0-9-1 broker. Exit code 1 when a check failed (table format).
+    """
+    try:
+        every = _addresses(uri, [Address.parse(DEFAULT_URI)])
+        plan = Plan(
+            publisher_uris=_addresses(pub_uri, every),
+            consumer_uris=_addresses(cons_uri, every),
+            declare_uris=_addresses(decl_uri, every),
+            queue_type=queue_type,
+            declare_arguments=_arguments(declare_args),
+            queues=queues,
+            publishers=publishers,
+            consumers=consumers,
+            queue_prefix=queue_prefix,
+            size=size,
+            persistent=persistent,
+            in_flight=in_flight,
+            prefetch=prefetch,
+            ack_every=ack_every,
+            seconds=seconds,
+            warmup=warmup,
+            drain=drain,
+            rate=rate,
+            count=count,
+            mode=mode,
+            keep=keep,
+            delete_first=not no_delete_first,
+            verify=verify,
+            pids=[int(pid) for pid in pids.split(",") if pid],
+            kill_pid=kill_pid,
+            kill_at=kill_at,
+            kill_signal=kill_sig,
+            label=label,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    install_signal_handlers()
+    as_json = format == "json"
+    try:
+        report = _run(plan, lines=progress or not sys.stderr.isatty(), quiet=as_json)
+    except (OSError, BrokerSaid) as error:
+        print(f"perf: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    if as_json:
+        print(json.dumps(report))
+        return
+    _print_table(report)
+    broken = ("missing", "out_of_order", "bad", "foreign")
+    if (
+        any(report[key] for key in broken)
+        or report["duplicates"] > report["redelivered"] + (report["resent"])
+    ):
+        raise typer.Exit(1)
+
+
+def _run(plan: Plan, *, lines: bool, quiet: bool) -> dict[str, Any]:
+    if quiet and not lines:
+        return Run(plan).run()
+    if lines:
+        return Run(plan, None if quiet else _line).run()
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), refresh_per_second=2, transient=True) as live:
+        show = _live(live)
+        return Run(plan, show).run()
+
+
+def _line(now: Progress) -> None:
+    print(
+        f"{now.seconds:6.1f} s  {now.phase:<9}  published {now.published:>12,}  "
+        f"confirmed {now.confirmed:>12,}  consumed {now.consumed:>12,}  "
+        f"in flight {now.in_flight:>6,}  reconnects {now.reconnects}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _live(live: Any) -> Callable[[Progress], None]:
+    from rich.table import Table
+
+    last = [0.0, 0, 0]
+
+    def show(now: Progress) -> None:
+        elapsed = max(1e-6, now.seconds - last[0])
+        table = Table("phase", "s", "confirmed/s", "consumed/s", "confirmed", "consumed")
+        table.add_row(
+            now.phase,
+            f"{now.seconds:.0f}",
+            f"{(now.confirmed - last[1]) / elapsed:,.0f}",
+            f"{(now.consumed - last[2]) / elapsed:,.0f}",
+            f"{now.confirmed:,}",
+            f"{now.consumed:,}",
+        )
+        last[:] = [now.seconds, now.confirmed, now.consumed]
+        live.update(table)
+
+    return show
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("measure", "value", title=report["label"] or "convoy perf")
+    for key, value in report.items():
+        if isinstance(value, dict):
+            text = "  ".join(f"{name} {number / 1000:,.2f}" for name, number in value.items())
+            table.add_row(key.replace("_us", " (ms)"), text)
+        elif isinstance(value, float):
+            table.add_row(key, f"{value:,.2f}")
+        elif isinstance(value, int):
+            table.add_row(key, f"{value:,}")
+        elif key != "label":
+            table.add_row(key, str(value))
+    Console().print(table)

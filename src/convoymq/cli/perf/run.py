@@ -1,0 +1,550 @@
+"""One load run: publishers and consumers on one thread, measured by the compiled client.
+
+The run is a loop over `select`: due publishes are pumped, readable sockets are read, broken
+connections are dialled again (next address, 50 ms pause). What was not confirmed is sent again in
+order after a reconnect.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from convoymq.amqp import _spec, codec
+from convoymq.cli.perf.connection import (
+    Address,
+    BrokerSaid,
+    Connection,
+    publish_template,
+    stamp_position,
+)
+from convoymq.cli.perf.processes import BrokerProcesses
+from convoymq.kernels.perfclient import Consumer, Histogram, Ledger, Publisher, clock_us
+
+RECONNECT_PAUSE_S = 0.05
+IDLE_WAIT_S = 0.05
+ACK_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do; see the options of `convoy perf`."""
+
+    publisher_uris: Sequence[Address]
+    consumer_uris: Sequence[Address]
+    declare_uris: Sequence[Address]
+    queue_type: str = "quorum"
+    declare_arguments: dict[str, Any] = field(default_factory=dict)
+    queues: int = 1
+    publishers: int = 1
+    consumers: int = 1
+    queue_prefix: str = "perf"
+    size: int = 1024
+    persistent: bool = False
+    in_flight: int = 1000
+    prefetch: int = 1000
+    ack_every: int = 50
+    seconds: float = 15.0
+    warmup: float = 2.0
+    drain: float = 20.0
+    rate: float = 0.0
+    count: int = 0
+    mode: str = "both"
+    keep: bool = False
+    delete_first: bool = True
+    verify: bool = False
+    pids: Sequence[int] = ()
+    kill_pid: int = 0
+    kill_at: float = 0.0
+    kill_signal: int = 9
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("both", "pub", "cons"):
+            raise ValueError("--mode is one of both, pub, cons")
+        if self.queue_type not in ("quorum", "classic", "stream", "none"):
+            raise ValueError("--queue-type is one of quorum, classic, stream, none")
+        for name in ("queues", "publishers", "consumers", "in_flight"):
+            if not 1 <= getattr(self, name) <= 65_535:
+                raise ValueError(f"--{name.replace('_', '-')} lies between 1 and 65535")
+        if self.verify and self.size < 16:
+            raise ValueError("--verify needs --size of at least 16")
+        if self.prefetch and self.ack_every > (self.prefetch + 1) // 2:
+            raise ValueError("--ack-every is at most half of --prefetch")
+
+    def queue_name(self, number: int) -> str:
+        """Name of the queue that client `number` works on."""
+        return f"{self.queue_prefix}-{number % self.queues}"
+
+
+@dataclass(slots=True)
+class Progress:
+    """A look at a running load, for a live display."""
+
+    seconds: float
+    published: int
+    confirmed: int
+    consumed: int
+    in_flight: int
+    reconnects: int
+    phase: str
+
+
+class _Client:
+    """A publisher or consumer with its connection and how to get it back."""
+
+    def __init__(self, number: int, addresses: Sequence[Address]) -> None:
+        self.number = number
+        self.addresses = addresses
+        self.attempts = number
+        self.connection: Connection | None = None
+        self.retry_at = 0.0
+
+    def next_address(self) -> Address:
+        address = self.addresses[self.attempts % len(self.addresses)]
+        self.attempts += 1
+        return address
+
+
+class Run:
+    """Executes a `Plan`; `run()` returns the report with the keys of the JSON output."""
+
+    def __init__(self, plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> None:
+        self.plan = plan
+        self.on_progress = on_progress
+        self.run_id = random.SystemRandom().randrange(1, 65_536)
+        self.confirm_latency = Histogram()
+        self.e2e_latency = Histogram()
+        self.ledgers = [Ledger() for _ in range(plan.publishers)]
+        self.reconnects = self.cancelled = self.blocked = 0
+        self.publishers: list[tuple[_Client, Publisher]] = []
+        self.consumers: list[tuple[_Client, Consumer]] = []
+        if plan.mode != "cons":
+            self.publishers = [
+                (
+                    _Client(k, plan.publisher_uris),
+                    Publisher(
+                        self.ledgers[k], k, self.run_id, plan.in_flight, self.confirm_latency
+                    ),
+                )
+                for k in range(plan.publishers)
+            ]
+        if plan.mode != "pub":
+            expected_run = self.run_id if plan.mode == "both" else 0
+            self.consumers = [
+                (
+                    _Client(k, plan.consumer_uris),
+                    Consumer(
+                        self.ledgers,
+                        expected_run,
+                        max(1, plan.ack_every),
+                        plan.ack_every == 0,
+                        self.e2e_latency,
+                        plan.verify,
+                    ),
+                )
+                for k in range(plan.consumers)
+            ]
+        self._workers: list[tuple[_Client, Publisher | Consumer]] = [
+            *self.publishers,
+            *self.consumers,
+        ]
+        self._phase = "setup"
+        self._processes = BrokerProcesses(plan.pids)
+        self._killed_at_us = 0
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def declare(self) -> None:
+        """Declares the queues, deleting them first unless told otherwise."""
+        plan = self.plan
+        for number in range(plan.queues):
+            connection = Connection(plan.declare_uris[number % len(plan.declare_uris)])
+            try:
+                name = plan.queue_name(number)
+                if plan.delete_first and plan.mode != "cons":
+                    connection.delete_queue(name)
+                arguments = dict(plan.declare_arguments)
+                if plan.queue_type != "none":
+                    arguments = {"x-queue-type": plan.queue_type, **arguments}
+                connection.declare_queue(name, arguments)
+            finally:
+                connection.close()
+
+    def delete(self) -> None:
+        """Deletes the queues of this run."""
+        for number in range(self.plan.queues):
+            for address in (*self.plan.declare_uris, *self.plan.publisher_uris):
+                try:
+                    connection = Connection(address)
+                    connection.delete_queue(self.plan.queue_name(number))
+                    connection.close()
+                    break
+                except (OSError, BrokerSaid):
+                    continue
+
+    def _connect_publisher(self, client: _Client, publisher: Publisher) -> None:
+        connection = Connection(client.next_address())
+        connection.confirm()
+        template = publish_template(
+            self.plan.queue_name(client.number),
+            self.plan.size,
+            persistent=self.plan.persistent,
+            frame_bytes_max=connection.frame_bytes_max,
+        )
+        connection.socket.setblocking(False)
+        publisher.connect(
+            connection.socket.fileno(), template, stamp_position(template, self.plan.size)
+        )
+        client.connection = connection
+
+    def _connect_consumer(self, client: _Client, consumer: Consumer) -> None:
+        connection = Connection(client.next_address())
+        behind = connection.consume(
+            self.plan.queue_name(client.number),
+            self.plan.prefetch,
+            no_ack=self.plan.ack_every == 0,
+        )
+        connection.socket.setblocking(False)
+        consumer.connect(connection.socket.fileno())
+        consumer.feed(behind)
+        client.connection = connection
+
+    def _reconnect(self) -> None:
+        now = time.monotonic()
+        for client, publisher in self.publishers:
+            if client.connection is None and now >= client.retry_at:
+                self._try(client, lambda c=client, p=publisher: self._connect_publisher(c, p))  # type: ignore[misc]
+        for client, consumer in self.consumers:
+            if client.connection is None and now >= client.retry_at:
+                self._try(client, lambda c=client, k=consumer: self._connect_consumer(c, k))  # type: ignore[misc]
+
+    def _try(self, client: _Client, connect: Callable[[], None]) -> None:
+        try:
+            connect()
+            self.reconnects += 1
+        except (OSError, BrokerSaid):
+            client.retry_at = time.monotonic() + RECONNECT_PAUSE_S
+
+    def _check(self, client: _Client, worker: Publisher | Consumer) -> None:
+        """Handles control frames and a broken connection of one client."""
+        if worker.others:
+            for kind, channel, payload in worker.others:
+                if kind == _spec.FRAME_METHOD:
+                    self._control(worker, channel, payload)
+            worker.others.clear()
+        if worker.closed and client.connection is not None:
+            client.connection.socket.close()
+            client.connection = None
+            client.retry_at = time.monotonic() + RECONNECT_PAUSE_S
+            worker.lost()
+
+    def _control(self, worker: Publisher | Consumer, channel: int, payload: bytes) -> None:
+        method = codec.decode_method(payload)
+        if isinstance(method, _spec.BasicCancel):
+            self.cancelled += 1
+            worker.closed = True
+        elif isinstance(method, _spec.ConnectionClose | _spec.ChannelClose):
+            print(f"perf: broker closed: {method.reply_text}", file=sys.stderr)
+            worker.closed = True
+        elif isinstance(method, _spec.ConnectionBlocked):
+            self.blocked += 1
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Runs the plan.
+
+        Raises:
+            OSError: no broker at the start.
+            BrokerSaid: the broker refused the set-up.
+        """
+        self.declare()
+        for client, consumer in self.consumers:
+            self._connect_consumer(client, consumer)
+        for client, publisher in self.publishers:
+            self._connect_publisher(client, publisher)
+        try:
+            return self._measure()
+        finally:
+            for client, _ in self._workers:
+                if client.connection is not None:
+                    client.connection.socket.setblocking(True)
+                    client.connection.close()
+            if not self.plan.keep:
+                self.delete()
+
+    def _measure(self) -> dict[str, Any]:
+        plan = self.plan
+        started = time.monotonic()
+        start_us = clock_us()
+        counted = plan.count > 0
+        window_from = started if counted else started + plan.warmup
+        window_to = math.inf if counted else window_from + plan.seconds
+        measuring = stopped = False
+        window_us = [0, 0]
+        base = (0, 0)
+        marks = (0, 0)
+        drain_until = math.inf
+        next_report = started + 1.0
+        first_event_us = 0
+        killed = plan.kill_pid == 0
+        while True:
+            now = time.monotonic()
+            if not killed and now >= started + plan.kill_at:
+                self._processes.mark()
+                self._killed_at_us = clock_us()
+                os.kill(plan.kill_pid, plan.kill_signal)
+                killed = True
+            if not measuring and now >= window_from:
+                measuring = True
+                window_us[0] = clock_us()
+                base = (self._confirmed(), self._consumed())
+                self._processes.start()
+                for _, worker in self._workers:
+                    worker.measuring = True
+                self._reset_gaps()
+                self._phase = "measuring"
+            if measuring and not stopped:
+                done = self._count_done() if counted else now >= window_to
+                if done:
+                    stopped = True
+                    window_us[1] = clock_us()
+                    marks = (self._confirmed(), self._consumed())
+                    self._processes.stop()
+                    self._close_gaps()
+                    for _, worker in self._workers:
+                        worker.measuring = False
+                    drain_until = now + plan.drain
+                    self._phase = "draining"
+            if stopped and (now >= drain_until or self._drained()):
+                break
+            if counted and not stopped and now - started > 3600:
+                break
+            self._pump(now - started, stopped)
+            self._wait(now, started, stopped)
+            self._reconnect()
+            if first_event_us == 0 and (self._confirmed() or self._consumed()):
+                first_event_us = clock_us()
+            if self.on_progress and now >= next_report:
+                next_report = now + 1.0
+                self.on_progress(
+                    Progress(
+                        now - started,
+                        sum(p.published for _, p in self.publishers),
+                        self._confirmed(),
+                        self._consumed(),
+                        sum(p.outstanding for _, p in self.publishers),
+                        self.reconnects,
+                        self._phase,
+                    )
+                )
+        if counted and first_event_us:
+            window_us[0] = start_us if plan.mode != "cons" else first_event_us
+        return self._report(window_us, base, marks)
+
+    def _pump(self, elapsed: float, stopped: bool) -> None:
+        plan = self.plan
+        for client, publisher in self.publishers:
+            if client.connection is None:
+                continue
+            limit = -1
+            share = len(self.publishers)
+            if plan.rate > 0:
+                # Publisher k's n-th message is due at (n·share + k) / rate seconds.
+                limit = int((elapsed * plan.rate - client.number) // share) + 1
+            if plan.count > 0:
+                own = plan.count // share + (1 if client.number < plan.count % share else 0)
+                limit = own if limit < 0 else min(limit, own)
+            publisher.pump(limit, stopped)
+
+    def _wait(self, now: float, started: float, stopped: bool) -> None:
+        timeout = IDLE_WAIT_S
+        if self.plan.rate > 0 and not stopped and self.publishers:
+            sent = sum(p.published for _, p in self.publishers)
+            due = started + sent / self.plan.rate
+            timeout = min(max(0.0, due - time.monotonic()), IDLE_WAIT_S)
+        readable: dict[int, tuple[_Client, Publisher | Consumer]] = {}
+        writable: list[int] = []
+        for client, worker in self._workers:
+            if client.connection is not None:
+                readable[worker.fd] = (client, worker)
+                if worker.wants_write:
+                    writable.append(worker.fd)
+        if not readable:
+            time.sleep(min(timeout, 0.01))
+            return
+        # select() takes microseconds, which an even rate needs; poll() would round to ms.
+        if max(readable) < 1024:
+            ready, writes, _ = select.select(list(readable), writable, [], timeout)
+        else:
+            ready, writes = self._poll(readable, writable, timeout)
+        for fd in writes:
+            readable[fd][1].on_writable()
+        for fd in ready:
+            readable[fd][1].on_readable()
+        for client, worker in self._workers:
+            if worker.others or worker.closed:
+                self._check(client, worker)
+            if isinstance(worker, Consumer) and not ready:
+                worker.ack_all()
+
+    @staticmethod
+    def _poll(
+        readable: dict[int, tuple[_Client, Publisher | Consumer]],
+        writable: list[int],
+        timeout: float,
+    ) -> tuple[list[int], list[int]]:
+        poll = select.poll()
+        for fd in readable:
+            poll.register(fd, select.POLLIN)
+        for fd in writable:
+            poll.register(fd, select.POLLIN | select.POLLOUT)
+        events = poll.poll(math.ceil(timeout * 1000))
+        return (
+            [fd for fd, what in events if what & ~select.POLLOUT],
+            [fd for fd, what in events if what & select.POLLOUT],
+        )
+
+    # -- counting ----------------------------------------------------------------------------------
+
+    def _confirmed(self) -> int:
+        return sum(ledger.confirmed for ledger in self.ledgers)
+
+    def _consumed(self) -> int:
+        return sum(consumer.consumed for _, consumer in self.consumers)
+
+    def _unique(self) -> int:
+        return sum(ledger.unique for ledger in self.ledgers)
+
+    def _count_done(self) -> bool:
+        if self.plan.mode == "cons":
+            done = self._unique() if self.plan.verify else self._consumed()
+            return done >= self.plan.count
+        return self._confirmed() >= self.plan.count
+
+    def _drained(self) -> bool:
+        outstanding = sum(publisher.outstanding for _, publisher in self.publishers)
+        if outstanding or any(client.connection is None for client, _ in self.publishers):
+            return False
+        if self.plan.mode != "both":
+            return True
+        if self.plan.verify:
+            return sum(ledger.missing() for ledger in self.ledgers) == 0
+        return self._consumed() >= self._confirmed()
+
+    def _reset_gaps(self) -> None:
+        now = clock_us()
+        for _, publisher in self.publishers:
+            publisher.longest_gap_us = 0
+            publisher.last_confirm_us = publisher.last_confirm_us and now
+        for _, consumer in self.consumers:
+            consumer.longest_gap_us = 0
+            consumer.last_deliver_us = consumer.last_deliver_us and now
+
+    def _close_gaps(self) -> None:
+        """A gap that is still open at the end counts."""
+        now = clock_us()
+        for _, publisher in self.publishers:
+            if publisher.outstanding and publisher.last_confirm_us:
+                gap = now - publisher.last_confirm_us
+                publisher.longest_gap_us = max(publisher.longest_gap_us, gap)
+        for _, consumer in self.consumers:
+            if consumer.last_deliver_us and self._confirmed() > self._consumed():
+                gap = now - consumer.last_deliver_us
+                consumer.longest_gap_us = max(consumer.longest_gap_us, gap)
+
+    def _report(
+        self, window_us: list[int], base: tuple[int, int], marks: tuple[int, int]
+    ) -> dict[str, Any]:
+        plan = self.plan
+        window_s = max(1e-6, (window_us[1] - window_us[0]) / 1e6)
+        if plan.count:
+            base = (0, 0)
+        confirmed = marks[0] - base[0]
+        consumed = marks[1] - base[1]
+        workers = [p for _, p in self.publishers], [c for _, c in self.consumers]
+        published = sum(p.published for p in workers[0])
+        unconfirmed = sum(p.outstanding for p in workers[0])
+        if not plan.verify:
+            missing = max(0, self._confirmed() - self._consumed()) if plan.mode == "both" else 0
+        elif plan.mode == "cons" and plan.count:
+            missing = max(0, plan.count - self._unique())
+        elif plan.mode == "both":
+            missing = sum(ledger.missing() for ledger in self.ledgers)
+        else:
+            missing = 0
+        report: dict[str, Any] = {
+            "label": plan.label,
+            "mode": plan.mode,
+            "queue_type": plan.queue_type,
+            "queues": plan.queues,
+            "publishers": plan.publishers,
+            "consumers": plan.consumers,
+            "size": plan.size,
+            "in_flight": plan.in_flight,
+            "prefetch": plan.prefetch,
+            "ack_every": plan.ack_every,
+            "rate": plan.rate,
+            "window_s": round(window_s, 3),
+            "confirmed_per_s": round(confirmed / window_s, 1),
+            "consumed_per_s": round(consumed / window_s, 1),
+            "confirm_us": self.confirm_latency.summary(),
+            "e2e_us": self.e2e_latency.summary(),
+            "published": published,
+            "confirmed": self._confirmed(),
+            "nacked": sum(p.nacked for p in workers[0]),
+            "unconfirmed": unconfirmed,
+            "resent": sum(p.resent for p in workers[0]),
+            "lost_unconfirmed": max(0, published - self._confirmed() - unconfirmed),
+            "consumed": self._consumed(),
+            "out_of_order": sum(c.out_of_order for c in workers[1]),
+            "gaps": sum(c.gaps for c in workers[1]),
+            "duplicates": sum(ledger.duplicates for ledger in self.ledgers),
+            "redelivered": sum(c.redelivered for c in workers[1]),
+            "missing": missing,
+            "foreign": sum(c.foreign for c in workers[1]),
+            "returned": sum(p.returned for p in workers[0]),
+            "bad": sum(w.bad for group in workers for w in group),
+            "max_confirm_gap_ms": max((p.longest_gap_us for p in workers[0]), default=0) / 1000,
+            "max_deliver_gap_ms": max((c.longest_gap_us for c in workers[1]), default=0) / 1000,
+            "reconnects": self.reconnects,
+            "cancelled": self.cancelled,
+            "blocked": self.blocked,
+        }
+        if plan.kill_pid:
+            report["kill_to_confirm_ms"] = self._after_kill(
+                [(p.longest_gap_us, p.longest_gap_end_us) for p in workers[0]]
+            )
+            report["kill_to_deliver_ms"] = self._after_kill(
+                [(c.longest_gap_us, c.longest_gap_end_us) for c in workers[1]]
+            )
+        usage = self._processes.usage()
+        if plan.pids:
+            report["broker_cpu_cores"] = round(usage.broker_cpu_s / window_s, 4)
+            messages = consumed if plan.mode == "cons" else confirmed
+            report["broker_cpu_s_per_1M"] = (
+                round(usage.broker_cpu_s / messages * 1e6, 3) if messages else 0.0
+            )
+            report["broker_rss_mb"] = round(usage.broker_rss_bytes / 1e6, 1)
+        report["client_cpu_cores"] = round(usage.client_cpu_s / window_s, 4)
+        report["other_cpu_cores"] = round(usage.other_cpu_s / window_s, 4)
+        return report
+
+    def _after_kill(self, gaps: list[tuple[int, int]]) -> float:
+        """ms from the signal to the end of the longest gap; -1 when none ended after it."""
+        ended = [end for _, end in gaps if end > self._killed_at_us > 0]
+        return (max(ended) - self._killed_at_us) / 1000 if ended else -1.0
+
+
+def install_signal_handlers() -> None:
+    """Makes SIGTERM end a run like Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
