@@ -22,3 +22,17 @@ cdef extern from "endian.h" nogil:
     uint16_t htole16(uint16_t v)
     uint32_t htole32(uint32_t v)
     uint64_t htole64(uint64_t v)
+
+cdef extern from "sys/socket.h" nogil:
+    ssize_t recv(int fd, void* buf, size_t n, int flags)
+    ssize_t send(int fd, const void* buf, size_t n, int flags)
+    int MSG_NOSIGNAL
+    int MSG_DONTWAIT
+
+cdef extern from "time.h" nogil:
+    ctypedef long time_t
+    cdef struct timespec:
+        time_t tv_sec
+        long tv_nsec
+    int clock_gettime(int clock, timespec* at)
+    int CLOCK_MONOTONIC
