@@ -1,0 +1,114 @@
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef struct Buffer:
+    unsigned char* p
+    Py_ssize_t start
+    Py_ssize_t end
+    Py_ssize_t capacity
+
+cdef struct Route:
+    uint64_t hash
+    unsigned char* key
+    Py_ssize_t key_length
+    PyObject* targets
+
+# Consecutive delivery tags of one consumer with consecutive message ids.
+cdef struct Run:
+    uint64_t tag
+    uint64_t count
+    uint64_t first_id
+    uint32_t slot
+
+cdef struct Ranges:
+    uint64_t* pairs
+    Py_ssize_t count
+    Py_ssize_t capacity
+    bint unsorted
+
+cdef class Epoch:
+    cdef public uint64_t value
+
+cdef class Outbox:
+    cdef public list wires
+    cdef public object on_first
+    cdef public uint64_t bytes_sent
+    cdef public uint64_t bytes_received
+
+cdef class Slot:
+    cdef public Lane lane
+    cdef public object client
+    cdef public uint32_t number
+    cdef public bint no_ack
+    cdef public bint counted
+    cdef public bytes head
+    cdef public uint64_t unacked
+    cdef public uint32_t index
+    cdef bint dirty
+    cdef Ranges kinds[4]
+
+cdef class Lane:
+    cdef public Wire wire
+    cdef public int number
+    cdef public object owner
+    cdef public int state
+    cdef public int mode
+    cdef public Epoch epoch
+    cdef public uint64_t published
+    cdef public uint64_t delivered
+    cdef public uint64_t acknowledged
+    # content being assembled
+    cdef int expect
+    cdef int publish_bits
+    cdef Py_ssize_t key_length
+    cdef Py_ssize_t header_length
+    cdef Py_ssize_t body_frame
+    cdef uint64_t body_size
+    cdef uint64_t body_seen
+    cdef Buffer stage
+    # frames that arrived while the channel was busy
+    cdef Buffer backlog
+    cdef bint pumping
+    # routes
+    cdef Route* routes
+    cdef Py_ssize_t routes_mask
+    cdef Py_ssize_t routes_used
+    cdef uint64_t routes_epoch
+    # unacknowledged deliveries
+    cdef Run* runs
+    cdef Py_ssize_t runs_head
+    cdef Py_ssize_t runs_end
+    cdef Py_ssize_t runs_capacity
+    cdef public uint64_t next_tag
+    cdef public uint64_t unacked
+    cdef public list slots
+    cdef list free_slots
+    cdef list dirty_slots
+    # confirms
+    cdef uint16_t* ring
+    cdef uint64_t ring_mask
+    cdef public uint64_t confirm_low
+    cdef public uint64_t confirm_next
+    cdef Ranges done
+    cdef bint confirm_dirty
+
+cdef class Wire:
+    cdef public int fd
+    cdef public object owner
+    cdef public Outbox outbox
+    cdef public int state
+    cdef public bint paused
+    cdef public bint alarmed
+    cdef public bint corked
+    cdef public uint32_t frame_max
+    cdef public uint64_t message_size_max
+    cdef public Py_ssize_t backlog_max
+    cdef public uint64_t received
+    cdef public uint64_t sent
+    cdef list lanes
+    cdef list dirty_lanes
+    cdef list confirm_lanes
+    cdef bint dirty
+    cdef bint scanning
+    cdef Buffer inp
+    cdef Buffer out

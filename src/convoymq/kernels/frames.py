@@ -1,0 +1,2082 @@
+"""AMQP 0-9-1 frames between a socket and the batches: scanning, acknowledgements, deliveries, confirms.
+
+`Wire` is a connection, `Lane` one of its channels, `Slot` one of the channel's consumers. Complete
+publishes go from the receive buffer straight into the builders of their targets; acknowledgements become
+ranges of message ids; records become basic.deliver frames in the output buffer. Everything else is
+handed to the owner as bytes. No Python object is made per message.
+
+    frame     u8 type (1 method, 2 header, 3 body, 8 heartbeat), u16 channel, u32 size, payload, 206
+    header    u16 class 60, u16 weight, u64 body size, u16 property flags, properties
+    record    docs/formats/entries-and-frames.md
+
+Every length is compared with what is there before it is used; nothing outside a buffer is ever read.
+The naive twin of the scanner is tests/unit/kernels/reference_frames.py.
+"""
+
+import cython
+from cython.cimports.convoymq.kernels import cext, cnet
+from cython.cimports.convoymq.kernels.batch import PublishTarget, get32, record_table
+from cython.cimports.libc import stdlib, string
+from cython.cimports.libc.stdint import uint16_t, uint32_t, uint64_t
+
+WIRE_HEADER = 0  # the protocol header is due
+WIRE_OPEN = 1
+WIRE_CLOSING = 2  # connection.close was sent: only channel 0 is heard
+WIRE_CLOSED = 3
+
+LANE_OPEN = 0
+LANE_BUSY = 1  # an answer is being worked on: frames are kept
+LANE_CLOSING = 2  # channel.close was sent: everything but close and close-ok is dropped
+
+MODE_PLAIN = 0
+MODE_CONFIRM = 1
+MODE_TX = 2
+
+SETTLE = 0
+RETURN = 1
+RETURN_FAILED = 2
+DISCARD = 3
+
+RECORD_PRIORITY = 2
+RECORD_EXPIRATION = 4
+
+ROUTES_MAX = 4096
+RECEIVE_BYTES = 128 << 10
+FRAME_PAYLOAD_MAX = 131064
+
+_RECEIVE = cython.declare(cython.Py_ssize_t, 128 << 10)
+_PAYLOAD_MAX = cython.declare(cython.Py_ssize_t, 131064)
+_KEEP = cython.declare(cython.Py_ssize_t, 32 << 10)
+_ROUTES_MAX = cython.declare(cython.Py_ssize_t, 4096)
+_DEPTH_MAX = cython.declare(cython.int, 32)
+_TABLE_MAX = cython.declare(cython.Py_ssize_t, 1 << 20)
+_COUNT = cython.declare(cython.int, 0x3FFF)
+_ANSWERED = cython.declare(cython.int, 0x4000)
+_NACK = cython.declare(cython.int, 0x8000)
+_IDLE_CAPACITY = cython.declare(cython.Py_ssize_t, 16 << 10)
+
+_PUBLISH = cython.declare(uint32_t, (60 << 16) | 40)
+_ACK = cython.declare(uint32_t, (60 << 16) | 80)
+_REJECT = cython.declare(uint32_t, (60 << 16) | 90)
+_NACK_METHOD = cython.declare(uint32_t, (60 << 16) | 120)
+
+# One receive buffer serves all connections of the process: what is left over moves to its connection.
+_scratch = cython.declare(cython.p_uchar, cython.NULL)
+_scratch_capacity = cython.declare(cython.Py_ssize_t, 0)
+_scratch_busy = cython.declare(cython.bint, False)
+
+
+# --- bytes -----------------------------------------------------------------------------------
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _load16(p: cython.p_uchar) -> uint32_t:
+    return (cython.cast(uint32_t, p[0]) << 8) | p[1]
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _load32(p: cython.p_uchar) -> uint32_t:
+    v: uint32_t
+    string.memcpy(cython.address(v), p, 4)
+    return cext.be32toh(v)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _load64(p: cython.p_uchar) -> uint64_t:
+    v: uint64_t
+    string.memcpy(cython.address(v), p, 8)
+    return cext.be64toh(v)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _store16(p: cython.p_uchar, v: uint32_t) -> cython.void:
+    p[0] = (v >> 8) & 0xFF
+    p[1] = v & 0xFF
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _store32(p: cython.p_uchar, v: uint32_t) -> cython.void:
+    v = cext.htobe32(v)
+    string.memcpy(p, cython.address(v), 4)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _store64(p: cython.p_uchar, v: uint64_t) -> cython.void:
+    v = cext.htobe64(v)
+    string.memcpy(p, cython.address(v), 8)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _pointer(data: bytes) -> cython.p_uchar:
+    return cython.cast(
+        cython.p_uchar, cext.PyBytes_AS_STRING(cython.cast(cython.pointer(cext.PyObject), data))
+    )
+
+
+@cython.cfunc
+def _copy(p: cython.p_uchar, n: cython.Py_ssize_t) -> bytes:
+    return cython.cast(cython.p_char, p)[:n]
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _need(b: cython.pointer(Buffer), n: cython.Py_ssize_t) -> cython.int:
+    """Makes room for n bytes at the end of the buffer."""
+    used: cython.Py_ssize_t
+    if b.end + n <= b.capacity:
+        return 0
+    if b.start > 0:
+        used = b.end - b.start
+        if used:
+            string.memmove(b.p, b.p + b.start, used)
+        b.start = 0
+        b.end = used
+        if b.end + n <= b.capacity:
+            return 0
+    capacity: cython.Py_ssize_t = max(b.end + n, b.capacity * 2, 512)
+    grown: cython.p_void = stdlib.realloc(b.p, capacity)
+    if grown == cython.NULL:
+        raise MemoryError
+    b.p = cython.cast(cython.p_uchar, grown)
+    b.capacity = capacity
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _append(b: cython.pointer(Buffer), p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+    _need(b, n)
+    string.memcpy(b.p + b.end, p, n)
+    b.end += n
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _free(b: cython.pointer(Buffer)) -> cython.void:
+    stdlib.free(b.p)
+    b.p = cython.NULL
+    b.start = 0
+    b.end = 0
+    b.capacity = 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _add_pair(r: cython.pointer(Ranges), first: uint64_t, last: uint64_t) -> cython.int:
+    if r.count:
+        if first == r.pairs[2 * r.count - 1] + 1:
+            r.pairs[2 * r.count - 1] = last
+            return 0
+        if first <= r.pairs[2 * r.count - 1]:
+            r.unsorted = True
+    if r.count == r.capacity:
+        capacity: cython.Py_ssize_t = max(4, r.capacity * 2)
+        grown: cython.p_void = stdlib.realloc(r.pairs, capacity * 16)
+        if grown == cython.NULL:
+            raise MemoryError
+        r.pairs = cython.cast(cython.pointer(uint64_t), grown)
+        r.capacity = capacity
+    r.pairs[2 * r.count] = first
+    r.pairs[2 * r.count + 1] = last
+    r.count += 1
+    return 0
+
+
+@cython.cfunc
+def _take_pairs(r: cython.pointer(Ranges)) -> list:
+    """The ranges as (first, last, first, last, …), ascending and merged; empties `r`."""
+    i: cython.Py_ssize_t
+    flat: list = [r.pairs[i] for i in range(2 * r.count)]
+    if r.unsorted:
+        pairs = sorted(zip(flat[::2], flat[1::2], strict=True))
+        flat = []
+        n: cython.Py_ssize_t = 0
+        for first, last in pairs:
+            if n and first == flat[n - 1] + 1:
+                flat[n - 1] = last
+            else:
+                flat += (first, last)
+                n += 2
+    r.count = 0
+    r.unsorted = False
+    if r.capacity > 1024:
+        stdlib.free(r.pairs)
+        r.pairs = cython.NULL
+        r.capacity = 0
+    return flat
+
+
+# --- properties ------------------------------------------------------------------------------
+
+_NOTE_COPIES = cython.declare(cython.int, 256)
+_NOTE_COUNTS = cython.declare(cython.int, 512)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _walk_value(
+    p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int
+) -> cython.Py_ssize_t:
+    """Bytes of the field value at p, type code included; -1 when it is broken or cut off."""
+    if n < 1:
+        return -1
+    code: cython.int = p[0]
+    size: cython.Py_ssize_t
+    if code == b"t" or code == b"b" or code == b"B":
+        size = 1
+    elif code == b"s" or code == b"u":
+        size = 2
+    elif code == b"I" or code == b"i" or code == b"f":
+        size = 4
+    elif code == b"l" or code == b"L" or code == b"d" or code == b"T":
+        size = 8
+    elif code == b"V":
+        size = 0
+    elif code == b"D":
+        size = 5
+    elif code == b"S" or code == b"x" or code == b"F" or code == b"A":
+        if n < 5:
+            return -1
+        inner: cython.Py_ssize_t = _load32(p + 1)
+        if inner > n - 5:
+            return -1
+        if code == b"F" or code == b"A":
+            if depth >= _DEPTH_MAX:
+                return -1
+            if code == b"F":
+                if _walk_table(p + 5, inner, depth + 1) < 0:
+                    return -1
+            else:
+                at: cython.Py_ssize_t = 0
+                while at < inner:
+                    step: cython.Py_ssize_t = _walk_value(p + 5 + at, inner - at, depth + 1)
+                    if step < 0:
+                        return -1
+                    at += step
+        size = 4 + inner
+    else:
+        return -1
+    return 1 + size if size < n else -1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.int:
+    """Notes about the n bytes of fields: whether keys matter to the broker; -1 when broken."""
+    if n > _TABLE_MAX:
+        return -1
+    notes: cython.int = 0
+    at: cython.Py_ssize_t = 0
+    while at < n:
+        key: cython.Py_ssize_t = p[at]
+        if at + 1 + key > n:
+            return -1
+        q: cython.p_uchar = p + at + 1
+        if key == 2 and q[0] == 67 and q[1] == 67:  # CC
+            notes |= _NOTE_COPIES
+        elif key == 3 and q[0] == 66 and q[1] == 67 and q[2] == 67:  # BCC
+            notes |= _NOTE_COPIES
+        at += 1 + key
+        step: cython.Py_ssize_t = _walk_value(p + at, n - at, depth)
+        if step < 0:
+            return -1
+        at += step
+    return notes
+
+
+_PSEUDO_QUEUE = cython.declare(bytes, b"amq.rabbitmq.reply-to")
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _walk_properties(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+    """What the content header payload at p says: RECORD_* flags, 256 when the message needs a closer
+    look (copies, expiration, user-id, reply-to pseudo queue); -1 when it is broken."""
+    if n < 14:
+        return -1
+    flags: uint32_t = _load16(p + 12)
+    notes: cython.int = 0
+    if flags & 1:
+        return -1
+    at: cython.Py_ssize_t = 14
+    bit: cython.int
+    for bit in range(15, 1, -1):
+        if not (flags >> bit) & 1:
+            continue
+        if bit == 13:
+            if n - at < 4:
+                return -1
+            length: cython.Py_ssize_t = _load32(p + at)
+            if length > n - at - 4:
+                return -1
+            found: cython.int = _walk_table(p + at + 4, length, 1)
+            if found < 0:
+                return -1
+            notes |= found
+            at += 4 + length
+            continue
+        if bit == 12 or bit == 11:
+            if at >= n:
+                return -1
+            if bit == 11:
+                notes |= 2
+            at += 1
+            continue
+        if bit == 6:
+            if n - at < 8:
+                return -1
+            at += 8
+            continue
+        if at >= n:
+            return -1
+        size: cython.Py_ssize_t = p[at]
+        if size > n - at - 1:
+            return -1
+        if bit == 8:
+            notes |= 4 | _NOTE_COPIES
+        elif bit == 4:
+            notes |= _NOTE_COPIES
+        elif bit == 9 and size == 21:
+            if string.memcmp(p + at + 1, _pointer(_PSEUDO_QUEUE), 21) == 0:
+                notes |= _NOTE_COPIES
+        at += 1 + size
+    return notes if at == n else -1
+
+
+def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
+    data: bytes = header
+    p: cython.p_uchar = _pointer(data)
+    n: cython.Py_ssize_t = len(data)
+    if _walk_properties(p, n) < 0:
+        raise ValueError("content header is broken")
+    flags: uint32_t = _load16(p + 12)
+    at: cython.Py_ssize_t = 14
+    if flags & 0x8000:
+        at += 1 + p[at]
+    if flags & 0x4000:
+        at += 1 + p[at]
+    fields: bytes = b""
+    end: cython.Py_ssize_t = at
+    if flags & 0x2000:
+        length: cython.Py_ssize_t = _load32(p + at)
+        end = at + 4 + length
+        kept = []
+        pos: cython.Py_ssize_t = at + 4
+        while pos < end:
+            key: cython.Py_ssize_t = p[pos]
+            step: cython.Py_ssize_t = 1 + key + _walk_value(p + pos + 1 + key, end - pos - 1 - key, 1)
+            name = data[pos + 1 : pos + 1 + key]
+            if name != b"x-delivery-count" and name != b"x-acquired-count":
+                kept.append(data[pos : pos + step])
+            pos += step
+        fields = b"".join(kept)
+    if acquired:
+        fields += b"\x10x-acquired-countl" + int(acquired).to_bytes(8, "big")
+    if delivery_count:
+        fields += b"\x10x-delivery-countl" + int(delivery_count).to_bytes(8, "big")
+    return b"".join(
+        (
+            data[:12],
+            int(flags | 0x2000).to_bytes(2, "big"),
+            data[14:at],
+            len(fields).to_bytes(4, "big"),
+            fields,
+            data[end:],
+        )
+    )
+
+
+# --- small classes -----------------------------------------------------------------------------
+
+
+@cython.cclass
+class Epoch:
+    def __init__(self):
+        self.value = 1
+
+    def bump(self):
+        self.value += 1
+
+
+@cython.cclass
+class Outbox:
+    def __init__(self, on_first=None):
+        self.wires = []
+        self.on_first = on_first
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    def flush(self):
+        wires: list = self.wires
+        while wires:
+            self.wires = []
+            for item in wires:
+                wire: Wire = item
+                wire.dirty = False
+                wire.flush()
+            wires = self.wires
+
+
+@cython.cclass
+class Slot:
+    def __cinit__(self):
+        kind: cython.int
+        for kind in range(4):
+            self.kinds[kind].pairs = cython.NULL
+            self.kinds[kind].count = 0
+            self.kinds[kind].capacity = 0
+            self.kinds[kind].unsorted = False
+
+    def __init__(self, lane: Lane, client, number, tag: bytes, no_ack, counted):
+        if len(tag) > 255:
+            raise ValueError("consumer tag is longer than 255 bytes")
+        self.lane = lane
+        self.client = client
+        self.number = number
+        self.head = bytes((len(tag),)) + tag
+        self.no_ack = no_ack
+        self.counted = counted
+        self.unacked = 0
+        self.dirty = False
+
+    def __dealloc__(self):
+        kind: cython.int
+        for kind in range(4):
+            stdlib.free(self.kinds[kind].pairs)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _note(slot: Slot, kind: cython.int, first: uint64_t, last: uint64_t) -> cython.int:
+    """Remembers that message ids [first, last] of the slot are settled in this way."""
+    ranges: cython.pointer(Ranges) = cython.address(slot.kinds[kind])
+    if (kind == 1 or kind == 2) and ranges.count and first <= ranges.pairs[2 * ranges.count - 1]:
+        # The order of returns is the order of redelivery: it must not be sorted away.
+        _flush_kind(slot, kind)
+    _add_pair(ranges, first, last)
+    if not slot.dirty:
+        slot.dirty = True
+        slot.lane.dirty_slots.append(slot)
+        if len(slot.lane.dirty_slots) == 1:
+            slot.lane.wire.dirty_lanes.append(slot.lane)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _flush_kind(slot: Slot, kind: cython.int) -> cython.int:
+    if slot.kinds[kind].count == 0:
+        return 0
+    pairs: list = _take_pairs(cython.address(slot.kinds[kind]))
+    client = slot.client
+    if kind == 0:
+        client.settle(slot.number, pairs)
+    elif kind == 3:
+        client.discard(slot.number, pairs)
+    else:
+        client.return_(slot.number, pairs, failed=kind == 2)
+    return 0
+
+
+# --- channel -------------------------------------------------------------------------------------
+
+
+@cython.cclass
+class Lane:
+    def __cinit__(self):
+        self.stage.p = cython.NULL
+        self.backlog.p = cython.NULL
+        self.routes = cython.NULL
+        self.runs = cython.NULL
+        self.ring = cython.NULL
+        self.done.pairs = cython.NULL
+
+    def __init__(self, wire: Wire, number, owner, epoch: Epoch):
+        self.wire = wire
+        self.number = number
+        self.owner = owner
+        self.epoch = epoch
+        self.state = LANE_OPEN
+        self.mode = MODE_PLAIN
+        self.next_tag = 1
+        self.confirm_low = 1
+        self.confirm_next = 1
+        self.slots = []
+        self.free_slots = []
+        self.dirty_slots = []
+
+    def __dealloc__(self):
+        stdlib.free(self.stage.p)
+        stdlib.free(self.backlog.p)
+        _drop_routes(self)
+        stdlib.free(self.runs)
+        stdlib.free(self.ring)
+        stdlib.free(self.done.pairs)
+
+    @property
+    def backlog_bytes(self):
+        return self.backlog.end - self.backlog.start
+
+    # consumers
+
+    def add_slot(self, client, number, tag: bytes, no_ack=False, counted=False):
+        slot: Slot = Slot(self, client, number, tag, no_ack, counted)
+        if self.free_slots:
+            index = self.free_slots.pop()
+            self.slots[index] = slot
+        else:
+            index = len(self.slots)
+            self.slots.append(slot)
+        slot.index = index
+        return slot
+
+    def remove_slot(self, slot: Slot):
+        if slot.unacked:
+            raise ValueError("deliveries of this consumer are still unacknowledged")
+        _flush_slot(slot)
+        if self.slots[slot.index] is slot:
+            self.slots[slot.index] = None
+            self.free_slots.append(slot.index)
+
+    # state
+
+    def close(self):
+        self.state = LANE_CLOSING
+        self.expect = 0
+        _free(cython.address(self.stage))
+        _free(cython.address(self.backlog))
+        _drop_routes(self)
+
+    def detach(self):
+        self.close()
+        lanes: list = self.wire.lanes
+        if self.number < len(lanes) and lanes[self.number] is self:
+            lanes[self.number] = None
+
+    def resume(self):
+        if self.state != LANE_BUSY:
+            return
+        self.state = LANE_OPEN
+        if not self.pumping and self.backlog.end > self.backlog.start:
+            _pump_backlog(self)
+            self.wire.flush_settles()
+
+    def publish_done(self):
+        """Nothing is being assembled (for tests)."""
+        return self.expect == 0
+
+    # publishing
+
+    def append(self, target: PublishTarget, key: bytes, content: bytes, body_size, flags, tag):
+        n: cython.Py_ssize_t = len(key)
+        m: cython.Py_ssize_t = len(content)
+        p: cython.p_uchar = target.builder.reserve(target, tag, body_size, flags, n + m)
+        string.memcpy(p, _pointer(key), n)
+        string.memcpy(p + n, _pointer(content), m)
+
+    def select_confirms(self):
+        self.mode = MODE_CONFIRM
+
+    def next_confirm(self):
+        return _allocate_confirm(self)
+
+    def expect_confirms(self, tag: uint64_t, count: cython.int):
+        _expect_confirms(self, tag, count)
+
+    def resolve(self, tags, ok: cython.bint):
+        i: cython.Py_ssize_t
+        for i in range(0, len(tags) - 1, 2):
+            _resolve(self, tags[i], tags[i + 1], ok)
+
+    # acknowledging
+
+    def acknowledge(self, kind: cython.int, tag: uint64_t, multiple: cython.bint):
+        return _acknowledge(self, kind, tag, multiple) == 0
+
+    def take(self, tag: uint64_t, multiple: cython.bint):
+        """Removes the tags from the unacknowledged; None when the tag is unknown."""
+        taken: list = []
+        if _collect(self, tag, multiple, taken) < 0:
+            return None
+        return taken
+
+    def put_back(self, taken):
+        for tag, count, slot, first_id in sorted(taken, key=lambda item: item[0]):
+            _insert_run(self, tag, count, first_id, slot)
+
+    def settle_taken(self, kind: cython.int, taken):
+        for _, count, item, first_id in taken:
+            slot: Slot = item
+            _note(slot, kind, first_id, first_id + count - 1)
+            self.acknowledged += count
+
+    def note(self, slot: Slot, kind: cython.int, first: uint64_t, last: uint64_t):
+        _note(slot, kind, first, last)
+
+    def flush_settles(self):
+        _flush_lane(self)
+
+    # delivering
+
+    def deliver(
+        self,
+        slot: Slot,
+        first_id: uint64_t,
+        block: bytes,
+        command: cython.Py_ssize_t,
+        first: cython.Py_ssize_t,
+        count: cython.Py_ssize_t,
+        acquired: uint32_t,
+        delivery_count: uint32_t,
+    ):
+        _deliver(self, slot, first_id, block, command, first, count, acquired, delivery_count)
+
+    def deliver_record(self, slot: Slot, record: bytes, redelivered: cython.bint):
+        """basic.deliver of one record that no queue holds (direct reply-to)."""
+        _need(cython.address(self.wire.out), 64 + len(slot.head) + 2 * len(record))
+        _encode_record(
+            self,
+            slot.head,
+            self.next_tag,
+            redelivered,
+            _pointer(record),
+            len(record),
+            0,
+            0,
+            0,
+        )
+        self.next_tag += 1
+        self.delivered += 1
+        _touch(self.wire)
+
+    def send_get(
+        self,
+        slot: Slot,
+        block: bytes,
+        command: cython.Py_ssize_t,
+        record: cython.Py_ssize_t,
+        get_id: uint64_t,
+        acquired: uint32_t,
+        delivery_count: uint32_t,
+        ready: uint32_t,
+        no_ack: cython.bint,
+    ):
+        data: bytes = _record_of(block, command, record)
+        key, content = split_record(data)
+        method = b"".join(
+            (
+                b"\x00\x3c\x00\x47",
+                int(self.next_tag).to_bytes(8, "big"),
+                b"\x01" if acquired else b"\x00",
+                key,
+                int(ready).to_bytes(4, "big"),
+            )
+        )
+        if slot.counted:
+            _send_content(self, method, content, acquired, delivery_count)
+        else:
+            _send_content(self, method, content, 0, 0)
+        if no_ack:
+            _note(slot, 0, get_id, get_id)
+        else:
+            _insert_run(self, self.next_tag, 1, get_id, slot)
+        self.next_tag += 1
+        self.delivered += 1
+
+    def send_return(self, code: int, text: bytes, key: bytes, content: bytes):
+        method = b"".join(
+            (b"\x00\x3c\x00\x32", int(code).to_bytes(2, "big"), bytes((len(text),)), text, key)
+        )
+        _send_content(self, method, content, 0, 0)
+
+
+# routes
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _drop_routes(lane: Lane) -> cython.void:
+    i: cython.Py_ssize_t
+    if lane.routes == cython.NULL:
+        return
+    routes: cython.pointer(Route) = lane.routes
+    mask: cython.Py_ssize_t = lane.routes_mask
+    lane.routes = cython.NULL
+    lane.routes_mask = 0
+    lane.routes_used = 0
+    for i in range(mask + 1):
+        if routes[i].key != cython.NULL:
+            stdlib.free(routes[i].key)
+            cext.Py_DECREF_raw(routes[i].targets)
+    stdlib.free(routes)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _hash(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint64_t:
+    h: uint64_t = 0x9E3779B97F4A7C15 ^ cython.cast(uint64_t, n)
+    v: uint64_t
+    while n >= 8:
+        string.memcpy(cython.address(v), p, 8)
+        h = (h ^ v) * cython.cast(uint64_t, 0xFF51AFD7ED558CCD)
+        h ^= h >> 32
+        p += 8
+        n -= 8
+    if n:
+        v = 0
+        string.memcpy(cython.address(v), p, n)
+        h = (h ^ v) * cython.cast(uint64_t, 0xFF51AFD7ED558CCD)
+    return h ^ (h >> 29)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _find_route(
+    lane: Lane, hash: uint64_t, key: cython.p_uchar, n: cython.Py_ssize_t
+) -> cython.pointer(Route):
+    """The slot of the key, or the free one where it belongs; NULL without a table."""
+    if lane.routes == cython.NULL:
+        return cython.NULL
+    at: cython.Py_ssize_t = hash & cython.cast(uint64_t, lane.routes_mask)
+    while True:
+        route: cython.pointer(Route) = lane.routes + at
+        if route.key == cython.NULL:
+            return route
+        if route.hash == hash and route.key_length == n and string.memcmp(route.key, key, n) == 0:
+            return route
+        at = (at + 1) & lane.routes_mask
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _add_route(
+    lane: Lane, hash: uint64_t, key: cython.p_uchar, n: cython.Py_ssize_t, targets: tuple
+) -> cython.int:
+    route: cython.pointer(Route)
+    if lane.routes_used >= _ROUTES_MAX:
+        _drop_routes(lane)
+    if lane.routes == cython.NULL or lane.routes_used * 2 >= lane.routes_mask + 1:
+        old: cython.pointer(Route) = lane.routes
+        old_size: cython.Py_ssize_t = lane.routes_mask + 1 if old != cython.NULL else 0
+        size: cython.Py_ssize_t = max(16, old_size * 2)
+        made: cython.p_void = stdlib.calloc(size, cython.sizeof(Route))
+        if made == cython.NULL:
+            raise MemoryError
+        lane.routes = cython.cast(cython.pointer(Route), made)
+        lane.routes_mask = size - 1
+        i: cython.Py_ssize_t
+        for i in range(old_size):
+            if old[i].key != cython.NULL:
+                route = _find_route(lane, old[i].hash, old[i].key, old[i].key_length)
+                route[0] = old[i]
+        stdlib.free(old)
+    route = _find_route(lane, hash, key, n)
+    if route.key != cython.NULL:
+        return 0
+    copy: cython.p_void = stdlib.malloc(n)
+    if copy == cython.NULL:
+        raise MemoryError
+    string.memcpy(copy, key, n)
+    route.hash = hash
+    route.key = cython.cast(cython.p_uchar, copy)
+    route.key_length = n
+    route.targets = cython.cast(cython.pointer(cext.PyObject), targets)
+    cext.Py_INCREF_raw(route.targets)
+    lane.routes_used += 1
+    return 0
+
+
+# publishing
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _publish_complete(
+    wire: Wire,
+    lane: Lane,
+    key: cython.p_uchar,
+    key_length: cython.Py_ssize_t,
+    bits: cython.int,
+    content: cython.p_uchar,
+    content_length: cython.Py_ssize_t,
+    body_size: uint64_t,
+) -> cython.int:
+    """A whole message lies at `key` and `content` (header frame, body frames): send it on."""
+    notes: cython.int = _walk_properties(content + 7, _load32(content + 3))
+    if notes < 0:
+        return _fault(wire, 502, "content header is broken", lane.number, 60, 40)
+    lane.published += 1
+    flags: cython.int = notes & 6
+    tag: uint64_t = 0
+    targets: tuple = None
+    if notes & _NOTE_COPIES == 0 and bits & 2 == 0 and lane.mode != 2:
+        hash: uint64_t = _hash(key, key_length)
+        if lane.epoch.value != lane.routes_epoch:
+            _drop_routes(lane)
+            lane.routes_epoch = lane.epoch.value
+        route: cython.pointer(Route) = _find_route(lane, hash, key, key_length)
+        if route != cython.NULL and route.key != cython.NULL:
+            targets = cython.cast(tuple, route.targets)
+        else:
+            found = lane.owner.resolve_route(_copy(key, key_length))
+            if lane.state != 0 or wire.state != 1:
+                return 0
+            if found is not None:
+                targets = found
+                _add_route(lane, hash, key, key_length, targets)
+    if lane.mode == 1:
+        tag = _allocate_confirm(lane)
+    if targets is None or (bits & 1 and len(targets) == 0):
+        lane.owner.on_publish(
+            _copy(key, key_length), bits, _copy(content, content_length), body_size, flags, tag
+        )
+        return 0
+    count: cython.Py_ssize_t = len(targets)
+    if tag and count != 1:
+        _expect_confirms(lane, tag, cython.cast(cython.int, count))
+    i: cython.Py_ssize_t
+    for i in range(count):
+        target: PublishTarget = cython.cast(PublishTarget, targets[i])
+        p: cython.p_uchar = target.builder.reserve(
+            target, tag, body_size, flags, key_length + content_length
+        )
+        string.memcpy(p, key, key_length)
+        string.memcpy(p + key_length, content, content_length)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _publish(
+    wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t, left: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """basic.publish at q. Returns the bytes used; 0 = more is needed first."""
+    m: cython.p_uchar = q + 7
+    if size < 9:
+        _fault(wire, 501, "basic.publish is cut off", lane.number, 60, 40)
+        return size + 8
+    exchange: cython.Py_ssize_t = m[6]
+    if 7 + exchange >= size:
+        _fault(wire, 501, "basic.publish is cut off", lane.number, 60, 40)
+        return size + 8
+    key_length: cython.Py_ssize_t = 2 + exchange + m[7 + exchange]
+    if 6 + key_length + 1 != size:
+        _fault(wire, 501, "basic.publish has a wrong length", lane.number, 60, 40)
+        return size + 8
+    bits: cython.int = m[6 + key_length]
+    if wire.alarmed:
+        wire.paused = True
+        wire.owner.on_publish_blocked()
+        return 0
+
+    # All of it in the buffer: no copy but the one into the batch.
+    r: cython.p_uchar = q + size + 8
+    rest: cython.Py_ssize_t = left - size - 8
+    channel: uint32_t = _load16(q + 1)
+    whole: cython.int = 0  # 1 = complete, 2 = wait, 0 = assemble
+    at: cython.Py_ssize_t = 0
+    body_size: uint64_t = 0
+    seen: uint64_t = 0
+    n: cython.Py_ssize_t
+    if rest < 21:
+        whole = 2
+        if rest >= 3 and (r[0] != 2 or _load16(r + 1) != channel):
+            whole = 0
+    elif r[0] == 2 and _load16(r + 1) == channel:
+        n = _load32(r + 3)
+        if n >= 14 and n <= wire.frame_max:
+            body_size = _load64(r + 11)
+            if _load16(r + 7) == 60 and body_size <= wire.message_size_max:
+                whole = 2
+                if n + 8 <= rest and r[7 + n] == 206:
+                    at = n + 8
+                    while True:
+                        if seen == body_size:
+                            whole = 1
+                            break
+                        if rest - at < 7:
+                            break
+                        n = _load32(r + at + 3)
+                        if (
+                            r[at] != 3
+                            or _load16(r + at + 1) != channel
+                            or n == 0
+                            or n > _PAYLOAD_MAX
+                            or n > wire.frame_max
+                            or cython.cast(uint64_t, n) > body_size - seen
+                        ):
+                            whole = 0
+                            break
+                        if rest - at < n + 8:
+                            break
+                        if r[at + 7 + n] != 206:
+                            whole = 0
+                            break
+                        seen += n
+                        at += n + 8
+                elif n + 8 <= rest:
+                    whole = 0
+    if whole == 1:
+        _publish_complete(wire, lane, m + 6, key_length, bits, r, at, body_size)
+        return size + 8 + at
+    if whole == 2 and left < _KEEP and not lane.pumping:
+        return 0
+
+    # Parts are missing: gather them at the channel.
+    lane.stage.start = 0
+    lane.stage.end = 0
+    _append(cython.address(lane.stage), m + 6, key_length)
+    lane.key_length = key_length
+    lane.publish_bits = bits
+    lane.expect = 1
+    return size + 8
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _stage_header(
+    wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t
+) -> cython.int:
+    if lane.expect != 1:
+        return _fault(
+            wire, 505, "content header frame where none is due", lane.number, 0, 0
+        )
+    if size < 14:
+        return _fault(wire, 501, "content header is cut off", lane.number, 60, 40)
+    if _load16(q + 7) != 60:
+        return _fault(
+            wire, 505, "content header of another class than its method", lane.number, 60, 40
+        )
+    lane.body_size = _load64(q + 11)
+    lane.body_seen = 0
+    lane.body_frame = -1
+    if lane.body_size > wire.message_size_max:
+        lane.expect = 0
+        lane.owner.on_too_big(lane.body_size)
+        return 0
+    _append(cython.address(lane.stage), q, size + 8)
+    lane.header_length = size
+    lane.expect = 2
+    if lane.body_size == 0:
+        _stage_done(wire, lane)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _stage_body(
+    wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t
+) -> cython.int:
+    if lane.expect != 2:
+        return _fault(wire, 505, "content body frame where none is due", lane.number, 0, 0)
+    if cython.cast(uint64_t, size) > lane.body_size - lane.body_seen:
+        return _fault(wire, 501, "more body bytes than announced", lane.number, 60, 40)
+    lane.body_seen += size
+    stage: cython.pointer(Buffer) = cython.address(lane.stage)
+    p: cython.p_uchar = q + 7
+    n: cython.Py_ssize_t
+    used: cython.Py_ssize_t
+    # Fragments are joined into frames of the size that records have.
+    while size:
+        if lane.body_frame >= 0:
+            used = stage.end - lane.body_frame - 8
+            n = min(size, _PAYLOAD_MAX - used)
+            if n:
+                _need(stage, n)
+                string.memcpy(stage.p + stage.end - 1, p, n)
+                stage.end += n
+                stage.p[stage.end - 1] = 206
+                _store32(stage.p + lane.body_frame + 3, cython.cast(uint32_t, used + n))
+                p += n
+                size -= n
+                continue
+        n = min(size, _PAYLOAD_MAX)
+        lane.body_frame = stage.end
+        _need(stage, n + 8)
+        stage.p[stage.end] = 3
+        _store16(stage.p + stage.end + 1, lane.number)
+        _store32(stage.p + stage.end + 3, cython.cast(uint32_t, n))
+        string.memcpy(stage.p + stage.end + 7, p, n)
+        stage.end += n + 8
+        stage.p[stage.end - 1] = 206
+        p += n
+        size -= n
+    if lane.body_seen == lane.body_size:
+        _stage_done(wire, lane)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _stage_done(wire: Wire, lane: Lane) -> cython.int:
+    """Publishes what was gathered. The buffer is taken away first: the owner may close the lane."""
+    taken: Buffer = lane.stage
+    lane.stage.p = cython.NULL
+    lane.stage.start = 0
+    lane.stage.end = 0
+    lane.stage.capacity = 0
+    lane.expect = 0
+    try:
+        _publish_complete(
+            wire,
+            lane,
+            taken.p,
+            lane.key_length,
+            lane.publish_bits,
+            taken.p + lane.key_length,
+            taken.end - lane.key_length,
+            lane.body_size,
+        )
+    finally:
+        if lane.stage.p == cython.NULL and lane.state == 0 and taken.capacity <= _IDLE_CAPACITY:
+            lane.stage.p = taken.p
+            lane.stage.capacity = taken.capacity
+        else:
+            stdlib.free(taken.p)
+    return 0
+
+
+# confirms
+
+
+@cython.cfunc
+@cython.exceptval(0)
+def _allocate_confirm(lane: Lane) -> uint64_t:
+    tag: uint64_t = lane.confirm_next
+    i: uint64_t
+    if lane.ring == cython.NULL or tag - lane.confirm_low > lane.ring_mask:
+        size: uint64_t = 256 if lane.ring == cython.NULL else (lane.ring_mask + 1) * 2
+        made: cython.p_void = stdlib.malloc(size * 2)
+        if made == cython.NULL:
+            raise MemoryError
+        ring: cython.pointer(uint16_t) = cython.cast(cython.pointer(uint16_t), made)
+        i = lane.confirm_low
+        while i < tag:
+            ring[i & (size - 1)] = lane.ring[i & lane.ring_mask]
+            i += 1
+        stdlib.free(lane.ring)
+        lane.ring = ring
+        lane.ring_mask = size - 1
+    lane.ring[tag & lane.ring_mask] = 1
+    lane.confirm_next = tag + 1
+    return tag
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _expect_confirms(lane: Lane, tag: uint64_t, count: cython.int) -> cython.int:
+    if tag < lane.confirm_low or tag >= lane.confirm_next:
+        raise ValueError("publish tag was never given out, or is answered")
+    if count < 0 or count >= _COUNT:
+        raise ValueError("too many targets for one message")
+    if count == 0:
+        return _resolve(lane, tag, tag, True)
+    lane.ring[tag & lane.ring_mask] = cython.cast(uint16_t, count)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _resolve(lane: Lane, first: uint64_t, last: uint64_t, ok: cython.bint) -> cython.int:
+    """One target has answered for these tags. Tags that are not waiting are skipped."""
+    if first < lane.confirm_low:
+        first = lane.confirm_low
+    if last >= lane.confirm_next:
+        last = lane.confirm_next - 1
+    tag: uint64_t = first
+    while tag <= last:
+        v: cython.int = lane.ring[tag & lane.ring_mask]
+        if v & _COUNT:
+            v -= 1
+            if not ok:
+                v |= _NACK
+            lane.ring[tag & lane.ring_mask] = cython.cast(uint16_t, v)
+            if v & _COUNT == 0:
+                _add_pair(cython.address(lane.done), tag, tag)
+        tag += 1
+    if lane.done.count and not lane.confirm_dirty:
+        lane.confirm_dirty = True
+        lane.wire.confirm_lanes.append(lane)
+        _touch(lane.wire)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _emit_confirm(
+    lane: Lane, nack: cython.bint, tag: uint64_t, multiple: cython.bint
+) -> cython.int:
+    out: cython.pointer(Buffer) = cython.address(lane.wire.out)
+    _need(out, 21)
+    p: cython.p_uchar = out.p + out.end
+    p[0] = 1
+    _store16(p + 1, lane.number)
+    _store32(p + 3, 13)
+    _store32(p + 7, _NACK_METHOD if nack else _ACK)
+    _store64(p + 11, tag)
+    p[19] = 1 if multiple else 0
+    p[20] = 206
+    out.end += 21
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _flush_confirms(lane: Lane) -> cython.int:
+    lane.confirm_dirty = False
+    if lane.state == 2:
+        lane.done.count = 0
+        return 0
+    last: uint64_t = 0
+    count: uint64_t = 0
+    low: uint64_t = lane.confirm_low
+    v: cython.int
+    while low < lane.confirm_next:
+        v = lane.ring[low & lane.ring_mask]
+        if v & _COUNT:
+            break
+        if v & _ANSWERED == 0:
+            if v & _NACK:
+                if count:
+                    _emit_confirm(lane, False, last, count > 1)
+                    count = 0
+                _emit_confirm(lane, True, low, False)
+            else:
+                last = low
+                count += 1
+        low += 1
+    if count:
+        _emit_confirm(lane, False, last, count > 1)
+    lane.confirm_low = low
+    i: cython.Py_ssize_t
+    tag: uint64_t
+    for i in range(lane.done.count):
+        tag = max(lane.done.pairs[2 * i], low)
+        while tag <= lane.done.pairs[2 * i + 1]:
+            v = lane.ring[tag & lane.ring_mask]
+            if v & _COUNT == 0 and v & _ANSWERED == 0:
+                _emit_confirm(lane, v & _NACK != 0, tag, False)
+                lane.ring[tag & lane.ring_mask] = cython.cast(uint16_t, v | _ANSWERED)
+            tag += 1
+    lane.done.count = 0
+    lane.done.unsorted = False
+    return 0
+
+
+# unacknowledged deliveries
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _insert_run(
+    lane: Lane, tag: uint64_t, count: uint64_t, first_id: uint64_t, slot: Slot
+) -> cython.int:
+    """Adds a run; nearly always behind all others."""
+    runs: cython.pointer(Run) = lane.runs
+    at: cython.Py_ssize_t = lane.runs_end
+    lane.unacked += count
+    slot.unacked += count
+    if at > lane.runs_head:
+        last: cython.pointer(Run) = runs + at - 1
+        if (
+            last.slot == slot.index
+            and last.tag + last.count == tag
+            and last.first_id + last.count == first_id
+        ):
+            last.count += count
+            return 0
+    if at == lane.runs_capacity:
+        used: cython.Py_ssize_t = at - lane.runs_head
+        if lane.runs_head > 0 and used <= lane.runs_capacity // 2:
+            string.memmove(runs, runs + lane.runs_head, used * cython.sizeof(Run))
+        else:
+            capacity: cython.Py_ssize_t = max(16, lane.runs_capacity * 2)
+            grown: cython.p_void = stdlib.malloc(capacity * cython.sizeof(Run))
+            if grown == cython.NULL:
+                raise MemoryError
+            if used:
+                string.memcpy(grown, runs + lane.runs_head, used * cython.sizeof(Run))
+            stdlib.free(runs)
+            runs = cython.cast(cython.pointer(Run), grown)
+            lane.runs = runs
+            lane.runs_capacity = capacity
+        lane.runs_head = 0
+        lane.runs_end = used
+        at = used
+    while at > lane.runs_head and runs[at - 1].tag > tag:
+        runs[at] = runs[at - 1]
+        at -= 1
+    runs[at].tag = tag
+    runs[at].count = count
+    runs[at].first_id = first_id
+    runs[at].slot = slot.index
+    lane.runs_end += 1
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _find_run(lane: Lane, tag: uint64_t) -> cython.Py_ssize_t:
+    low: cython.Py_ssize_t = lane.runs_head
+    high: cython.Py_ssize_t = lane.runs_end
+    if low < high and tag < lane.runs[low].tag + lane.runs[low].count:
+        return low if tag >= lane.runs[low].tag else -1
+    while low < high:
+        middle: cython.Py_ssize_t = (low + high) >> 1
+        if lane.runs[middle].tag + lane.runs[middle].count <= tag:
+            low = middle + 1
+        else:
+            high = middle
+    if low == lane.runs_end or lane.runs[low].tag > tag:
+        return -1
+    return low
+
+
+@cython.cfunc
+@cython.exceptval(-2)
+def _collect(
+    lane: Lane, tag: uint64_t, multiple: cython.bint, taken: list, kind: cython.int = -1
+) -> cython.int:
+    """Takes the tag, or all up to it, out of the runs: into `taken`, or into the slots' ranges of
+    `kind`. -1 = unknown tag."""
+    if multiple and tag == 0:
+        if lane.runs_head == lane.runs_end:
+            return 0
+        tag = lane.runs[lane.runs_end - 1].tag + lane.runs[lane.runs_end - 1].count - 1
+    at: cython.Py_ssize_t = _find_run(lane, tag)
+    if at < 0:
+        return -1
+    run: cython.pointer(Run)
+    count: uint64_t
+    if multiple:
+        while lane.runs_head <= at:
+            run = lane.runs + lane.runs_head
+            count = min(run.count, tag - run.tag + 1)
+            _take_run(lane, run, run.tag, count, taken, kind)
+            if count == run.count:
+                lane.runs_head += 1
+            else:
+                run.tag += count
+                run.first_id += count
+                run.count -= count
+                break
+    else:
+        run = lane.runs + at
+        _take_run(lane, run, tag, 1, taken, kind)
+        before: uint64_t = tag - run.tag
+        after: uint64_t = run.count - before - 1
+        if before == 0 and after == 0:
+            if at == lane.runs_head:
+                lane.runs_head += 1
+            else:
+                string.memmove(
+                    run, run + 1, (lane.runs_end - at - 1) * cython.sizeof(Run)
+                )
+                lane.runs_end -= 1
+        elif before == 0:
+            run.tag += 1
+            run.first_id += 1
+            run.count = after
+        else:
+            first_id: uint64_t = run.first_id + before + 1
+            slot: Slot = lane.slots[run.slot]
+            run.count = before
+            if after:
+                # The counters already say so: the rest of the run only moves into one of its own.
+                lane.unacked -= after
+                slot.unacked -= after
+                _split_run(lane, at + 1, tag + 1, after, first_id, slot)
+    if lane.runs_head == lane.runs_end:
+        lane.runs_head = 0
+        lane.runs_end = 0
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _split_run(
+    lane: Lane,
+    at: cython.Py_ssize_t,
+    tag: uint64_t,
+    count: uint64_t,
+    first_id: uint64_t,
+    slot: Slot,
+) -> cython.int:
+    if at == lane.runs_end or lane.runs_end == lane.runs_capacity:
+        return _insert_run(lane, tag, count, first_id, slot)
+    run: cython.pointer(Run) = lane.runs + at
+    string.memmove(run + 1, run, (lane.runs_end - at) * cython.sizeof(Run))
+    run.tag = tag
+    run.count = count
+    run.first_id = first_id
+    run.slot = slot.index
+    lane.runs_end += 1
+    lane.unacked += count
+    slot.unacked += count
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _take_run(
+    lane: Lane,
+    run: cython.pointer(Run),
+    tag: uint64_t,
+    count: uint64_t,
+    taken: list,
+    kind: cython.int,
+) -> cython.int:
+    slot: Slot = lane.slots[run.slot]
+    first_id: uint64_t = run.first_id + (tag - run.tag)
+    lane.unacked -= count
+    slot.unacked -= count
+    if kind < 0:
+        taken.append((tag, count, slot, first_id))
+        return 0
+    lane.acknowledged += count
+    return _note(slot, kind, first_id, first_id + count - 1)
+
+
+@cython.cfunc
+@cython.exceptval(-2)
+def _acknowledge(
+    lane: Lane, kind: cython.int, tag: uint64_t, multiple: cython.bint
+) -> cython.int:
+    return _collect(lane, tag, multiple, None, kind)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _flush_slot(slot: Slot) -> cython.int:
+    kind: cython.int
+    if not slot.dirty:
+        return 0
+    slot.dirty = False
+    for kind in range(4):
+        _flush_kind(slot, kind)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _flush_lane(lane: Lane) -> cython.int:
+    kept: list = []
+    dirty: list = lane.dirty_slots
+    if not dirty:
+        return 0
+    lane.dirty_slots = []
+    for item in dirty:
+        slot: Slot = item
+        if slot.no_ack and lane.wire.corked:
+            # The client does not read: without settling the queue hands out no more.
+            kept.append(slot)
+        else:
+            _flush_slot(slot)
+    if kept:
+        lane.dirty_slots += kept
+        if lane not in lane.wire.dirty_lanes:
+            lane.wire.dirty_lanes.append(lane)
+    lane.owner.on_settled()
+    return 0
+
+
+# delivering
+
+
+@cython.cfunc
+def _record_of(block: bytes, command: cython.Py_ssize_t, record: cython.Py_ssize_t) -> bytes:
+    count: uint32_t = 0
+    p: cython.p_uchar = _pointer(block)
+    table: cython.Py_ssize_t = record_table(p, len(block), command, cython.address(count))
+    if table < 0 or record < 0 or record >= cython.cast(cython.Py_ssize_t, count):
+        raise ValueError("record lies outside its command")
+    low: cython.Py_ssize_t = get32(p + table + 4 * record)
+    high: cython.Py_ssize_t = get32(p + table + 4 * record + 4)
+    if low < 40 or high < low or command + high > table:
+        raise ValueError("record table is damaged")
+    return block[command + low : command + high]
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _check_content(
+    p: cython.p_uchar, n: cython.Py_ssize_t, frame_max: cython.Py_ssize_t
+) -> cython.int:
+    """0 = whole frames of at most frame_max bytes each, 1 = some frame is larger, -1 = broken."""
+    at: cython.Py_ssize_t = 0
+    large: cython.int = 0
+    first: cython.int = 2
+    while at < n:
+        if n - at < 8 or p[at] != first:
+            return -1
+        first = 3
+        size: cython.Py_ssize_t = _load32(p + at + 3)
+        if size + 8 > n - at:
+            return -1
+        if size + 8 > frame_max:
+            large = 1
+        at += size + 8
+    return large if n >= 22 else -1
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_content(
+    lane: Lane,
+    content: cython.p_uchar,
+    length: cython.Py_ssize_t,
+    acquired: uint32_t,
+    delivery_count: uint32_t,
+) -> cython.int:
+    """Appends the content frames for this channel; the room was made for the plain case."""
+    wire: Wire = lane.wire
+    out: cython.pointer(Buffer) = cython.address(wire.out)
+    kind: cython.int = _check_content(content, length, wire.frame_max)
+    if kind < 0:
+        raise ValueError("content of a record is damaged")
+    p: cython.p_uchar
+    at: cython.Py_ssize_t = 0
+    n: cython.Py_ssize_t
+    if kind == 0 and acquired == 0 and delivery_count == 0:
+        p = out.p + out.end
+        string.memcpy(p, content, length)
+        while at < length:
+            p[at + 1] = (lane.number >> 8) & 0xFF
+            p[at + 2] = lane.number & 0xFF
+            at += _load32(p + at + 3) + 8
+        out.end += length
+        return 0
+    n = _load32(content + 3)
+    header: bytes = _copy(content + 7, n)
+    if acquired or delivery_count:
+        header = with_counts(header, acquired, delivery_count)
+    _put_frame(wire, 2, lane.number, _pointer(header), len(header))
+    at = n + 8
+    room: cython.Py_ssize_t = wire.frame_max - 8
+    while at < length:
+        n = _load32(content + at + 3)
+        done: cython.Py_ssize_t = 0
+        while done < n:
+            part: cython.Py_ssize_t = min(room, n - done)
+            _put_frame(wire, 3, lane.number, content + at + 7 + done, part)
+            done += part
+        at += n + 8
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _put_frame(
+    wire: Wire, type: cython.int, channel: cython.int, p: cython.p_uchar, n: cython.Py_ssize_t
+) -> cython.int:
+    out: cython.pointer(Buffer) = cython.address(wire.out)
+    _need(out, n + 8)
+    q: cython.p_uchar = out.p + out.end
+    q[0] = cython.cast(cython.uchar, type)
+    _store16(q + 1, channel)
+    _store32(q + 3, cython.cast(uint32_t, n))
+    if n:
+        string.memcpy(q + 7, p, n)
+    q[7 + n] = 206
+    out.end += n + 8
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _send_content(
+    lane: Lane, method: bytes, content: bytes, acquired: uint32_t, delivery_count: uint32_t
+) -> cython.int:
+    _put_frame(lane.wire, 1, lane.number, _pointer(method), len(method))
+    _need(cython.address(lane.wire.out), len(content))
+    _write_content(lane, _pointer(content), len(content), acquired, delivery_count)
+    _touch(lane.wire)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _encode_record(
+    lane: Lane,
+    head: bytes,
+    tag: uint64_t,
+    redelivered: cython.bint,
+    record: cython.p_uchar,
+    length: cython.Py_ssize_t,
+    acquired: uint32_t,
+    delivery_count: uint32_t,
+    head_length: cython.Py_ssize_t,
+) -> cython.int:
+    """basic.deliver of one record. The caller has made room for the plain case."""
+    out: cython.pointer(Buffer) = cython.address(lane.wire.out)
+    if head_length == 0:
+        head_length = len(head)
+    key: cython.Py_ssize_t
+    if length < 2:
+        raise ValueError("record is damaged")
+    key = 1 + cython.cast(cython.Py_ssize_t, record[0])
+    if key >= length:
+        raise ValueError("record is damaged")
+    key += 1 + cython.cast(cython.Py_ssize_t, record[key])
+    if key > length:
+        raise ValueError("record is damaged")
+    p: cython.p_uchar = out.p + out.end
+    size: cython.Py_ssize_t = 13 + head_length + key
+    p[0] = 1
+    _store16(p + 1, lane.number)
+    _store32(p + 3, cython.cast(uint32_t, size))
+    _store32(p + 7, (60 << 16) | 60)
+    string.memcpy(p + 11, _pointer(head), head_length)
+    _store64(p + 11 + head_length, tag)
+    p[19 + head_length] = 1 if redelivered else 0
+    string.memcpy(p + 20 + head_length, record, key)
+    p[7 + size] = 206
+    out.end += size + 8
+    return _write_content(lane, record + key, length - key, acquired, delivery_count)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _deliver(
+    lane: Lane,
+    slot: Slot,
+    first_id: uint64_t,
+    block: bytes,
+    command: cython.Py_ssize_t,
+    first: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    acquired: uint32_t,
+    delivery_count: uint32_t,
+) -> cython.int:
+    if count == 0:
+        return 0
+    total: uint32_t = 0
+    source: cython.p_uchar = _pointer(block)
+    table: cython.Py_ssize_t = record_table(source, len(block), command, cython.address(total))
+    if table < 0 or first < 0 or count < 0 or first + count > total:
+        raise ValueError("records lie outside their command")
+    low: cython.Py_ssize_t = get32(source + table + 4 * first)
+    end: cython.Py_ssize_t = get32(source + table + 4 * (first + count))
+    if low < 40 or end < low or command + end > table:
+        raise ValueError("record table is damaged")
+    head: bytes = slot.head
+    head_length: cython.Py_ssize_t = len(head)
+    room: cython.Py_ssize_t = end - low + count * (21 + head_length)
+    wire: Wire = lane.wire
+    _need(cython.address(wire.out), room)
+    shown: cython.bint = slot.counted
+    tag: uint64_t = lane.next_tag
+    i: cython.Py_ssize_t
+    high: cython.Py_ssize_t
+    for i in range(count):
+        high = get32(source + table + 4 * (first + i + 1))
+        if high < low or high > end:
+            raise ValueError("record table is damaged")
+        if shown or wire.frame_max < 131072:
+            # Frames may become more or longer than they are in the record.
+            _need(cython.address(wire.out), high - low + 21 + head_length)
+        _encode_record(
+            lane,
+            head,
+            tag,
+            acquired > 0,
+            source + command + low,
+            high - low,
+            acquired if shown else 0,
+            delivery_count if shown else 0,
+            head_length,
+        )
+        tag += 1
+        low = high
+    if slot.no_ack:
+        _note(slot, 0, first_id, first_id + count - 1)
+    else:
+        _insert_run(lane, lane.next_tag, count, first_id, slot)
+    lane.next_tag = tag
+    lane.delivered += count
+    _touch(wire)
+    return 0
+
+
+def split_record(record: bytes):
+    n: cython.Py_ssize_t = len(record)
+    p: cython.p_uchar = _pointer(record)
+    if n < 2:
+        raise ValueError("record is damaged")
+    at: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, p[0])
+    if at >= n:
+        raise ValueError("record is damaged")
+    at += 1 + cython.cast(cython.Py_ssize_t, p[at])
+    if at > n:
+        raise ValueError("record is damaged")
+    return record[:at], record[at:]
+
+
+def content_parts(content: bytes):
+    """(content header payload, body) of whole content frames."""
+    n: cython.Py_ssize_t = len(content)
+    p: cython.p_uchar = _pointer(content)
+    if _check_content(p, n, n) < 0:
+        raise ValueError("content is damaged")
+    at: cython.Py_ssize_t = _load32(p + 3) + 8
+    header = content[7 : at - 1]
+    parts = []
+    while at < n:
+        size: cython.Py_ssize_t = _load32(p + at + 3)
+        parts.append(content[at + 7 : at + 7 + size])
+        at += size + 8
+    return header, b"".join(parts)
+
+
+def replace_header(content: bytes, header: bytes):
+    """The content frames with another content header payload."""
+    n: cython.Py_ssize_t = len(content)
+    p: cython.p_uchar = _pointer(content)
+    if _check_content(p, n, n) < 0:
+        raise ValueError("content is damaged")
+    at: cython.Py_ssize_t = _load32(p + 3) + 8
+    return b"".join(
+        (content[:3], len(header).to_bytes(4, "big"), header, b"\xce", content[at:])
+    )
+
+
+# --- connection ------------------------------------------------------------------------------------
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _fault(
+    wire: Wire,
+    code: cython.int,
+    text: str,
+    channel: cython.int,
+    class_id: cython.int,
+    method_id: cython.int,
+) -> cython.int:
+    """The peer broke the protocol: the owner closes the connection."""
+    wire.owner.on_fault(code, text, channel, class_id, method_id)
+    return 0
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(-1)
+def _touch(wire: Wire) -> cython.int:
+    if not wire.dirty:
+        wire.dirty = True
+        outbox: Outbox = wire.outbox
+        outbox.wires.append(wire)
+        if len(outbox.wires) == 1 and outbox.on_first is not None:
+            outbox.on_first()
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _lane_frame(
+    wire: Wire,
+    lane: Lane,
+    q: cython.p_uchar,
+    type: cython.int,
+    size: cython.Py_ssize_t,
+    left: cython.Py_ssize_t,
+    kept: cython.bint,
+) -> cython.Py_ssize_t:
+    """One whole frame of an open channel at q. Returns the bytes used; 0 = more is needed first."""
+    method: uint32_t
+    if lane.state == 2:
+        if type == 1 and size >= 4:
+            method = _load32(q + 7)
+            if method == ((20 << 16) | 40) or method == ((20 << 16) | 41):
+                wire.owner.on_method(lane.number, _copy(q + 7, size))
+        return size + 8
+    if not kept and (lane.state == 1 or lane.backlog.end > lane.backlog.start):
+        if lane.backlog.end - lane.backlog.start + size + 8 > wire.backlog_max:
+            wire.paused = True
+            wire.owner.on_backlog_full(lane.number)
+            return 0
+        _append(cython.address(lane.backlog), q, size + 8)
+        return size + 8
+    if type == 2:
+        _stage_header(wire, lane, q, size)
+        return size + 8
+    if type == 3:
+        _stage_body(wire, lane, q, size)
+        return size + 8
+    if lane.expect:
+        _fault(wire, 505, "method frame where content is due", lane.number, 60, 40)
+        return size + 8
+    if size < 4:
+        _fault(wire, 501, "method frame is cut off", lane.number, 0, 0)
+        return size + 8
+    method = _load32(q + 7)
+    if method == _PUBLISH:
+        return _publish(wire, lane, q, size, left)
+    kind: cython.int = -1
+    multiple: cython.bint = False
+    bits: cython.int
+    if lane.mode != 2 and size == 13:
+        bits = q[19]
+        if method == _ACK:
+            kind = 0
+            multiple = bits & 1
+        elif method == _NACK_METHOD:
+            kind = 1 if bits & 2 else 3
+            multiple = bits & 1
+        elif method == _REJECT:
+            kind = 2 if bits & 1 else 3
+        if kind >= 0:
+            tag: uint64_t = _load64(q + 11)
+            if _acknowledge(lane, kind, tag, multiple) < 0:
+                lane.owner.on_unknown_tag(tag, method & 0xFFFF)
+            return size + 8
+    _flush_lane(lane)
+    wire.owner.on_method(lane.number, _copy(q + 7, size))
+    return size + 8
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _pump_backlog(lane: Lane) -> cython.int:
+    """Works through the frames that were kept while the lane was busy."""
+    wire: Wire = lane.wire
+    taken: Buffer = lane.backlog
+    lane.backlog.p = cython.NULL
+    lane.backlog.start = 0
+    lane.backlog.end = 0
+    lane.backlog.capacity = 0
+    lane.pumping = True
+    at: cython.Py_ssize_t = taken.start
+    try:
+        while at < taken.end and lane.state == 0 and wire.state == 1 and not wire.alarmed:
+            q: cython.p_uchar = taken.p + at
+            used: cython.Py_ssize_t = _lane_frame(
+                wire, lane, q, q[0], _load32(q + 3), taken.end - at, True
+            )
+            if used == 0:
+                break
+            at += used
+    finally:
+        lane.pumping = False
+        if at < taken.end and lane.state != 2 and wire.state == 1:
+            taken.start = at
+            lane.backlog = taken
+        else:
+            stdlib.free(taken.p)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _frame(
+    wire: Wire,
+    q: cython.p_uchar,
+    type: cython.int,
+    channel: cython.int,
+    size: cython.Py_ssize_t,
+    left: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
+    if channel == 0:
+        if type == 8:
+            if size:
+                _fault(wire, 501, "heartbeat frame with a payload", 0, 0, 0)
+        elif type == 1:
+            wire.owner.on_method(0, _copy(q + 7, size))
+        elif wire.state == 1:
+            _fault(wire, 505, "content frame on channel 0", 0, 0, 0)
+        return size + 8
+    if wire.state != 1:
+        return size + 8
+    if type == 8:
+        _fault(wire, 501, f"heartbeat frame on channel {channel}", 0, 0, 0)
+        return size + 8
+    found = wire.lanes[channel] if channel < len(wire.lanes) else None
+    if found is None:
+        if type == 1:
+            wire.owner.on_method(channel, _copy(q + 7, size))
+        else:
+            _fault(wire, 505, f"content frame on channel {channel} that is not open", 0, 0, 0)
+        return size + 8
+    return _lane_frame(wire, found, q, type, size, left, False)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _scan(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Works through the frames in n bytes. Returns how many bytes are done with."""
+    at: cython.Py_ssize_t = 0
+    while not wire.paused and wire.state != 3:
+        left: cython.Py_ssize_t = n - at
+        q: cython.p_uchar = p + at
+        if wire.state == 0:
+            if left < 8:
+                # A stranger's greeting may be shorter: the first byte that differs decides.
+                if left and string.memcmp(q, b"AMQP\x00\x00\x09\x01", min(left, 4)) != 0:
+                    wire.owner.on_protocol_header(_copy(q, left))
+                    return n
+                break
+            wire.owner.on_protocol_header(_copy(q, 8))
+            at += 8
+            continue
+        if left < 7:
+            break
+        type: cython.int = q[0]
+        size: cython.Py_ssize_t = _load32(q + 3)
+        if type != 1 and type != 2 and type != 3 and type != 8:
+            _fault(wire, 501, f"unknown frame type {type}", 0, 0, 0)
+            return n
+        if size > wire.frame_max:
+            _fault(
+                wire,
+                501,
+                f"frame of {size} bytes is larger than the negotiated {wire.frame_max}",
+                0,
+                0,
+                0,
+            )
+            return n
+        if left < size + 8:
+            break
+        if q[7 + size] != 206:
+            _fault(wire, 501, f"frame ends with octet {q[7 + size]} instead of 206", 0, 0, 0)
+            return n
+        used: cython.Py_ssize_t = _frame(
+            wire, q, type, cython.cast(cython.int, _load16(q + 1)), size, left
+        )
+        if used == 0:
+            break
+        at += used
+    return n if wire.state == 3 else at
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _keep(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+    """Makes the n bytes at p all that waits in the connection's own buffer (p may lie inside it)."""
+    b: cython.pointer(Buffer) = cython.address(wire.inp)
+    if n == 0:
+        b.start = 0
+        b.end = 0
+        if b.capacity > _IDLE_CAPACITY:
+            _free(b)
+        return 0
+    if b.p != cython.NULL and p >= b.p and p < b.p + b.capacity:
+        b.start = p - b.p
+        b.end = b.start + n
+        return 0
+    b.start = 0
+    b.end = 0
+    _append(b, p, n)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _work(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+    wire.scanning = True
+    done: cython.Py_ssize_t = n
+    try:
+        done = _scan(wire, p, n)
+    finally:
+        wire.scanning = False
+        _keep(wire, p + done, n - done)
+    wire.flush_settles()
+    return 0
+
+
+@cython.cclass
+class Wire:
+    def __cinit__(self):
+        self.inp.p = cython.NULL
+        self.out.p = cython.NULL
+
+    def __init__(self, owner, outbox: Outbox, fd=-1, frame_max=8192, message_size_max=16 << 20):
+        self.owner = owner
+        self.outbox = outbox
+        self.fd = fd
+        self.state = WIRE_HEADER
+        self.frame_max = frame_max
+        self.message_size_max = message_size_max
+        self.backlog_max = 1 << 20
+        self.lanes = []
+        self.dirty_lanes = []
+        self.confirm_lanes = []
+
+    def __dealloc__(self):
+        stdlib.free(self.inp.p)
+        stdlib.free(self.out.p)
+
+    @property
+    def output_bytes(self):
+        return self.out.end - self.out.start
+
+    @property
+    def input_bytes(self):
+        return self.inp.end - self.inp.start
+
+    def open_lane(self, number: cython.int, owner, epoch: Epoch):
+        lanes: list = self.lanes
+        while len(lanes) <= number:
+            lanes.append(None)
+        if lanes[number] is not None:
+            raise ValueError(f"channel {number} is open")
+        lane = Lane(self, number, owner, epoch)
+        lanes[number] = lane
+        return lane
+
+    def lane(self, number: cython.int):
+        return self.lanes[number] if 0 <= number < len(self.lanes) else None
+
+    def receive(self):
+        """Reads the socket once and works through what came.
+
+        Returns the bytes read: 0 = the peer has closed, -errno = failed, EAGAIN included."""
+        global _scratch, _scratch_capacity, _scratch_busy
+        if self.scanning or _scratch_busy:
+            raise RuntimeError("receive() was called from within itself")
+        kept: cython.Py_ssize_t = self.inp.end - self.inp.start
+        if kept + _RECEIVE > _scratch_capacity:
+            capacity: cython.Py_ssize_t = max(kept + _RECEIVE, 3 * _RECEIVE)
+            grown: cython.p_void = stdlib.realloc(_scratch, capacity)
+            if grown == cython.NULL:
+                raise MemoryError
+            _scratch = cython.cast(cython.p_uchar, grown)
+            _scratch_capacity = capacity
+        n: cython.Py_ssize_t = cnet.recv(
+            self.fd, _scratch + kept, _RECEIVE, cnet.MSG_DONTWAIT
+        )
+        if n <= 0:
+            return n if n == 0 else -cnet.errno
+        if kept:
+            string.memcpy(_scratch, self.inp.p + self.inp.start, kept)
+        self.received += n
+        self.outbox.bytes_received += n
+        _scratch_busy = True
+        try:
+            _work(self, _scratch, kept + n)
+        finally:
+            _scratch_busy = False
+        return n
+
+    def feed(self, data: bytes):
+        """Works through bytes that somebody else has read (TLS)."""
+        n: cython.Py_ssize_t = len(data)
+        self.received += n
+        self.outbox.bytes_received += n
+        if self.inp.end > self.inp.start or self.scanning:
+            _append(cython.address(self.inp), _pointer(data), n)
+            self.pump()
+        else:
+            _work(self, _pointer(data), n)
+
+    def pump(self):
+        """Works through what waits in the connection's own buffer, after a pause."""
+        if self.scanning or self.inp.end == self.inp.start:
+            return
+        _work(self, self.inp.p + self.inp.start, self.inp.end - self.inp.start)
+
+    def flush_settles(self):
+        lanes: list = self.dirty_lanes
+        if not lanes:
+            return
+        self.dirty_lanes = []
+        for item in lanes:
+            lane: Lane = item
+            _flush_lane(lane)
+
+    def send_frame(self, type: cython.int, channel: cython.int, payload: bytes):
+        _put_frame(self, type, channel, _pointer(payload), len(payload))
+        _touch(self)
+
+    def send_bytes(self, data: bytes):
+        _append(cython.address(self.out), _pointer(data), len(data))
+        _touch(self)
+
+    def flush_confirms(self):
+        lanes: list = self.confirm_lanes
+        if lanes:
+            self.confirm_lanes = []
+            for item in lanes:
+                lane: Lane = item
+                _flush_confirms(lane)
+
+    def flush(self):
+        """End of a round: encodes what is due and hands the output on."""
+        self.flush_confirms()
+        if self.fd < 0:
+            self.owner.on_output()
+            return
+        error: cython.int = self.write()
+        if error or self.out.end > self.out.start:
+            self.owner.on_write_blocked(error)
+
+    def write(self):
+        """Sends as much output as the socket takes. Returns 0, or the errno that ended the connection."""
+        out: cython.pointer(Buffer) = cython.address(self.out)
+        while out.end > out.start:
+            n: cython.Py_ssize_t = cnet.send(
+                self.fd,
+                out.p + out.start,
+                out.end - out.start,
+                cnet.MSG_DONTWAIT | cnet.MSG_NOSIGNAL,
+            )
+            if n < 0:
+                if cnet.errno == cnet.EINTR:
+                    continue
+                if cnet.errno == cnet.EAGAIN or cnet.errno == cnet.EWOULDBLOCK:
+                    return 0
+                return cnet.errno
+            out.start += n
+            self.sent += n
+            self.outbox.bytes_sent += n
+        _release_output(self)
+        return 0
+
+    def take_output(self):
+        """All output as bytes (TLS, tests)."""
+        out: cython.pointer(Buffer) = cython.address(self.out)
+        data: bytes = _copy(out.p + out.start, out.end - out.start) if out.end > out.start else b""
+        out.start = out.end
+        self.sent += len(data)
+        self.outbox.bytes_sent += len(data)
+        _release_output(self)
+        return data
+
+    def close(self):
+        """Nothing is scanned or kept any more; output stays until it is taken."""
+        self.state = WIRE_CLOSED
+        if not self.scanning:
+            _free(cython.address(self.inp))
+        self.dirty_lanes = []
+        self.confirm_lanes = []
+        for item in self.lanes:
+            if item is not None:
+                lane: Lane = item
+                lane.close()
+        self.lanes = []
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _release_output(wire: Wire) -> cython.void:
+    out: cython.pointer(Buffer) = cython.address(wire.out)
+    out.start = 0
+    out.end = 0
+    if out.capacity > _IDLE_CAPACITY:
+        _free(out)
