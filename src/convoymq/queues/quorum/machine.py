@@ -1,0 +1,1015 @@
+"""The quorum queue: a replicated machine that decides from its log who gets which message.
+
+Every replica applies the same entries and so reaches the same service queue and the same
+assignments; the effects name a session, and the replica on that session's node carries them out
+(ADR 0001, ADR 0003).
+
+Messages:  ready or returned --assign--> checked out --settle--> gone
+                    ^                        |---discard--> dropped (`rejected`)
+                    +-------- return --------+--- over the limit --> dropped (`delivery_limit`)
+
+Consumers: | state     | served | leaves it by                                               |
+           | UP        | yes    | cancel; quiescing or waiting (single active consumer only) |
+           | WAITING   | no     | activation; cancel                                         |
+           | QUIESCING | no     | last settle -> WAITING; contender gone -> UP; cancel       |
+           | CANCELLED | no     | last settle -> removed                                     |
+           | POLLER    | no     | (number 0: holds what basic.get took) end of the session   |
+A consumer of a suspected node keeps its state and is not served until NODE_UP.
+
+Invariants (`invariants.check_invariants`): a consumer is in the service queue exactly when it is
+UP, its node is not suspected and it has credit; after an apply there is no message to serve or
+nobody to serve; every message is in one place; counters equal the sums of the runs; with single
+active consumer at most one is UP or QUIESCING.
+
+Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
+seqs only grow, so the receiver drops what it has.
+
+Source: RabbitMQ 4.3 behaviour of quorum queues (returns before fresh messages, counts by cause,
+delivery limit tested when a message returns, single active consumer with quiescing).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from convoymq.cluster.interfaces import (
+    EFFECT_APPLIED,
+    EFFECT_CANCELLED,
+    EFFECT_DELIVER,
+    EFFECT_GAP,
+    EFFECT_NOTE,
+    EFFECT_TIMER,
+    Effect,
+)
+from convoymq.kernels import batch
+from convoymq.queues.quorum.runs import CheckedOut, Fifo, Run
+
+UP = 0
+WAITING = 1
+QUIESCING = 2
+CANCELLED = 3
+POLLER = 4
+
+APPLIED_OK = 0
+APPLIED_REJECTED = 1
+
+#: Window of a consumer that asks for no limit, and of no_ack (the channel settles as it sends).
+WINDOW_UNLIMITED = 2000
+DELIVERY_LIMIT_DEFAULT = 20
+DISCONNECT_TIMEOUT_MS_DEFAULT = 60_000
+#: A turn of one of n consumers is 1/(16 n) of the ready messages, 1 … TURN_MESSAGES_MAX (ADR 0003).
+TURN_DIVISOR = 16
+TURN_MESSAGES_MAX = 256
+#: Replies that a session keeps for a repeat of the question; closed sessions that are remembered.
+REPLIES_KEPT_MAX = 64
+CLOSED_KEPT_MAX = 256
+
+FLAG_FAILED = 1
+FLAG_GET_SETTLED = 1
+FLAG_NODE_GONE = 1
+
+ENQUEUE = batch.CMD_ENQUEUE
+SETTLE = batch.CMD_SETTLE
+RETURN = batch.CMD_RETURN
+DISCARD = batch.CMD_DISCARD
+CHECKOUT = batch.CMD_CHECKOUT
+CANCEL = batch.CMD_CANCEL
+CREDIT = batch.CMD_CREDIT
+GET = batch.CMD_GET
+
+
+class Consumer:
+    """One consumer and what it holds."""
+
+    __slots__ = (
+        "arguments",
+        "checked_out",
+        "exclusive",
+        "next_id",
+        "no_ack",
+        "number",
+        "priority",
+        "queued",
+        "session",
+        "state",
+        "tag",
+        "window",
+    )
+
+    def __init__(self, session: Session, number: int, state: int) -> None:
+        self.session = session
+        self.number = number
+        self.state = state
+        self.tag = ""
+        self.window = 0
+        self.no_ack = False
+        self.exclusive = False
+        self.priority = 0
+        self.arguments: dict[str, Any] = {}
+        self.next_id = 0
+        self.queued = False
+        self.checked_out = CheckedOut()
+
+    def pack(self) -> list[Any]:
+        """Plain values for the snapshot."""
+        return [
+            self.number,
+            self.state,
+            self.tag,
+            self.window,
+            self.no_ack,
+            self.exclusive,
+            self.priority,
+            self.arguments,
+            self.next_id,
+            self.checked_out.pack(),
+        ]
+
+
+class Session:
+    """One ordered command stream: its last seq, its consumers, its latest replies."""
+
+    __slots__ = ("applied_at", "consumers", "id", "node", "replies", "seq")
+
+    def __init__(self, session_id: int) -> None:
+        self.id = session_id
+        self.node = session_id >> 56
+        self.seq = 0
+        self.consumers: dict[int, Consumer] = {}
+        #: (seq, status, reply) of the latest commands whose answer says more than "applied".
+        self.replies: deque[tuple[int, int, Any]] = deque()
+        #: Where in `effects` this entry's APPLIED of the session lies; -1 = none yet.
+        self.applied_at = -1
+
+
+class QuorumMachine:
+    """State of one quorum queue. See the module docstring.
+
+    Args of the constructor: settings that all replicas agree on: `delivery_limit` (-1 = none),
+    `single_active` (bool), `disconnect_timeout_ms`, `exclusive_honoured` (bool; RabbitMQ's quorum
+    queues ignore the flag of basic.consume, so False).
+    """
+
+    VERSION = 1
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self.effects: list[Effect] = []
+        self.version = 1
+        self.settings: dict[str, Any] = {
+            "delivery_limit": DELIVERY_LIMIT_DEFAULT,
+            "disconnect_timeout_ms": DISCONNECT_TIMEOUT_MS_DEFAULT,
+            "exclusive_honoured": False,
+            "single_active": False,
+        }
+        self.settings.update(settings or {})
+        self._clear()
+
+    def _clear(self) -> None:
+        self.delivery_limit: int = self.settings["delivery_limit"]
+        self.single_active: bool = self.settings["single_active"]
+        self.index = 0
+        self.time_ms = 0
+        self.last_active_ms = 0
+        self.deleted = False
+        self.fresh = Fifo(False)
+        self.returned = Fifo(True)
+        self.sessions: dict[int, Session] = {}
+        #: Sessions that ended, oldest first: a stray repeat of seq 1 is no new session.
+        self.closed: dict[int, None] = {}
+        #: Consumers with credit, by priority, the next to serve on the left. No level is empty.
+        self._levels: dict[int, deque[Consumer]] = {}
+        self._priorities: list[int] = []
+        #: Single active consumer: who is UP or QUIESCING, and who waits, in order of arrival.
+        self.active: Consumer | None = None
+        self.waiting: list[Consumer] = []
+        #: node -> [time of NODE_DOWN in ms, 1 when its messages have been returned]
+        self.down_nodes: dict[int, list[int]] = {}
+        self.unacked = 0
+        self.unacked_bytes = 0
+        self.consumer_count = 0
+        self.published = 0
+        self.delivered = 0
+        self.acked = 0
+        self.returns = 0
+        self.redelivered = 0
+        self.purged = 0
+        self.dropped: dict[str, int] = {"delivery_limit": 0, "rejected": 0}
+        self._nodes: frozenset[int] | None = None
+        self._touched: list[Session] = []
+        self._gaps: set[int] = set()
+
+    # ---------------------------------------------------------------- the log
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        """Applies a `commands` entry; appends to `effects`. Raises ValueError if malformed."""
+        self.index = index
+        if time_ms > self.time_ms:
+            self.time_ms = time_ms
+        for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
+            session: Session | None = None
+            if session_id:
+                session = self._accept(session_id, seq, kind)
+                if session is None:
+                    continue
+            if kind == ENQUEUE:
+                if count:
+                    if self.deleted:
+                        self._reply(session, APPLIED_REJECTED, "deleted")
+                        continue
+                    self.published += count
+                    self.fresh.push(
+                        index, offset, 0, count, batch.enqueue_bytes(data, offset), 0, 0
+                    )
+                self._applied(session)
+            elif session is not None:
+                self._session_command(session, kind, flags, count, arg, data, offset)
+            else:
+                self._leader_command(kind, flags, arg, data, offset)
+            if self._priorities and (self.fresh.messages or self.returned.messages):
+                self._assign()
+        for session in self._touched:
+            session.applied_at = -1
+        self._touched.clear()
+        self._gaps.clear()
+
+    def _gap(self, session_id: int, last: int) -> None:
+        """Asks for the commands after `last`, once an entry."""
+        if session_id not in self._gaps:
+            self._gaps.add(session_id)
+            self.effects.append((EFFECT_GAP, session_id, last))
+
+    def _accept(self, session_id: int, seq: int, kind: int) -> Session | None:
+        """The session when this command is its next; otherwise answers and returns None."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            if session_id in self.closed:
+                if kind == batch.CMD_SESSION_CLOSE:
+                    self.effects.append((EFFECT_APPLIED, session_id, seq, APPLIED_OK, None))
+                return None
+            if seq != 1:
+                self._gap(session_id, 0)
+                return None
+            session = Session(session_id)
+            self.sessions[session_id] = session
+            self._nodes = None
+        elif seq <= session.seq:
+            for known, status, reply in session.replies:
+                if known == seq:
+                    self.effects.append((EFFECT_APPLIED, session_id, seq, status, reply))
+                    session.applied_at = -1
+            if session.applied_at < 0:
+                self._answer(session)
+            return None
+        elif seq != session.seq + 1:
+            self._gap(session_id, session.seq)
+            return None
+        session.seq = seq
+        return session
+
+    def _answer(self, session: Session) -> None:
+        """APPLIED up to the session's last seq, one for all plain commands of an entry."""
+        effect = (EFFECT_APPLIED, session.id, session.seq, APPLIED_OK, None)
+        if session.applied_at >= 0:
+            self.effects[session.applied_at] = effect
+        else:
+            session.applied_at = len(self.effects)
+            self.effects.append(effect)
+            self._touched.append(session)
+
+    def _applied(self, session: Session | None) -> None:
+        if session is not None:
+            self._answer(session)
+
+    def _reply(self, session: Session | None, status: int, reply: Any) -> None:
+        """Answers with more than "applied"; kept, because the first answer may get lost."""
+        if session is None:
+            return
+        session.replies.append((session.seq, status, reply))
+        if len(session.replies) > REPLIES_KEPT_MAX:
+            session.replies.popleft()
+        self.effects.append((EFFECT_APPLIED, session.id, session.seq, status, reply))
+        session.applied_at = -1
+
+    def _session_command(
+        self,
+        session: Session,
+        kind: int,
+        flags: int,
+        count: int,
+        arg: int,
+        data: bytes,
+        offset: int,
+    ) -> None:
+        if kind in (SETTLE, RETURN, DISCARD):
+            consumer = session.consumers.get(arg)
+            if consumer is not None:
+                ranges = batch.ranges(data, offset, count)
+                for i in range(0, len(ranges), 2):
+                    self._release(consumer, kind, flags & FLAG_FAILED, ranges[i], ranges[i + 1])
+                self._refresh(consumer)
+            self._applied(session)
+        elif kind == GET:
+            self._get(session, flags & FLAG_GET_SETTLED != 0)
+        elif kind == CHECKOUT:
+            self._checkout(session, arg, decode_map(batch.command_body(data, offset)))
+        elif kind == CREDIT:
+            consumer = session.consumers.get(arg)
+            if consumer is not None and consumer.state < CANCELLED:
+                consumer.window = int(decode_map(batch.command_body(data, offset))["credit"])
+                self._refresh(consumer)
+            self._applied(session)
+        elif kind == CANCEL:
+            consumer = session.consumers.get(arg)
+            if consumer is not None and consumer.state < CANCELLED:
+                self._cancel(consumer)
+            self._reply(session, APPLIED_OK, None)
+        elif kind == batch.CMD_PURGE:
+            count = self.fresh.messages + self.returned.messages
+            self.purged += count
+            self.fresh.clear()
+            self.returned.clear()
+            self._reply(session, APPLIED_OK, count)
+        elif kind == batch.CMD_SESSION_CLOSE:
+            self._applied(session)
+            self._end_session(session, failed=True)
+        elif kind == batch.CMD_DELETE:
+            self._reply(session, APPLIED_OK, self.fresh.messages + self.returned.messages)
+            self._delete()
+        elif kind == batch.CMD_CONFIG:
+            self._configure(decode_map(batch.command_body(data, offset)))
+            self._applied(session)
+        else:
+            self._reply(session, APPLIED_REJECTED, f"unknown command {kind}")
+
+    def _leader_command(self, kind: int, flags: int, arg: int, data: bytes, offset: int) -> None:
+        if kind == batch.CMD_TICK:
+            self._tick()
+        elif kind == batch.CMD_SESSION_DOWN:
+            session = self.sessions.get(_u64(data, offset))
+            if session is not None:
+                self._end_session(session, failed=True)
+        elif kind == batch.CMD_NODE_DOWN:
+            self._node_down(arg, flags & FLAG_NODE_GONE != 0)
+        elif kind == batch.CMD_NODE_UP:
+            self._node_up(arg, _u64(data, offset))
+        elif kind == batch.CMD_CONFIG:
+            self._configure(decode_map(batch.command_body(data, offset)))
+        elif kind == batch.CMD_DELETE:
+            self._delete()
+        else:
+            self.effects.append((EFFECT_NOTE, "quorum.command_unknown", {"type": kind}))
+
+    # ----------------------------------------------------------- serving
+
+    def _serve_last(self, consumer: Consumer) -> None:
+        """Puts a consumer at the end of the service queue, if it may be served and is not in it."""
+        if (
+            consumer.queued
+            or consumer.state != UP
+            or consumer.window <= consumer.checked_out.messages
+            or consumer.session.node in self.down_nodes
+        ):
+            return
+        consumer.queued = True
+        level = self._levels.get(consumer.priority)
+        if level is None:
+            self._levels[consumer.priority] = deque((consumer,))
+            self._priorities = sorted(self._levels, reverse=True)
+        else:
+            level.append(consumer)
+
+    def _serve_no_more(self, consumer: Consumer) -> None:
+        """Takes a consumer out of the service queue."""
+        if consumer.queued:
+            consumer.queued = False
+            level = self._levels[consumer.priority]
+            level.remove(consumer)
+            if not level:
+                self._drop_level(consumer.priority)
+
+    def _drop_level(self, priority: int) -> None:
+        del self._levels[priority]
+        self._priorities = sorted(self._levels, reverse=True)
+
+    def _assign(self) -> None:
+        """Hands ready messages to consumers until one side has nothing left."""
+        while self._priorities:
+            ready = self.fresh.messages + self.returned.messages
+            if not ready:
+                return
+            priority = self._priorities[0]
+            level = self._levels[priority]
+            consumer = level.popleft()
+            others = len(level)
+            turn = consumer.window - consumer.checked_out.messages
+            if others:
+                fair = ready // (TURN_DIVISOR * (others + 1))
+                fair = min(max(fair, 1), TURN_MESSAGES_MAX)
+                turn = min(turn, fair)
+            assert turn > 0
+            while turn and ready:
+                taken = self._hand_out(consumer, turn, True)
+                turn -= taken
+                ready -= taken
+            if consumer.window > consumer.checked_out.messages:
+                level.append(consumer)
+            else:
+                consumer.queued = False
+                if not others:
+                    self._drop_level(priority)
+
+    def _hand_out(self, consumer: Consumer, limit: int, hold: bool) -> int:
+        """Gives the consumer at most `limit` messages of the next run; returns how many."""
+        source = self.returned if self.returned.messages else self.fresh
+        index, offset, first, count, size, acquired, delivered = source.take(limit)
+        message_id = consumer.next_id
+        consumer.next_id = message_id + count
+        self.delivered += count
+        if acquired:
+            self.redelivered += count
+        if hold:
+            consumer.checked_out.add(
+                message_id, index, offset, first, count, size, acquired, delivered
+            )
+            self.unacked += count
+            self.unacked_bytes += size
+        else:
+            self.acked += count
+        self.effects.append(
+            (
+                EFFECT_DELIVER,
+                consumer.session.id,
+                consumer.number,
+                message_id,
+                index,
+                offset,
+                first,
+                count,
+                acquired,
+                delivered,
+            )
+        )
+        return count
+
+    def _get(self, session: Session, settled: bool) -> None:
+        """basic.get: DELIVER to consumer 0, then the reply [message id, ready left] or []."""
+        self.last_active_ms = self.time_ms
+        if self.single_active:
+            self._reply(session, APPLIED_REJECTED, "single_active")
+            return
+        if self.deleted:
+            self._reply(session, APPLIED_REJECTED, "deleted")
+            return
+        if not self.fresh.messages and not self.returned.messages:
+            self._reply(session, APPLIED_OK, [])
+            return
+        poller = session.consumers.get(0)
+        if poller is None:
+            poller = Consumer(session, 0, POLLER)
+            session.consumers[0] = poller
+        message_id = poller.next_id
+        self._hand_out(poller, 1, not settled)
+        ready = self.fresh.messages + self.returned.messages
+        self._reply(session, APPLIED_OK, [message_id, ready])
+
+    def _release(self, consumer: Consumer, kind: int, failed: int, first: int, last: int) -> None:
+        """Takes message ids first … last from the consumer, as far as it still holds them."""
+        if last < first:
+            return
+        if kind == SETTLE:
+            for run in consumer.checked_out.remove(first, last):
+                self.acked += run[3]
+                self.unacked -= run[3]
+                self.unacked_bytes -= run[4]
+        elif kind == RETURN:
+            for run in consumer.checked_out.remove(first, last):
+                self._return(run, failed)
+        else:
+            for run in consumer.checked_out.remove(first, last):
+                self.unacked -= run[3]
+                self.unacked_bytes -= run[4]
+                self._discard(run, "rejected")
+
+    def _return(self, run: Run, failed: int) -> None:
+        """To the end of `returned`, or out when the delivery count passes the limit."""
+        index, offset, first, count, size, acquired, delivered = run
+        self.unacked -= count
+        self.unacked_bytes -= size
+        self.returns += count
+        acquired += 1
+        delivered += failed
+        if 0 <= self.delivery_limit < delivered:
+            self._discard(
+                (index, offset, first, count, size, acquired, delivered), "delivery_limit"
+            )
+        else:
+            self.returned.push(index, offset, first, count, size, acquired, delivered)
+
+    def _return_all(self, consumer: Consumer, failed: int) -> None:
+        """Returns all that a consumer holds, in ascending message id."""
+        for run in consumer.checked_out.remove_all():
+            self._return(run, failed)
+
+    def _discard(self, run: Run, reason: str) -> None:
+        """Where messages leave other than by settling; dead-lettering takes them from here."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + run[3]
+
+    # ---------------------------------------------------------- consumers
+
+    def _checkout(self, session: Session, number: int, spec: dict[str, Any]) -> None:
+        exclusive = bool(spec.get("exclusive", False)) and bool(self.settings["exclusive_honoured"])
+        refusal = None
+        if self.deleted:
+            refusal = "deleted"
+        elif number == 0 or number in session.consumers:
+            refusal = "consumer_exists"
+        elif self.settings["exclusive_honoured"] and self.consumer_count:
+            others = [c for c in self._consumers() if c.state < CANCELLED]
+            if exclusive or any(other.exclusive for other in others):
+                refusal = "exclusive"
+        if refusal is not None:
+            self._reply(session, APPLIED_REJECTED, refusal)
+            return
+        consumer = Consumer(session, number, UP)
+        consumer.tag = str(spec.get("tag", ""))
+        consumer.no_ack = bool(spec.get("no_ack", False))
+        consumer.priority = int(spec.get("priority", 0))
+        consumer.arguments = dict(spec.get("args") or {})
+        consumer.exclusive = exclusive
+        prefetch = int(spec.get("prefetch", 0))
+        consumer.window = WINDOW_UNLIMITED if prefetch <= 0 or consumer.no_ack else prefetch
+        session.consumers[number] = consumer
+        self.consumer_count += 1
+        # The reply goes first: a consumer hears that it exists before its first delivery.
+        self._reply(session, APPLIED_OK, None)
+        if self.single_active:
+            consumer.state = WAITING
+            self.waiting.append(consumer)
+            self._choose_active()
+        else:
+            self._serve_last(consumer)
+
+    def _cancel(self, consumer: Consumer) -> None:
+        """No more deliveries; the record stays while the consumer holds messages."""
+        self._serve_no_more(consumer)
+        if consumer.state == WAITING:
+            self.waiting.remove(consumer)
+        consumer.state = CANCELLED
+        self.consumer_count -= 1
+        self.last_active_ms = self.time_ms
+        if not consumer.checked_out.messages:
+            del consumer.session.consumers[consumer.number]
+        if consumer is self.active:
+            self.active = None
+        if self.single_active:
+            self._choose_active()
+
+    def _refresh(self, consumer: Consumer) -> None:
+        """After a consumer's holdings or window changed."""
+        if consumer.state == UP:
+            if not consumer.queued:
+                self._serve_last(consumer)
+            elif consumer.window <= consumer.checked_out.messages:
+                self._serve_no_more(consumer)
+        elif not consumer.checked_out.messages:
+            if consumer.state == CANCELLED:
+                consumer.session.consumers.pop(consumer.number, None)
+            elif consumer.state == QUIESCING:
+                self._choose_active()
+
+    def _best_waiting(self) -> Consumer | None:
+        """Single active consumer: highest priority among those whose node is up, then arrival."""
+        best: Consumer | None = None
+        for consumer in self.waiting:
+            if consumer.session.node in self.down_nodes:
+                continue
+            if best is None or consumer.priority > best.priority:
+                best = consumer
+        return best
+
+    def _choose_active(self) -> None:
+        """Single active consumer: swaps, quiesces or activates as the rules ask for it now."""
+        best = self._best_waiting()
+        active = self.active
+        if active is not None:
+            if best is None or best.priority <= active.priority:
+                if active.state == QUIESCING:
+                    active.state = UP
+                    self._serve_last(active)
+                return
+            self._serve_no_more(active)
+            if active.checked_out.messages:
+                active.state = QUIESCING
+                return
+            active.state = WAITING
+            self.waiting.append(active)
+            self.active = None
+        if best is not None:
+            self.waiting.remove(best)
+            best.state = UP
+            self.active = best
+            self._serve_last(best)
+
+    def _end_session(self, session: Session, *, failed: bool) -> None:
+        """Removes a session, returning what its consumers hold."""
+        del self.sessions[session.id]
+        self._nodes = None
+        self.closed[session.id] = None
+        if len(self.closed) > CLOSED_KEPT_MAX:
+            del self.closed[next(iter(self.closed))]
+        for consumer in list(session.consumers.values()):
+            self._serve_no_more(consumer)
+            if consumer.state == WAITING:
+                self.waiting.remove(consumer)
+            if consumer is self.active:
+                self.active = None
+            if consumer.state < CANCELLED:
+                self.consumer_count -= 1
+                self.last_active_ms = self.time_ms
+            self._return_all(consumer, 1 if failed else 0)
+            consumer.state = CANCELLED
+        session.consumers.clear()
+        if self.single_active:
+            self._choose_active()
+
+    # -------------------------------------------------------------- nodes
+
+    def _sessions_of(self, node: int) -> list[Session]:
+        return [session for session in self.sessions.values() if session.node == node]
+
+    def _node_down(self, node: int, gone: bool) -> None:
+        """Suspects a node; when it is known to be `gone`, its sessions end at once."""
+        if gone:
+            self.down_nodes.pop(node, None)
+            for session in self._sessions_of(node):
+                self._end_session(session, failed=True)
+            return
+        if node in self.down_nodes:
+            return
+        self.down_nodes[node] = [self.time_ms, 0]
+        for session in self._sessions_of(node):
+            for consumer in session.consumers.values():
+                self._serve_no_more(consumer)
+                if consumer is self.active:
+                    consumer.state = WAITING
+                    self.waiting.append(consumer)
+                    self.active = None
+        if self.single_active:
+            self._choose_active()
+        due = self.next_due_ms()
+        if due is not None:
+            self.effects.append((EFFECT_TIMER, due))
+
+    def _node_up(self, node: int, incarnation: int) -> None:
+        """Ends the sessions of older incarnations of the node; the others go on."""
+        for session in self._sessions_of(node):
+            if (session.id >> 24) & 0xFFFFFFFF < incarnation:
+                self._end_session(session, failed=True)
+        if self.down_nodes.pop(node, None) is None:
+            return
+        for session in self._sessions_of(node):
+            for consumer in session.consumers.values():
+                self._serve_last(consumer)
+        if self.single_active:
+            self._choose_active()
+
+    def _tick(self) -> None:
+        """Returns the messages of consumers whose node has been away for too long."""
+        timeout: int = self.settings["disconnect_timeout_ms"]
+        for node, state in self.down_nodes.items():
+            if state[1] or self.time_ms < state[0] + timeout:
+                continue
+            state[1] = 1
+            for session in self._sessions_of(node):
+                for consumer in list(session.consumers.values()):
+                    self._return_all(consumer, 0)
+                    self._refresh(consumer)
+        due = self.next_due_ms()
+        if due is not None:
+            self.effects.append((EFFECT_TIMER, due))
+
+    def next_due_ms(self) -> int | None:
+        """When the leader must propose TICK (logged time, ms); None = nothing waits for time."""
+        due: int | None = None
+        timeout: int = self.settings["disconnect_timeout_ms"]
+        for state in self.down_nodes.values():
+            if not state[1] and (due is None or state[0] + timeout < due):
+                due = state[0] + timeout
+        return due
+
+    # ------------------------------------------------------ queue as a whole
+
+    def _configure(self, changes: dict[str, Any]) -> None:
+        """Replaces settings; unknown ones are kept for later versions and have no effect."""
+        changes = dict(changes)
+        if changes.get("single_active", self.single_active) != self.single_active and self.sessions:
+            # Which of the running consumers would be the active one is not defined.
+            del changes["single_active"]
+            self.effects.append((EFFECT_NOTE, "quorum.setting_refused", {"name": "single_active"}))
+        self.settings.update(changes)
+        self.delivery_limit = self.settings["delivery_limit"]
+        self.single_active = self.settings["single_active"]
+
+    def set_version(self, version: int) -> None:
+        """Carries out a `machine version` entry. Raises ValueError for an unknown version."""
+        if not 1 <= version <= self.VERSION:
+            raise ValueError(f"machine version {version} is not supported, only 1..{self.VERSION}")
+        self.version = version
+
+    def _delete(self) -> None:
+        self.deleted = True
+        for session in list(self.sessions.values()):
+            for consumer in session.consumers.values():
+                if consumer.state < CANCELLED:
+                    self.effects.append((EFFECT_CANCELLED, session.id, consumer.number, "deleted"))
+                consumer.state = CANCELLED
+                consumer.queued = False
+                consumer.checked_out.remove_all()
+            session.consumers.clear()
+        self._levels.clear()
+        self._priorities = []
+        self.waiting.clear()
+        self.active = None
+        self.consumer_count = 0
+        self.unacked = 0
+        self.unacked_bytes = 0
+        self.fresh.clear()
+        self.returned.clear()
+
+    # ------------------------------------------------------------ looking at it
+
+    def _consumers(self) -> list[Consumer]:
+        return [c for session in self.sessions.values() for c in session.consumers.values()]
+
+    @property
+    def ready(self) -> int:
+        """Messages that wait for a consumer."""
+        return self.fresh.messages + self.returned.messages
+
+    @property
+    def ready_bytes(self) -> int:
+        """Body bytes of the messages that wait."""
+        return self.fresh.size + self.returned.size
+
+    def service_queue(self) -> list[tuple[int, int]]:
+        """(session, consumer number) in the order in which they will be served."""
+        return [
+            (consumer.session.id, consumer.number)
+            for priority in self._priorities
+            for consumer in self._levels[priority]
+        ]
+
+    def holds(self, session: int, consumer: int) -> list[tuple[int, Run]]:
+        """(first message id, run) of what a consumer holds, ascending; [] when it is unknown."""
+        known = self.sessions.get(session)
+        found = known.consumers.get(consumer) if known is not None else None
+        return found.checked_out.held() if found is not None else []
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """What the management API shows of each consumer."""
+        names = ("up", "waiting", "quiescing", "cancelled", "poller")
+        made = []
+        for consumer in self._consumers():
+            if consumer.state == POLLER:
+                continue
+            status = names[consumer.state]
+            if consumer.session.node in self.down_nodes:
+                status = "suspected_down"
+            elif self.single_active and consumer.state == UP:
+                status = "single_active"
+            made.append(
+                {
+                    "session": consumer.session.id,
+                    "number": consumer.number,
+                    "consumer_tag": consumer.tag,
+                    "prefetch_count": consumer.window,
+                    "ack_required": not consumer.no_ack,
+                    "priority": consumer.priority,
+                    "active": consumer.state == UP,
+                    "activity_status": status,
+                    "unacked": consumer.checked_out.messages,
+                }
+            )
+        return made
+
+    def totals(self) -> dict[str, int]:
+        """Counters and gauges for metrics."""
+        made = {
+            "ready": self.ready,
+            "unacked": self.unacked,
+            "ready_bytes": self.ready_bytes,
+            "unacked_bytes": self.unacked_bytes,
+            "returned_ready": self.returned.messages,
+            "consumers": self.consumer_count,
+            "published": self.published,
+            "delivered": self.delivered,
+            "acked": self.acked,
+            "returned": self.returns,
+            "redelivered": self.redelivered,
+            "purged": self.purged,
+        }
+        for reason, count in self.dropped.items():
+            made["dropped_" + reason] = count
+        return made
+
+    def memory_bytes(self) -> int:
+        """Bytes of the packed index: ready, returned and checked out runs."""
+        held = sum(consumer.checked_out.memory_bytes() for consumer in self._consumers())
+        return self.fresh.memory_bytes() + self.returned.memory_bytes() + held
+
+    def live_ranges(self) -> Iterable[tuple[int, int]]:
+        """Ascending, disjoint, inclusive ranges of entry indexes whose bodies are still needed.
+
+        What is fresh was published in one stretch of the log, so it is one range, with the few
+        small entries that lie between; everything else is named entry by entry.
+        """
+        needed = set(self.returned.indexes())
+        for consumer in self._consumers():
+            needed.update(consumer.checked_out.indexes())
+        spans = [(index, index) for index in needed]
+        if self.fresh.messages:
+            spans.append((self.fresh.first_index(), self.fresh.last_index()))
+        spans.sort()
+        made: list[tuple[int, int]] = []
+        low = 0
+        high = -1
+        for start, end in spans:
+            if high < 0:
+                low, high = start, end
+            elif start <= high + 1:
+                high = max(high, end)
+            else:
+                made.append((low, high))
+                low, high = start, end
+        if high >= 0:
+            made.append((low, high))
+        return made
+
+    def session_nodes(self) -> frozenset[int]:
+        """Nodes that have a session here."""
+        if self._nodes is None:
+            self._nodes = frozenset(session.node for session in self.sessions.values())
+        return self._nodes
+
+    def resend(self, session_node: int) -> None:
+        """Appends the effects that bring the clients of a node up to date (Machine.resend)."""
+        for session in self._sessions_of(session_node):
+            # What basic.get took comes before its reply, a subscription's reply before deliveries.
+            self._redeliver(session, True)
+            for seq, status, reply in session.replies:
+                self.effects.append((EFFECT_APPLIED, session.id, seq, status, reply))
+            self.effects.append((EFFECT_APPLIED, session.id, session.seq, APPLIED_OK, None))
+            self._redeliver(session, False)
+
+    def _redeliver(self, session: Session, pollers: bool) -> None:
+        for consumer in session.consumers.values():
+            if (consumer.state == POLLER) == pollers:
+                self.redeliver(session.id, consumer.number, 0)
+
+    def redeliver(self, session: int, consumer: int, from_id: int) -> None:
+        """Appends DELIVER effects for what the consumer holds from message id `from_id` on."""
+        for message_id, run in self.holds(session, consumer):
+            index, offset, first, count, _size, acquired, delivered = run
+            skip = max(0, from_id - message_id)
+            if skip < count:
+                self.effects.append(
+                    (
+                        EFFECT_DELIVER,
+                        session,
+                        consumer,
+                        message_id + skip,
+                        index,
+                        offset,
+                        first + skip,
+                        count - skip,
+                        acquired,
+                        delivered,
+                    )
+                )
+
+    # -------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> bytes:
+        """The state as msgpack of plain values and packed runs; equal for equal states."""
+        return msgspec.msgpack.encode(
+            {
+                "format": 1,
+                "version": self.version,
+                "settings": dict(sorted(self.settings.items())),
+                "index": self.index,
+                "time_ms": self.time_ms,
+                "last_active_ms": self.last_active_ms,
+                "deleted": self.deleted,
+                "fresh": self.fresh.pack(),
+                "returned": self.returned.pack(),
+                "sessions": [
+                    [s.id, s.seq, list(s.replies), [c.pack() for c in s.consumers.values()]]
+                    for s in self.sessions.values()
+                ],
+                "closed": list(self.closed),
+                "service": self.service_queue(),
+                "waiting": [(c.session.id, c.number) for c in self.waiting],
+                "down_nodes": [[node, *state] for node, state in self.down_nodes.items()],
+                "totals": [
+                    self.published,
+                    self.delivered,
+                    self.acked,
+                    self.returns,
+                    self.redelivered,
+                    self.purged,
+                ],
+                "dropped": dict(sorted(self.dropped.items())),
+            }
+        )
+
+    def restore(self, state: bytes) -> None:
+        """Replaces the state. Raises ValueError for what is no snapshot of a known format."""
+        try:
+            known = msgspec.msgpack.decode(state)
+            if known["format"] != 1:
+                raise ValueError(f"snapshot format {known['format']} is not known")
+            self._restore(known)
+        except (KeyError, TypeError, msgspec.DecodeError) as error:
+            raise ValueError(f"damaged snapshot of a quorum queue: {error!r}") from error
+
+    def _restore(self, known: dict[str, Any]) -> None:
+        self.set_version(known["version"])
+        self.settings = known["settings"]
+        self._clear()
+        self.index = known["index"]
+        self.time_ms = known["time_ms"]
+        self.last_active_ms = known["last_active_ms"]
+        self.deleted = known["deleted"]
+        self.fresh.unpack(known["fresh"])
+        self.returned.unpack(known["returned"])
+        for session_id, seq, replies, consumers in known["sessions"]:
+            session = Session(session_id)
+            session.seq = seq
+            session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
+            self.sessions[session_id] = session
+            for packed in consumers:
+                self._restore_consumer(session, packed)
+        self.closed = dict.fromkeys(known["closed"])
+        for session_id, number in known["service"]:
+            consumer = self.sessions[session_id].consumers[number]
+            consumer.queued = True
+            self._levels.setdefault(consumer.priority, deque()).append(consumer)
+        self._priorities = sorted(self._levels, reverse=True)
+        self.waiting = [self.sessions[s].consumers[number] for s, number in known["waiting"]]
+        self.down_nodes = {node: [since, returned] for node, since, returned in known["down_nodes"]}
+        (
+            self.published,
+            self.delivered,
+            self.acked,
+            self.returns,
+            self.redelivered,
+            self.purged,
+        ) = known["totals"]
+        self.dropped = known["dropped"]
+
+    def _restore_consumer(self, session: Session, packed: list[Any]) -> None:
+        consumer = Consumer(session, packed[0], packed[1])
+        consumer.tag = packed[2]
+        consumer.window = packed[3]
+        consumer.no_ack = packed[4]
+        consumer.exclusive = packed[5]
+        consumer.priority = packed[6]
+        consumer.arguments = packed[7]
+        consumer.next_id = packed[8]
+        consumer.checked_out.unpack(packed[9])
+        session.consumers[consumer.number] = consumer
+        self.unacked += consumer.checked_out.messages
+        self.unacked_bytes += consumer.checked_out.size
+        if consumer.state < CANCELLED:
+            self.consumer_count += 1
+        if self.single_active and consumer.state in (UP, QUIESCING):
+            self.active = consumer
+
+    def state_hash(self) -> int:
+        """Equal on replicas that applied the same index."""
+        return zlib.crc32(self.snapshot())
+
+
+def decode_map(body: bytes) -> dict[str, Any]:
+    """The msgpack map of a command's body with its padding. Raises ValueError."""
+    for padding in range(8):
+        if padding and (padding > len(body) or body[len(body) - padding]):
+            break
+        try:
+            return msgspec.msgpack.decode(body[: len(body) - padding], type=dict[str, Any])
+        except msgspec.DecodeError:
+            continue
+    raise ValueError("command body is not a msgpack map")
+
+
+def _u64(data: bytes, offset: int) -> int:
+    """The first u64 of a command's body. Raises ValueError."""
+    body = batch.command_body(data, offset)
+    if len(body) < 8:
+        raise ValueError("command body is shorter than a u64")
+    return int.from_bytes(body[:8], "little")

@@ -1,0 +1,397 @@
+"""Runs: ranges of consecutive messages of one ENQUEUE command that share a fate.
+
+A run is a tuple (index, offset, first, count, size, acquired, delivered): records
+[first, first + count) of the ENQUEUE command at byte `offset` of entry `index`, their body bytes in
+sum, how often they were handed out before, and how many of those times count as failed. Containers
+keep runs packed in 64-bit words: a run costs 24 bytes while it is ready, 32 when it came back and
+40 while it is checked out; there is no Python object per run, and none per message.
+
+When a run is cut, its bytes are divided in proportion to the messages, so parts always add up to
+the whole; with equal body sizes the division is exact.
+
+Invariants: count > 0 everywhere; ids of a `CheckedOut` ascend and do not overlap.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+
+#: (index, offset, first, count, size, acquired, delivered)
+Run = tuple[int, int, int, int, int, int, int]
+
+LOW = 0xFFFFFFFF
+COMPACT_WORDS = 1024
+
+
+def words_to_bytes(words: array[int]) -> bytes:
+    """Little-endian bytes of 64-bit words."""
+    if sys.byteorder == "little":
+        return words.tobytes()
+    swapped = array("Q", words)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def words_from_bytes(data: bytes, stride: int) -> array[int]:
+    """The words of `words_to_bytes`. Raises ValueError when the length does not fit."""
+    if len(data) % (8 * stride):
+        raise ValueError("packed runs: length is not a multiple of the run size")
+    words = array("Q")
+    words.frombytes(data)
+    if sys.byteorder != "little":
+        words.byteswap()
+    return words
+
+
+class Fifo:
+    """A first-in first-out queue of runs.
+
+    With `counted` the runs keep their counts (32 bytes a run); without, every run is fresh, that is
+    both counts are 0 (24 bytes a run). Words: index · offset, first · count, size [· acquired,
+    delivered].
+    """
+
+    __slots__ = ("_head", "_stride", "_words", "counted", "messages", "size")
+
+    def __init__(self, counted: bool) -> None:
+        self.counted = counted
+        self._stride = 4 if counted else 3
+        self._words: array[int] = array("Q")
+        self._head = 0
+        self.messages = 0
+        self.size = 0
+
+    def push(
+        self,
+        index: int,
+        offset: int,
+        first: int,
+        count: int,
+        size: int,
+        acquired: int,
+        delivered: int,
+    ) -> None:
+        """Appends a run; joins it to the last one when it continues it with the same counts."""
+        assert count > 0
+        words = self._words
+        end = len(words)
+        stride = self._stride
+        self.messages += count
+        self.size += size
+        if self.counted:
+            counts = acquired << 32 | delivered
+            if end > self._head:
+                at = end - stride
+                place = words[at + 1]
+                amount = words[at + 2]
+                if (
+                    words[at] == index
+                    and place >> 32 == offset
+                    and (place & LOW) + (amount >> 32) == first
+                    and words[at + 3] == counts
+                ):
+                    words[at + 2] = ((amount >> 32) + count) << 32 | ((amount & LOW) + size)
+                    return
+            words.append(index)
+            words.append(offset << 32 | first)
+            words.append(count << 32 | size)
+            words.append(counts)
+            return
+        assert acquired == 0
+        assert delivered == 0
+        words.append(index)
+        words.append(offset << 32 | first)
+        words.append(count << 32 | size)
+
+    def take(self, limit: int) -> Run:
+        """Removes at most `limit` messages from the head run. The queue must not be empty."""
+        words = self._words
+        at = self._head
+        assert limit > 0
+        assert at < len(words)
+        place = words[at + 1]
+        amount = words[at + 2]
+        count = amount >> 32
+        size = amount & LOW
+        acquired = 0
+        delivered = 0
+        if self.counted:
+            counts = words[at + 3]
+            acquired = counts >> 32
+            delivered = counts & LOW
+        index = words[at]
+        if count <= limit:
+            self._head = at + self._stride
+            if self._head >= COMPACT_WORDS and self._head * 2 >= len(words):
+                del words[: self._head]
+                self._head = 0
+        else:
+            part = size * limit // count
+            words[at + 1] = place + limit
+            words[at + 2] = (count - limit) << 32 | (size - part)
+            count = limit
+            size = part
+        self.messages -= count
+        self.size -= size
+        return (index, place >> 32, place & LOW, count, size, acquired, delivered)
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._words = array("Q")
+        self._head = 0
+        self.messages = 0
+        self.size = 0
+
+    def runs(self) -> list[Run]:
+        """All runs, oldest first. Cost: O(runs); for tests, tools and invariants."""
+        words = self._words
+        made: list[Run] = []
+        for at in range(self._head, len(words), self._stride):
+            counts = words[at + 3] if self.counted else 0
+            made.append(
+                (
+                    words[at],
+                    words[at + 1] >> 32,
+                    words[at + 1] & LOW,
+                    words[at + 2] >> 32,
+                    words[at + 2] & LOW,
+                    counts >> 32,
+                    counts & LOW,
+                )
+            )
+        return made
+
+    def indexes(self) -> list[int]:
+        """Entry index of every run, oldest first."""
+        return list(self._words[self._head :: self._stride])
+
+    def first_index(self) -> int:
+        """Entry index of the oldest run. The queue must not be empty."""
+        assert self._head < len(self._words)
+        return self._words[self._head]
+
+    def last_index(self) -> int:
+        """Entry index of the youngest run. The queue must not be empty."""
+        assert self._head < len(self._words)
+        return self._words[len(self._words) - self._stride]
+
+    def run_count(self) -> int:
+        """Number of runs."""
+        return (len(self._words) - self._head) // self._stride
+
+    def memory_bytes(self) -> int:
+        """Bytes that the packed words take."""
+        return len(self._words) * 8
+
+    def pack(self) -> bytes:
+        """The packed words, little-endian: equal for equal content."""
+        return words_to_bytes(self._words[self._head :])
+
+    def unpack(self, data: bytes) -> None:
+        """Replaces the content by that of `pack`. Raises ValueError."""
+        self._words = words_from_bytes(data, self._stride)
+        self._head = 0
+        self.messages = 0
+        self.size = 0
+        for run in self.runs():
+            if run[3] == 0:
+                raise ValueError("packed runs: an empty run")
+            self.messages += run[3]
+            self.size += run[4]
+
+
+class CheckedOut:
+    """What one consumer holds, by message id.
+
+    Words: first message id · index · offset, first · count, size · acquired, delivered.
+    """
+
+    __slots__ = ("_head", "_words", "messages", "size")
+
+    STRIDE = 5
+
+    def __init__(self) -> None:
+        self._words: array[int] = array("Q")
+        self._head = 0
+        self.messages = 0
+        self.size = 0
+
+    def add(
+        self,
+        message_id: int,
+        index: int,
+        offset: int,
+        first: int,
+        count: int,
+        size: int,
+        acquired: int,
+        delivered: int,
+    ) -> None:
+        """Appends a run under ids that follow all that are held."""
+        assert count > 0
+        words = self._words
+        end = len(words)
+        counts = acquired << 32 | delivered
+        self.messages += count
+        self.size += size
+        if end > self._head:
+            at = end - 5
+            place = words[at + 2]
+            amount = words[at + 3]
+            held = amount >> 32
+            assert words[at] + held <= message_id
+            if (
+                words[at] + held == message_id
+                and words[at + 1] == index
+                and place >> 32 == offset
+                and (place & LOW) + held == first
+                and words[at + 4] == counts
+            ):
+                words[at + 3] = (held + count) << 32 | ((amount & LOW) + size)
+                return
+        words.append(message_id)
+        words.append(index)
+        words.append(offset << 32 | first)
+        words.append(count << 32 | size)
+        words.append(counts)
+
+    def _find(self, message_id: int) -> int:
+        """Position of the first run whose last id is not below `message_id`."""
+        words = self._words
+        head = self._head
+        if head >= len(words) or words[head] + (words[head + 3] >> 32) > message_id:
+            return head
+        low = 0
+        high = (len(words) - head) // 5
+        while low < high:
+            middle = (low + high) // 2
+            at = head + middle * 5
+            if words[at] + (words[at + 3] >> 32) > message_id:
+                high = middle
+            else:
+                low = middle + 1
+        return head + low * 5
+
+    def remove(self, first_id: int, last_id: int) -> list[Run]:
+        """Removes the messages with ids first_id … last_id (inclusive) that are held; ascending.
+
+        Cost: O(runs removed), plus a move of the words behind them unless they are the oldest.
+        """
+        assert first_id <= last_id
+        words = self._words
+        start = self._find(first_id)
+        at = start
+        end = len(words)
+        removed: list[Run] = []
+        kept: list[int] = []
+        while at < end and words[at] <= last_id:
+            run_id = words[at]
+            index = words[at + 1]
+            place = words[at + 2]
+            amount = words[at + 3]
+            counts = words[at + 4]
+            count = amount >> 32
+            size = amount & LOW
+            if run_id < first_id:
+                part = first_id - run_id
+                part_size = size * part // count
+                kept += [run_id, index, place, part << 32 | part_size, counts]
+                run_id = first_id
+                place += part
+                count -= part
+                size -= part_size
+            right = 0
+            right_size = 0
+            if run_id + count - 1 > last_id:
+                taken = last_id - run_id + 1
+                part_size = size * taken // count
+                right = count - taken
+                right_size = size - part_size
+                count = taken
+                size = part_size
+                kept += [
+                    run_id + count,
+                    index,
+                    place + count,
+                    right << 32 | right_size,
+                    counts,
+                ]
+            removed.append(
+                (index, place >> 32, place & LOW, count, size, counts >> 32, counts & LOW)
+            )
+            self.messages -= count
+            self.size -= size
+            at += 5
+        if at == start:
+            return removed
+        if start == self._head:
+            # The oldest go first nearly always: move the head instead of the words.
+            self._head = at - len(kept) if len(kept) <= at - start else start
+            if self._head == at - len(kept):
+                for i in range(len(kept)):
+                    words[self._head + i] = kept[i]
+            else:
+                words[start:at] = array("Q", kept)
+            if self._head >= COMPACT_WORDS and self._head * 2 >= len(words):
+                del words[: self._head]
+                self._head = 0
+        else:
+            words[start:at] = array("Q", kept)
+        return removed
+
+    def remove_all(self) -> list[Run]:
+        """Removes everything, ascending."""
+        removed = [run for _, run in self.held()]
+        self._words = array("Q")
+        self._head = 0
+        self.messages = 0
+        self.size = 0
+        return removed
+
+    def held(self) -> list[tuple[int, Run]]:
+        """(first id, run) of all that is held, ascending."""
+        words = self._words
+        return [
+            (
+                words[at],
+                (
+                    words[at + 1],
+                    words[at + 2] >> 32,
+                    words[at + 2] & LOW,
+                    words[at + 3] >> 32,
+                    words[at + 3] & LOW,
+                    words[at + 4] >> 32,
+                    words[at + 4] & LOW,
+                ),
+            )
+            for at in range(self._head, len(words), 5)
+        ]
+
+    def indexes(self) -> list[int]:
+        """Entry index of every run held."""
+        return list(self._words[self._head + 1 :: 5])
+
+    def run_count(self) -> int:
+        """Number of runs."""
+        return (len(self._words) - self._head) // 5
+
+    def memory_bytes(self) -> int:
+        """Bytes that the packed words take."""
+        return len(self._words) * 8
+
+    def pack(self) -> bytes:
+        """The packed words, little-endian: equal for equal content."""
+        return words_to_bytes(self._words[self._head :])
+
+    def unpack(self, data: bytes) -> None:
+        """Replaces the content by that of `pack`. Raises ValueError."""
+        self._words = words_from_bytes(data, 5)
+        self._head = 0
+        self.messages = 0
+        self.size = 0
+        for _, run in self.held():
+            if run[3] == 0:
+                raise ValueError("packed runs: an empty run")
+            self.messages += run[3]
+            self.size += run[4]

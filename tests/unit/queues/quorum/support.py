@@ -1,0 +1,125 @@
+"""Builds logs of quorum queue commands for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from convoymq.cluster.interfaces import EFFECT_DELIVER
+from convoymq.kernels import batch
+
+
+def session_id(node: int, counter: int = 1, incarnation: int = 1) -> int:
+    """A session as in docs/formats/entries-and-frames.md."""
+    return node << 56 | incarnation << 24 | counter
+
+
+class Log:
+    """A growing list of entries; sessions number their commands by themselves."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+        self.builder = batch.CommandBuilder()
+        self.targets: dict[int, batch.PublishTarget] = {}
+        self.time_ms = 1_000_000
+        self.term = 1
+
+    def _target(self, session: int) -> batch.PublishTarget:
+        if session not in self.targets:
+            self.targets[session] = batch.PublishTarget(self.builder, session, None)
+        return self.targets[session]
+
+    def publish(self, session: int, sizes: Iterable[int]) -> None:
+        """One ENQUEUE per run of this session's publishes between other commands."""
+        for size in sizes:
+            self._target(session).publish([b"\0\1q", b"h", bytes(size)], size, 0)
+
+    def command(
+        self,
+        session: int,
+        type: int,
+        arg: int = 0,
+        flags: int = 0,
+        count: int = 0,
+        body: bytes = b"",
+    ) -> None:
+        """Any other command of a session."""
+        self._target(session).command(type, flags, count, arg, body)
+
+    def checkout(self, session: int, number: int, prefetch: int = 10, **spec: Any) -> None:
+        spec = {"prefetch": prefetch, "no_ack": False, "tag": f"c{number}", **spec}
+        self.command(session, batch.CMD_CHECKOUT, number, body=msgspec.msgpack.encode(spec))
+
+    def cancel(self, session: int, number: int) -> None:
+        self.command(session, batch.CMD_CANCEL, number)
+
+    def credit(self, session: int, number: int, credit: int) -> None:
+        body = msgspec.msgpack.encode({"credit": credit})
+        self.command(session, batch.CMD_CREDIT, number, body=body)
+
+    def ranges(
+        self, session: int, type: int, number: int, ranges: list[int], flags: int = 0
+    ) -> None:
+        body = batch.pack_ranges(ranges)
+        self.command(session, type, number, flags, len(ranges) // 2, body)
+
+    def settle(self, session: int, number: int, *ranges: int) -> None:
+        self.ranges(session, batch.CMD_SETTLE, number, list(ranges))
+
+    def return_(self, session: int, number: int, *ranges: int, failed: bool = False) -> None:
+        self.ranges(session, batch.CMD_RETURN, number, list(ranges), int(failed))
+
+    def discard(self, session: int, number: int, *ranges: int) -> None:
+        self.ranges(session, batch.CMD_DISCARD, number, list(ranges))
+
+    def get(self, session: int, *, settled: bool = False) -> None:
+        self.command(session, batch.CMD_GET, flags=int(settled))
+
+    def close(self, session: int) -> None:
+        self.command(session, batch.CMD_SESSION_CLOSE)
+
+    def leader(self, type: int, arg: int = 0, flags: int = 0, body: bytes = b"") -> None:
+        """A command from the leader itself."""
+        self.builder.add(type, flags, 0, 0, 0, arg, body)
+
+    def session_down(self, session: int) -> None:
+        self.leader(batch.CMD_SESSION_DOWN, body=session.to_bytes(8, "little"))
+
+    def node_down(self, node: int, *, gone: bool = False) -> None:
+        self.leader(batch.CMD_NODE_DOWN, node, int(gone))
+
+    def node_up(self, node: int, incarnation: int = 1) -> None:
+        self.leader(batch.CMD_NODE_UP, node, body=incarnation.to_bytes(8, "little"))
+
+    def seal(self, after_ms: int = 1) -> Any:
+        """Closes the open commands as the next entry."""
+        self.time_ms += after_ms
+        index = len(self.entries) + 1
+        entry = self.builder.take_entry(7, index, self.term, self.time_ms)
+        self.entries.append(entry)
+        return entry
+
+
+def apply(machine: Any, entry: Any) -> list[Any]:
+    """Applies an entry and returns its effects."""
+    machine.apply(entry.index, entry.time_ms, entry.data)
+    effects = list(machine.effects)
+    machine.effects.clear()
+    return effects
+
+
+def expand(runs: Iterable[Any]) -> list[tuple[int, int, int]]:
+    """(index, offset, record) of every message of some runs."""
+    return [(r[0], r[1], r[2] + k) for r in runs for k in range(r[3])]
+
+
+def deliveries(effects: Iterable[Any], session: int, consumer: int) -> list[tuple[int, int]]:
+    """(message id, entry index) of every message that the effects hand to a consumer."""
+    return [
+        (effect[3] + k, effect[4])
+        for effect in effects
+        if effect[0] == EFFECT_DELIVER and effect[1] == session and effect[2] == consumer
+        for k in range(effect[7])
+    ]

@@ -1,0 +1,569 @@
+"""Rules of the quorum queue's machine, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from convoymq.cluster.interfaces import (
+    EFFECT_APPLIED,
+    EFFECT_CANCELLED,
+    EFFECT_DELIVER,
+    EFFECT_GAP,
+    EFFECT_NOTE,
+    EFFECT_TIMER,
+)
+from convoymq.kernels import batch
+from convoymq.queues.quorum.invariants import check_invariants
+from convoymq.queues.quorum.machine import CLOSED_KEPT_MAX, QuorumMachine
+from tests.unit.queues.quorum.support import Log, apply, deliveries, session_id
+
+A, B, C = session_id(1), session_id(2), session_id(3)
+
+
+class Queue:
+    """A machine and its log."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.machine = QuorumMachine(settings)
+        self.log = Log()
+
+    def step(self, after_ms: int = 1) -> list[Any]:
+        effects = apply(self.machine, self.log.seal(after_ms))
+        check_invariants(self.machine)
+        return effects
+
+    def status(self) -> dict[int, str]:
+        return {c["session"]: c["activity_status"] for c in self.machine.consumers()}
+
+
+def replies(effects: list[Any], session: int) -> list[tuple[int, int, Any]]:
+    return [e[2:] for e in effects if e[0] == EFFECT_APPLIED and e[1] == session]
+
+
+# ------------------------------------------------------------------- sessions
+
+
+def test_plain_commands_of_an_entry_are_answered_once() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1, 1])
+    queue.log.settle(A, 1, 0, 0)
+    queue.log.publish(A, [1])
+    assert queue.step() == [(EFFECT_APPLIED, A, 3, 0, None)]
+
+
+def test_an_answer_with_content_is_not_overtaken() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1])
+    queue.log.command(A, batch.CMD_PURGE)
+    queue.log.publish(A, [1])
+    assert [e[2:] for e in queue.step()] == [(1, 0, None), (2, 0, 1), (3, 0, None)]
+
+
+def test_a_repeated_command_is_answered_but_not_applied() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1, 1])
+    entry = queue.log.seal()
+    apply(queue.machine, entry)
+    assert apply(queue.machine, entry) == [(EFFECT_APPLIED, A, 1, 0, None)]
+    assert queue.machine.ready == 2
+
+
+def test_a_repeated_question_gets_its_answer_again() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1, 1])
+    queue.log.command(A, batch.CMD_PURGE)
+    entry = queue.log.seal()
+    apply(queue.machine, entry)
+    assert (EFFECT_APPLIED, A, 2, 0, 2) in apply(queue.machine, entry)
+
+
+def test_a_gap_is_reported_once_an_entry() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1])
+    queue.step()
+    queue.log.publish(A, [1])
+    queue.log.command(A, batch.CMD_PURGE)
+    queue.log.seal()
+    queue.log.publish(A, [1])
+    queue.log.command(A, batch.CMD_PURGE)
+    assert queue.step() == [(EFFECT_GAP, A, 1)]
+    assert queue.machine.ready == 1
+
+
+def test_an_unknown_session_must_start_at_one() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1])
+    queue.log.seal()
+    queue.log.publish(A, [1])
+    assert queue.step() == [(EFFECT_GAP, A, 0)]
+    assert queue.machine.session_nodes() == frozenset()
+
+
+def test_a_stray_repeat_does_not_revive_a_closed_session() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1])
+    first = queue.log.seal()
+    apply(queue.machine, first)
+    queue.log.close(A)
+    queue.step()
+    assert apply(queue.machine, first) == []
+    assert queue.machine.ready == 1
+    assert queue.machine.sessions == {}
+
+
+def test_closed_sessions_are_forgotten_at_the_bound() -> None:
+    queue = Queue()
+    for i in range(CLOSED_KEPT_MAX + 1):
+        queue.log.publish(session_id(1, i), [1])
+        queue.log.close(session_id(1, i))
+    queue.step()
+    assert len(queue.machine.closed) == CLOSED_KEPT_MAX
+    assert session_id(1, 0) not in queue.machine.closed
+
+
+# ------------------------------------------------------------------- delivery
+
+
+def test_a_subscription_is_answered_before_its_first_delivery() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1] * 3)
+    queue.log.checkout(B, 1)
+    kinds = [e[:2] for e in queue.step()]
+    assert kinds == [(EFFECT_APPLIED, A), (EFFECT_APPLIED, B), (EFFECT_DELIVER, B)]
+
+
+def test_one_consumer_takes_whole_runs() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 500)
+    queue.log.publish(A, [1] * 1000)
+    delivered = [e for e in queue.step() if e[0] == EFFECT_DELIVER]
+    assert [(e[3], e[6], e[7]) for e in delivered] == [(0, 0, 500)]
+    queue.log.settle(B, 1, 0, 249)
+    delivered = [e for e in queue.step() if e[0] == EFFECT_DELIVER]
+    assert [(e[3], e[6], e[7]) for e in delivered] == [(500, 500, 250)]
+
+
+def test_prefetch_zero_has_a_window_of_2000() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 0)
+    queue.log.publish(A, [1] * 2001)
+    queue.step()
+    assert queue.machine.unacked == 2000
+
+
+def test_a_small_queue_is_dealt_message_by_message() -> None:
+    queue = Queue()
+    for session in (A, B, C):
+        queue.log.checkout(session, 1, 100)
+    queue.log.publish(A, [1] * 7)
+    queue.step()
+    held = [queue.machine.holds(s, 1) for s in (A, B, C)]
+    assert [[run[2] for _, run in h] for h in held] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_a_large_queue_is_dealt_in_turns_that_shrink() -> None:
+    queue = Queue()
+    for session in (A, B):
+        queue.log.checkout(session, 1, 5000)
+    queue.log.publish(A, [1] * 3200)
+    turns = [e[7] for e in queue.step() if e[0] == EFFECT_DELIVER]
+    assert turns[0] == 100
+    assert turns == sorted(turns, reverse=True)
+    assert turns[-30:] == [1] * 30
+    held = [sum(r[3] for _, r in queue.machine.holds(s, 1)) for s in (A, B)]
+    assert abs(held[0] - held[1]) <= 100
+
+
+def test_a_lower_priority_gets_what_the_higher_has_no_credit_for() -> None:
+    queue = Queue()
+    queue.log.checkout(A, 1, 2)
+    queue.log.checkout(B, 1, 3, priority=5)
+    queue.log.publish(C, [1] * 4)
+    effects = queue.step()
+    assert [i for _, i in deliveries(effects, B, 1)] == [1, 1, 1]
+    assert [i for i, _ in deliveries(effects, A, 1)] == [0]
+
+
+def test_credit_replaces_the_window() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 1)
+    queue.log.publish(A, [1] * 5)
+    queue.step()
+    queue.log.credit(B, 1, 3)
+    assert len(deliveries(queue.step(), B, 1)) == 2
+    queue.log.credit(B, 1, 0)
+    queue.log.settle(B, 1, 0, 2)
+    assert deliveries(queue.step(), B, 1) == []
+
+
+def test_get_takes_one_and_says_what_is_left() -> None:
+    queue = Queue()
+    queue.log.publish(A, [1] * 3)
+    queue.log.get(B)
+    queue.log.get(B, settled=True)
+    effects = queue.step()
+    assert replies(effects, B) == [(1, 0, [0, 2]), (2, 0, [1, 1])]
+    assert deliveries(effects, B, 0) == [(0, 1), (1, 1)]
+    assert (queue.machine.unacked, queue.machine.acked) == (1, 1)
+    queue.log.settle(B, 0, 0, 0)
+    queue.log.get(B)
+    queue.log.get(B)
+    assert replies(queue.step(), B)[-1] == (5, 0, [])
+
+
+def test_an_exclusive_consumer_is_alone_when_honoured() -> None:
+    queue = Queue(exclusive_honoured=True)
+    queue.log.checkout(A, 1, exclusive=True)
+    queue.log.checkout(B, 1)
+    assert replies(queue.step(), B) == [(1, 1, "exclusive")]
+    queue.log.cancel(A, 1)
+    queue.log.checkout(B, 2)
+    queue.log.checkout(A, 2, exclusive=True)
+    effects = queue.step()
+    assert replies(effects, B) == [(2, 0, None)]
+    assert replies(effects, A)[-1] == (3, 1, "exclusive")
+
+
+def test_the_exclusive_flag_is_ignored_by_default() -> None:
+    queue = Queue()
+    queue.log.checkout(A, 1, exclusive=True)
+    queue.log.checkout(B, 1, exclusive=True)
+    assert replies(queue.step(), B) == [(1, 0, None)]
+
+
+# -------------------------------------------------------- returns and limits
+
+
+def test_returned_messages_come_before_fresh_in_the_order_of_return() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 3)
+    queue.log.publish(A, [1] * 5)
+    queue.step()
+    queue.log.credit(B, 1, 0)
+    queue.log.return_(B, 1, 2, 2)
+    queue.log.return_(B, 1, 0, 0)
+    queue.log.credit(B, 1, 10)
+    sent = [e for e in queue.step() if e[0] == EFFECT_DELIVER]
+    assert [(e[6], e[8]) for e in sent] == [(2, 1), (0, 1), (3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "counts"),
+    [
+        ("nack", (1, 0)),
+        ("reject", (1, 1)),
+        ("close", (1, 1)),
+        ("down", (1, 1)),
+        ("timeout", (1, 0)),
+        ("gone", (1, 1)),
+        ("restarted", (1, 1)),
+    ],
+)
+def test_counts_by_cause(cause: str, counts: tuple[int, int]) -> None:
+    queue = Queue()
+    log = queue.log
+    log.checkout(B, 1)
+    log.publish(A, [1])
+    queue.step()
+    if cause in ("nack", "reject"):
+        log.credit(B, 1, 0)
+        log.return_(B, 1, 0, 0, failed=cause == "reject")
+    elif cause == "close":
+        log.close(B)
+    elif cause == "down":
+        log.session_down(B)
+    elif cause == "timeout":
+        log.node_down(2)
+        queue.step()
+        log.leader(batch.CMD_TICK)
+    elif cause == "gone":
+        log.node_down(2, gone=True)
+    else:
+        log.node_up(2, incarnation=2)
+    queue.step(60_000)
+    assert [run[5:] for run in queue.machine.returned.runs()] == [counts]
+
+
+def test_a_message_is_handed_out_limit_plus_one_times() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 1)
+    queue.log.publish(A, [7])
+    handed = len(deliveries(queue.step(), B, 1))
+    for i in range(30):
+        queue.log.return_(B, 1, i, i, failed=True)
+        handed += len(deliveries(queue.step(), B, 1))
+    assert handed == 21
+    assert queue.machine.dropped == {"delivery_limit": 1, "rejected": 0}
+
+
+def test_unlimited_and_configured_delivery_limit() -> None:
+    queue = Queue(delivery_limit=-1)
+    queue.log.checkout(B, 1, 1)
+    queue.log.publish(A, [7])
+    for i in range(40):
+        queue.log.return_(B, 1, i, i, failed=True)
+    queue.step()
+    assert queue.machine.unacked == 1
+    queue.log.leader(batch.CMD_CONFIG, body=msgspec.msgpack.encode({"delivery_limit": 2}))
+    queue.log.return_(B, 1, 40, 40, failed=True)
+    queue.step()
+    assert queue.machine.dropped["delivery_limit"] == 1
+
+
+def test_discarded_messages_are_gone() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [3, 3, 3])
+    queue.log.discard(B, 1, 0, 1)
+    queue.step()
+    assert queue.machine.dropped["rejected"] == 2
+    assert queue.machine.totals()["unacked_bytes"] == 3
+
+
+def test_settling_what_is_not_held_is_ignored() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [1] * 3)
+    queue.log.settle(B, 1, 1, 1)
+    queue.log.settle(B, 1, 0, 50)
+    queue.log.settle(B, 9, 0, 0)
+    queue.step()
+    assert queue.machine.acked == 3
+
+
+def test_purge_drops_what_waits_and_keeps_what_is_out() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 2)
+    queue.log.publish(A, [1] * 5)
+    queue.log.command(A, batch.CMD_PURGE)
+    assert replies(queue.step(), A)[-1] == (2, 0, 3)
+    assert (queue.machine.ready, queue.machine.unacked) == (0, 2)
+
+
+def test_bytes_of_unequal_messages_add_up() -> None:
+    queue = Queue()
+    queue.log.publish(A, [5, 100, 1, 1])
+    queue.log.checkout(B, 1, 1)
+    queue.step()
+    totals = queue.machine.totals()
+    assert totals["ready_bytes"] + totals["unacked_bytes"] == 107
+    queue.log.settle(B, 1, 0, 0)
+    queue.log.return_(B, 1, 1, 1)
+    queue.log.command(A, batch.CMD_PURGE)
+    queue.step()
+    totals = queue.machine.totals()
+    assert totals["ready_bytes"] == 0
+
+
+# ------------------------------------------------- consumers, nodes, deletion
+
+
+def test_a_cancelled_consumer_may_still_settle() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 2)
+    queue.log.publish(A, [1] * 4)
+    queue.log.cancel(B, 1)
+    queue.log.settle(B, 1, 0, 0)
+    queue.step()
+    assert queue.status() == {B: "cancelled"}
+    assert (queue.machine.consumer_count, queue.machine.unacked) == (0, 1)
+    queue.log.settle(B, 1, 1, 1)
+    queue.step()
+    assert queue.status() == {}
+    assert queue.machine.acked == 2
+
+
+def test_a_suspected_node_gets_nothing_until_it_is_up() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [1])
+    queue.step()
+    queue.log.node_down(2)
+    queue.log.publish(A, [1])
+    effects = queue.step()
+    assert deliveries(effects, B, 1) == []
+    assert [e[1] for e in effects if e[0] == EFFECT_TIMER] == [queue.log.time_ms + 60_000]
+    assert queue.status() == {B: "suspected_down"}
+    assert queue.machine.unacked == 1
+    queue.log.node_up(2)
+    assert [i for i, _ in deliveries(queue.step(), B, 1)] == [1]
+    assert queue.machine.next_due_ms() is None
+
+
+def test_messages_of_a_lost_node_return_once_at_the_time_limit() -> None:
+    queue = Queue(disconnect_timeout_ms=100)
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [1])
+    queue.step()
+    queue.log.node_down(2)
+    queue.step()
+    queue.log.leader(batch.CMD_TICK)
+    assert [e[0] for e in queue.step(99)] == [EFFECT_TIMER]
+    assert queue.machine.ready == 0
+    queue.log.leader(batch.CMD_TICK)
+    assert queue.step() == []
+    assert queue.machine.ready == 1
+
+
+def test_a_restarted_nodes_old_sessions_end() -> None:
+    queue = Queue()
+    old, new = session_id(2, 1, 5), session_id(2, 1, 6)
+    queue.log.checkout(old, 1)
+    queue.log.publish(old, [1])
+    queue.step()
+    queue.log.node_down(2)
+    queue.log.node_up(2, incarnation=6)
+    queue.log.checkout(new, 1)
+    effects = queue.step()
+    assert [i for i, _ in deliveries(effects, new, 1)] == [0]
+    assert list(queue.machine.sessions) == [new]
+
+
+def test_deleting_cancels_every_consumer() -> None:
+    queue = Queue()
+    queue.log.checkout(A, 1)
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [1] * 30)
+    queue.log.leader(batch.CMD_DELETE)
+    effects = queue.step()
+    assert [e[1:] for e in effects if e[0] == EFFECT_CANCELLED] == [
+        (A, 1, "deleted"),
+        (B, 1, "deleted"),
+    ]
+    queue.log.publish(B, [1])
+    queue.log.checkout(B, 2)
+    assert replies(queue.step(), B) == [(2, 1, "deleted"), (3, 1, "deleted")]
+    assert list(queue.machine.live_ranges()) == []
+
+
+# ----------------------------------------------------- single active consumer
+
+
+def single() -> Queue:
+    return Queue(single_active=True)
+
+
+def test_the_best_waiting_consumer_takes_over() -> None:
+    queue = single()
+    queue.log.checkout(A, 1)
+    queue.log.checkout(B, 1)
+    queue.log.checkout(C, 1)
+    queue.step()
+    assert queue.status() == {A: "single_active", B: "waiting", C: "waiting"}
+    queue.log.close(A)
+    queue.step()
+    assert queue.status() == {B: "single_active", C: "waiting"}
+
+
+def test_a_higher_priority_swaps_at_once_when_nothing_is_out() -> None:
+    queue = single()
+    queue.log.checkout(A, 1)
+    queue.log.checkout(B, 1, priority=1)
+    queue.step()
+    assert queue.status() == {A: "waiting", B: "single_active"}
+
+
+def test_a_higher_priority_waits_for_the_last_settle() -> None:
+    queue = single()
+    queue.log.checkout(A, 1)
+    queue.log.publish(C, [1, 1])
+    queue.log.checkout(B, 1, priority=1)
+    queue.log.publish(C, [1])
+    queue.step()
+    assert queue.status() == {A: "quiescing", B: "waiting"}
+    assert queue.machine.ready == 1
+    queue.log.settle(A, 1, 0, 0)
+    assert deliveries(queue.step(), B, 1) == []
+    queue.log.settle(A, 1, 1, 1)
+    assert len(deliveries(queue.step(), B, 1)) == 1
+    assert queue.status() == {A: "waiting", B: "single_active"}
+
+
+def test_quiescing_ends_when_the_contender_goes() -> None:
+    queue = single()
+    queue.log.checkout(A, 1)
+    queue.log.publish(C, [1])
+    queue.log.checkout(B, 1, priority=1)
+    queue.log.publish(C, [1])
+    queue.log.cancel(B, 1)
+    effects = queue.step()
+    assert queue.status() == {A: "single_active"}
+    assert len(deliveries(effects, A, 1)) == 2
+
+
+def test_a_cancelled_active_consumer_makes_room_at_once() -> None:
+    queue = single()
+    queue.log.checkout(A, 1, 1)
+    queue.log.checkout(B, 1)
+    queue.log.publish(C, [1, 1])
+    queue.log.cancel(A, 1)
+    queue.step()
+    assert queue.status() == {A: "cancelled", B: "single_active"}
+
+
+def test_a_suspected_active_consumer_waits_and_keeps_its_messages() -> None:
+    queue = single()
+    queue.log.checkout(A, 1)
+    queue.log.checkout(B, 1)
+    queue.log.publish(C, [1])
+    queue.log.node_down(1)
+    queue.step()
+    assert queue.status() == {A: "suspected_down", B: "single_active"}
+    assert queue.machine.unacked == 1
+    queue.log.node_up(1)
+    queue.step()
+    assert queue.status() == {A: "waiting", B: "single_active"}
+
+
+def test_get_is_refused_with_single_active_consumer() -> None:
+    queue = single()
+    queue.log.get(A)
+    assert replies(queue.step(), A) == [(1, 1, "single_active")]
+
+
+def test_changing_single_active_under_sessions_is_refused() -> None:
+    queue = Queue()
+    queue.log.checkout(A, 1)
+    queue.log.leader(batch.CMD_CONFIG, body=msgspec.msgpack.encode({"single_active": True}))
+    assert [e[0] for e in queue.step()][-1] == EFFECT_NOTE
+    assert queue.status() == {A: "up"}
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def test_a_plain_backlog_costs_well_under_four_bytes_a_message() -> None:
+    queue = Queue()
+    for _ in range(100):
+        queue.log.publish(A, [1] * 50)
+        queue.step()
+    assert queue.machine.memory_bytes() / queue.machine.ready <= 0.5
+
+
+def test_live_ranges_name_what_is_needed() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 1)
+    for _ in range(6):
+        queue.log.publish(A, [1])
+        queue.step()
+    assert list(queue.machine.live_ranges()) == [(1, 6)]
+    queue.log.credit(B, 1, 3)
+    queue.log.settle(B, 1, 1, 2)
+    queue.step()
+    assert list(queue.machine.live_ranges()) == [(1, 1), (4, 6)]
+
+
+def test_a_damaged_snapshot_is_refused() -> None:
+    machine = QuorumMachine()
+    good = machine.snapshot()
+    for bad in (b"", b"\xc1", good[:-1], good.replace(b"\xa6format\x01", b"\xa6format\x09")):
+        with pytest.raises(ValueError, match=r"."):
+            QuorumMachine().restore(bad)
+
+
+def test_a_newer_machine_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="version 2"):
+        QuorumMachine().set_version(2)
