@@ -1,0 +1,38 @@
+"""The CC and BCC headers: more routing keys that a message brings along."""
+
+from __future__ import annotations
+
+from convoymq.model.refusals import invalid_copy_header
+from convoymq.model.tables import Table
+
+COPY = "CC"
+BLIND_COPY = "BCC"
+
+
+def extra_keys(headers: Table) -> tuple[str, ...]:
+    """Return the routing keys in CC and BCC, in that order.
+
+    Raises:
+        PreconditionFailed: one of them is not an array of strings.
+    """
+    return _keys(headers, COPY) + _keys(headers, BLIND_COPY)
+
+
+def without_blind_copies(headers: Table) -> Table:
+    """Return the headers as receivers may see them."""
+    return headers.without(BLIND_COPY)
+
+
+def _keys(headers: Table, name: str) -> tuple[str, ...]:
+    field = headers.get(name)
+    if field is None:
+        return ()
+    if not isinstance(field.value, tuple):
+        raise invalid_copy_header(name, field.type_name)
+    keys = []
+    for item in field.value:
+        if item.code != "S" or not isinstance(item.value, bytes):
+            raise invalid_copy_header(name, item.type_name)
+        # A key that is not text can't equal any binding key, and must not become one.
+        keys.append(item.value.decode("utf-8", "surrogateescape"))
+    return tuple(keys)

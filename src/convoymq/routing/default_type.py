@@ -1,0 +1,32 @@
+"""Which type a queue gets when its declaration does not say."""
+
+from __future__ import annotations
+
+from convoymq.model.tables import Table
+from convoymq.routing.queue_arguments import TYPE_ARGUMENT, serves
+from convoymq.routing.types import QueueType
+
+
+def with_default_type(
+    arguments: Table,
+    *,
+    durable: bool,
+    exclusive: bool,
+    auto_delete: bool,
+    server_named: bool,
+    vhost_default: QueueType | None,
+    node_default: QueueType,
+) -> Table:
+    """Return the arguments with `x-queue-type` filled in; to be called before every declare.
+
+    The virtual host's default comes before the node's. Quorum is taken only where properties and
+    arguments fit it; everything else becomes classic, which is written as no argument at all.
+    A redeclare gets the same treatment, so it compares equal.
+    """
+    if TYPE_ARGUMENT in arguments:
+        return arguments
+    wanted = vhost_default or node_default
+    fits = durable and not exclusive and not auto_delete and not server_named
+    if wanted is QueueType.QUORUM and fits and serves(wanted, arguments):
+        return arguments.with_field(TYPE_ARGUMENT, wanted.value)
+    return arguments

@@ -1,0 +1,610 @@
+"""The exchanges, queues and bindings of one virtual host, and where a message goes.
+
+A pure table: an operation changes it or raises, without reading a clock, a random number or
+anything outside. Equal operations in equal order give equal tables, so it can be the state of a
+replicated machine. `version` rises by one with each operation that changed something, and a route
+stays valid while it stands.
+
+Invariants:
+    - both ends of every binding exist; nothing is bound to or from the default exchange
+    - the predeclared exchanges exist
+    - an auto-delete exchange that had a binding as source and has none any more is gone
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from convoymq.model.errors import BrokerError, Misuse, StorageFault, Subject
+from convoymq.model.refusals import (
+    default_exchange_untouchable,
+    exchange_subject,
+    exclusive_queue,
+    in_use,
+    inequivalent,
+    internal_exchange_publish,
+    invalid_argument_type,
+    missing,
+    queue_subject,
+    reserved_name,
+    system_exchange_deletion,
+    unknown_exchange_type,
+)
+from convoymq.model.tables import EMPTY, SHORT_STRING_BYTES_MAX, Table, decode_body
+from convoymq.routing.bindings import BindingTable
+from convoymq.routing.headers import check_match_arguments
+from convoymq.routing.queue_arguments import (
+    check_arguments,
+    check_equivalent_argument,
+    check_equivalent_arguments,
+    check_properties,
+)
+from convoymq.routing.topics import check_pattern
+from convoymq.routing.types import (
+    ALTERNATE_EXCHANGE,
+    DEFAULT_EXCHANGE,
+    RESERVED_PREFIX,
+    Binding,
+    Destination,
+    DestinationKind,
+    Exchange,
+    ExchangeType,
+    Queue,
+    QueueType,
+    Removed,
+)
+
+FORMAT = 1
+
+PREDECLARED: tuple[Exchange, ...] = (
+    Exchange(name=DEFAULT_EXCHANGE, type=ExchangeType.DIRECT, durable=True),
+    Exchange(name="amq.direct", type=ExchangeType.DIRECT, durable=True),
+    Exchange(name="amq.fanout", type=ExchangeType.FANOUT, durable=True),
+    Exchange(name="amq.headers", type=ExchangeType.HEADERS, durable=True),
+    Exchange(name="amq.match", type=ExchangeType.HEADERS, durable=True),
+    Exchange(name="amq.rabbitmq.trace", type=ExchangeType.TOPIC, durable=True, internal=True),
+    Exchange(name="amq.topic", type=ExchangeType.TOPIC, durable=True),
+)
+
+
+class Topology:
+    """The tables of one virtual host."""
+
+    __slots__ = ("_bindings", "_exchanges", "_queues", "version", "vhost")
+
+    def __init__(self, vhost: str) -> None:
+        """Start with the predeclared exchanges."""
+        self.vhost = vhost
+        self.version = 0
+        self._exchanges: dict[str, Exchange] = {}
+        self._queues: dict[str, Queue] = {}
+        self._bindings = BindingTable()
+        for exchange in PREDECLARED:
+            self._add_exchange(exchange)
+
+    # --- exchanges ---------------------------------------------------------------------------
+
+    def declare_exchange(
+        self,
+        name: str,
+        exchange_type: str,
+        *,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Table = EMPTY,
+    ) -> bool:
+        """Declare an exchange; False when an equal one exists already.
+
+        Raises:
+            AccessRefused: the default exchange, or a new name with the reserved prefix.
+            PreconditionFailed: unknown type, bad alternate exchange, or a different one exists.
+        """
+        _check_name(name)
+        _refuse_default(name)
+        known = _exchange_type(exchange_type)
+        subject = exchange_subject(self.vhost, name)
+        wanted = Exchange(
+            name=name,
+            type=known,
+            durable=durable,
+            auto_delete=auto_delete,
+            internal=internal,
+            arguments=arguments,
+        )
+        current = self._exchanges.get(name)
+        if current is not None:
+            _check_equivalent_exchange(subject, current, wanted)
+            return False
+        if name.startswith(RESERVED_PREFIX):
+            raise reserved_name(subject)
+        alternate = arguments.get(ALTERNATE_EXCHANGE)
+        if alternate is not None and alternate.code != "S":
+            raise invalid_argument_type(ALTERNATE_EXCHANGE, subject, alternate.type_name)
+        self._add_exchange(wanted)
+        self.version += 1
+        return True
+
+    def exchange(self, name: str) -> Exchange:
+        """Return an exchange.
+
+        Raises:
+            NotFound: there is none.
+        """
+        found = self._exchanges.get(name)
+        if found is None:
+            raise missing(exchange_subject(self.vhost, name))
+        return found
+
+    def exchange_for_publish(self, name: str) -> Exchange:
+        """Return an exchange that a client may publish to.
+
+        Raises:
+            NotFound: there is none.
+            AccessRefused: it is internal.
+        """
+        found = self.exchange(name)
+        if found.internal:
+            raise internal_exchange_publish(exchange_subject(self.vhost, name))
+        return found
+
+    def passive_exchange(self, name: str) -> Exchange:
+        """Return an exchange for a passive declare, which the default exchange refuses.
+
+        Raises:
+            NotFound: there is none.
+            AccessRefused: the default exchange.
+        """
+        _refuse_default(name)
+        return self.exchange(name)
+
+    def delete_exchange(self, name: str, *, if_unused: bool = False) -> Removed:
+        """Delete an exchange and its bindings; one that does not exist is fine.
+
+        Raises:
+            AccessRefused: a predeclared exchange.
+            PreconditionFailed: `if_unused` and it has bindings as source.
+        """
+        _refuse_default(name)
+        subject = exchange_subject(self.vhost, name)
+        if name.startswith(RESERVED_PREFIX):
+            raise system_exchange_deletion(subject)
+        if name not in self._exchanges:
+            return Removed()
+        if if_unused and self._bindings.leads_anywhere(name):
+            raise in_use(subject)
+        return self._remove(exchanges=(name,))
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """All exchanges, by name."""
+        return (self._exchanges[name] for name in sorted(self._exchanges))
+
+    # --- queues ------------------------------------------------------------------------------
+
+    def declare_queue(
+        self,
+        name: str,
+        *,
+        durable: bool = False,
+        exclusive_owner: str | None = None,
+        auto_delete: bool = False,
+        arguments: Table = EMPTY,
+        server_named: bool = False,
+    ) -> bool:
+        """Declare a queue; False when an equal one exists already.
+
+        Args:
+            name: for a server-named queue the generated name, with `server_named` set.
+            exclusive_owner: the declaring connection when the queue is exclusive.
+            arguments: after `with_default_type`.
+        Raises:
+            AccessRefused: a new name with the reserved prefix.
+            ResourceLocked: it belongs to another connection, or is exclusive and shall not be.
+            PreconditionFailed: a different one exists, or the type can't have these properties.
+        """
+        _check_name(name)
+        subject = queue_subject(self.vhost, name)
+        current = self._queues.get(name)
+        if current is not None:
+            if current.exclusive_owner != exclusive_owner:
+                raise exclusive_queue(subject)
+            _check_flag("durable", subject, current.durable, durable)
+            _check_flag("auto_delete", subject, current.auto_delete, auto_delete)
+            check_equivalent_arguments(subject, current.type, current.arguments, arguments)
+            return False
+        if name.startswith(RESERVED_PREFIX) and not server_named:
+            raise reserved_name(subject)
+        queue_type = check_arguments(subject, arguments)
+        check_properties(
+            subject,
+            queue_type,
+            durable=durable,
+            exclusive=exclusive_owner is not None,
+            auto_delete=auto_delete,
+            server_named=server_named,
+        )
+        self.version += 1
+        self._queues[name] = Queue(
+            name=name,
+            type=queue_type,
+            durable=durable,
+            exclusive_owner=exclusive_owner,
+            auto_delete=auto_delete,
+            arguments=arguments,
+            generation=self.version,
+        )
+        return True
+
+    def queue(self, name: str, owner: str | None = None) -> Queue:
+        """Return a queue that the connection `owner` may use.
+
+        Raises:
+            NotFound: there is none.
+            ResourceLocked: it belongs to another connection.
+        """
+        found = self._queues.get(name)
+        if found is None:
+            raise missing(queue_subject(self.vhost, name))
+        if found.exclusive_owner is not None and found.exclusive_owner != owner:
+            raise exclusive_queue(queue_subject(self.vhost, name))
+        return found
+
+    def find_queue(self, name: str) -> Queue | None:
+        """Return a queue whoever owns it, or None."""
+        return self._queues.get(name)
+
+    def delete_queue(self, name: str) -> Removed:
+        """Delete a queue and its bindings; one that does not exist is fine.
+
+        Who may delete it, and whether it is unused or empty, is checked before by `queue` and by
+        the queue itself.
+        """
+        return self._remove(queues=(name,)) if name in self._queues else Removed()
+
+    def delete_queues_of(self, owner: str) -> Removed:
+        """Delete the exclusive queues of a connection that is gone."""
+        return self._remove(
+            queues=tuple(queue.name for queue in self.queues() if queue.exclusive_owner == owner)
+        )
+
+    def queues(self) -> Iterator[Queue]:
+        """All queues, by name."""
+        return (self._queues[name] for name in sorted(self._queues))
+
+    # --- bindings ----------------------------------------------------------------------------
+
+    def bind(
+        self,
+        source: str,
+        destination: Destination,
+        routing_key: str = "",
+        arguments: Table = EMPTY,
+        *,
+        owner: str | None = None,
+    ) -> bool:
+        """Bind a queue or an exchange to an exchange; False when that binding exists already.
+
+        Raises:
+            AccessRefused: one end is the default exchange.
+            NotFound: one end does not exist.
+            ResourceLocked: the queue belongs to a connection other than `owner`.
+            PreconditionFailed: pattern or `x-match` are not acceptable.
+        """
+        _check_name(routing_key)
+        _refuse_default_ends(source, destination)
+        exchange = self.exchange(source)
+        self._check_destination(destination, owner)
+        if exchange.type is ExchangeType.TOPIC:
+            check_pattern(routing_key)
+        elif exchange.type is ExchangeType.HEADERS:
+            check_match_arguments(arguments)
+        binding = Binding(source, destination, routing_key, arguments.canonical())
+        if binding in self._bindings:
+            return False
+        self._bindings.add(binding)
+        self.version += 1
+        return True
+
+    def unbind(
+        self,
+        source: str,
+        destination: Destination,
+        routing_key: str = "",
+        arguments: Table = EMPTY,
+        *,
+        owner: str | None = None,
+    ) -> Removed:
+        """Remove a binding; one that does not exist, or whose ends don't, is fine.
+
+        Raises:
+            AccessRefused: one end is the default exchange.
+            ResourceLocked: the queue belongs to a connection other than `owner`.
+        """
+        _refuse_default_ends(source, destination)
+        binding = Binding(source, destination, routing_key, arguments.canonical())
+        if destination.kind is DestinationKind.QUEUE and destination.name in self._queues:
+            self.queue(destination.name, owner)
+        return self._remove(bindings=(binding,)) if binding in self._bindings else Removed()
+
+    def bindings(
+        self, *, source: str | None = None, destination: Destination | None = None
+    ) -> list[Binding]:
+        """All explicit bindings, or those of one end or between two ends, in a fixed order.
+
+        The implicit ones, from the default exchange to each queue, are not among them.
+        """
+        return self._bindings.select(source=source, destination=destination)
+
+    def is_durable(self, binding: Binding) -> bool:
+        """Whether both ends of a binding are durable."""
+        kind, name = binding.destination
+        ends = self._queues if kind is DestinationKind.QUEUE else self._exchanges
+        return self._exchanges[binding.source].durable and ends[name].durable
+
+    # --- routing -----------------------------------------------------------------------------
+
+    def route(
+        self,
+        exchange: str,
+        routing_key: str,
+        headers: Table = EMPTY,
+        extra_keys: Iterable[str] = (),
+    ) -> list[str]:
+        """Return the names of the queues that get a message, sorted, each once.
+
+        Exchanges behind exchanges are visited once, so cycles are harmless; an exchange that
+        yields nothing hands over to its alternate exchange, if that exists.
+
+        Args:
+            extra_keys: further routing keys of the message (CC and BCC), all of them tried.
+        Raises:
+            NotFound: `exchange` does not exist.
+        """
+        self.exchange(exchange)
+        keys = tuple(dict.fromkeys((routing_key, *extra_keys)))
+        queues: set[str] = set()
+        seen = {exchange}
+        waiting = [exchange]
+        while waiting:
+            name = waiting.pop()
+            found = self._destinations(name, keys, headers)
+            if not found:
+                found = self._alternate_of(name)
+            for kind, target in found:
+                if kind is DestinationKind.QUEUE:
+                    queues.add(target)
+                elif target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        return sorted(queues)
+
+    def depends_on_headers(self, exchange: str) -> bool:
+        """Whether routes from here may differ for equal routing keys, because a headers exchange
+        is reachable. CC and BCC are not considered: they are routing keys.
+
+        Raises:
+            NotFound: `exchange` does not exist.
+        """
+        self.exchange(exchange)
+        seen = {exchange}
+        waiting = [exchange]
+        while waiting:
+            name = waiting.pop()
+            if self._exchanges[name].type is ExchangeType.HEADERS:
+                return True
+            for kind, target in (*self._bindings.onward(name), *self._alternate_of(name)):
+                if kind is DestinationKind.EXCHANGE and target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        return False
+
+    # --- as plain values ---------------------------------------------------------------------
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, strings, integers and bytes, in a fixed order."""
+        return {
+            "format": FORMAT,
+            "vhost": self.vhost,
+            "version": self.version,
+            "exchanges": [
+                [e.name, e.type.value, e.durable, e.auto_delete, e.internal, e.arguments.encoded]
+                for e in self.exchanges()
+            ],
+            "queues": [
+                [
+                    q.name,
+                    q.type.value,
+                    q.durable,
+                    q.exclusive_owner,
+                    q.auto_delete,
+                    q.arguments.encoded,
+                    q.generation,
+                ]
+                for q in self.queues()
+            ],
+            "bindings": [
+                [
+                    b.source,
+                    b.destination.kind.value,
+                    b.destination.name,
+                    b.routing_key,
+                    b.arguments.encoded,
+                ]
+                for b in self.bindings()
+            ],
+        }
+
+    @classmethod
+    def from_builtins(cls, state: dict[str, Any]) -> Topology:
+        """Return the topology that `to_builtins` described.
+
+        Raises:
+            StorageFault: `state` is of another format or does not fit together.
+        """
+        if state.get("format") != FORMAT:
+            raise StorageFault(f"topology of format {state.get('format')!r}, known is {FORMAT}")
+        try:
+            topology = cls(state["vhost"])
+            topology._fill(state)
+        except (KeyError, TypeError, ValueError, BrokerError) as error:
+            raise StorageFault(f"topology does not fit together: {error!r}") from error
+        return topology
+
+    def check_invariants(self) -> None:
+        """Assert what the module text promises. Cost: O(everything); for tests."""
+        assert all(exchange.name in self._exchanges for exchange in PREDECLARED)
+        self._bindings.check_invariants()
+        for binding in self._bindings.select():
+            assert binding.source != DEFAULT_EXCHANGE
+            assert binding.arguments == binding.arguments.canonical()
+            assert self._has_ends(binding)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _check_destination(self, destination: Destination, owner: str | None) -> None:
+        if destination.kind is DestinationKind.QUEUE:
+            self.queue(destination.name, owner)
+        else:
+            self.exchange(destination.name)
+
+    def _destinations(
+        self, exchange: str, keys: tuple[str, ...], headers: Table
+    ) -> tuple[Destination, ...]:
+        if exchange == DEFAULT_EXCHANGE:
+            return tuple(
+                Destination(DestinationKind.QUEUE, key) for key in keys if key in self._queues
+            )
+        return tuple(
+            found for key in keys for found in self._bindings.match(exchange, key, headers)
+        )
+
+    def _alternate_of(self, exchange: str) -> tuple[Destination, ...]:
+        alternate = self._exchanges[exchange].alternate
+        if alternate is None or alternate not in self._exchanges:
+            return ()
+        return (Destination(DestinationKind.EXCHANGE, alternate),)
+
+    def _has_ends(self, binding: Binding) -> bool:
+        kind, name = binding.destination
+        ends = self._queues if kind is DestinationKind.QUEUE else self._exchanges
+        return binding.source in self._exchanges and name in ends
+
+    def _add_exchange(self, exchange: Exchange) -> None:
+        self._exchanges[exchange.name] = exchange
+        self._bindings.open_source(exchange)
+
+    def _fill(self, state: dict[str, Any]) -> None:
+        for name, kind, durable, auto_delete, internal, arguments in state["exchanges"]:
+            if name not in self._exchanges:
+                self._add_exchange(
+                    Exchange(
+                        name=name,
+                        type=ExchangeType(kind),
+                        durable=durable,
+                        auto_delete=auto_delete,
+                        internal=internal,
+                        arguments=decode_body(arguments),
+                    )
+                )
+        for name, kind, durable, owner, auto_delete, arguments, generation in state["queues"]:
+            self._queues[name] = Queue(
+                name=name,
+                type=QueueType(kind),
+                durable=durable,
+                exclusive_owner=owner,
+                auto_delete=auto_delete,
+                arguments=decode_body(arguments),
+                generation=generation,
+            )
+        for source, kind, name, routing_key, arguments in state["bindings"]:
+            end = Destination(DestinationKind(kind), name)
+            binding = Binding(source, end, routing_key, decode_body(arguments))
+            if binding in self._bindings or not self._has_ends(binding):
+                raise StorageFault(f"{binding} is there twice or lacks an end")
+            self._bindings.add(binding)
+        self.version = state["version"]
+
+    def _remove(
+        self,
+        *,
+        queues: tuple[str, ...] = (),
+        exchanges: tuple[str, ...] = (),
+        bindings: tuple[Binding, ...] = (),
+    ) -> Removed:
+        """Remove these, the bindings at them, and every auto-delete exchange that runs dry."""
+        gone_exchanges: list[Exchange] = []
+        gone_bindings: list[Binding] = []
+        waiting = deque(exchanges)
+
+        def drop(binding: Binding) -> None:
+            self._bindings.remove(binding)
+            gone_bindings.append(binding)
+            dry = not self._bindings.leads_anywhere(binding.source)
+            if dry and self._exchanges[binding.source].auto_delete:
+                waiting.append(binding.source)
+
+        for binding in bindings:
+            drop(binding)
+        for name in queues:
+            for binding in self.bindings(destination=Destination(DestinationKind.QUEUE, name)):
+                drop(binding)
+        while waiting:
+            name = waiting.popleft()
+            if name not in self._exchanges:
+                continue
+            for binding in self.bindings(source=name):
+                drop(binding)
+            end = Destination(DestinationKind.EXCHANGE, name)
+            for binding in self.bindings(destination=end):
+                drop(binding)
+            gone_exchanges.append(self._exchanges.pop(name))
+            self._bindings.close_source(name)
+        gone_queues = tuple(self._queues.pop(name) for name in queues)
+        removed = Removed(gone_queues, tuple(gone_exchanges), tuple(gone_bindings))
+        if removed:
+            self.version += 1
+        return removed
+
+
+def _check_name(name: str) -> None:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise Misuse(f"name {name!r} is not text") from error
+    if size > SHORT_STRING_BYTES_MAX:
+        raise Misuse(f"name of {size} bytes, at most {SHORT_STRING_BYTES_MAX} are allowed")
+
+
+def _refuse_default(name: str) -> None:
+    if name == DEFAULT_EXCHANGE:
+        raise default_exchange_untouchable()
+
+
+def _refuse_default_ends(source: str, destination: Destination) -> None:
+    _refuse_default(source)
+    if destination.kind is DestinationKind.EXCHANGE:
+        _refuse_default(destination.name)
+
+
+def _exchange_type(name: str) -> ExchangeType:
+    try:
+        return ExchangeType(name)
+    except ValueError:
+        raise unknown_exchange_type(name) from None
+
+
+def _check_equivalent_exchange(subject: Subject, current: Exchange, wanted: Exchange) -> None:
+    if current.type is not wanted.type:
+        raise inequivalent("type", subject, f"'{wanted.type.value}'", f"'{current.type.value}'")
+    _check_flag("durable", subject, current.durable, wanted.durable)
+    _check_flag("auto_delete", subject, current.auto_delete, wanted.auto_delete)
+    _check_flag("internal", subject, current.internal, wanted.internal)
+    check_equivalent_argument(ALTERNATE_EXCHANGE, subject, current.arguments, wanted.arguments)
+
+
+def _check_flag(key: str, subject: Subject, current: bool, received: bool) -> None:
+    if current != received:
+        words = ("false", "true")
+        raise inequivalent(key, subject, f"'{words[received]}'", f"'{words[current]}'")

@@ -1,0 +1,103 @@
+"""What the routing tables are made of: exchanges, queues, bindings, and results of operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from convoymq.model.tables import EMPTY, Table
+
+DEFAULT_EXCHANGE = ""
+RESERVED_PREFIX = "amq."
+ALTERNATE_EXCHANGE = "alternate-exchange"
+
+
+class ExchangeType(Enum):
+    """How an exchange chooses among its bindings."""
+
+    DIRECT = "direct"
+    FANOUT = "fanout"
+    TOPIC = "topic"
+    HEADERS = "headers"
+
+
+class QueueType(Enum):
+    """Who keeps the messages of a queue."""
+
+    CLASSIC = "classic"
+    QUORUM = "quorum"
+
+
+class DestinationKind(Enum):
+    """What a binding leads to."""
+
+    QUEUE = "queue"
+    EXCHANGE = "exchange"
+
+
+class Destination(NamedTuple):
+    """One end of a binding."""
+
+    kind: DestinationKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A declared exchange; those whose names start with `amq.` can't be deleted."""
+
+    name: str
+    type: ExchangeType
+    durable: bool = False
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Table = EMPTY
+
+    @property
+    def alternate(self) -> str | None:
+        """Name of the exchange that gets what this one can't route; None when there is none."""
+        field = self.arguments.get(ALTERNATE_EXCHANGE)
+        return field.term() if field is not None else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A declared queue: its properties, not its messages.
+
+    `exclusive_owner` names the connection that alone may use it. `generation` is the topology's
+    version at its creation: a queue that is deleted and declared again has another one.
+    """
+
+    name: str
+    type: QueueType
+    durable: bool = False
+    exclusive_owner: str | None = None
+    auto_delete: bool = False
+    arguments: Table = EMPTY
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A way from an exchange to a queue or exchange; all four parts are its identity.
+
+    `arguments` are in canonical order.
+    """
+
+    source: str
+    destination: Destination
+    routing_key: str
+    arguments: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """All that an operation took away, auto-delete exchanges included, in order of removal."""
+
+    queues: tuple[Queue, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.queues or self.exchanges or self.bindings)

@@ -1,0 +1,207 @@
+"""Queue arguments: what each type takes, and the texts of the refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from convoymq.model.errors import PreconditionFailed
+from convoymq.model.refusals import queue_subject
+from convoymq.model.tables import Field, Table
+from convoymq.routing.default_type import with_default_type
+from convoymq.routing.queue_arguments import (
+    DURATION_MS_MAX,
+    RULES,
+    check_arguments,
+    check_equivalent_arguments,
+)
+from convoymq.routing.types import QueueType
+
+SUBJECT = queue_subject("/", "q")
+Q = "queue 'q' in vhost '/'"
+
+
+def refusal(arguments: Mapping[str, object]) -> str:
+    """The text with which these arguments are refused."""
+    with pytest.raises(PreconditionFailed) as caught:
+        check_arguments(SUBJECT, Table.of(arguments))
+    return caught.value.text
+
+
+def accepted(arguments: Mapping[str, object]) -> QueueType:
+    """The type of a queue with these arguments."""
+    return check_arguments(SUBJECT, Table.of(arguments))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("x-queue-type", "warren", "\"unsupported queue type 'warren'\""),
+        ("x-queue-type", 1, "{unacceptable_type,long}"),
+        ("x-expires", 0, "{value_zero,0}"),
+        ("x-expires", -1, "{value_negative,-1}"),
+        ("x-expires", DURATION_MS_MAX + 1, "{value_too_large,315360000001}"),
+        ("x-message-ttl", "10", '"expected integer, got longstr"'),
+        ("x-message-ttl", True, '"expected integer, got bool"'),
+        ("x-message-ttl", -5, "{value_negative,-5}"),
+        ("x-max-length", -5, "{value_negative,-5}"),
+        ("x-max-length-bytes", 1.5, '"expected integer, got double"'),
+        ("x-max-priority", 256, "{max_value_exceeded,256}"),
+        ("x-overflow", "drop-tail", "invalid_overflow"),
+        ("x-overflow", 1, "{unacceptable_type,long}"),
+        ("x-dead-letter-exchange", 1, "{unacceptable_type,long}"),
+        ("x-dead-letter-routing-key", "k", "routing_key_but_no_dlx_defined"),
+        ("x-dead-letter-strategy", "sometimes", "invalid_dlx_strategy"),
+        ("x-single-active-consumer", "true", "{unacceptable_type,longstr}"),
+        ("x-queue-mode", "sleepy", "invalid_queue_mode"),
+        ("x-queue-version", 1, "\"unsupported queue version '1'\""),
+        ("x-queue-leader-locator", "nearest", "invalid_queue_locator_arg"),
+        ("x-quorum-initial-group-size", 0, "{value_zero,0}"),
+        ("x-quorum-initial-group-size", -3, "{value_negative,-3}"),
+    ],
+)
+def test_bad_values_are_refused_with_their_reason(key: str, value: object, reason: str) -> None:
+    assert refusal({key: value}) == f"invalid arg '{key}' for {Q}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ({"x-queue-type": "quorum", "x-queue-mode": "lazy"}, "x-queue-mode"),
+        ({"x-queue-type": "quorum", "x-max-priority": 5}, "x-max-priority"),
+        ({"x-delivery-limit": 5}, "x-delivery-limit"),
+        ({"x-queue-type": "classic", "x-dead-letter-strategy": "at-most-once"},
+         "x-dead-letter-strategy"),
+        ({"x-max-age": "1D"}, "x-max-age"),
+        ({"x-quorum-initial-group-size": 3}, "x-quorum-initial-group-size"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_type_are_refused(arguments: Mapping[str, object], key: str) -> None:
+    queue_type = arguments.get("x-queue-type", "classic")
+    assert (
+        refusal(arguments) == f"invalid arg '{key}' for {Q} of queue type rabbit_{queue_type}_queue"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("x-message-ttl", 1),
+        ("x-expires", 1),
+        ("x-max-length", 1),
+        ("x-max-length-bytes", 0),
+        ("x-overflow", "drop-head"),
+        ("x-dead-letter-exchange", ""),
+        ("x-dead-letter-strategy", "at-least-once"),
+        ("x-consumer-timeout", 1),
+        ("x-consumer-disconnected-timeout", 1),
+        ("x-delayed-retry-type", "all"),
+        ("x-delayed-retry-min", 1),
+        ("x-delayed-retry-max", 1),
+        ("x-quorum-target-group-size", 3),
+    ],
+)
+def test_what_quorum_queues_do_not_serve_yet_is_named(key: str, value: object) -> None:
+    arguments = {"x-queue-type": "quorum", key: value}
+    assert refusal(arguments) == f"invalid arg '{key}' for {Q}: not served yet by quorum queues"
+
+
+@pytest.mark.parametrize("key", ["x-message-ttl", "x-expires", "x-max-length", "x-max-priority"])
+def test_what_classic_queues_do_not_serve_yet_is_named(key: str) -> None:
+    assert refusal({key: 1}) == f"invalid arg '{key}' for {Q}: not served yet by classic queues"
+
+
+def test_served_and_unknown_arguments_are_taken() -> None:
+    quorum = {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": -1,
+        "x-single-active-consumer": True,
+        "x-quorum-initial-group-size": Field("b", 3),
+        "x-queue-leader-locator": "balanced",
+        "x-max-in-memory-length": 0,
+        "x-mine": "anything",
+    }
+    assert accepted(quorum) is QueueType.QUORUM
+    assert accepted({"x-queue-mode": "lazy", "x-queue-version": 2}) is QueueType.CLASSIC
+    assert accepted({}) is QueueType.CLASSIC
+
+
+def test_no_rule_both_serves_and_refuses() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert not [rule.name for rule in RULES if rule.served_by & rule.foreign_to]
+
+
+def inequivalence(
+    queue_type: QueueType, current: Mapping[str, object], new: Mapping[str, object]
+) -> str:
+    """The text with which a redeclare is refused; empty when it is not."""
+    try:
+        check_equivalent_arguments(SUBJECT, queue_type, Table.of(current), Table.of(new))
+    except PreconditionFailed as refused:
+        return refused.text
+    return ""
+
+
+def test_known_arguments_are_compared_by_class_and_value() -> None:
+    classic, quorum = QueueType.CLASSIC, QueueType.QUORUM
+    ttl = "x-message-ttl"
+    prefix = f"inequivalent arg '{ttl}' for {Q}: received "
+    assert inequivalence(classic, {ttl: Field("I", 200)}, {ttl: Field("l", 200)}) == ""
+    assert inequivalence(classic, {ttl: 200}, {ttl: 100}) == prefix + "'100' but current is '200'"
+    assert inequivalence(classic, {ttl: Field("I", 200)}, {}) == (
+        prefix + "none but current is the value '200' of type 'signedint'"
+    )
+    assert inequivalence(classic, {}, {ttl: "a"}) == (
+        prefix + "the value 'a' of type 'longstr' but current is none"
+    )
+    limit = "x-delivery-limit"
+    assert inequivalence(quorum, {limit: 1}, {"x-queue-type": "quorum", limit: 2}) != ""
+    assert inequivalence(classic, {}, {"x-mine": 1}) == ""
+    assert inequivalence(classic, {}, {limit: 1}) == ""
+    active = "x-single-active-consumer"
+    assert inequivalence(classic, {active: True}, {active: False}).endswith(
+        "received 'false' but current is 'true'"
+    )
+
+
+def test_the_type_is_compared_and_no_type_is_classic() -> None:
+    current = {"x-queue-type": "classic"}
+    assert inequivalence(QueueType.CLASSIC, current, {}) == ""
+    assert inequivalence(QueueType.CLASSIC, {}, current) == ""
+    assert inequivalence(QueueType.CLASSIC, {}, {"x-queue-type": "quorum"}) == (
+        f"inequivalent arg 'x-queue-type' for {Q}: received 'quorum' but current is 'classic'"
+    )
+
+
+def default_type(arguments: Mapping[str, object], **properties: bool) -> object:
+    """The type filled in on a node whose default is quorum."""
+    found = with_default_type(
+        Table.of(arguments),
+        durable=properties.get("durable", True),
+        exclusive=properties.get("exclusive", False),
+        auto_delete=properties.get("auto_delete", False),
+        server_named=properties.get("server_named", False),
+        vhost_default=None,
+        node_default=QueueType.QUORUM,
+    )
+    return found.to_plain().get("x-queue-type", "classic")
+
+
+def test_the_default_type_is_taken_where_it_fits() -> None:
+    assert default_type({}) == "quorum"
+    assert default_type({"x-delivery-limit": 3, "x-mine": 1}) == "quorum"
+    assert default_type({}, durable=False) == "classic"
+    assert default_type({}, exclusive=True) == "classic"
+    assert default_type({}, auto_delete=True) == "classic"
+    assert default_type({}, server_named=True) == "classic"
+    assert default_type({"x-queue-mode": "lazy"}) == "classic"
+    assert default_type({"x-queue-type": "classic"}) == "classic"
+
+
+def test_the_virtual_host_decides_before_the_node() -> None:
+    table = with_default_type(
+        Table.of({}), durable=True, exclusive=False, auto_delete=False, server_named=False,
+        vhost_default=QueueType.CLASSIC, node_default=QueueType.QUORUM,
+    )  # fmt: skip
+    assert len(table) == 0
