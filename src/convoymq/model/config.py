@@ -1,9 +1,9 @@
 """Configuration of a node: one frozen object, built from defaults < file < environment < flags.
 
-A configuration file holds `key = value` lines; `#` starts a comment. Key names are RabbitMQ's where
-the meaning is the same. In the environment a key is written in capitals, with `CONVOY_` in front and
-`_` for every dot: `raft.segment_max_entries` is `CONVOY_RAFT_SEGMENT_MAX_ENTRIES`. An unknown key is
-an error that names the nearest known one. docs/configuration.md is made here, by `reference`.
+A configuration file holds `key = value` lines; `#` starts a comment. Key names are RabbitMQ's
+where the meaning is the same. In the environment a key is written in capitals, with `CONVOY_` in
+front and `_` for every dot: `raft.segment_max_entries` is `CONVOY_RAFT_SEGMENT_MAX_ENTRIES`. An
+unknown key is an error that names the nearest known one. docs/configuration.md is made here, by `reference`.
 """
 
 from __future__ import annotations
@@ -957,11 +957,12 @@ def reference() -> str:
     lines = [
         "# Configuration",
         "",
-        "A node reads `convoy.conf`, then the environment, then flags; what comes later wins. A line",
-        "is `key = value`, `#` starts a comment, sizes may end in `KiB`, `MiB`, `GiB` (or `kB`, `MB`,",
-        "`GB`). In the environment `raft.segment_max_entries` is `CONVOY_RAFT_SEGMENT_MAX_ENTRIES`; as",
-        "a flag of `convoy node` it is `--set raft.segment_max_entries=1000`. Key names are RabbitMQ's",
-        "where the meaning is the same. An unknown key is an error. This page is made by",
+        "A node reads `convoy.conf`, then the environment, then flags; what comes later wins.",
+        "A line is `key = value`, `#` starts a comment, sizes may end in `KiB`, `MiB`, `GiB`",
+        "(or `kB`, `MB`, `GB`). In the environment `raft.segment_max_entries` is",
+        "`CONVOY_RAFT_SEGMENT_MAX_ENTRIES`; as a flag of `convoy node` it is",
+        "`--set raft.segment_max_entries=1000`. Key names are RabbitMQ's where the meaning is the",
+        "same. An unknown key is an error. This page is made by",
         "`convoy config --reference`.",
     ]
     for section in dataclasses.fields(Config):
