@@ -1,0 +1,119 @@
+"""Passwords and permissions: hashes, their verification, and the matching of resource names.
+
+Pure but for the salt of a new hash, which the caller may hand in. Two kinds of hashes are
+understood: argon2id (the default for new users) and RabbitMQ's salted SHA-256, base64 of four
+salt bytes followed by SHA-256(salt + password), so that definitions can be moved between brokers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import re
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+SHA256 = "rabbit_password_hashing_sha256"
+ARGON2 = "convoy_password_hashing_argon2id"
+SALT_BYTES = 4
+PATTERN_LENGTH_MAX = 4096
+
+DEFAULT_EXCHANGE_ALIAS = "amq.default"
+"""What the default exchange, whose name is empty, is called when permissions are matched."""
+
+
+class Permission(Enum):
+    """What a pattern of a user's permissions is about; the value is the word in refusals."""
+
+    CONFIGURE = "configure"
+    WRITE = "write"
+    READ = "read"
+
+
+def hash_sha256(password: bytes, salt: bytes | None = None) -> str:
+    """Returns RabbitMQ's form of a password hash, base64."""
+    chosen = os.urandom(SALT_BYTES) if salt is None else salt
+    assert len(chosen) == SALT_BYTES
+    return base64.b64encode(chosen + hashlib.sha256(chosen + password).digest()).decode()
+
+
+def hash_argon2(password: bytes) -> str:
+    """Returns an argon2id hash in its PHC text form. Cost: tens of milliseconds; off the loop."""
+    return str(_argon2().hash(password))
+
+
+def is_known_hash(password_hash: str, algorithm: str) -> bool:
+    """Whether `verify` can judge this hash: the check before a hash is stored."""
+    if algorithm == SHA256:
+        try:
+            return len(base64.b64decode(password_hash, validate=True)) == SALT_BYTES + 32
+        except (binascii.Error, ValueError):
+            return False
+    return algorithm == ARGON2 and password_hash.startswith("$argon2")
+
+
+def verify(password: bytes, password_hash: str, algorithm: str) -> bool:
+    """Whether the password belongs to the hash. An empty hash fits no password.
+
+    Cost: tens of milliseconds for argon2id; call it off the loop.
+    """
+    if not password_hash:
+        return False
+    if algorithm == ARGON2:
+        from argon2.exceptions import Argon2Error, InvalidHashError
+
+        try:
+            return bool(_argon2().verify(password_hash, password))
+        except (Argon2Error, InvalidHashError):
+            return False
+    if algorithm != SHA256 or not is_known_hash(password_hash, algorithm):
+        return False
+    raw = base64.b64decode(password_hash)
+    expected = hashlib.sha256(raw[:SALT_BYTES] + password).digest()
+    return hmac.compare_digest(expected, raw[SALT_BYTES:])
+
+
+def pattern_error(pattern: str) -> str | None:
+    """Why a permission pattern is not acceptable, or None."""
+    if len(pattern) > PATTERN_LENGTH_MAX:
+        return f"pattern of {len(pattern)} characters, at most {PATTERN_LENGTH_MAX} are allowed"
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return str(error)
+    return None
+
+
+def allows(pattern: str, name: str) -> bool:
+    """Whether a permission pattern covers a queue or exchange name.
+
+    The expression is searched for, not anchored; the empty pattern covers the empty name only.
+    """
+    return _compiled(pattern).search(name) is not None
+
+
+def topic_allows(pattern: str, routing_key: str, *, user: str, vhost: str) -> bool:
+    """Whether a topic permission covers a routing key; `{username}` and `{vhost}` are replaced."""
+    expanded = pattern.replace("{username}", re.escape(user)).replace("{vhost}", re.escape(vhost))
+    return _compiled(expanded).search(routing_key) is not None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern or "^$")
+    except re.error:
+        # A pattern that cannot be read covers nothing: refuse rather than admit.
+        return re.compile(r"(?!)")
+
+
+@lru_cache(maxsize=1)
+def _argon2() -> Any:
+    # Imported late: its C extension costs memory on nodes whose users have SHA-256 hashes.
+    from argon2 import PasswordHasher
+
+    return PasswordHasher()

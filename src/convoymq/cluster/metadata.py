@@ -1,0 +1,736 @@
+"""The replicated tree: virtual hosts, users, permissions, exchanges, queues, bindings and nodes.
+
+One Raft group (id 0) of which every node is a member. This is its machine: pure, deterministic, a
+`Machine` of `cluster.interfaces`. Inputs are METADATA commands (`cluster.commands`) and the
+leader's notices about nodes and sessions; outputs are APPLIED effects with replies, GAP effects,
+and `changes` for this node's watchers.
+
+Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
+strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
+in the state, so that a client whose node caught up by a snapshot hears its answers.
+
+Invariants:
+    - a queue is in its virtual host's topology exactly when it has a record, with the same
+    durability - group ids are given out once, rising
+    - permissions name users and virtual hosts that exist
+
+Running an effect twice is safe: answers carry session and seq and only the first is heard;
+changes say what is now, and watchers compare with what they have. Source: ADR 0004.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, assert_never
+
+import msgspec
+
+from convoymq.cluster.access import is_known_hash, pattern_error
+from convoymq.cluster.commands import (
+    Bind,
+    Bootstrap,
+    Command,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteExchange,
+    DeletePermission,
+    DeleteQueue,
+    DeleteTopicPermission,
+    DeleteUser,
+    DeleteVhost,
+    ForgetNode,
+    OwnerGone,
+    PutNode,
+    PutPermission,
+    PutSetting,
+    PutTopicPermission,
+    PutUser,
+    PutVhost,
+    SetMembers,
+    Unbind,
+    decode_command,
+)
+from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, EFFECT_NOTE, Effect
+from convoymq.kernels.batch import (
+    CMD_METADATA,
+    CMD_NODE_DOWN,
+    CMD_NODE_UP,
+    CMD_SESSION_CLOSE,
+    CMD_SESSION_DOWN,
+    command_body,
+    commands,
+)
+from convoymq.model.errors import (
+    BrokerError,
+    NotFound,
+    PreconditionFailed,
+    Refused,
+    StorageFault,
+    check,
+    refusal_to_builtins,
+)
+from convoymq.model.tables import decode_body
+from convoymq.routing.topology import Topology
+from convoymq.routing.types import Destination, DestinationKind, QueueType, Removed
+
+FORMAT = 1
+REPLIES_KEPT = 64
+"""More than a client may have outstanding (`metadata_store.WINDOW`), so no answer is ever lost."""
+NAME_LENGTH_MAX = 255
+STATUS_OK = 0
+STATUS_REFUSED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Somebody who may connect."""
+
+    name: str
+    password_hash: str = ""
+    algorithm: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermissionSet:
+    """What a user may configure, write and read in one virtual host: three patterns."""
+
+    configure: str
+    write: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPermission:
+    """Which routing keys of a topic exchange a user may write and read: two patterns."""
+
+    write: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRecord:
+    """Where a queue lives; its properties are in the virtual host's topology."""
+
+    vhost: str
+    name: str
+    group: int
+    type: QueueType
+    durable: bool
+    members: tuple[int, ...]
+    """The designated leader, or the home node of a classic queue, first."""
+    owner: str | None
+    created_ms: int
+
+    @property
+    def home(self) -> int:
+        """The node that shall lead at first, or the only one."""
+        return self.members[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A node of the cluster."""
+
+    id: int
+    name: str
+    incarnation: int
+    addresses: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Vhost:
+    """One virtual host."""
+
+    name: str
+    topology: Topology
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    default_queue_type: str = ""
+    queues: dict[str, QueueRecord] = field(default_factory=dict)
+
+
+class ChangeKind(Enum):
+    """What watchers hear about."""
+
+    QUEUE_CREATED = "queue_created"
+    QUEUE_DELETED = "queue_deleted"
+    QUEUE_MEMBERS = "queue_members"
+    NODE = "node"
+    NODE_FORGOTTEN = "node_forgotten"
+    OTHER = "other"
+    RESTORED = "restored"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something changed; `record` for queues, `node` for nodes, `vhost` where it is about one."""
+
+    kind: ChangeKind
+    record: QueueRecord | None = None
+    node: int = 0
+    vhost: str = ""
+
+
+class _Session:
+    __slots__ = ("replies", "seq")
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.replies: deque[tuple[int, int, Any]] = deque(maxlen=REPLIES_KEPT)
+
+
+def owner_text(node: int, incarnation: int, connection: int) -> str:
+    """How the owner of an exclusive queue is written in the tree."""
+    return f"{node}.{incarnation}.{connection}"
+
+
+class MetadataMachine:
+    """State and rules of the tree."""
+
+    VERSION = 1
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.changes: list[Change] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.vhosts: dict[str, Vhost] = {}
+        self.users: dict[str, User] = {}
+        self.permissions: dict[tuple[str, str], PermissionSet] = {}
+        self.topic_permissions: dict[tuple[str, str], dict[str, TopicPermission]] = {}
+        self.nodes: dict[int, NodeRecord] = {}
+        self.settings: dict[str, str] = {}
+        self.next_group = 1
+        self.applied_index = 0
+        self.version = 0
+        self._sessions: dict[int, _Session] = {}
+
+    # --- Machine -------------------------------------------------------------------------
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        """Applies a commands entry."""
+        check(index > self.applied_index, f"metadata entry {index} after {self.applied_index}")
+        self.applied_index = index
+        for kind, _, session_id, seq, count, arg, offset, _ in commands(data):
+            if kind == CMD_METADATA:
+                self._command(session_id, seq, time_ms, command_body(data, offset)[:arg])
+            elif kind == CMD_NODE_DOWN:
+                self._node_down(arg or count)
+            elif kind == CMD_NODE_UP:
+                incarnation = int.from_bytes(command_body(data, offset)[:8], "little")
+                self._drop_sessions(arg or count, incarnation)
+            elif kind == CMD_SESSION_DOWN:
+                gone = int.from_bytes(command_body(data, offset)[:8], "little")
+                self._sessions.pop(gone, None)
+            elif kind == CMD_SESSION_CLOSE:
+                self._sessions.pop(session_id, None)
+
+    def snapshot(self) -> bytes:
+        """The whole tree."""
+        return msgspec.msgpack.encode(
+            {
+                "format": FORMAT,
+                "index": self.applied_index,
+                "version": self.version,
+                "next_group": self.next_group,
+                "vhosts": [
+                    [
+                        v.name,
+                        v.description,
+                        v.tags,
+                        v.default_queue_type,
+                        v.topology.to_builtins(),
+                        [
+                            [
+                                r.name,
+                                r.group,
+                                r.type.value,
+                                r.durable,
+                                r.members,
+                                r.owner,
+                                r.created_ms,
+                            ]
+                            for r in _sorted_values(v.queues)
+                        ],
+                    ]
+                    for v in _sorted_values(self.vhosts)
+                ],
+                "users": [
+                    [u.name, u.password_hash, u.algorithm, u.tags]
+                    for u in _sorted_values(self.users)
+                ],
+                "permissions": [
+                    [user, vhost, p.configure, p.write, p.read]
+                    for (user, vhost), p in sorted(self.permissions.items(), key=_key)
+                ],
+                "topic_permissions": [
+                    [user, vhost, exchange, p.write, p.read]
+                    for (user, vhost), rules in sorted(self.topic_permissions.items(), key=_key)
+                    for exchange, p in sorted(rules.items(), key=_key)
+                ],
+                "nodes": [
+                    [n.id, n.name, n.incarnation, dict(sorted(n.addresses.items()))]
+                    for n in (self.nodes[i] for i in sorted(self.nodes))
+                ],
+                "settings": dict(sorted(self.settings.items())),
+                "sessions": [
+                    [session, state.seq, list(state.replies)]
+                    for session, state in sorted(self._sessions.items())
+                ],
+            }
+        )
+
+    def restore(self, state: bytes) -> None:
+        """Replaces the tree. Raises StorageFault when the state is of another format."""
+        raw = msgspec.msgpack.decode(state)
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            raise StorageFault("metadata snapshot of an unknown format")
+        self._clear()
+        self.applied_index = raw["index"]
+        self.version = raw["version"]
+        self.next_group = raw["next_group"]
+        for name, description, tags, default_type, topology, queues in raw["vhosts"]:
+            vhost = Vhost(
+                name, Topology.from_builtins(topology), description, tuple(tags), default_type
+            )
+            for queue, group, kind, durable, members, owner, created in queues:
+                vhost.queues[queue] = QueueRecord(
+                    vhost=name,
+                    name=queue,
+                    group=group,
+                    type=QueueType(kind),
+                    durable=durable,
+                    members=tuple(members),
+                    owner=owner,
+                    created_ms=created,
+                )
+            self.vhosts[name] = vhost
+        for name, password_hash, algorithm, tags in raw["users"]:
+            self.users[name] = User(
+                name=name, password_hash=password_hash, algorithm=algorithm, tags=tuple(tags)
+            )
+        for user, where, configure, write, read in raw["permissions"]:
+            self.permissions[user, where] = PermissionSet(
+                configure=configure, write=write, read=read
+            )
+        for user, where, exchange, write, read in raw["topic_permissions"]:
+            rules = self.topic_permissions.setdefault((user, where), {})
+            rules[exchange] = TopicPermission(write=write, read=read)
+        for node, name, incarnation, addresses in raw["nodes"]:
+            self.nodes[node] = NodeRecord(
+                id=node, name=name, incarnation=incarnation, addresses=addresses
+            )
+        self.settings = raw["settings"]
+        for session_id, seq, replies in raw["sessions"]:
+            session = self._sessions[session_id] = _Session()
+            session.seq = seq
+            session.replies.extend(tuple(reply) for reply in replies)
+        self.effects.clear()
+        self.changes = [Change(ChangeKind.RESTORED)]
+
+    def resend(self, session_node: int) -> None:
+        """Repeats the kept answers of that node's sessions."""
+        for session_id, session in self._sessions.items():
+            if session_id >> 56 == session_node:
+                for seq, status, reply in session.replies:
+                    self.effects.append((EFFECT_APPLIED, session_id, seq, status, reply))
+
+    def live_ranges(self) -> Iterable[tuple[int, int]]:
+        """Nothing: the snapshot holds everything."""
+        return ()
+
+    def session_nodes(self) -> frozenset[int]:
+        """Nodes with a session: they wait for answers."""
+        return frozenset(session >> 56 for session in self._sessions)
+
+    def state_hash(self) -> int:
+        """Equal on replicas that applied the same index."""
+        return zlib.crc32(self.snapshot())
+
+    # --- reading -------------------------------------------------------------------------
+
+    def records(self) -> Iterator[QueueRecord]:
+        """All queues of all virtual hosts."""
+        for vhost in self.vhosts.values():
+            yield from vhost.queues.values()
+
+    def check_invariants(self) -> None:
+        """Asserts what the module text promises. Cost: O(everything)."""
+        groups: set[int] = set()
+        for vhost in self.vhosts.values():
+            vhost.topology.check_invariants()
+            assert {queue.name for queue in vhost.topology.queues()} == set(vhost.queues)
+            for record in vhost.queues.values():
+                assert 0 < record.group < self.next_group
+                assert record.group not in groups
+                groups.add(record.group)
+        for user, where in (*self.permissions, *self.topic_permissions):
+            assert user in self.users
+            assert where in self.vhosts
+
+    # --- sessions ------------------------------------------------------------------------
+
+    def _command(self, session_id: int, seq: int, time_ms: int, body: bytes) -> None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            if seq != 1:
+                return
+            session = self._sessions[session_id] = _Session()
+        if seq > session.seq + 1:
+            self.effects.append((EFFECT_GAP, session_id, session.seq))
+            return
+        if seq <= session.seq:
+            for known, status, reply in session.replies:
+                if known == seq:
+                    self.effects.append((EFFECT_APPLIED, session_id, seq, status, reply))
+            return
+        session.seq = seq
+        try:
+            status, result = STATUS_OK, self._execute(decode_command(body), time_ms)
+        except BrokerError as error:
+            refusal = error if isinstance(error, Refused) else PreconditionFailed(error.text)
+            status, result = STATUS_REFUSED, refusal_to_builtins(refusal)
+        except ValueError as error:
+            status, result = STATUS_REFUSED, refusal_to_builtins(PreconditionFailed(str(error)))
+        session.replies.append((seq, status, result))
+        self.effects.append((EFFECT_APPLIED, session_id, seq, status, result))
+
+    def _drop_sessions(self, node: int, below_incarnation: int) -> None:
+        for session in list(self._sessions):
+            if session >> 56 == node and (session >> 24) & 0xFFFFFFFF < below_incarnation:
+                del self._sessions[session]
+
+    def _node_down(self, node: int) -> None:
+        # Its connections are gone for everybody who could ask: names of exclusive queues get free.
+        self._delete_where(lambda record: record.owner is not None and record.home == node)
+
+    # --- commands ------------------------------------------------------------------------
+
+    def _execute(self, command: Command, time_ms: int) -> Any:
+        match command:
+            case Bootstrap():
+                return self._bootstrap(command)
+            case PutVhost():
+                return self._put_vhost(command)
+            case DeleteVhost():
+                return self._delete_vhost(command.name)
+            case PutUser():
+                return self._put_user(command)
+            case DeleteUser():
+                return self._delete_user(command.name)
+            case PutPermission() | PutTopicPermission():
+                return self._put_permission(command)
+            case DeletePermission():
+                gone = self.permissions.pop((command.user, command.vhost), None)
+                return self._changed(gone is not None, command.vhost)
+            case DeleteTopicPermission():
+                return self._delete_topic_permission(command)
+            case DeclareExchange():
+                topology = self._vhost(command.vhost).topology
+                created = topology.declare_exchange(
+                    command.name,
+                    command.type,
+                    durable=command.durable,
+                    auto_delete=command.auto_delete,
+                    internal=command.internal,
+                    arguments=decode_body(command.arguments),
+                )
+                return self._changed(created, command.vhost)
+            case DeleteExchange():
+                topology = self._vhost(command.vhost).topology
+                removed = topology.delete_exchange(command.name, if_unused=command.if_unused)
+                return self._changed(bool(removed), command.vhost)
+            case DeclareQueue():
+                return self._declare_queue(command, time_ms)
+            case DeleteQueue():
+                return self._delete_queue(command)
+            case SetMembers():
+                return self._set_members(command)
+            case Bind():
+                made = self._vhost(command.vhost).topology.bind(
+                    command.source,
+                    _destination(command),
+                    command.routing_key,
+                    decode_body(command.arguments),
+                    owner=command.owner,
+                )
+                return self._changed(made, command.vhost)
+            case Unbind():
+                removed = self._vhost(command.vhost).topology.unbind(
+                    command.source,
+                    _destination(command),
+                    command.routing_key,
+                    decode_body(command.arguments),
+                    owner=command.owner,
+                )
+                return self._changed(bool(removed), command.vhost)
+            case OwnerGone():
+                return self._delete_where(lambda record: record.owner == command.owner)
+            case PutNode():
+                return self._put_node(command)
+            case ForgetNode():
+                return self._forget_node(command.id)
+            case PutSetting():
+                if command.value is None:
+                    self.settings.pop(command.name, None)
+                else:
+                    self.settings[command.name] = command.value
+                return self._changed(True)
+            case _:
+                assert_never(command)
+
+    def _changed(self, changed: bool, vhost: str = "") -> bool:
+        if changed:
+            self._note(Change(ChangeKind.OTHER, vhost=vhost))
+        return changed
+
+    def _note(self, change: Change) -> None:
+        self.version += 1
+        self.changes.append(change)
+        fields = {"change": change.kind.value, "vhost": change.vhost, "version": self.version}
+        self.effects.append((EFFECT_NOTE, "metadata.changed", fields))
+
+    def _vhost(self, name: str) -> Vhost:
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            raise NotFound(f"vhost {name} not found")
+        return vhost
+
+    def _bootstrap(self, command: Bootstrap) -> bool:
+        if "bootstrapped" in self.settings:
+            return False
+        self.settings["bootstrapped"] = "true"
+        self.settings["cluster_name"] = command.cluster_name
+        if not self.vhosts:
+            self._put_vhost(PutVhost(name=command.vhost, description="Default virtual host"))
+        if not self.users:
+            self._put_user(
+                PutUser(
+                    name=command.user,
+                    password_hash=command.password_hash,
+                    algorithm=command.algorithm,
+                    tags=("administrator",),
+                )
+            )
+            if command.vhost in self.vhosts:
+                self._put_permission(
+                    PutPermission(
+                        user=command.user,
+                        vhost=command.vhost,
+                        configure=".*",
+                        write=".*",
+                        read=".*",
+                    )
+                )
+        return self._changed(True)
+
+    def _put_vhost(self, command: PutVhost) -> bool:
+        _check_name("vhost", command.name)
+        known = {kind.value for kind in QueueType}
+        if command.default_queue_type and command.default_queue_type not in known:
+            raise PreconditionFailed(f"unsupported queue type '{command.default_queue_type}'")
+        vhost = self.vhosts.get(command.name)
+        created = vhost is None
+        if vhost is None:
+            vhost = self.vhosts[command.name] = Vhost(command.name, Topology(command.name))
+        vhost.description = command.description
+        vhost.tags = command.tags
+        vhost.default_queue_type = command.default_queue_type
+        self._changed(True, command.name)
+        return created
+
+    def _delete_vhost(self, name: str) -> bool:
+        if name not in self.vhosts:
+            return False
+        self._delete_where(lambda record: record.vhost == name)
+        del self.vhosts[name]
+        for table in (self.permissions, self.topic_permissions):
+            for key in [key for key in table if key[1] == name]:
+                del table[key]
+        return self._changed(True, name)
+
+    def _put_user(self, command: PutUser) -> bool:
+        _check_name("user", command.name)
+        if command.password_hash and not is_known_hash(command.password_hash, command.algorithm):
+            raise PreconditionFailed(f"unsupported hashing algorithm '{command.algorithm}'")
+        created = command.name not in self.users
+        self.users[command.name] = User(
+            name=command.name,
+            password_hash=command.password_hash,
+            algorithm=command.algorithm,
+            tags=command.tags,
+        )
+        self._changed(True)
+        return created
+
+    def _delete_user(self, name: str) -> bool:
+        if self.users.pop(name, None) is None:
+            return False
+        for table in (self.permissions, self.topic_permissions):
+            for key in [key for key in table if key[0] == name]:
+                del table[key]
+        return self._changed(True)
+
+    def _put_permission(self, command: PutPermission | PutTopicPermission) -> bool:
+        if command.user not in self.users:
+            raise NotFound(f"user '{command.user}' not found")
+        self._vhost(command.vhost)
+        patterns = [command.write, command.read]
+        if isinstance(command, PutPermission):
+            patterns.append(command.configure)
+        for pattern in patterns:
+            error = pattern_error(pattern)
+            if error is not None:
+                raise PreconditionFailed(f"invalid pattern '{pattern}': {error}")
+        key = (command.user, command.vhost)
+        if isinstance(command, PutPermission):
+            created = key not in self.permissions
+            self.permissions[key] = PermissionSet(
+                configure=command.configure, write=command.write, read=command.read
+            )
+        else:
+            rules = self.topic_permissions.setdefault(key, {})
+            created = command.exchange not in rules
+            rules[command.exchange] = TopicPermission(write=command.write, read=command.read)
+        self._changed(True, command.vhost)
+        return created
+
+    def _delete_topic_permission(self, command: DeleteTopicPermission) -> bool:
+        key = (command.user, command.vhost)
+        rules = self.topic_permissions.get(key)
+        if rules is None:
+            return False
+        if command.exchange is None:
+            del self.topic_permissions[key]
+            return self._changed(True, command.vhost)
+        gone = rules.pop(command.exchange, None) is not None
+        if not rules:
+            del self.topic_permissions[key]
+        return self._changed(gone, command.vhost)
+
+    # --- queues --------------------------------------------------------------------------
+
+    def _declare_queue(self, command: DeclareQueue, time_ms: int) -> dict[str, Any]:
+        vhost = self._vhost(command.vhost)
+        if not command.members:
+            raise ValueError("a queue needs a node")
+        created = vhost.topology.declare_queue(
+            command.name,
+            durable=command.durable,
+            exclusive_owner=command.owner,
+            auto_delete=command.auto_delete,
+            arguments=decode_body(command.arguments),
+            server_named=command.server_named,
+        )
+        if created:
+            queue = vhost.topology.queue(command.name, command.owner)
+            classic = queue.type is QueueType.CLASSIC
+            record = QueueRecord(
+                vhost=command.vhost,
+                name=command.name,
+                group=self.next_group,
+                type=queue.type,
+                durable=command.durable,
+                members=command.members[:1] if classic else command.members,
+                owner=command.owner,
+                created_ms=time_ms,
+            )
+            self.next_group += 1
+            vhost.queues[command.name] = record
+            self._note(Change(ChangeKind.QUEUE_CREATED, record, vhost=command.vhost))
+        record = vhost.queues[command.name]
+        return {"created": created, "group": record.group}
+
+    def _delete_queue(self, command: DeleteQueue) -> bool:
+        vhost = self._vhost(command.vhost)
+        record = vhost.queues.get(command.name)
+        if record is None or command.group not in (0, record.group):
+            return False
+        vhost.topology.queue(command.name, command.owner if command.group == 0 else record.owner)
+        self._remove_record(vhost, record)
+        return True
+
+    def _remove_record(self, vhost: Vhost, record: QueueRecord) -> Removed:
+        removed = vhost.topology.delete_queue(record.name)
+        del vhost.queues[record.name]
+        self._note(Change(ChangeKind.QUEUE_DELETED, record, vhost=vhost.name))
+        return removed
+
+    def _delete_where(self, condition: Callable[[QueueRecord], bool]) -> int:
+        found = [record for record in self.records() if condition(record)]
+        for record in sorted(found, key=lambda record: record.group):
+            self._remove_record(self.vhosts[record.vhost], record)
+        return len(found)
+
+    def _set_members(self, command: SetMembers) -> bool:
+        vhost = self._vhost(command.vhost)
+        record = vhost.queues.get(command.name)
+        if record is None or record.group != command.group or not command.members:
+            return False
+        changed = replace(record, members=command.members)
+        vhost.queues[command.name] = changed
+        self._note(Change(ChangeKind.QUEUE_MEMBERS, changed, vhost=vhost.name))
+        return True
+
+    # --- nodes ---------------------------------------------------------------------------
+
+    def _put_node(self, command: PutNode) -> bool:
+        if not 0 < command.id < 256:
+            raise ValueError(f"node id {command.id} is out of range")
+        known = self.nodes.get(command.id)
+        if known is not None and command.incarnation < known.incarnation:
+            return False
+        self.nodes[command.id] = NodeRecord(
+            id=command.id,
+            name=command.name,
+            incarnation=command.incarnation,
+            addresses=dict(command.addresses),
+        )
+        if known is None or command.incarnation > known.incarnation:
+            self._drop_sessions(command.id, command.incarnation)
+            self._delete_where(
+                lambda record: (
+                    record.type is QueueType.CLASSIC
+                    and record.home == command.id
+                    and (not record.durable or record.owner is not None)
+                    and _incarnation(record) != command.incarnation
+                )
+            )
+        self._note(Change(ChangeKind.NODE, node=command.id))
+        return True
+
+    def _forget_node(self, node: int) -> bool:
+        if self.nodes.pop(node, None) is None:
+            return False
+        self._drop_sessions(node, 1 << 32)
+        self._delete_where(lambda record: record.type is QueueType.CLASSIC and record.home == node)
+        self._note(Change(ChangeKind.NODE_FORGOTTEN, node=node))
+        return True
+
+
+def _incarnation(record: QueueRecord) -> int:
+    """Incarnation of the node at which an exclusive queue was declared; -1 for others."""
+    return int(record.owner.split(".")[1]) if record.owner is not None else -1
+
+
+def _destination(command: Bind | Unbind) -> Destination:
+    return Destination(DestinationKind(command.kind), command.destination)
+
+
+def _check_name(word: str, name: str) -> None:
+    if not name or len(name.encode()) > NAME_LENGTH_MAX:
+        raise PreconditionFailed(f"invalid {word} name")
+
+
+def _key(item: tuple[Any, Any]) -> Any:
+    return item[0]
+
+
+def _sorted_values(table: dict[str, Any]) -> list[Any]:
+    return [table[key] for key in sorted(table)]

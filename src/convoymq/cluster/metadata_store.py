@@ -1,0 +1,155 @@
+"""A node's door to the replicated tree: ask for changes on any node, read locally, watch.
+
+The store is one client session into group 0, with the session rule of every queue client: each
+command gets the next number, stays pending until its APPLIED effect comes back from this node's own
+replica, and is sent again after a change of leader or a gap. Because the answer comes from the
+local replica, whoever awaited a change finds it in the local tree.
+
+It is the `EffectSink` of group 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from convoymq.cluster.commands import Command, encode_command
+from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, Clock, Effect
+from convoymq.cluster.metadata import STATUS_OK, Change, MetadataMachine
+from convoymq.kernels.batch import CMD_METADATA, CommandBuilder, PublishTarget
+from convoymq.model.errors import ResourceExhausted, Unavailable, refusal_from_builtins
+
+WINDOW = 32
+"""Commands outstanding; fewer than the answers that the machine keeps."""
+WAITING_MAX = 100_000
+"""Commands that may wait for a place in the window."""
+RESEND_AFTER_MS = 1000
+DEADLINE_S = 30.0
+
+
+class MetadataStore:
+    """Local tree plus the command session of this node."""
+
+    def __init__(
+        self, machine: MetadataMachine, builder: CommandBuilder, session: int, clock: Clock
+    ) -> None:
+        """`builder` is the open batch of group 0 on this node; the host seals and sends it."""
+        self.tree = machine
+        self.leader: int | None = None
+        self.term = 0
+        self._clock = clock
+        self._target = PublishTarget(builder, session, self)
+        self._waiting: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._applied = 0
+        self._watchers: list[Callable[[Change], None]] = []
+        self._leader_known = asyncio.Event()
+        self._resend_timer: Any = None
+        self._progress_ms = 0
+
+    async def execute(self, command: Command, timeout: float = DEADLINE_S) -> Any:
+        """Applies a command in the whole cluster and returns its reply.
+
+        Raises:
+            Refused: the tree says no.
+            Unavailable: no answer in time; the command may still be applied later.
+            ResourceExhausted: too many commands wait.
+        """
+        if len(self._waiting) >= WAITING_MAX:
+            raise ResourceExhausted("too many metadata changes are waiting")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((encode_command(command), answer))
+        self._fill_window()
+        try:
+            async with asyncio.timeout(timeout):
+                status, reply = await answer
+        except TimeoutError:
+            raise Unavailable("the metadata store has no majority, or is too slow") from None
+        if status == STATUS_OK:
+            return reply
+        raise refusal_from_builtins(list(reply))
+
+    async def wait_for_leader(self, timeout: float) -> None:
+        """Waits until a leader of the tree is known. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._leader_known.wait()
+        except TimeoutError:
+            raise Unavailable("the metadata store has no leader") from None
+
+    def watch(self, watcher: Callable[[Change], None]) -> None:
+        """Calls `watcher` for every change that this node applies, in order, before answers."""
+        self._watchers.append(watcher)
+
+    # --- EffectSink ----------------------------------------------------------------------
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        """Tells watchers what changed and wakes who waits for an answer."""
+        self.publish_changes()
+        session = self._target.session
+        for effect in effects:
+            if effect[0] == EFFECT_APPLIED and effect[1] == session:
+                self._on_applied(effect[2], effect[3], effect[4])
+            elif effect[0] == EFFECT_GAP and effect[1] == session:
+                self._target.resend(effect[2])
+        self._fill_window()
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """Sends pending commands to a new leader."""
+        changed = leader is not None and (leader, term) != (self.leader, self.term)
+        self.leader = leader
+        self.term = term
+        if leader is None:
+            self._leader_known.clear()
+            return
+        self._leader_known.set()
+        if changed and self._target.pending:
+            self._target.resend(self._applied)
+
+    def on_restored(self) -> None:
+        """The tree was replaced by a snapshot."""
+        self.publish_changes()
+
+    def publish_changes(self) -> None:
+        """Hands the machine's changes to the watchers."""
+        changes = self.tree.changes
+        if changes:
+            self.tree.changes = []
+            for change in changes:
+                for watcher in self._watchers:
+                    watcher(change)
+
+    # --- inside --------------------------------------------------------------------------
+
+    def _fill_window(self) -> None:
+        while self._waiting and len(self._target.pending) < WINDOW:
+            body, answer = self._waiting.popleft()
+            if answer.done():
+                continue
+            seq = self._target.command(CMD_METADATA, 0, 0, len(body), body)
+            self._answers[seq] = answer
+            if self._resend_timer is None:
+                self._progress_ms = self._clock.monotonic_ms()
+                self._resend_timer = self._clock.call_later(RESEND_AFTER_MS, self._on_resend_timer)
+
+    def _on_applied(self, seq: int, status: int, reply: Any) -> None:
+        if seq > self._applied:
+            self._applied = seq
+            self._progress_ms = self._clock.monotonic_ms()
+            self._target.applied(seq)
+        answer = self._answers.pop(seq, None)
+        if answer is not None and not answer.done():
+            answer.set_result((status, reply))
+
+    def _on_resend_timer(self) -> None:
+        # A batch can be lost without anybody noticing: a link that broke just then.
+        self._resend_timer = None
+        if not self._target.pending:
+            return
+        now = self._clock.monotonic_ms()
+        if now - self._progress_ms >= RESEND_AFTER_MS and self.leader is not None:
+            self._progress_ms = now
+            self._target.resend(self._applied)
+        self._resend_timer = self._clock.call_later(RESEND_AFTER_MS, self._on_resend_timer)
