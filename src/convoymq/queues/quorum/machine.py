@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The quorum queue: a replicated machine that decides from its log who gets which message.
 
 Every replica applies the same entries and so reaches the same service queue and the same
@@ -47,7 +48,7 @@ from convoymq.cluster.interfaces import (
     Effect,
 )
 from convoymq.kernels import batch
-from convoymq.queues.quorum.runs import CheckedOut, Fifo, Run
+from convoymq.queues.quorum import runs
 
 UP = 0
 WAITING = 1
@@ -113,7 +114,7 @@ class Consumer:
         self.arguments: dict[str, Any] = {}
         self.next_id = 0
         self.queued = False
-        self.checked_out = CheckedOut()
+        self.checked_out = runs.CheckedOut()
 
     def pack(self) -> list[Any]:
         """Plain values for the snapshot."""
@@ -176,8 +177,8 @@ class QuorumMachine:
         self.time_ms = 0
         self.last_active_ms = 0
         self.deleted = False
-        self.fresh = Fifo(False)
-        self.returned = Fifo(True)
+        self.fresh = runs.Fifo(False)
+        self.returned = runs.Fifo(True)
         self.sessions: dict[int, Session] = {}
         #: Sessions that ended, oldest first: a stray repeat of seq 1 is no new session.
         self.closed: dict[int, None] = {}
@@ -495,7 +496,7 @@ class QuorumMachine:
                 self.unacked_bytes -= run[4]
                 self._discard(run, "rejected")
 
-    def _return(self, run: Run, failed: int) -> None:
+    def _return(self, run: runs.Run, failed: int) -> None:
         """To the end of `returned`, or out when the delivery count passes the limit."""
         index, offset, first, count, size, acquired, delivered = run
         self.unacked -= count
@@ -515,7 +516,7 @@ class QuorumMachine:
         for run in consumer.checked_out.remove_all():
             self._return(run, failed)
 
-    def _discard(self, run: Run, reason: str) -> None:
+    def _discard(self, run: runs.Run, reason: str) -> None:
         """Where messages leave other than by settling; dead-lettering takes them from here."""
         self.dropped[reason] = self.dropped.get(reason, 0) + run[3]
 
@@ -764,7 +765,7 @@ class QuorumMachine:
             for consumer in self._levels[priority]
         ]
 
-    def holds(self, session: int, consumer: int) -> list[tuple[int, Run]]:
+    def holds(self, session: int, consumer: int) -> list[tuple[int, runs.Run]]:
         """(first message id, run) of what a consumer holds, ascending; [] when it is unknown."""
         known = self.sessions.get(session)
         found = known.consumers.get(consumer) if known is not None else None

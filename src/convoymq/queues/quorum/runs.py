@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Runs: ranges of consecutive messages of one ENQUEUE command that share a fate.
 
 A run is a tuple (index, offset, first, count, size, acquired, delivered): records
@@ -21,7 +22,11 @@ from array import array
 Run = tuple[int, int, int, int, int, int, int]
 
 LOW = 0xFFFFFFFF
+#: Free words in front from which on the words move down; spare words that an empty container keeps.
 COMPACT_WORDS = 1024
+SPARE_WORDS_MAX = 8192
+#: Least growth of a container; a multiple of every run size.
+GROW_WORDS_MIN = 60
 
 
 def words_to_bytes(words: array[int]) -> bytes:
@@ -44,6 +49,13 @@ def words_from_bytes(data: bytes, stride: int) -> array[int]:
     return words
 
 
+def room_for(words: array[int], end: int, needed: int) -> None:
+    """Makes words[end : end + needed] exist. Cost: amortised O(needed), at most 1/8 of it spare."""
+    missing = end + needed - len(words)
+    if missing > 0:
+        words.frombytes(bytes(8 * max(missing, GROW_WORDS_MIN, end >> 3)))
+
+
 class Fifo:
     """A first-in first-out queue of runs.
 
@@ -52,13 +64,14 @@ class Fifo:
     delivered].
     """
 
-    __slots__ = ("_head", "_stride", "_words", "counted", "messages", "size")
+    __slots__ = ("_end", "_head", "_stride", "_words", "counted", "messages", "size")
 
     def __init__(self, counted: bool) -> None:
         self.counted = counted
         self._stride = 4 if counted else 3
         self._words: array[int] = array("Q")
         self._head = 0
+        self._end = 0
         self.messages = 0
         self.size = 0
 
@@ -75,7 +88,7 @@ class Fifo:
         """Appends a run; joins it to the last one when it continues it with the same counts."""
         assert count > 0
         words = self._words
-        end = len(words)
+        end = self._end
         stride = self._stride
         self.messages += count
         self.size += size
@@ -93,23 +106,23 @@ class Fifo:
                 ):
                     words[at + 2] = ((amount >> 32) + count) << 32 | ((amount & LOW) + size)
                     return
-            words.append(index)
-            words.append(offset << 32 | first)
-            words.append(count << 32 | size)
-            words.append(counts)
-            return
-        assert acquired == 0
-        assert delivered == 0
-        words.append(index)
-        words.append(offset << 32 | first)
-        words.append(count << 32 | size)
+            room_for(words, end, 4)
+            words[end + 3] = counts
+        else:
+            assert acquired == 0
+            assert delivered == 0
+            room_for(words, end, 3)
+        words[end] = index
+        words[end + 1] = offset << 32 | first
+        words[end + 2] = count << 32 | size
+        self._end = end + stride
 
     def take(self, limit: int) -> Run:
         """Removes at most `limit` messages from the head run. The queue must not be empty."""
         words = self._words
         at = self._head
         assert limit > 0
-        assert at < len(words)
+        assert at < self._end
         place = words[at + 1]
         amount = words[at + 2]
         count = amount >> 32
@@ -123,9 +136,7 @@ class Fifo:
         index = words[at]
         if count <= limit:
             self._head = at + self._stride
-            if self._head >= COMPACT_WORDS and self._head * 2 >= len(words):
-                del words[: self._head]
-                self._head = 0
+            self._tidy()
         else:
             part = size * limit // count
             words[at + 1] = place + limit
@@ -136,10 +147,24 @@ class Fifo:
         self.size -= size
         return (index, place >> 32, place & LOW, count, size, acquired, delivered)
 
+    def _tidy(self) -> None:
+        """Gives back words in front, once they are the larger part."""
+        head = self._head
+        if head == self._end:
+            self._head = 0
+            self._end = 0
+            if len(self._words) > SPARE_WORDS_MAX:
+                self._words = array("Q")
+        elif head >= COMPACT_WORDS and head * 2 >= self._end:
+            del self._words[:head]
+            self._end -= head
+            self._head = 0
+
     def clear(self) -> None:
         """Drops everything."""
         self._words = array("Q")
         self._head = 0
+        self._end = 0
         self.messages = 0
         self.size = 0
 
@@ -147,7 +172,7 @@ class Fifo:
         """All runs, oldest first. Cost: O(runs); for tests, tools and invariants."""
         words = self._words
         made: list[Run] = []
-        for at in range(self._head, len(words), self._stride):
+        for at in range(self._head, self._end, self._stride):
             counts = words[at + 3] if self.counted else 0
             made.append(
                 (
@@ -164,21 +189,21 @@ class Fifo:
 
     def indexes(self) -> list[int]:
         """Entry index of every run, oldest first."""
-        return list(self._words[self._head :: self._stride])
+        return list(self._words[self._head : self._end : self._stride])
 
     def first_index(self) -> int:
         """Entry index of the oldest run. The queue must not be empty."""
-        assert self._head < len(self._words)
+        assert self._head < self._end
         return self._words[self._head]
 
     def last_index(self) -> int:
         """Entry index of the youngest run. The queue must not be empty."""
-        assert self._head < len(self._words)
-        return self._words[len(self._words) - self._stride]
+        assert self._head < self._end
+        return self._words[self._end - self._stride]
 
     def run_count(self) -> int:
         """Number of runs."""
-        return (len(self._words) - self._head) // self._stride
+        return (self._end - self._head) // self._stride
 
     def memory_bytes(self) -> int:
         """Bytes that the packed words take."""
@@ -186,12 +211,13 @@ class Fifo:
 
     def pack(self) -> bytes:
         """The packed words, little-endian: equal for equal content."""
-        return words_to_bytes(self._words[self._head :])
+        return words_to_bytes(self._words[self._head : self._end])
 
     def unpack(self, data: bytes) -> None:
         """Replaces the content by that of `pack`. Raises ValueError."""
         self._words = words_from_bytes(data, self._stride)
         self._head = 0
+        self._end = len(self._words)
         self.messages = 0
         self.size = 0
         for run in self.runs():
@@ -207,13 +233,12 @@ class CheckedOut:
     Words: first message id · index · offset, first · count, size · acquired, delivered.
     """
 
-    __slots__ = ("_head", "_words", "messages", "size")
-
-    STRIDE = 5
+    __slots__ = ("_end", "_head", "_words", "messages", "size")
 
     def __init__(self) -> None:
         self._words: array[int] = array("Q")
         self._head = 0
+        self._end = 0
         self.messages = 0
         self.size = 0
 
@@ -231,7 +256,7 @@ class CheckedOut:
         """Appends a run under ids that follow all that are held."""
         assert count > 0
         words = self._words
-        end = len(words)
+        end = self._end
         counts = acquired << 32 | delivered
         self.messages += count
         self.size += size
@@ -250,20 +275,22 @@ class CheckedOut:
             ):
                 words[at + 3] = (held + count) << 32 | ((amount & LOW) + size)
                 return
-        words.append(message_id)
-        words.append(index)
-        words.append(offset << 32 | first)
-        words.append(count << 32 | size)
-        words.append(counts)
+        room_for(words, end, 5)
+        words[end] = message_id
+        words[end + 1] = index
+        words[end + 2] = offset << 32 | first
+        words[end + 3] = count << 32 | size
+        words[end + 4] = counts
+        self._end = end + 5
 
     def _find(self, message_id: int) -> int:
         """Position of the first run whose last id is not below `message_id`."""
         words = self._words
         head = self._head
-        if head >= len(words) or words[head] + (words[head + 3] >> 32) > message_id:
+        if head >= self._end or words[head] + (words[head + 3] >> 32) > message_id:
             return head
         low = 0
-        high = (len(words) - head) // 5
+        high = (self._end - head) // 5
         while low < high:
             middle = (low + high) // 2
             at = head + middle * 5
@@ -282,7 +309,7 @@ class CheckedOut:
         words = self._words
         start = self._find(first_id)
         at = start
-        end = len(words)
+        end = self._end
         removed: list[Run] = []
         kept: list[int] = []
         while at < end and words[at] <= last_id:
@@ -325,26 +352,38 @@ class CheckedOut:
             at += 5
         if at == start:
             return removed
-        if start == self._head:
+        spare = at - start - len(kept)
+        if start == self._head and spare >= 0:
             # The oldest go first nearly always: move the head instead of the words.
-            self._head = at - len(kept) if len(kept) <= at - start else start
-            if self._head == at - len(kept):
-                for i in range(len(kept)):
-                    words[self._head + i] = kept[i]
-            else:
-                words[start:at] = array("Q", kept)
-            if self._head >= COMPACT_WORDS and self._head * 2 >= len(words):
-                del words[: self._head]
-                self._head = 0
+            start += spare
+            for i in range(len(kept)):
+                words[start + i] = kept[i]
+            self._head = start
+            self._tidy()
         else:
             words[start:at] = array("Q", kept)
+            self._end -= spare
         return removed
+
+    def _tidy(self) -> None:
+        """Gives back words in front, once they are the larger part."""
+        head = self._head
+        if head == self._end:
+            self._head = 0
+            self._end = 0
+            if len(self._words) > SPARE_WORDS_MAX:
+                self._words = array("Q")
+        elif head >= COMPACT_WORDS and head * 2 >= self._end:
+            del self._words[:head]
+            self._end -= head
+            self._head = 0
 
     def remove_all(self) -> list[Run]:
         """Removes everything, ascending."""
         removed = [run for _, run in self.held()]
         self._words = array("Q")
         self._head = 0
+        self._end = 0
         self.messages = 0
         self.size = 0
         return removed
@@ -365,16 +404,16 @@ class CheckedOut:
                     words[at + 4] & LOW,
                 ),
             )
-            for at in range(self._head, len(words), 5)
+            for at in range(self._head, self._end, 5)
         ]
 
     def indexes(self) -> list[int]:
         """Entry index of every run held."""
-        return list(self._words[self._head + 1 :: 5])
+        return list(self._words[self._head + 1 : self._end : 5])
 
     def run_count(self) -> int:
         """Number of runs."""
-        return (len(self._words) - self._head) // 5
+        return (self._end - self._head) // 5
 
     def memory_bytes(self) -> int:
         """Bytes that the packed words take."""
@@ -382,12 +421,13 @@ class CheckedOut:
 
     def pack(self) -> bytes:
         """The packed words, little-endian: equal for equal content."""
-        return words_to_bytes(self._words[self._head :])
+        return words_to_bytes(self._words[self._head : self._end])
 
     def unpack(self, data: bytes) -> None:
         """Replaces the content by that of `pack`. Raises ValueError."""
         self._words = words_from_bytes(data, 5)
         self._head = 0
+        self._end = len(self._words)
         self.messages = 0
         self.size = 0
         for _, run in self.held():

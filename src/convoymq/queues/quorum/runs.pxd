@@ -1,0 +1,54 @@
+# Types of the compiled build; runs.py is complete without them.
+import cython
+from libc.stdint cimport int64_t, uint64_t
+
+@cython.locals(missing=Py_ssize_t)
+cdef room_for(object words, Py_ssize_t end, Py_ssize_t needed)
+
+cdef class Fifo:
+    cdef public bint counted
+    cdef Py_ssize_t _stride, _head, _end
+    cdef object _words
+    cdef public int64_t messages, size
+    @cython.locals(
+        words=object, end=Py_ssize_t, stride=Py_ssize_t, at=Py_ssize_t,
+        counts=uint64_t, place=uint64_t, amount=uint64_t,
+    )
+    cpdef push(
+        self, uint64_t index, uint64_t offset, uint64_t first, uint64_t count, uint64_t size,
+        uint64_t acquired, uint64_t delivered
+    )
+    @cython.locals(
+        words=object, at=Py_ssize_t, index=uint64_t, place=uint64_t, amount=uint64_t, count=uint64_t,
+        size=uint64_t, acquired=uint64_t, delivered=uint64_t, counts=uint64_t, part=uint64_t,
+    )
+    cpdef tuple take(self, uint64_t limit)
+    @cython.locals(head=Py_ssize_t)
+    cdef _tidy(self)
+
+cdef class CheckedOut:
+    cdef Py_ssize_t _head, _end
+    cdef object _words
+    cdef public int64_t messages, size
+    @cython.locals(
+        words=object, end=Py_ssize_t, at=Py_ssize_t, counts=uint64_t, place=uint64_t,
+        amount=uint64_t, held=uint64_t,
+    )
+    cpdef add(
+        self, uint64_t message_id, uint64_t index, uint64_t offset, uint64_t first, uint64_t count,
+        uint64_t size, uint64_t acquired, uint64_t delivered
+    )
+    @cython.locals(
+        words=object, head=Py_ssize_t, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t,
+        at=Py_ssize_t,
+    )
+    cdef Py_ssize_t _find(self, uint64_t message_id) except -1
+    @cython.locals(
+        words=object, start=Py_ssize_t, at=Py_ssize_t, end=Py_ssize_t, spare=Py_ssize_t,
+        i=Py_ssize_t, removed=list, kept=list, run_id=uint64_t, index=uint64_t, place=uint64_t,
+        amount=uint64_t, counts=uint64_t, count=uint64_t, size=uint64_t, part=uint64_t,
+        part_size=uint64_t, right=uint64_t, right_size=uint64_t, taken=uint64_t,
+    )
+    cpdef list remove(self, uint64_t first_id, uint64_t last_id)
+    @cython.locals(head=Py_ssize_t)
+    cdef _tidy(self)
