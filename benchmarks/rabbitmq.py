@@ -1,8 +1,8 @@
 """A real RabbitMQ cluster on loopback, from Debian's package, as the system to compare with.
 
 Three Erlang nodes with their own data directories, ports, cookie and epmd; the system's service is
-neither used nor touched. Run as a program it keeps a cluster up in the foreground and prints the
-variables by which the interop tests find it:
+neither used nor touched. Run as a program it keeps a cluster up in the foreground, starts
+nodes again that are killed, and prints the variables by which the interop tests find it:
 
     python benchmarks/rabbitmq.py --base-port 5700
 """
@@ -141,13 +141,23 @@ def installed_version() -> str:
     raise SystemMissing(INSTALL_HINT)
 
 
+def revive_forever(cluster: RabbitCluster) -> None:
+    """Start again every node that ends, so that tests may kill nodes of this cluster."""
+    while True:
+        for index, node in enumerate(cluster.nodes):
+            if node.process is not None and node.process.poll() is not None:
+                node.process = cluster.spawn(index)
+        time.sleep(0.5)
+
+
 def main() -> None:
     """Keep a cluster up until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(description="A RabbitMQ cluster on loopback")
     parser.add_argument("--base-port", type=int, default=5700)
     parser.add_argument("--nodes", type=int, default=3)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         cluster = RabbitCluster(base_port=options.base_port, count=options.nodes)
     except SystemMissing as error:
@@ -157,8 +167,8 @@ def main() -> None:
             seconds = cluster.start()
             print(f"# RabbitMQ {cluster.version()} usable after {seconds:.1f} s")
             print(f"export CONVOY_TEST_URIS={','.join(cluster.uris)}")
-            print(f"export CONVOY_TEST_PIDS={','.join(map(str, cluster.pids))}", flush=True)
-            signal.pause()
+            print("export CONVOY_TEST_SYSTEM=rabbitmq", flush=True)
+            revive_forever(cluster)
         except KeyboardInterrupt:
             pass
 

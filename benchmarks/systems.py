@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -94,6 +95,8 @@ class LocalCluster(ABC):
 
     def start(self) -> float:
         """Start every node and wait until the cluster is usable. Returns: seconds that it took."""
+        for node in self.nodes:
+            _require_free(node.port)
         began = time.monotonic()
         for index, node in enumerate(self.nodes):
             node.process = self.spawn(index)
@@ -157,6 +160,13 @@ class LocalCluster(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _require_free(port: int) -> None:
+    """Raise NotUsable when something else listens on the port: it would be taken for ours."""
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        raise NotUsable(f"port {port} is in use by another process")
 
 
 def connect(uri: str, *, timeout_s: float = 5.0) -> pika.BlockingConnection:

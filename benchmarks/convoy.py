@@ -1,0 +1,76 @@
+"""A ConvoyMQ cluster of real node processes on loopback, for benchmarks and interop tests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import secrets
+import subprocess
+import sys
+
+from benchmarks.systems import LocalCluster
+
+NODE_COMMAND = (sys.executable, "-m", "convoymq.cli", "node", "--config")
+
+
+class ConvoyCluster(LocalCluster):
+    """Three `convoy node` processes.
+
+    Ports: base_port + n AMQP, base_port + 10 + n links between the nodes, base_port + 20 + n HTTP,
+    base_port + 30 + n metrics.
+
+    Args: `settings`: more lines for every node's `convoy.conf`.
+    """
+
+    system = "convoy"
+
+    def __init__(
+        self, *, base_port: int, count: int = 3, settings: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(base_port=base_port, count=count)
+        self._secret = secrets.token_hex(16)
+        for index, node in enumerate(self.nodes):
+            lines = self._configuration(index) | (settings or {})
+            text = "".join(f"{key} = {value}\n" for key, value in lines.items())
+            (self.directory / f"{node.name}.conf").write_text(text)
+
+    def _configuration(self, index: int) -> dict[str, str]:
+        number = index + 1
+        lines = {
+            "node.name": self.node_name(number),
+            "node.id": str(number),
+            "data_dir": str(self.directory / self.node_name(number)),
+            "listeners.tcp.1": f"127.0.0.1:{self.base_port + number}",
+            "cluster.listener": f"127.0.0.1:{self.base_port + 10 + number}",
+            "cluster.secret": self._secret,
+            "management.tcp.port": str(self.base_port + 20 + number),
+            "prometheus.tcp.port": str(self.base_port + 30 + number),
+        }
+        for peer in range(1, len(self.nodes) + 1):
+            lines[f"cluster_formation.classic_config.nodes.{peer}"] = (
+                f"{self.node_name(peer)}@127.0.0.1:{self.base_port + 10 + peer}"
+            )
+        return lines
+
+    def node_name(self, number: int) -> str:
+        return f"convoy{number}"
+
+    def version(self) -> str:
+        return importlib.metadata.version("convoymq")
+
+    def spawn(self, index: int) -> subprocess.Popen[bytes]:
+        node = self.nodes[index]
+        with self.log_path(node).open("ab") as output:
+            return subprocess.Popen(
+                [*NODE_COMMAND, str(self.directory / f"{node.name}.conf")],
+                env=os.environ.copy(),
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+
+def convoy_cluster(*, base_port: int, settings: dict[str, str] | None = None) -> ConvoyCluster:
+    """Make a three-node ConvoyMQ cluster; `start()` starts it, `stop()` removes every trace."""
+    return ConvoyCluster(base_port=base_port, settings=settings)

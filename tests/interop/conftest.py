@@ -1,0 +1,143 @@
+"""Fixtures of the interop tests: the cluster, connections, and names that are cleaned up."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pika.exceptions  # type: ignore[import-untyped]
+import pytest
+from benchmarks.systems import connect
+
+from tests.clusters import Cluster, cluster_under_test, version_tuple
+from tests.raw_amqp import RawPeer
+
+HERE = Path(__file__).parent
+TEST_TIME_LIMIT_S = 60
+_numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "rabbitmq_since(release): what this test asserts is older RabbitMQ's future"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The three-node cluster that all interop tests share; whoever kills a node restarts it."""
+    with cluster_under_test() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def time_limit() -> Iterator[None]:
+    """End a test that hangs, with a traceback of where."""
+
+    def expired(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"the test took more than {TEST_TIME_LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(TEST_TIME_LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(autouse=True)
+def skip_where_the_release_differs(request: pytest.FixtureRequest) -> None:
+    """Skip a test marked `rabbitmq_since("4.3")` on a RabbitMQ older than that release."""
+    marker = request.node.get_closest_marker("rabbitmq_since")
+    if marker is not None:
+        cluster: Cluster = request.getfixturevalue("cluster")
+        if cluster.system == "rabbitmq" and version_tuple(cluster.version()) < version_tuple(
+            marker.args[0]
+        ):
+            pytest.skip(f"RabbitMQ does this since {marker.args[0]}, this is {cluster.version()}")
+
+
+class Names:
+    """Gives names that no other test uses, and deletes what has them at the end."""
+
+    def __init__(self, stem: str) -> None:
+        self._stem = stem
+        self.queues: list[str] = []
+        self.exchanges: list[str] = []
+
+    def queue(self, name: str = "q") -> str:
+        self.queues.append(f"{self._stem}.{name}")
+        return self.queues[-1]
+
+    def exchange(self, name: str = "x") -> str:
+        self.exchanges.append(f"{self._stem}.{name}")
+        return self.exchanges[-1]
+
+
+@pytest.fixture
+def names(cluster: Cluster) -> Iterator[Names]:
+    given = Names(f"interop-{next(_numbers)}")
+    yield given
+    if given.queues or given.exchanges:
+        connection = connect(cluster.uris[0])
+        channel = connection.channel()
+        for queue in given.queues:
+            try:
+                channel.queue_delete(queue)
+            except pika.exceptions.ChannelClosedByBroker:
+                channel = connection.channel()
+        for exchange in given.exchanges:
+            channel.exchange_delete(exchange)
+        connection.close()
+
+
+@pytest.fixture
+def connection(cluster: Cluster) -> Iterator[Any]:
+    """A pika connection to the first node."""
+    opened = connect(cluster.uris[0], timeout_s=30)
+    yield opened
+    with suppress(pika.exceptions.ConnectionWrongStateError):
+        opened.close()
+
+
+@pytest.fixture
+def channel(connection: Any) -> Any:
+    return connection.channel()
+
+
+@pytest.fixture
+def open_connection(cluster: Cluster) -> Iterator[Callable[[int], Any]]:
+    """Opens more pika connections: `open_connection(node)`."""
+    opened: list[Any] = []
+
+    def open_one(node: int = 0) -> Any:
+        opened.append(connect(cluster.uris[node], timeout_s=30))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        with suppress(pika.exceptions.AMQPError):
+            one.close()
+
+
+@pytest.fixture
+def peer(cluster: Cluster) -> Iterator[RawPeer]:
+    """A raw peer of the first node, connected but silent."""
+    with RawPeer(cluster.uris[0]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def raw_channel(peer: RawPeer) -> RawPeer:
+    """A raw peer with an open connection and channel 1."""
+    return peer.handshake().open_channel(1)

@@ -1,0 +1,105 @@
+"""Waiting, collecting and checking, shared by the interop tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+PATIENCE_S = 30.0
+
+
+def eventually(
+    condition: Callable[[], bool], *, connection: Any = None, timeout_s: float = PATIENCE_S
+) -> None:
+    """Wait until the condition holds, serving the pika connection meanwhile.
+
+    Raises: AssertionError when the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the awaited condition did not come true"
+        if connection is None:
+            time.sleep(0.02)
+        else:
+            connection.process_data_events(time_limit=0.05)
+
+
+class Inbox:
+    """Collects what a pika consumer receives; acknowledges only when told to."""
+
+    def __init__(self, channel: Any, queue: str, **consume: Any) -> None:
+        self.channel = channel
+        self.deliveries: list[tuple[Any, Any, bytes]] = []
+        self.cancelled = False
+        self.tag = channel.basic_consume(queue, self._on_message, **consume)
+        channel.add_on_cancel_callback(self._on_cancel)
+
+    def _on_message(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        self.deliveries.append((method, properties, body))
+
+    def _on_cancel(self, _frame: Any) -> None:
+        self.cancelled = True
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [body for _, _, body in self.deliveries]
+
+    @property
+    def redelivered(self) -> list[bool]:
+        return [method.redelivered for method, _, _ in self.deliveries]
+
+    def wait(self, count: int) -> list[bytes]:
+        """Wait until `count` messages are here. Returns: their bodies."""
+        eventually(lambda: len(self.deliveries) >= count, connection=self.channel.connection)
+        return self.bodies
+
+    def settle(self) -> None:
+        """Give the broker the chance to send more than it should: one full round trip."""
+        self.channel.connection.process_data_events(time_limit=0)
+        self.channel.basic_qos(prefetch_count=0)
+        self.channel.connection.process_data_events(time_limit=0)
+
+
+def fetch_all(channel: Any, queue: str) -> list[bytes]:
+    """Take everything that is ready, with basic.get."""
+    bodies: list[bytes] = []
+    while True:
+        method, _, body = channel.basic_get(queue, auto_ack=True)
+        if method is None:
+            return bodies
+        bodies.append(body)
+
+
+def publish_confirmed(channel: Any, queue: str, bodies: Iterable[bytes], **more: Any) -> None:
+    """Publish to the queue and wait for each confirm."""
+    channel.confirm_delivery()
+    for body in bodies:
+        channel.basic_publish("", queue, body, mandatory=True, **more)
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    """Bodies `b"0"`, `b"1"`, …"""
+    return [str(number).encode() for number in range(start, start + count)]
+
+
+def assert_in_order_without_loss(
+    confirmed: Iterable[int], delivered: Iterable[tuple[int, bool]]
+) -> None:
+    """Check what an application was promised after any failure.
+
+    Args: `confirmed`: numbers whose publish was confirmed, in publishing order. `delivered`: number
+    and redelivered flag (or "published again") of every delivery of one queue to one consumer.
+    Every confirmed number arrives; first arrivals are in order; a repeat needs its flag.
+    """
+    seen: set[int] = set()
+    last = -1
+    for number, excused in delivered:
+        if number in seen:
+            assert excused, f"{number} came twice without the redelivered flag"
+            continue
+        assert excused or number > last, f"{number} came after {last}"
+        seen.add(number)
+        last = max(last, number)
+    lost = [number for number in confirmed if number not in seen]
+    assert not lost, f"{len(lost)} confirmed messages are lost, first {lost[:5]}"
