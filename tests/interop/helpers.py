@@ -30,6 +30,7 @@ class Inbox:
 
     def __init__(self, channel: Any, queue: str, **consume: Any) -> None:
         self.channel = channel
+        self.queue = queue
         self.deliveries: list[tuple[Any, Any, bytes]] = []
         self.cancelled = False
         self.tag = channel.basic_consume(queue, self._on_message, **consume)
@@ -55,10 +56,10 @@ class Inbox:
         return self.bodies
 
     def settle(self) -> None:
-        """Give the broker the chance to send more than it should: one full round trip."""
-        self.channel.connection.process_data_events(time_limit=0)
-        self.channel.basic_qos(prefetch_count=0)
-        self.channel.connection.process_data_events(time_limit=0)
+        """Give the broker the chance to send more than it should: two full round trips."""
+        for _ in range(2):
+            self.channel.queue_declare(self.queue, passive=True)
+            self.channel.connection.process_data_events(time_limit=0)
 
 
 def fetch_all(channel: Any, queue: str) -> list[bytes]:

@@ -14,7 +14,7 @@ KINDS = ["quorum", "classic"]
 
 
 def declare(channel: Any, names: Names, kind: str, **arguments: Any) -> str:
-    queue = names.queue()
+    queue = names.queue(kind)
     channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind} | arguments)
     return queue
 
@@ -165,7 +165,8 @@ def test_recover_requeues_everything_unacknowledged(channel: Any, queue: str) ->
 
 
 def test_returned_messages_are_served_before_fresh_ones(channel: Any, names: Names) -> None:
-    queue = declare(channel, names, "quorum")
+    # With a delivery limit: without one (RabbitMQ 3's default) returns go to the tail.
+    queue = declare(channel, names, "quorum", **{"x-delivery-limit": 20})
     publish_confirmed(channel, queue, numbered(4))
     first, _, _ = channel.basic_get(queue)
     second, _, _ = channel.basic_get(queue)

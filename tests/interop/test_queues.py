@@ -7,10 +7,12 @@ from typing import Any
 
 import pika.exceptions  # type: ignore[import-untyped]
 import pytest
+from pika import spec
 
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
 from tests.interop.helpers import Inbox, eventually, fetch_all, numbered, publish_confirmed
+from tests.raw_amqp import RawPeer
 
 KINDS = ["quorum", "classic"]
 
@@ -84,16 +86,16 @@ def test_server_named_queue(channel: Any) -> None:
     assert body == b"hello"
 
 
-def test_server_named_consumer(channel: Any, names: Names) -> None:
-    queue = names.queue()
-    channel.queue_declare(queue, exclusive=True)
-    connection = channel.connection
-    # pika invents tags by itself, so the answer is looked at below it.
-    implementation = channel._impl
-    answers: list[Any] = []
-    implementation.basic_consume(queue, lambda *_: None, callback=answers.append, consumer_tag="t")
-    eventually(lambda: bool(answers), connection=connection)
-    assert answers[0].method.consumer_tag == "t"
+def test_server_named_consumer(raw_channel: RawPeer, names: Names) -> None:
+    raw_channel.call(
+        1, spec.Queue.Declare(queue=names.queue(), exclusive=True), spec.Queue.DeclareOk
+    )
+    tags = {
+        raw_channel.call(1, spec.Basic.Consume(), spec.Basic.ConsumeOk).consumer_tag
+        for _ in range(2)
+    }
+    assert len(tags) == 2
+    assert all(re.fullmatch(r"amq\.ctag-[\w-]{22}", tag) for tag in tags)
 
 
 def test_exclusive_queue_goes_with_its_connection(
@@ -135,10 +137,10 @@ def test_transient_queue_works_from_every_node(
     assert inbox.wait(10) == numbered(10)
 
 
-def test_new_lines_are_taken_out_of_names(channel: Any, names: Names) -> None:
+def test_new_lines_are_taken_out_of_names(raw_channel: RawPeer, names: Names) -> None:
     queue = names.queue()
-    declared = channel.queue_declare(f"{queue}\r\n", exclusive=True)
-    assert declared.method.queue == queue
+    declare = spec.Queue.Declare(queue=f"{queue}\r\n", exclusive=True)
+    assert raw_channel.call(1, declare, spec.Queue.DeclareOk).queue == queue
 
 
 def test_channels_of_a_connection_are_independent(connection: Any, names: Names) -> None:
