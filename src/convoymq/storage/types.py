@@ -12,15 +12,22 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from convoymq.model.errors import StorageFault
 
-class StorageFault(Exception):
-    """A disk that failed or lied: an I/O error, a checksum or a format that does not fit."""
-
-    def __init__(self, text: str, *, file: str = "", offset: int = 0, errno: int = 0) -> None:
-        super().__init__(f"{text} (file {file}, offset {offset})" if file else text)
-        self.file = file
-        self.offset = offset
-        self.errno = errno
+__all__ = [
+    "Damage",
+    "Directory",
+    "EntryGone",
+    "File",
+    "Flusher",
+    "GroupPlan",
+    "RecoveryReport",
+    "Snapshot",
+    "StorageConfig",
+    "StorageFault",
+    "SyncMethod",
+    "Worker",
+]
 
 
 class EntryGone(LookupError):
@@ -67,7 +74,7 @@ class Directory(Protocol):
         """Opens for reading and writing. Raises FileNotFoundError unless `create`."""
 
     def remove(self, path: str) -> None:
-        """Removes a file, or a directory with all that is in it. Nothing happens when it is gone."""
+        """Removes a file, or a directory with all in it. Nothing happens when it is gone."""
 
     def rename(self, old: str, new: str) -> None:
         """Atomically gives a file another name, replacing what had it."""
@@ -152,7 +159,7 @@ class GroupPlan:
     """What the replica tells storage about its group when a WAL file is to be emptied."""
 
     live_ranges: Sequence[tuple[int, int]]
-    """Ascending, disjoint, inclusive index ranges whose bodies the machine needs; all <= applied."""
+    """Ascending, disjoint, inclusive index ranges whose bodies are needed; all <= applied."""
     applied: int
     """Last applied index: entries above it are always kept."""
     keep_from: int
@@ -170,6 +177,8 @@ class Damage:
     group: int | None
     """None: it cannot be told whose data it was; every group with data in that file is damaged."""
     reason: str
+    vote_lost: bool = False
+    """The group's vote may have been lost too: it must not vote before it has caught up."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -183,5 +192,7 @@ class RecoveryReport:
     damages: list[Damage] = field(default_factory=list)
     torn_tail: tuple[str, int] | None = None
     """(file, offset) where the last WAL file was cut: writes that were never confirmed."""
+    notes: list[str] = field(default_factory=list)
+    """Damage that cost nothing, because a second copy was whole."""
     stale: list[str] = field(default_factory=list)
     """Remains of removed groups and half-written files that were deleted."""

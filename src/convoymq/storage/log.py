@@ -1,0 +1,704 @@
+"""The log of one group: where its entries lie, and its share of the common write-ahead log.
+
+An entry lies in one or two of three places:
+
+- *memory*: the newest entries [`memory_first`, `last_index`]; bodies leave when they are written
+  and the node's limit is passed or the owner forgets them;
+- *WAL files*: [`base`, `last_index`], place and size packed in two arrays, 12 bytes an entry;
+- *segments*: everything below `base` that is still kept; sparse below `first_index`, where only
+  entries lie whose bodies the machine still needs.
+
+Invariants: first_index - 1 <= last_index; written_index <= last_index; memory holds every entry
+above written_index; [first_index, last_index] is complete.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from convoymq.kernels.batch import Entry
+from convoymq.model.errors import Misuse, Refused, check
+from convoymq.storage.segments import Piece, Segment, SegmentWriter, group_path
+from convoymq.storage.snapshots import read_snapshot, write_snapshot
+from convoymq.storage.types import Damage, EntryGone, Snapshot, StorageFault
+from convoymq.storage.wal import KIND_VOID, KIND_VOTE, PLACE_FILE_SHIFT, PLACE_OFFSET_MASK
+
+if TYPE_CHECKING:
+    from convoymq.storage.store import Storage
+
+Done = Callable[[BaseException | None], None]
+
+
+def _nothing(*_: Any) -> None:
+    """The callback of a log that nobody listens to."""
+
+
+class GroupLog:
+    """Entries, hard state and snapshot of one group on this node."""
+
+    def __init__(self, store: Storage, group: int) -> None:
+        self._store = store
+        self._wal = store.wal
+        self.group = group
+        self.term = 0
+        self.voted_for = 0
+        self.first_index = 1
+        self.last_index = 0
+        self.last_term = 0
+        self.written_index = 0
+        self.snapshot_index = 0
+        self.snapshot_term = 0
+        self.snapshot_membership = b""
+        self.damaged: Damage | None = None
+        self.removed = False
+        self.on_written: Callable[[int, int, int], None] = _nothing
+        """(group, index, term): durable up to here. Once per flush."""
+        self.on_vote_written: Callable[[int, int, int], None] = _nothing
+        """(group, term, voted for)."""
+        self.dirty = False
+        """Has entries in the WAL's open batch."""
+        self.base = 1
+        """Index of places[0]."""
+        self.places: array[int] = array("Q")
+        self.sizes: array[int] = array("I")
+        self.segments: list[Segment] = []
+        self.next_order = 1
+        """Order of the next segment file."""
+        self.first_segment = 0
+        """Segments of lower order are void."""
+        self.epoch = 0
+        """Changes when the log is replaced: answers that belong to the former one are dropped."""
+        self._run_starts: list[int] = [1]
+        self._run_terms: list[int] = [0]
+        self._memory: list[Entry | None] = []
+        self._head = 0
+        self.memory_first = 1
+        """Index of the oldest entry in memory."""
+        self.memory_bytes = 0
+        self.remembered = False
+        """Is in the store's line of logs with something in memory."""
+        self._cache: dict[int, Entry] = {}
+        self.cache_bytes = 0
+        self.cache_used = False
+        """A read hit the read-ahead since the store last looked."""
+        self.compacting = False
+        """The worker is rewriting segments."""
+        self._snapshot_waiting: list[tuple[Snapshot, Done]] = []
+        self._snapshot_submitted = 0
+        self.receiver: SnapshotReceiver | None = None
+
+    # Appending.
+
+    def append(self, entry: Entry) -> None:
+        """Adds the next entry. Durable when `on_written` says so.
+
+        Raises:
+            Misuse: it is not the next one, of a lower term, or the log cannot take entries now.
+        """
+        index = entry.index
+        term = entry.term
+        if index != self.last_index + 1 or term < self.last_term or self.receiver is not None:
+            raise Misuse(
+                f"group {self.group}: entry {index} of term {term} cannot follow"
+                f" {self.last_index} of term {self.last_term}"
+            )
+        if self.damaged is not None or self.removed:
+            raise Misuse(f"group {self.group}: the log is damaged or removed")
+        if term != self._run_terms[-1]:
+            self._run_starts.append(index)
+            self._run_terms.append(term)
+        data = entry.data
+        size = len(data)
+        self.places.append(self._wal.add_entry(self, data))
+        self.sizes.append(size >> 3)
+        self._memory.append(entry)
+        self.memory_bytes += size
+        self.last_index = index
+        self.last_term = term
+        store = self._store
+        store.memory_bytes += size
+        if not self.remembered:
+            store.remember(self)
+
+    def truncate_from(self, index: int) -> None:
+        """Removes the entries >= index, which conflict with the leader's.
+
+        Lasting only together with what is appended next: after a crash before that the old entries
+        are back, which Raft allows. Raises InvariantViolated below the start of the log.
+        """
+        if index > self.last_index:
+            return
+        check(
+            index >= self.first_index and index > self.snapshot_index,
+            f"group {self.group}: truncation at {index} reaches below the log's start",
+        )
+        keep = self.term_at(index - 1)
+        self._wal.notes_after(self, index)
+        if index >= self.base:
+            del self.places[index - self.base :]
+            del self.sizes[index - self.base :]
+        else:
+            self._cut_segments(index)
+            self.base = index
+            del self.places[:]
+            del self.sizes[:]
+        self._drop_memory_from(index)
+        self._drop_cache()
+        while len(self._run_starts) > 1 and self._run_starts[-1] >= index:
+            self._run_starts.pop()
+            self._run_terms.pop()
+        self.last_index = index - 1
+        self.last_term = keep
+        if self._run_terms[-1] != keep:
+            # The runs begin above index - 1: the term of what precedes the log is kept apart.
+            self._run_starts[-1] = index
+        self.written_index = min(self.written_index, index - 1)
+
+    def _cut_segments(self, index: int) -> None:
+        while self.segments and self.segments[-1].first >= index:
+            self.segments.pop()
+        if self.segments and self.segments[-1].last >= index:
+            self.segments[-1].cut(index)
+
+    def entries_written(self, index: int) -> None:
+        """The WAL made the entries up to `index` durable."""
+        if index <= self.written_index or self.removed:
+            return
+        self.written_index = index
+        self.on_written(self.group, index, self.term_at(index))
+        if self._snapshot_waiting:
+            waiting, self._snapshot_waiting = self._snapshot_waiting, []
+            for snapshot, done in waiting:
+                self.save_snapshot(snapshot, done)
+
+    # Hard state.
+
+    def save_vote(self, term: int, voted_for: int) -> None:
+        """Records term and vote (0 = nobody). Durable when `on_vote_written` says so."""
+        check(
+            term > self.term or (term == self.term and self.voted_for in (0, voted_for)),
+            f"group {self.group}: vote ({term}, {voted_for}) after ({self.term}, {self.voted_for})",
+        )
+        self.term = term
+        self.voted_for = voted_for
+        self._wal.add_control(KIND_VOTE, self.group, voted_for, term)
+        self._wal.tell((self, term, voted_for))
+
+    def vote_written(self, term: int, voted_for: int) -> None:
+        """The WAL made a vote durable."""
+        if not self.removed:
+            self.on_vote_written(self.group, term, voted_for)
+
+    # Reading.
+
+    def term_at(self, index: int) -> int:
+        """Term of an entry, of the one before the first, or of the snapshot. Raises EntryGone."""
+        starts = self._run_starts
+        if starts[-1] <= index <= self.last_index:
+            return self._run_terms[-1]
+        if index == 0:
+            return 0
+        if index == self.snapshot_index:
+            return self.snapshot_term
+        if not self.first_index - 1 <= index <= self.last_index or index < starts[0]:
+            raise EntryGone(f"group {self.group}: the term of entry {index} is not known")
+        return self._run_terms[bisect_right(starts, index) - 1]
+
+    def entry(self, index: int) -> Entry:
+        """An entry, from memory or from disk with what follows it.
+
+        Raises:
+            EntryGone: it is not kept (any more), or not yet there.
+            StorageFault: it is damaged; the log is `damaged` from then on.
+        """
+        if index >= self.memory_first:
+            if index > self.last_index:
+                raise EntryGone(f"group {self.group}: there is no entry {index} yet")
+            found = self._memory[self._head + index - self.memory_first]
+            assert found is not None
+            return found
+        cached = self._cache.get(index)
+        if cached is not None:
+            self.cache_used = True
+            return cached
+        entries = self._read_span(index, self._store.config.read_ahead_bytes)
+        self._drop_cache()
+        self._cache = {e.index: e for e in entries}
+        self.cache_bytes = sum([e.size for e in entries])
+        self.cache_used = True
+        self._store.cached(self)
+        return entries[0]
+
+    def has_entry(self, index: int) -> bool:
+        """True when `entry` would find it, without reading it."""
+        if index >= self.base:
+            return index <= self.last_index
+        segment = self._segment_of(index)
+        return segment is not None and segment.position(index) >= 0
+
+    def entries(self, first: int, max_bytes: int) -> list[Entry]:
+        """Consecutive entries from `first` on, about `max_bytes` of them, at least one if there is
+        one. Raises as `entry` does; EntryGone when `first` lies below the first entry."""
+        if first < self.first_index:
+            raise EntryGone(f"group {self.group}: entries from {first} on are gone")
+        found: list[Entry] = []
+        size = 0
+        index = first
+        last = self.last_index
+        while index <= last and (size < max_bytes or not found):
+            if index < self.memory_first:
+                for entry in self._read_span(index, max(max_bytes - size, 4096)):
+                    if entry.index != index:
+                        break
+                    found.append(entry)
+                    size += entry.size
+                    index += 1
+                continue
+            at = self._head + index - self.memory_first
+            held = self._memory[at]
+            assert held is not None
+            if found and size + held.size > max_bytes:
+                break
+            found.append(held)
+            size += held.size
+            index += 1
+        return found
+
+    def _segment_of(self, index: int) -> Segment | None:
+        segments = self.segments
+        low, high = 0, len(segments)
+        while low < high:
+            middle = (low + high) // 2
+            if segments[middle].last < index:
+                low = middle + 1
+            else:
+                high = middle
+        if low == len(segments) or segments[low].first > index:
+            return None
+        return segments[low]
+
+    def _read_span(self, index: int, limit: int) -> list[Entry]:
+        """The entry and what follows it closely, in one read."""
+        if self.damaged is not None:
+            raise StorageFault(self.damaged.reason, path=self.damaged.file)
+        try:
+            if index >= self.base:
+                if index > self.last_index:
+                    raise EntryGone(f"group {self.group}: there is no entry {index} yet")
+                return self._read_wal(index, limit)
+            segment = self._segment_of(index)
+            position = -1 if segment is None else segment.position(index)
+            if segment is None or position < 0:
+                raise EntryGone(f"group {self.group}: entry {index} is gone")
+            return self._read_segment(segment, position, limit)
+        except StorageFault as fault:
+            self.mark_damaged(fault)
+            raise
+        except OSError as error:
+            unread = StorageFault(f"group {self.group}: entry {index} cannot be read: {error}")
+            self.mark_damaged(unread)
+            raise unread from error
+
+    def _read_wal(self, index: int, limit: int) -> list[Entry]:
+        i = index - self.base
+        places = self.places
+        start = places[i]
+        upto = min(
+            bisect_right(places, start + (limit >> 3), i), max(self.memory_first - self.base, i + 1)
+        )
+        useful = sum(self.sizes[i:upto])
+        if useful << 3 < places[upto - 1] + self.sizes[upto - 1] - start:
+            # Mostly other groups' entries lie there: do not read far.
+            upto = max(i + 1, min(upto, bisect_right(places, start + (limit >> 6), i)))
+        while upto > i + 1 and places[upto - 1] + self.sizes[upto - 1] - start > limit >> 3:
+            upto -= 1
+        span = (places[upto - 1] + self.sizes[upto - 1] - start) << 3
+        file = self._wal.files[start >> PLACE_FILE_SHIFT]
+        offset = (start & PLACE_OFFSET_MASK) << 3
+        data = file.file.pread(span, offset)
+        if len(data) != span:
+            raise StorageFault("the file ends early", path=file.name, offset=offset)
+        found = []
+        for j in range(i, upto):
+            at = (places[j] - start) << 3
+            found.append(
+                self._take(
+                    data[at : at + (self.sizes[j] << 3)], self.base + j, file.name, offset + at
+                )
+            )
+        return found
+
+    def _read_segment(self, segment: Segment, position: int, limit: int) -> list[Entry]:
+        offsets, sizes = segment.offsets, segment.sizes
+        start = offsets[position]
+        upto = min(bisect_right(offsets, start + (limit >> 3), position), len(offsets))
+        while upto > position + 1 and offsets[upto - 1] + sizes[upto - 1] - start > limit >> 3:
+            upto -= 1
+        span = (offsets[upto - 1] + sizes[upto - 1] - start) << 3
+        data = self._store.segment_file(segment).pread(span, start << 3)
+        if len(data) != span:
+            raise StorageFault("the file ends early", path=segment.name, offset=start << 3)
+        found = []
+        for j in range(position, upto):
+            at = (offsets[j] - start) << 3
+            found.append(
+                self._take(
+                    data[at : at + (sizes[j] << 3)],
+                    segment.index_at(j),
+                    segment.name,
+                    offsets[j] << 3,
+                )
+            )
+        return found
+
+    def _take(self, data: bytes, index: int, name: str, offset: int) -> Entry:
+        try:
+            entry = Entry(data)
+        except ValueError as error:
+            raise StorageFault(
+                f"entry {index} of group {self.group} is damaged: {error}", path=name, offset=offset
+            ) from None
+        if entry.index != index or entry.group != self.group:
+            raise StorageFault(
+                f"entry {entry.index} of group {entry.group} lies where {index} of {self.group}"
+                " should",
+                path=name,
+                offset=offset,
+            )
+        return entry
+
+    def mark_damaged(self, fault: StorageFault) -> None:
+        """Nothing of this log may be served any more, until it is wiped or replaced."""
+        if self.damaged is None:
+            self.damaged = Damage(
+                file=fault.path, offset=fault.offset, group=self.group, reason=fault.text
+            )
+            self._store.on_damage(self.damaged)
+
+    # Memory.
+
+    def forget(self, index: int) -> None:
+        """Lets the bodies of written entries up to `index` leave memory."""
+        upto = min(index, self.written_index)
+        count = upto - self.memory_first + 1
+        if count <= 0:
+            return
+        memory = self._memory
+        head = self._head
+        freed = 0
+        for at in range(head, head + count):
+            entry = memory[at]
+            assert entry is not None
+            freed += entry.size
+            memory[at] = None
+        head += count
+        if (head > 256 and head * 2 > len(memory)) or head == len(memory):
+            del memory[:head]
+            head = 0
+        self._head = head
+        self.memory_first = upto + 1
+        self.memory_bytes -= freed
+        self._store.memory_bytes -= freed
+
+    def evict(self, wanted: int) -> None:
+        """Drops written bodies, oldest first, until about `wanted` bytes are free."""
+        freed = 0
+        index = self.memory_first
+        at = self._head
+        while index <= self.written_index and freed < wanted:
+            entry = self._memory[at]
+            assert entry is not None
+            freed += entry.size
+            index += 1
+            at += 1
+        self.forget(index - 1)
+
+    def _drop_memory_from(self, index: int) -> None:
+        if index < self.memory_first:
+            keep = self._head
+            self.memory_first = index
+        else:
+            keep = self._head + index - self.memory_first
+        freed = sum([e.size for e in self._memory[keep:] if e is not None])
+        del self._memory[keep:]
+        self.memory_bytes -= freed
+        self._store.memory_bytes -= freed
+
+    def _drop_cache(self) -> None:
+        if self._cache:
+            self._store.uncached(self)
+            self._cache = {}
+            self.cache_bytes = 0
+
+    def drop_cache(self) -> None:
+        """Gives the read-ahead back."""
+        self._cache = {}
+        self.cache_bytes = 0
+
+    # Snapshots.
+
+    def save_snapshot(self, snapshot: Snapshot, done: Done | None = None) -> None:
+        """Saves the machine's state. The entries it covers may go at the next roll over.
+
+        It waits until the entries up to its index are written, so that bodies and state never
+        contradict each other after a crash. An older one than the last saved is dropped.
+        """
+        answer: Done = done if done is not None else _nothing
+        if snapshot.index > self.written_index:
+            self._snapshot_waiting.append((snapshot, answer))
+            return
+        epoch = self.epoch
+        first_segment = self.first_segment
+        directory = self._store.directory
+        group = self.group
+
+        def work() -> None:
+            write_snapshot(directory, group, snapshot, first_segment)
+
+        def finished(_: Any, error: BaseException | None) -> None:
+            if error is None and epoch == self.epoch and snapshot.index > self.snapshot_index:
+                self._snapshot_saved(snapshot)
+            elif error is not None and epoch == self.epoch:
+                self._snapshot_submitted = self.snapshot_index
+            answer(error)
+
+        if snapshot.index <= max(self.snapshot_index, self._snapshot_submitted):
+            answer(Refused(f"group {group}: there is a newer snapshot"))
+            return
+        self._snapshot_submitted = snapshot.index
+        self._store.worker.submit(work, finished)
+
+    def _snapshot_saved(self, snapshot: Snapshot) -> None:
+        self.snapshot_index = snapshot.index
+        self.snapshot_term = snapshot.term
+        self.snapshot_membership = snapshot.membership
+
+    def read_snapshot(self) -> Snapshot | None:
+        """The saved snapshot, from disk. Raises StorageFault when it is damaged."""
+        try:
+            found = read_snapshot(self._store.directory, self.group)
+        except StorageFault as fault:
+            self.mark_damaged(fault)
+            raise
+        return None if found is None else found[0]
+
+    def receive_snapshot(self, index: int, term: int) -> SnapshotReceiver:
+        """Begins to replace the log by a leader's snapshot; nothing may be appended meanwhile."""
+        if self.receiver is not None:
+            self.receiver.abort()
+        self.receiver = SnapshotReceiver(self, self._store, index, term)
+        return self.receiver
+
+    def replaced(self, snapshot: Snapshot, segments: list[Segment]) -> None:
+        """A received snapshot is durable: it is the log now."""
+        self._reset(snapshot.index, snapshot.term)
+        self.segments = segments
+        self._snapshot_saved(snapshot)
+        self.damaged = None
+
+    def _reset(self, index: int, term: int) -> None:
+        """Empties the log; the next entry is index + 1."""
+        self._wal.notes_after(self, 1)
+        self.epoch += 1
+        self._drop_memory_from(0)
+        self._memory = []
+        self._head = 0
+        self._drop_cache()
+        self.memory_first = self.base = self.first_index = index + 1
+        self.last_index = self.written_index = index
+        self.last_term = term
+        self._run_starts = [index + 1]
+        self._run_terms = [term]
+        self.places = array("Q")
+        self.sizes = array("I")
+        self.segments = []
+        self.snapshot_index = 0
+        self.snapshot_term = 0
+        self.snapshot_membership = b""
+        self._snapshot_submitted = 0
+        waiting, self._snapshot_waiting = self._snapshot_waiting, []
+        for _, done in waiting:
+            done(Refused(f"group {self.group}: the log was replaced"))
+
+    def wipe(self, done: Done | None = None) -> None:
+        """Drops all entries and the snapshot for good; term and vote stay. Usable when done."""
+        if self.receiver is not None:
+            self.receiver.abort()
+        self._reset(0, 0)
+        self.first_segment = self.next_order
+        directory, group = self._store.directory, self.group
+        guard = self.damaged or Damage(file="", offset=0, group=group, reason="is being wiped")
+        self.damaged = guard
+        answer: Done = done if done is not None else _nothing
+
+        def work() -> None:
+            if directory.exists(group_path(group)):
+                directory.remove(group_path(group))
+                directory.sync("groups")
+
+        def finished(_: Any, error: BaseException | None) -> None:
+            if error is not None:
+                answer(error)
+                return
+            self._wal.seal()
+            self._wal.add_control(KIND_VOID, group, 0, 0)
+            self._wal.tell(written)
+            self._wal.kick()
+
+        def written() -> None:
+            if self.damaged is guard:
+                self.damaged = None
+            answer(None)
+
+        self._store.worker.submit(work, finished)
+
+    # For recovery and the roll over.
+
+    def check_invariants(self) -> None:
+        """Asserts what the module text promises."""
+        assert self.first_index - 1 <= self.last_index
+        assert self.written_index <= self.last_index
+        assert self.base + len(self.places) == self.last_index + 1 == self.base + len(self.sizes)
+        held = len(self._memory) - self._head
+        assert self.memory_first + held == self.last_index + 1
+        assert self.memory_first <= self.written_index + 1 or self.damaged is not None
+        assert self.memory_bytes == sum(e.size for e in self._memory if e is not None)
+        assert all(a.last < b.first for a, b in zip(self.segments, self.segments[1:], strict=False))
+        assert not self.segments or self.segments[-1].last < self.base
+        assert list(self.places) == sorted(self.places)
+        for index in range(self.first_index, self.last_index + 1):
+            assert self.has_entry(index), index
+
+    def set_runs(self, runs: list[tuple[int, int]]) -> None:
+        """Terms of the entries as [(first index, term)], found by recovery."""
+        self._run_starts = [start for start, _ in runs]
+        self._run_terms = [term for _, term in runs]
+
+    def restart_memory(self) -> None:
+        """After recovery: everything is on disk, nothing in memory."""
+        self._memory = []
+        self._head = 0
+        self.memory_first = self.last_index + 1
+
+    def clear(self) -> None:
+        """Lets everything go: the group is removed."""
+        self._reset(0, 0)
+
+    def moved(self, count: int, segments: list[Segment], keep: int) -> None:
+        """The first `count` entries left their WAL file; what is alive of them is in `segments`."""
+        del self.places[:count]
+        del self.sizes[:count]
+        self.base += count
+        self.segments += segments
+        self.raise_first(keep)
+
+    def raise_first(self, index: int) -> None:
+        """Entries below `index` are no longer complete."""
+        if index > self.first_index:
+            term = self.term_at(index - 1)
+            self.first_index = index
+            at = max(bisect_right(self._run_starts, index - 1) - 1, 0)
+            del self._run_starts[:at]
+            del self._run_terms[:at]
+            assert term == self.term_at(index - 1)
+
+
+class SnapshotReceiver:
+    """Takes a leader's snapshot: first the live entries it leaves behind, then the state.
+
+    Nothing of the former log is touched before `finish` is durable.
+    """
+
+    def __init__(self, log: GroupLog, store: Storage, index: int, term: int) -> None:
+        self.log = log
+        self.index = index
+        self.term = term
+        self.backlog_bytes = 0
+        """Bytes taken and not yet written."""
+        self._store = store
+        self._last = 0
+        self._first_order = log.next_order
+        config = store.config
+        self._writer = SegmentWriter(
+            store.directory,
+            log.group,
+            self._first_order,
+            config.segment_max_entries,
+            config.segment_max_size_bytes,
+        )
+        self._failure: BaseException | None = None
+        self._aborted = False
+        self._finishing = False
+
+    def add_entries(self, entries: list[Entry]) -> None:
+        """Takes live entries, ascending, up to the snapshot's index. Raises Misuse."""
+        size = 0
+        for entry in entries:
+            if not self._last < entry.index <= self.index or entry.group != self.log.group:
+                raise Misuse(f"entry {entry.index} does not belong to this snapshot")
+            self._last = entry.index
+            size += entry.size
+        # One order for each entry at most; orders are plenty.
+        self.log.next_order += len(entries)
+        self.backlog_bytes += size
+        writer = self._writer
+
+        def work() -> None:
+            if not self._aborted and self._failure is None:
+                for entry in entries:
+                    writer.add(entry.index, entry.term, entry.data)
+
+        def done(_: Any, error: BaseException | None) -> None:
+            self.backlog_bytes -= size
+            self._failure = self._failure or error
+
+        self._store.worker.submit(work, done)
+
+    def finish(self, membership: bytes, state: bytes, done: Done) -> None:
+        """Makes the snapshot the log: done(None) when that is durable, done(error) when it failed
+        and the former log stands."""
+        log, store = self.log, self._store
+        snapshot = Snapshot(index=self.index, term=self.term, membership=membership, state=state)
+        order = self._first_order
+        writer = self._writer
+        epoch = log.epoch
+        self._finishing = True
+
+        def work() -> list[Segment]:
+            if self._failure is not None:
+                raise self._failure
+            segments = writer.finish()
+            write_snapshot(store.directory, log.group, snapshot, order)
+            return segments
+
+        def written(segments: list[Segment] | None, error: BaseException | None) -> None:
+            if log.receiver is self:
+                log.receiver = None
+            if error is not None or segments is None or log.removed or log.epoch != epoch:
+                done(error or Refused("the log was replaced meanwhile"))
+                return
+            old = [segment.name for segment in log.segments]
+            log.replaced(snapshot, segments)
+            log.first_segment = order
+            wal = store.wal
+            wal.seal()
+            wal.add_control(KIND_VOID, log.group, snapshot.index, snapshot.term)
+            wal.tell(lambda: done(None))
+            wal.kick()
+            store.remove_files(group_path(log.group), old)
+
+        store.worker.submit(work, written)
+
+    def abort(self) -> None:
+        """Gives up; the former log stands. Too late once `finish` was called."""
+        if self._finishing:
+            return
+        self._aborted = True
+        if self.log.receiver is self:
+            self.log.receiver = None
+
+
+__all__ = ["Done", "GroupLog", "Piece", "SnapshotReceiver"]

@@ -1,0 +1,89 @@
+"""Snapshot files: one per group, replaced atomically (format: docs/formats/storage.md)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from crc32c import crc32c
+
+from convoymq.storage.segments import group_path
+from convoymq.storage.types import Directory, Snapshot, StorageFault
+
+SNAPSHOT_MAGIC = b"CVYSNAP\x01"
+SNAPSHOT_HEADER = struct.Struct("<8sIIQQQQII")
+"""magic+version, group, bytes of membership, index, term, first segment, bytes of state, crc32c of
+membership and state, crc32c of the header bytes before."""
+CHUNK_BYTES = 1_000_000
+
+
+def snapshot_name(group: int) -> str:
+    """Path of a group's snapshot."""
+    return f"{group_path(group)}/snapshot"
+
+
+def write_snapshot(
+    directory: Directory, group: int, snapshot: Snapshot, first_segment: int
+) -> None:
+    """Replaces the group's snapshot; durable on return. Segments below `first_segment` are void."""
+    directory.make(group_path(group))
+    head = SNAPSHOT_HEADER.pack(
+        SNAPSHOT_MAGIC,
+        group,
+        len(snapshot.membership),
+        snapshot.index,
+        snapshot.term,
+        first_segment,
+        len(snapshot.state),
+        crc32c(snapshot.state, crc32c(snapshot.membership)),
+        0,
+    )
+    head = head[:-4] + struct.pack("<I", crc32c(head[:-4]))
+    name = snapshot_name(group)
+    file = directory.open(name + ".part", create=True)
+    file.truncate(0)
+    file.pwrite([head, snapshot.membership, snapshot.state], 0)
+    file.sync()
+    file.close()
+    directory.rename(name + ".part", name)
+    directory.sync(group_path(group))
+
+
+def read_snapshot(directory: Directory, group: int) -> tuple[Snapshot, int] | None:
+    """The group's snapshot and its first valid segment, or None. Raises StorageFault."""
+    name = snapshot_name(group)
+    try:
+        file = directory.open(name)
+    except FileNotFoundError:
+        return None
+    size = file.size()
+    head = file.pread(SNAPSHOT_HEADER.size, 0)
+    if len(head) != SNAPSHOT_HEADER.size or head[:8] != SNAPSHOT_MAGIC:
+        raise StorageFault("not a snapshot file", path=name, offset=0)
+    (_, owner, membership_size, index, term, first_segment, state_size, checksum, head_checksum) = (
+        SNAPSHOT_HEADER.unpack(head)
+    )
+    if crc32c(head[:-4]) != head_checksum or owner != group:
+        raise StorageFault("the snapshot's header is damaged", path=name, offset=0)
+    if size != SNAPSHOT_HEADER.size + membership_size + state_size:
+        raise StorageFault("the snapshot has a wrong length", path=name, offset=size)
+    body = file.pread(membership_size + state_size, SNAPSHOT_HEADER.size)
+    file.close()
+    if crc32c(body) != checksum:
+        raise StorageFault("the snapshot is damaged", path=name, offset=SNAPSHOT_HEADER.size)
+    snapshot = Snapshot(
+        index=index, term=term, membership=body[:membership_size], state=body[membership_size:]
+    )
+    return snapshot, first_segment
+
+
+def snapshot_chunks(state: bytes, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes, bool]]:
+    """(offset, bytes, is last) pieces of a state, at least one."""
+    at = 0
+    while True:
+        piece = state[at : at + size]
+        last = at + size >= len(state)
+        yield at, piece, last
+        if last:
+            return
+        at += size

@@ -1,0 +1,562 @@
+"""A node's storage: the common WAL, the logs of all groups, and what happens in the background.
+
+The *roll over* empties full WAL files, oldest first, one group at a time: it asks the planner what
+is still alive, snapshots the group where that saves copying, has the worker copy the rest to
+segment files, and recycles the file. Nothing here waits. Formats: docs/formats/storage.md.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from convoymq.storage.log import GroupLog
+from convoymq.storage.recovery import recover
+from convoymq.storage.segments import (
+    Piece,
+    Segment,
+    SegmentWriter,
+    copy_to_segments,
+    group_path,
+    read_piece,
+)
+from convoymq.storage.types import (
+    Damage,
+    Directory,
+    File,
+    Flusher,
+    GroupPlan,
+    RecoveryReport,
+    StorageConfig,
+    StorageFault,
+    Worker,
+)
+from convoymq.storage.wal import KIND_FENCE, KIND_REMOVED, PLACE_FILE_SHIFT, Wal, WalFile
+
+SEGMENT_FILES_OPEN_MAX = 256
+GIVE_BACK_BYTES = 16 << 20
+RECLAIM_EVERY_TICKS = 8
+
+
+def _ignore(*_: Any) -> None:
+    """An answer that nobody needs."""
+
+
+class Storage:
+    """Everything a node keeps on disk for its Raft groups.
+
+    Args:
+        directory: where; `wal/` and `groups/` are made in it.
+        flusher: writes the WAL. worker: does all other slow file work, in order.
+
+    Call `recover` first. All callbacks come on the caller's thread.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        flusher: Flusher,
+        worker: Worker,
+        config: StorageConfig | None = None,
+    ) -> None:
+        self.directory = directory
+        self.worker = worker
+        self.config = config or StorageConfig()
+        self.logs: dict[int, GroupLog] = {}
+        self.memory_bytes = 0
+        """Entry bodies in memory, all groups."""
+        self.cache_bytes = 0
+        """Read-ahead in memory, all groups."""
+        self.wal = Wal(directory, flusher, worker, self.config, self._hard_states)
+        self.wal.on_written = self._written
+        self.wal.on_full = self._roll_over
+        self.planner: Callable[[int], GroupPlan | None] | None = None
+        """Asked for each group when a WAL file is to be emptied; None for a group: keep everything.
+        While it is not set, no file is emptied."""
+        self.on_damaged: Callable[[Damage], None] = _ignore
+        """A read found damage; that log serves nothing any more."""
+        self.give_back: Callable[[], None] = _ignore
+        """Called by `tick` when much memory was freed: the shell hands it to the system."""
+        self._line: deque[GroupLog] = deque()
+        self._caches: OrderedDict[int, GroupLog] = OrderedDict()
+        self._open_segments: OrderedDict[str, Segment] = OrderedDict()
+        self._rolling: WalFile | None = None
+        self._rolling_logs: list[GroupLog] = []
+        self._in_roll = False
+        self._roll_again = False
+        self._stalled = False
+        self._memory_peak = 0
+        self._ticks = 0
+        self._reclaim_at = 0
+        self._reclaiming = False
+        self.rolled_files = 0
+
+    # Outside.
+
+    def recover(self) -> RecoveryReport:
+        """Rebuilds all logs from disk. Call once, before anything else. Raises OSError."""
+        return recover(self)
+
+    def open_group(self, group: int) -> GroupLog:
+        """The group's log; a new, empty one when there is none."""
+        log = self.logs.get(group)
+        if log is None:
+            log = self.logs[group] = GroupLog(self, group)
+        return log
+
+    def remove_group(self, group: int) -> None:
+        """Deletes everything of a group. Its id must never be used again."""
+        log = self.logs.pop(group, None)
+        if log is None:
+            return
+        if log.receiver is not None:
+            log.receiver.abort()
+        log.clear()
+        log.removed = True
+        directory = self.directory
+
+        def work() -> None:
+            directory.remove(group_path(group))
+            directory.sync("groups")
+
+        self.wal.add_control(KIND_REMOVED, group, 0, 0)
+        self.wal.tell(lambda: self.worker.submit(work, _ignore))
+        self.wal.kick()
+
+    def kick(self) -> None:
+        """End of a round: what was queued goes to the disk."""
+        self.wal.kick()
+
+    @property
+    def blocked(self) -> StorageFault | None:
+        """Why nothing can be written now, or None."""
+        return self.wal.blocked
+
+    @property
+    def on_blocked(self) -> Callable[[StorageFault | None], None]:
+        """Told when the WAL stops being writable, and (None) when it is again."""
+        return self.wal.on_blocked
+
+    @on_blocked.setter
+    def on_blocked(self, callback: Callable[[StorageFault | None], None]) -> None:
+        self.wal.on_blocked = callback
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Queued for the WAL or being written."""
+        return self.wal.backlog_bytes
+
+    @property
+    def wal_files_waiting(self) -> int:
+        """Full WAL files that are not emptied yet: above 2 the disk does not keep up."""
+        return self.wal.files_waiting
+
+    def tick(self) -> None:
+        """Regular upkeep, every quarter of a second or so: retries, read-ahead and memory."""
+        self.wal.retry()
+        self.wal.fence()
+        self._stalled = False
+        self._roll_over()
+        self._ticks += 1
+        if self._ticks % RECLAIM_EVERY_TICKS == 0:
+            self._drop_idle_caches()
+            self._reclaim_next()
+        held = self.memory_bytes + self.cache_bytes
+        if self._memory_peak - held > GIVE_BACK_BYTES:
+            self._memory_peak = held
+            self.give_back()
+        self._memory_peak = max(self._memory_peak, held)
+
+    def close(self, done: Callable[[], None]) -> None:
+        """Writes what is queued and a mark of the end, then calls back."""
+        self.wal.closing = True
+        if self.wal.blocked is None:
+            self.wal.add_control(KIND_FENCE, 0, 0, 0)
+        self.wal.when_idle(done)
+
+    # Memory.
+
+    def remember(self, log: GroupLog) -> None:
+        """The log has bodies in memory from now on."""
+        log.remembered = True
+        self._line.append(log)
+
+    def _written(self) -> None:
+        excess = self.memory_bytes - self.config.mem_table_max_bytes
+        if excess > 0:
+            self._evict(excess)
+
+    def _evict(self, excess: int) -> None:
+        self._memory_peak = max(self._memory_peak, self.memory_bytes)
+        target = self.memory_bytes - excess
+        for _ in range(len(self._line)):
+            if self.memory_bytes <= target:
+                return
+            log = self._line.popleft()
+            log.evict(self.memory_bytes - target)
+            if log.memory_bytes:
+                self._line.append(log)
+            else:
+                log.remembered = False
+
+    def cached(self, log: GroupLog) -> None:
+        """The log holds read-ahead now."""
+        self._caches[log.group] = log
+        self.cache_bytes += log.cache_bytes
+        limit = max(4 * self.config.read_ahead_bytes, self.config.mem_table_max_bytes // 4)
+        while self.cache_bytes > limit and len(self._caches) > 1:
+            _, oldest = self._caches.popitem(last=False)
+            self.cache_bytes -= oldest.cache_bytes
+            oldest.drop_cache()
+
+    def uncached(self, log: GroupLog) -> None:
+        """The log gives its read-ahead up."""
+        if self._caches.pop(log.group, None) is not None:
+            self.cache_bytes -= log.cache_bytes
+
+    def _drop_idle_caches(self) -> None:
+        for log in list(self._caches.values()):
+            if log.cache_used:
+                log.cache_used = False
+            else:
+                self.uncached(log)
+                log.drop_cache()
+
+    def segment_file(self, segment: Segment) -> File:
+        """The segment's open file. Raises OSError."""
+        if segment.file is None:
+            segment.file = self.directory.open(segment.name)
+            self._open_segments[segment.name] = segment
+            if len(self._open_segments) > SEGMENT_FILES_OPEN_MAX:
+                # The worker may still read it: the last reference closes it.
+                _, oldest = self._open_segments.popitem(last=False)
+                oldest.file = None
+        return segment.file
+
+    def _forget_segment(self, segment: Segment) -> None:
+        self._open_segments.pop(segment.name, None)
+        segment.file = None
+
+    def remove_files(self, path: str, names: Iterable[str]) -> None:
+        """Has the worker remove files and make that durable."""
+        doomed = list(names)
+        if not doomed:
+            return
+        directory = self.directory
+
+        def work() -> None:
+            for name in doomed:
+                directory.remove(name)
+            if directory.exists(path):
+                directory.sync(path)
+
+        self.worker.submit(work, _ignore)
+
+    def on_damage(self, damage: Damage) -> None:
+        """A log found itself damaged."""
+        self.on_damaged(damage)
+
+    def _hard_states(self) -> list[tuple[int, int, int]]:
+        return [(log.group, log.voted_for, log.term) for log in self.logs.values()]
+
+    # Roll over.
+
+    def _roll_over(self) -> None:
+        """Empties the oldest full WAL file, when none is being emptied."""
+        if self._rolling is not None or self.planner is None or self._stalled:
+            return
+        file = self.wal.oldest_full()
+        if file is not None:
+            self._rolling = file
+            self._rolling_logs = list(file.logs.values())
+            self._roll_next()
+
+    def _roll_next(self) -> None:
+        """Goes on with the next group. Answers may come at once: hence no recursion."""
+        self._roll_again = True
+        if self._in_roll:
+            return
+        self._in_roll = True
+        while self._roll_again:
+            self._roll_again = False
+            self._roll_step()
+        self._in_roll = False
+
+    def _roll_step(self) -> None:
+        """Moves one group's entries out of the file being emptied; releases it after the last."""
+        file = self._rolling
+        assert file is not None
+        while self._rolling_logs:
+            log = self._rolling_logs[-1]
+            if not log.removed and log.damaged is None and self._count_in(log, file):
+                self._plan_roll(log, file)
+                return
+            self._rolling_logs.pop()
+        self._rolling = None
+        self.rolled_files += 1
+        self.wal.release(file)
+        next_file = self.wal.oldest_full()
+        if next_file is not None:
+            self._rolling = next_file
+            self._rolling_logs = list(next_file.logs.values())
+            self._roll_again = True
+
+    def _count_in(self, log: GroupLog, file: WalFile) -> int:
+        """Number of the log's first entries that lie in that file, the oldest one."""
+        return bisect_left(log.places, (file.generation + 1) << PLACE_FILE_SHIFT)
+
+    def _plan_roll(self, log: GroupLog, file: WalFile) -> None:
+        plan = None if self.planner is None else self.planner(log.group)
+        count = self._count_in(log, file)
+        if plan is None or plan.take_snapshot is None or plan.applied <= log.snapshot_index:
+            self._copy(log, file, plan)
+            return
+        first, last = log.base, log.base + count - 1
+        total = sum(log.sizes[:count])
+        alive = sum(
+            sum(log.sizes[a - first : b - first + 1])
+            for a, b in _clip([*plan.live_ranges, (plan.applied + 1, last)], first, last)
+        )
+        worth = (total - alive) << 3 >= self.config.snapshot_min_dead_bytes
+        if not worth or plan.applied > log.written_index:
+            self._copy(log, file, plan)
+            return
+        log.save_snapshot(plan.take_snapshot(), lambda error: self._copy(log, file, plan))
+
+    def _copy(self, log: GroupLog, file: WalFile, plan: GroupPlan | None) -> None:
+        """Has the worker copy what is alive in the file to new segments."""
+        count = self._count_in(log, file)
+        first, last = log.base, log.base + count - 1
+        keep = log.first_index
+        wanted: list[tuple[int, int]] = [(first, last)]
+        if plan is not None:
+            keep = max(keep, min(log.snapshot_index + 1, plan.keep_from))
+            wanted = _clip([*_below(plan.live_ranges, keep), (keep, last)], first, last)
+        elif log.removed:
+            wanted = []
+        if not wanted or not count:
+            self._copied(log, file, keep, log.epoch, [], None)
+            return
+        piece = Piece(file.file, array("Q"), array("I"), array("I"))
+        base_place = file.generation << PLACE_FILE_SHIFT
+        for a, b in wanted:
+            piece.indexes.extend(range(a, b + 1))
+            piece.offsets.extend([p - base_place for p in log.places[a - first : b - first + 1]])
+            piece.sizes.extend(log.sizes[a - first : b - first + 1])
+        order = log.next_order
+        log.next_order += len(piece.indexes)
+        epoch = log.epoch
+        config, directory, group = self.config, self.directory, log.group
+        self.worker.submit(
+            lambda: copy_to_segments(
+                directory,
+                group,
+                order,
+                [piece],
+                config.segment_max_entries,
+                config.segment_max_size_bytes,
+            ),
+            lambda made, error: self._copied(log, file, keep, epoch, made or [], error, plan),
+        )
+
+    def _copied(
+        self,
+        log: GroupLog,
+        file: WalFile,
+        keep: int,
+        epoch: int,
+        made: list[Segment],
+        error: BaseException | None,
+        plan: GroupPlan | None = None,
+    ) -> None:
+        if isinstance(error, StorageFault):
+            log.mark_damaged(error)
+        elif error is not None:
+            # No space, most likely: the file stays as it is, `tick` tries again.
+            self._stalled = True
+            self._rolling = None
+            return
+        elif log.removed or log.epoch != epoch:
+            self.remove_files(group_path(log.group), [segment.name for segment in made])
+        else:
+            count = self._count_in(log, file)
+            end = log.base + count
+            useless = [segment for segment in made if segment.first >= end]
+            made = [segment for segment in made if segment.first < end]
+            if made and made[-1].last >= end:
+                made[-1].cut(end)
+            log.moved(count, made, keep)
+            self.remove_files(group_path(log.group), [segment.name for segment in useless])
+            if plan is not None:
+                self._compact(log, plan)
+        self._rolling_logs.pop()
+        self._roll_next()
+
+    # Compaction of segments.
+
+    def _reclaim_next(self) -> None:
+        """Looks at one group that has segments: a drained queue gives its disk space back."""
+        if self.planner is None or self._reclaiming or self._rolling is not None:
+            return
+        groups = list(self.logs)
+        for _ in range(min(len(groups), 256)):
+            self._reclaim_at += 1
+            log = self.logs[groups[self._reclaim_at % len(groups)]]
+            if log.segments and log.damaged is None:
+                self._reclaim(log)
+                return
+
+    def _reclaim(self, log: GroupLog) -> None:
+        plan = self.planner(log.group) if self.planner is not None else None
+        if plan is None:
+            return
+        keep = min(plan.applied + 1, plan.keep_from)
+        size = sum([segment.size for segment in log.segments])
+        alive = sum([_alive_size(s, plan.live_ranges, keep) for s in log.segments])
+        if (size - alive) * 2 < size:
+            return
+        snapshot_due = plan.applied > log.snapshot_index and plan.applied <= log.written_index
+        if not snapshot_due or plan.take_snapshot is None:
+            log.raise_first(max(log.first_index, min(log.snapshot_index + 1, plan.keep_from)))
+            self._compact(log, plan)
+            return
+        self._reclaiming = True
+        epoch = log.epoch
+
+        def saved(error: BaseException | None) -> None:
+            self._reclaiming = False
+            if error is None and log.epoch == epoch and not log.removed:
+                log.raise_first(max(log.first_index, min(log.snapshot_index + 1, plan.keep_from)))
+                self._compact(log, plan)
+
+        log.save_snapshot(plan.take_snapshot(), saved)
+
+    def _compact(self, log: GroupLog, plan: GroupPlan) -> None:
+        """Removes dead segments, rewrites those that are mostly dead, joins small ones."""
+        if log.compacting:
+            return
+        keep = log.first_index
+        dead: list[Segment] = []
+        left: list[Segment] = []
+        runs: list[list[tuple[Segment, list[tuple[int, int]]]]] = [[]]
+        entries = 0
+        size = 0
+        for segment in log.segments:
+            ranges = _alive(segment, plan.live_ranges, keep)
+            count = sum(segment.lower(b + 1) - segment.lower(a) for a, b in ranges)
+            if not count:
+                dead.append(segment)
+                continue
+            left.append(segment)
+            alive_size = _size_of(segment, ranges)
+            sparse = alive_size * 2 < segment.size
+            small = (
+                count * 4 < self.config.segment_max_entries
+                and alive_size * 4 < self.config.segment_max_size_bytes
+            )
+            fits = (
+                entries + count <= self.config.segment_max_entries
+                and size + alive_size <= self.config.segment_max_size_bytes
+            )
+            if not (sparse or small):
+                runs.append([])
+                entries = size = 0
+                continue
+            if not fits:
+                runs.append([])
+                entries = size = 0
+            runs[-1].append((segment, ranges))
+            entries += count
+            size += alive_size
+        if dead:
+            log.segments = left
+            for segment in dead:
+                self._forget_segment(segment)
+            self.remove_files(group_path(log.group), [segment.name for segment in dead])
+        for run in runs:
+            worth = len(run) >= 4 or any(
+                _size_of(segment, ranges) * 2 < segment.size for segment, ranges in run
+            )
+            if run and worth:
+                self._rewrite(log, run)
+                return
+
+    def _rewrite(self, log: GroupLog, run: list[tuple[Segment, list[tuple[int, int]]]]) -> None:
+        """Has the worker replace some neighbouring segments by one with what is alive in them."""
+        pieces = []
+        try:
+            for segment, ranges in run:
+                piece = Piece(self.segment_file(segment), array("Q"), array("I"), array("I"))
+                for a, b in ranges:
+                    low, high = segment.lower(a), segment.lower(b + 1)
+                    piece.indexes.extend([segment.index_at(i) for i in range(low, high)])
+                    piece.offsets.extend(segment.offsets[low:high])
+                    piece.sizes.extend(segment.sizes[low:high])
+                pieces.append(piece)
+        except OSError as error:
+            log.mark_damaged(StorageFault(f"a segment cannot be opened: {error}"))
+            return
+        old = [segment for segment, _ in run]
+        last = old[-1]
+        log.compacting = True
+        epoch = log.epoch
+        config, directory, group = self.config, self.directory, log.group
+
+        def work() -> list[Segment]:
+            # The limits held for each source; one file takes all, whatever a changed config says.
+            writer = SegmentWriter(
+                directory, group, last.order, 1 << 30, max(config.segment_max_size_bytes, 1 << 34)
+            )
+            for piece in pieces:
+                for index, term, view in read_piece(piece, group):
+                    writer.add(index, term, view)
+            return writer.finish()
+
+        def done(made: list[Segment] | None, error: BaseException | None) -> None:
+            log.compacting = False
+            if isinstance(error, StorageFault):
+                log.mark_damaged(error)
+                return
+            if error is not None or made is None or log.removed or log.epoch != epoch:
+                return
+            still = [segment for segment in old if segment in log.segments]
+            if not still:
+                return
+            at = log.segments.index(still[0])
+            new = [segment for segment in made if segment.first <= still[-1].last]
+            if new and new[-1].last > still[-1].last:
+                new[-1].cut(still[-1].last + 1)
+            log.segments[at : at + len(still)] = new
+            for segment in old:
+                self._forget_segment(segment)
+            self.remove_files(group_path(group), [s.name for s in old if s is not last])
+
+        self.worker.submit(work, done)
+
+
+def _clip(ranges: Iterable[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+    """The parts of ascending ranges inside [first, last]."""
+    return [(max(a, first), min(b, last)) for a, b in ranges if b >= first and a <= last and a <= b]
+
+
+def _below(ranges: Iterable[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
+    """The parts of ascending ranges below `limit`."""
+    return [(a, min(b, limit - 1)) for a, b in ranges if a < limit]
+
+
+def _alive(segment: Segment, live: Iterable[tuple[int, int]], keep: int) -> list[tuple[int, int]]:
+    """Ranges of the segment's entries that must stay."""
+    return _clip([*_below(live, keep), (keep, segment.last)], segment.first, segment.last)
+
+
+def _size_of(segment: Segment, ranges: Iterable[tuple[int, int]]) -> int:
+    """Bytes of the entries in the ranges."""
+    return 8 * sum(sum(segment.sizes[segment.lower(a) : segment.lower(b + 1)]) for a, b in ranges)
+
+
+def _alive_size(segment: Segment, live: Iterable[tuple[int, int]], keep: int) -> int:
+    """Bytes of the segment's entries that must stay."""
+    return _size_of(segment, _alive(segment, live, keep))

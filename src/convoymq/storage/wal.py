@@ -1,0 +1,567 @@
+"""The write-ahead log: one per node, shared by all groups (format: docs/formats/storage.md).
+
+Records queue up in an open *batch* during a round; `kick` hands everything queued to the flusher
+when that is idle, otherwise it goes out when the running flush ends. A record's place is fixed when
+it is queued, so a group's table of places never has to be corrected.
+
+A file's life: prepared (by the worker) → current → full → emptied by the roll over → recycled.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from convoymq.kernels.batch import make_entry
+from convoymq.storage.types import Directory, File, Flusher, StorageConfig, StorageFault, Worker
+
+if TYPE_CHECKING:
+    from convoymq.storage.log import GroupLog
+
+RECORD_HEADER_BYTES = 48
+
+FILE_MAGIC = b"CVYWALF\x01"
+FILE_HEADER = struct.Struct("<8sQQQQQII")
+"""magic+version, generation, first sequence, previous generation, its last sequence, its tail,
+crc32c of the bytes before it, spare."""
+
+BATCH_MAGIC = b"CVYWALB\x01"
+BATCH_HEADER = struct.Struct("<8sQQQIIII")
+"""magic+version, generation, sequence, bytes of records, count of records, crc32c of the
+directory, crc32c of the header bytes before it, spare."""
+
+KIND_CONTROL = 128
+"""Record kinds from here on are storage's own."""
+KIND_VOTE = 128
+KIND_TABLE = 129
+KIND_REMOVED = 130
+KIND_VOID = 131
+KIND_FENCE = 132
+
+VOTE_ROW = struct.Struct("<IIQ")
+"""A row of the table: group, voted for, term."""
+
+PLACE_FILE_SHIFT = 40
+PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
+
+PREALLOCATE_CHUNK_BYTES = 4 << 20
+PREALLOCATE_AFTER_SHARE = 32
+"""Preallocation starts when this part of a file has been filled: an idle node writes nothing."""
+POOL_FILES_MAX = 2
+
+
+def file_header(generation: int, first_sequence: int, previous: tuple[int, int, int]) -> bytes:
+    """The first bytes of a WAL file. `previous` = (generation, last sequence, tail) or zeros."""
+    head = FILE_HEADER.pack(FILE_MAGIC, generation, first_sequence, *previous, 0, 0)
+    return head[:48] + struct.pack("<II", crc32c(head[:48]), 0)
+
+
+def batch_header(
+    generation: int, sequence: int, length: int, count: int, directory: bytes
+) -> bytes:
+    """The header that precedes a batch's records."""
+    head = BATCH_HEADER.pack(
+        BATCH_MAGIC, generation, sequence, length, count, crc32c(directory), 0, 0
+    )
+    return head[:40] + struct.pack("<II", crc32c(head[:40]), 0)
+
+
+def wal_name(generation: int) -> str:
+    """Path of the WAL file of a generation."""
+    return f"wal/{generation:016x}.wal"
+
+
+class WalFile:
+    """A WAL file on disk and what lies in it."""
+
+    __slots__ = ("file", "first_sequence", "generation", "logs", "name", "size", "started", "tail")
+
+    def __init__(self, file: File, name: str, generation: int, size: int) -> None:
+        self.file = file
+        self.name = name
+        self.generation = generation
+        self.size = size
+        """Bytes that were preallocated; 0 = it grows."""
+        self.tail = FILE_HEADER.size
+        self.first_sequence = 0
+        self.started = False
+        """True when its first batch has been queued."""
+        self.logs: dict[int, GroupLog] = {}
+        """Groups with entries in this file."""
+
+
+class Batch:
+    """Records that will be written together: one header, one directory."""
+
+    __slots__ = (
+        "buffers", "directory", "dirty", "end", "file", "notes", "opening", "place", "sequence",
+        "start", "votes",
+    )  # fmt: skip
+
+    def __init__(self, file: WalFile, sequence: int, opening: bytes) -> None:
+        self.file = file
+        self.sequence = sequence
+        self.opening = opening
+        """The file's header when this is the file's first batch."""
+        self.start = file.tail
+        self.end = file.tail + BATCH_HEADER.size
+        self.place = file.generation << PLACE_FILE_SHIFT
+        self.buffers: list[bytes] = []
+        self.directory = array("I")
+        self.dirty: list[GroupLog] = []
+        self.votes: list[Any] = []
+        """(log, term, voted for), or a callable: told when the batch is durable."""
+        self.notes: list[list[Any]] = []
+        """[log, last index, its term] of each group, filled when the batch is sealed."""
+
+
+class Wal:
+    """Queue, flushes and files of the write-ahead log.
+
+    Invariants: batches are written in order of their sequence; a file's batches are contiguous; at
+    most one flush is in flight; nothing is reported written before its flush succeeded.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        flusher: Flusher,
+        worker: Worker,
+        config: StorageConfig,
+        hard_states: Callable[[], list[tuple[int, int, int]]],
+    ) -> None:
+        self._directory = directory
+        self._flusher = flusher
+        self._worker = worker
+        self._config = config
+        self._hard_states = hard_states
+        """(group, voted for, term) of every group."""
+        self.files: dict[int, WalFile] = {}
+        """Generation -> file, in order: everything that holds records."""
+        self.current: WalFile | None = None
+        self.next_file: WalFile | None = None
+        self._preparing = False
+        self._pool: list[str] = []
+        self._pool_counter = 0
+        self._allocating: tuple[File, str, int] | None = None
+        self.generation = 0
+        """Last generation given out."""
+        self.sequence = 0
+        """Last sequence given out."""
+        self.written_sequence = 0
+        self._previous = (0, 0, 0)
+        self._open: Batch | None = None
+        self._sealed: deque[Batch] = deque()
+        self._flight: list[Batch] | None = None
+        self._flight_buffers: list[bytes] = []
+        self.backlog_bytes = 0
+        """Queued and in flight."""
+        self.blocked: StorageFault | None = None
+        self.closing = False
+        self._idle: list[Callable[[], None]] = []
+        self._fenced_sequence = 0
+        self._seen_sequence = 0
+        self.on_blocked: Callable[[StorageFault | None], None] = lambda fault: None
+        self.on_written: Callable[[], None] = lambda: None
+        self.on_full: Callable[[], None] = lambda: None
+        """A file became full: the roll over may empty it once its last flush ended."""
+        self.flush_count = 0
+        self.bytes_written = 0
+        flusher.on_completed = self._completed
+
+    # Queueing.
+
+    def add(self, data: bytes, group: int) -> int:
+        """Queues a record (a whole number of 8 bytes) and returns its place."""
+        batch = self._open
+        size = len(data)
+        if batch is None or (
+            batch.end + size + 8 + 4 * len(batch.directory) > self._config.wal_max_size_bytes
+            and batch.buffers
+        ):
+            batch = self._open_batch(size)
+        end = batch.end
+        batch.buffers.append(data)
+        directory = batch.directory
+        directory.append(group)
+        directory.append(size >> 3)
+        batch.end = end + size
+        self.backlog_bytes += size
+        return batch.place | (end >> 3)
+
+    def add_entry(self, log: GroupLog, data: bytes) -> int:
+        """As `add`, for an entry of a group that wants to hear when it is written."""
+        place = self.add(data, log.group)
+        if not log.dirty:
+            log.dirty = True
+            batch = self._open
+            assert batch is not None
+            batch.dirty.append(log)
+        return place
+
+    def add_control(self, kind: int, group: int, index: int, term: int, body: bytes = b"") -> int:
+        """Queues a record of storage's own."""
+        return self.add(make_entry(group, index, term, 0, kind, body).data, group)
+
+    def tell(self, note: Any) -> None:
+        """`note` (a vote, or a callable) is told when all queued so far is durable."""
+        if self._open is None:
+            self.add_control(KIND_FENCE, 0, 0, 0)
+        batch = self._open
+        assert batch is not None
+        batch.votes.append(note)
+
+    def _open_batch(self, size: int) -> Batch:
+        self.seal()
+        current = self.current
+        need = size + BATCH_HEADER.size + 8
+        opening = b""
+        if (
+            current is None
+            or (current.started and current.tail + need > self._config.wal_max_size_bytes)
+            or (current.started and not current.size and self._has_better_next())
+        ):
+            current = self._roll()
+        if not current.started:
+            opening = file_header(current.generation, self.sequence + 1, self._previous)
+        self.sequence += 1
+        batch = self._open = Batch(current, self.sequence, opening)
+        if not current.started:
+            current.started = True
+            current.first_sequence = self.sequence
+            rows = b"".join([VOTE_ROW.pack(*row) for row in self._hard_states()])
+            for _ in range(2):
+                # Twice: one damaged sector must not cost every group its vote.
+                self.add_control(KIND_TABLE, 0, len(rows) // VOTE_ROW.size, 0, rows)
+        return batch
+
+    def seal(self) -> None:
+        """Closes the open batch: what is queued next gets a sequence of its own."""
+        batch = self._open
+        if batch is None:
+            return
+        self._open = None
+        file = batch.file
+        for log in batch.dirty:
+            log.dirty = False
+            file.logs[log.group] = log
+            batch.notes.append([log, log.last_index, log.last_term])
+        file.tail = batch.end + 4 * len(batch.directory)
+        self._sealed.append(batch)
+
+    def notes_after(self, log: GroupLog, index: int) -> None:
+        """The log loses entries >= index: batches under way must not report them."""
+        batches = list(self._sealed)
+        if self._flight is not None:
+            batches += self._flight
+        for batch in batches:
+            for note in batch.notes:
+                if note[0] is log and note[1] >= index:
+                    note[1] = index - 1
+
+    # Flushing.
+
+    def kick(self) -> None:
+        """Sends what is queued, unless a flush is under way: then it follows that one."""
+        if self._flight is None and self.blocked is None and (self._open or self._sealed):
+            self._submit()
+
+    def _submit(self) -> None:
+        self.seal()
+        sealed = self._sealed
+        first = sealed.popleft()
+        batches = [first]
+        while sealed and sealed[0].file is first.file:
+            batches.append(sealed.popleft())
+        buffers: list[bytes] = []
+        start = first.start
+        for batch in batches:
+            if batch.opening:
+                buffers.append(batch.opening)
+                start = 0
+            directory = batch.directory.tobytes()
+            buffers.append(
+                batch_header(
+                    batch.file.generation,
+                    batch.sequence,
+                    batch.end - batch.start - BATCH_HEADER.size,
+                    len(batch.buffers),
+                    directory,
+                )
+            )
+            buffers += batch.buffers
+            buffers.append(directory)
+        self._flight = batches
+        self._flight_buffers = buffers
+        self._flusher.submit(first.file.file, start, buffers, first.sequence)
+
+    def _completed(self, token: Any, code: int) -> None:
+        batches = self._flight
+        assert batches is not None
+        assert batches[0].sequence == token
+        if code:
+            self._block(code, batches[0])
+            return
+        if self.blocked is not None:
+            self.blocked = None
+            self.on_blocked(None)
+        self._flight = None
+        self._flight_buffers = []
+        self.flush_count += 1
+        last = batches[-1]
+        self.written_sequence = last.sequence
+        if self._open or self._sealed:
+            self._submit()
+        for batch in batches:
+            size = batch.end - batch.start - BATCH_HEADER.size
+            self.backlog_bytes -= size
+            self.bytes_written += size
+            for note in batch.votes:
+                if callable(note):
+                    note()
+                else:
+                    note[0].vote_written(note[1], note[2])
+            for log, index, _ in batch.notes:
+                log.entries_written(index)
+        self.on_written()
+        if last.file is not self.current:
+            self.on_full()
+        elif self._config.wal_preallocate and not last.file.size:
+            self._consider_allocating()
+        if self._flight is None and (self._open or self._sealed):
+            self._submit()
+        if self._flight is None and self._idle:
+            waiting, self._idle = self._idle, []
+            for callback in waiting:
+                callback()
+
+    def _block(self, code: int, batch: Batch) -> None:
+        text = f"the write-ahead log cannot be written: {os.strerror(code)}"
+        fault = StorageFault(text, path=batch.file.name, offset=batch.start)
+        first = self.blocked is None
+        self.blocked = fault
+        if first:
+            self.on_blocked(fault)
+
+    def retry(self) -> None:
+        """Repeats the flush that failed, whole: after a failed sync nothing may be assumed."""
+        if self.blocked is None or self._flight is None:
+            return
+        first = self._flight[0]
+        start = 0 if first.opening else first.start
+        self._flusher.submit(first.file.file, start, self._flight_buffers, first.sequence)
+
+    def fence(self) -> None:
+        """Once after traffic has ceased, closes the tail: nothing before a fence is ever torn."""
+        if self.written_sequence == self.sequence and self.sequence != self._fenced_sequence:
+            if self._seen_sequence == self.sequence:
+                self.add_control(KIND_FENCE, 0, 0, 0)
+                self._fenced_sequence = self.sequence
+                self.kick()
+            self._seen_sequence = self.sequence
+
+    def when_idle(self, callback: Callable[[], None]) -> None:
+        """Calls back when all that is queued now is durable."""
+        self.kick()
+        if self._flight is None:
+            callback()
+        else:
+            self._idle.append(callback)
+
+    # Files.
+
+    def start(self, generation: int, sequence: int, previous: tuple[int, int, int]) -> None:
+        """Begins a new file after recovery, after the given last generation and sequence."""
+        self.generation = generation
+        self.sequence = sequence
+        self.written_sequence = self._fenced_sequence = self._seen_sequence = sequence
+        self._previous = previous
+        self._directory.make("wal")
+        self.current = self._create_fresh()
+        self.files[self.current.generation] = self.current
+        self._prepare_next()
+
+    def adopt_pool(self, names: list[str]) -> None:
+        """Files found at start that are whole and hold nothing needed: used again."""
+        for name in names:
+            self._pool_counter = max(self._pool_counter, int(name[4:].split(".")[0], 16))
+            if len(self._pool) < POOL_FILES_MAX and self._config.wal_preallocate:
+                self._pool.append(name)
+            else:
+                self._directory.remove(name)
+
+    def _create_fresh(self) -> WalFile:
+        self.generation += 1
+        name = wal_name(self.generation)
+        file = self._directory.open(name, create=True)
+        file.truncate(0)
+        self._directory.sync("wal")
+        return WalFile(file, name, self.generation, 0)
+
+    def _has_better_next(self) -> bool:
+        return self.next_file is not None and self.next_file.size > 0
+
+    def _roll(self) -> WalFile:
+        """Makes the prepared file the current one; creates one when none is prepared."""
+        full = self.current
+        if full is not None:
+            self._previous = (full.generation, self.sequence, full.tail)
+        prepared = self.next_file
+        if prepared is None:
+            prepared = self._create_fresh()
+        self.next_file = None
+        self.current = prepared
+        self.files[prepared.generation] = prepared
+        self._prepare_next()
+        return prepared
+
+    def _prepare_next(self) -> None:
+        """Has the worker get the next file ready: a recycled one, or an empty one."""
+        if self._preparing or self.closing:
+            return
+        if self.next_file is not None and (self.next_file.size or not self._pool):
+            return
+        replaced = self.next_file
+        self.next_file = None
+        self._preparing = True
+        recycled = self._pool.pop(0) if self._pool else None
+        self.generation += 1
+        generation = self.generation
+        name = wal_name(generation)
+        directory = self._directory
+
+        def work() -> WalFile:
+            if replaced is not None:
+                directory.remove(replaced.name)
+            if recycled is not None:
+                directory.rename(recycled, name)
+            file = directory.open(name, create=True)
+            size = file.size()
+            directory.sync("wal")
+            return WalFile(file, name, generation, size)
+
+        def done(made: WalFile | None, error: BaseException | None) -> None:
+            self._preparing = False
+            if made is not None and error is None:
+                if self.current is not None and self.current.generation > generation:
+                    # The log went on with a younger file meanwhile; order forbids this one.
+                    self._worker.submit(lambda: directory.remove(name), lambda _, e: None)
+                else:
+                    self.next_file = made
+                if self._pool or self.next_file is None:
+                    self._prepare_next()
+
+        self._worker.submit(work, done)
+
+    def _consider_allocating(self) -> None:
+        current = self.current
+        if (
+            self._allocating is not None
+            or self._has_better_next()
+            or self._preparing
+            or self._pool
+            or current is None
+            or current.tail * PREALLOCATE_AFTER_SHARE < self._config.wal_max_size_bytes
+        ):
+            return
+        self._pool_counter += 1
+        self._allocate(None, f"wal/{self._pool_counter:016x}.preparing", 0)
+
+    def _allocate(self, file: File | None, name: str, at: int) -> None:
+        directory = self._directory
+        size = self._config.wal_max_size_bytes
+
+        def work() -> File:
+            target = file
+            if target is None:
+                target = directory.open(name, create=True)
+                target.truncate(0)
+            length = min(PREALLOCATE_CHUNK_BYTES, size - at)
+            target.pwrite([bytes(length)], at)
+            target.sync()
+            return target
+
+        def done(target: File | None, error: BaseException | None) -> None:
+            if target is None or error is not None or self.closing:
+                self._allocating = None
+                self._worker.submit(lambda: directory.remove(name), lambda _, e: None)
+                return
+            self._allocating = (target, name, at)
+            if at + PREALLOCATE_CHUNK_BYTES < size:
+                self._allocate(target, name, at + PREALLOCATE_CHUNK_BYTES)
+                return
+            self._allocating = None
+            target.close()
+            self._pool.append(name)
+            self._prepare_next()
+
+        self._worker.submit(work, done)
+
+    def oldest_full(self) -> WalFile | None:
+        """The oldest file that is not written any more, or None."""
+        for file in self.files.values():
+            if file is self.current:
+                return None
+            under_way = self._flight is not None and self._flight[0].file is file
+            queued = bool(self._sealed) and self._sealed[0].file is file
+            return None if under_way or queued else file
+        return None
+
+    @property
+    def files_waiting(self) -> int:
+        """Full files that are not emptied yet."""
+        return max(0, len(self.files) - 1)
+
+    def release(self, file: WalFile) -> None:
+        """The file holds nothing that is needed any more: recycles or removes it."""
+        assert next(iter(self.files.values())) is file, "files are released oldest first"
+        assert file is not self.current
+        del self.files[file.generation]
+        recycle = (
+            self._config.wal_preallocate
+            and file.file.size() >= self._config.wal_max_size_bytes
+            and len(self._pool) < POOL_FILES_MAX
+            and not self.closing
+        )
+        name = file.name
+        directory = self._directory
+        if not recycle:
+
+            def remove() -> None:
+                directory.remove(name)
+                directory.sync("wal")
+
+            self._worker.submit(remove, lambda _, e: None)
+            return
+        self._pool_counter += 1
+        pooled = f"wal/{self._pool_counter:016x}.free"
+
+        def rename() -> None:
+            directory.rename(name, pooled)
+            directory.sync("wal")
+
+        def done(_: Any, error: BaseException | None) -> None:
+            if error is None:
+                self._pool.append(pooled)
+                self._prepare_next()
+
+        self._worker.submit(rename, done)
+
+    def read(self, place: int, length: int) -> bytes:
+        """Reads `length` bytes at a place. Raises OSError, StorageFault when cut short."""
+        file = self.files[place >> PLACE_FILE_SHIFT]
+        offset = (place & PLACE_OFFSET_MASK) << 3
+        data = file.file.pread(length, offset)
+        if len(data) != length:
+            raise StorageFault("the file ends early", path=file.name, offset=offset)
+        return data
+
+
+assert FILE_HEADER.size == 56
+assert BATCH_HEADER.size == RECORD_HEADER_BYTES

@@ -1,0 +1,312 @@
+"""A node's storage on a disk in memory, with a model of what it must hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from convoymq.kernels.batch import Entry, make_entry
+from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.inline import InlineFlusher, InlineWorker
+from convoymq.storage.log import GroupLog
+from convoymq.storage.store import Storage
+from convoymq.storage.types import EntryGone, GroupPlan, RecoveryReport, Snapshot, StorageConfig
+
+SMALL = StorageConfig(
+    wal_max_size_bytes=64 * 1024,
+    segment_max_entries=16,
+    segment_max_size_bytes=32 * 1024,
+    mem_table_max_bytes=8 * 1024,
+    read_ahead_bytes=4096,
+    snapshot_min_dead_bytes=1024,
+)
+
+
+class PowerLoss(BaseException):
+    """The machine goes dark in the middle of an operation."""
+
+
+def body_of(group: int, index: int, term: int, size: int) -> bytes:
+    """A body that tells whose it is."""
+    word = f"{group}.{index}.{term}|".encode()
+    return (word * (size // len(word) + 1))[: size // 8 * 8]
+
+
+def entry_of(group: int, index: int, term: int, size: int = 100) -> Entry:
+    """A test entry."""
+    return make_entry(group, index, term, 1000 + index, 1, body_of(group, index, term, size))
+
+
+class Model:
+    """What one group's log must hold."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        """What the log holds now."""
+        self.ever: set[tuple[int, int, bytes]] = set()
+        """Every entry that was ever appended."""
+        self.last = 0
+        self.written = 0
+        self.vote = (0, 0)
+        self.vote_written = (0, 0)
+        self.applied = 0
+        self.dead: set[int] = set()
+        """Indexes <= applied whose body is not needed any more."""
+        self.snapshot = 0
+        self.removed = False
+
+    def live_ranges(self) -> list[tuple[int, int]]:
+        """As a machine would say it."""
+        ranges: list[tuple[int, int]] = []
+        for index in range(1, self.applied + 1):
+            if index not in self.dead:
+                if ranges and ranges[-1][1] == index - 1:
+                    ranges[-1] = (ranges[-1][0], index)
+                else:
+                    ranges.append((index, index))
+        return ranges
+
+
+class Node:
+    """One storage on a disk, used at random; `crash` takes the power away."""
+
+    def __init__(
+        self, seed: int = 0, config: StorageConfig = SMALL, disk: MemoryDirectory | None = None
+    ) -> None:
+        self.random = random.Random(seed)
+        self.config = config
+        self.disk = disk or MemoryDirectory()
+        self.models: dict[int, Model] = {}
+        self.removed: set[int] = set()
+        self.start()
+
+    def start(self) -> RecoveryReport:
+        """Opens the storage as a new process would."""
+        self.flusher = InlineFlusher()
+        self.worker = InlineWorker()
+        self.storage = Storage(self.disk, self.flusher, self.worker, self.config)
+        self.report = self.storage.recover()
+        self.storage.planner = self.plan
+        for group, log in self.storage.logs.items():
+            self._listen(group, log)
+        return self.report
+
+    def _listen(self, group: int, log: GroupLog) -> None:
+        model = self.models.setdefault(group, Model())
+
+        def written(owner: int, index: int, term: int) -> None:
+            assert owner == group
+            assert index <= model.last
+            assert model.entries[index].term == term
+            model.written = max(model.written, index)
+
+        def vote_written(owner: int, term: int, voted_for: int) -> None:
+            assert owner == group
+            model.vote_written = max(model.vote_written, (term, voted_for))
+
+        log.on_written = written
+        log.on_vote_written = vote_written
+
+    def log(self, group: int) -> GroupLog:
+        """The group's log, listened to."""
+        fresh = group not in self.storage.logs
+        log = self.storage.open_group(group)
+        if fresh:
+            self._listen(group, log)
+        return log
+
+    def plan(self, group: int) -> GroupPlan | None:
+        """What a replica would answer."""
+        model = self.models[group]
+        log = self.storage.logs[group]
+        applied = model.applied
+
+        def take() -> Snapshot:
+            return Snapshot(
+                index=applied,
+                term=log.term_at(applied),
+                membership=b"m%d" % group,
+                state=b"state of %d at %d" % (group, applied),
+            )
+
+        return GroupPlan(
+            live_ranges=model.live_ranges(),
+            applied=applied,
+            keep_from=applied - 2,
+            take_snapshot=take if applied > 0 else None,
+        )
+
+    def append(self, group: int, count: int = 1, size: int = 100, term: int = 0) -> None:
+        """Appends entries to a group's log and its model."""
+        log = self.log(group)
+        model = self.models[group]
+        for _ in range(count):
+            index = model.last + 1
+            entry = entry_of(group, index, term or max(log.last_term, 1), size)
+            model.entries[index] = entry
+            model.ever.add((index, entry.term, entry.data))
+            model.last = index
+            log.append(entry)
+
+    def truncate(self, group: int, index: int) -> None:
+        """Removes the tail and appends one entry of a higher term, as a follower does."""
+        log, model = self.log(group), self.models[group]
+        index = max(index, model.applied + 1, log.first_index, log.snapshot_index + 1)
+        if index > model.last:
+            return
+        term = log.last_term + 1
+        for gone in range(index, model.last + 1):
+            del model.entries[gone]
+        model.last = index - 1
+        model.written = min(model.written, index - 1)
+        log.truncate_from(index)
+        self.append(group, 1, term=term)
+
+    def vote(self, group: int) -> None:
+        """Saves a vote in a new term."""
+        log, model = self.log(group), self.models[group]
+        model.vote = (log.term + 1, self.random.randrange(4))
+        log.save_vote(*model.vote)
+
+    def apply(self, group: int) -> None:
+        """The machine moves on and settles some of its entries."""
+        model = self.models[group]
+        model.applied = self.random.randint(model.applied, max(model.applied, model.written))
+        for index in range(1, model.applied + 1):
+            if index not in model.dead and self.random.random() < 0.7:
+                model.dead.add(index)
+
+    def run(self) -> None:
+        """Lets everything that is under way finish."""
+        self.storage.kick()
+        while self.flusher.run() or self.worker.run():
+            pass
+
+    def crash(self, keep: Callable[[], bool] | None = None) -> RecoveryReport:
+        """Loses power, starts again, checks, and takes what was found as the state."""
+        self.disk.operation = None
+        self.disk.crash(keep or (lambda: self.random.random() < 0.5))
+        report = self.start()
+        self.check_recovered()
+        return report
+
+    def check_recovered(self) -> None:
+        """After a crash: everything confirmed is there, and nothing that never was."""
+        assert not self.report.damages, self.report.damages
+        for group in self.removed:
+            assert group not in self.storage.logs
+        for group, model in self.models.items():
+            if group in self.removed:
+                continue
+            log = self.storage.logs.get(group)
+            if log is None:
+                assert model.written == 0
+                assert model.vote_written == (0, 0)
+                model.__init__()  # type: ignore[misc]
+                self._listen(group, self.log(group))
+                continue
+            log.check_invariants()
+            assert log.last_index >= model.written
+            assert (log.term, log.voted_for) >= model.vote_written
+            assert log.first_index <= log.snapshot_index + 1
+            model.vote = model.vote_written = (log.term, log.voted_for)
+            entries = {}
+            for index in range(1, log.last_index + 1):
+                needed = log.first_index <= index or (
+                    index <= model.applied and index not in model.dead
+                )
+                try:
+                    entry = log.entry(index)
+                except EntryGone:
+                    assert not needed, f"group {group}: entry {index} is lost"
+                    if index in model.entries:
+                        entries[index] = model.entries[index]
+                    continue
+                assert (index, entry.term, entry.data) in model.ever
+                assert index > model.written or entry.data == model.entries[index].data
+                if index >= log.first_index:
+                    assert log.term_at(index) == entry.term
+                entries[index] = entry
+            model.entries = entries
+            model.last = model.written = log.last_index
+            snapshot = log.read_snapshot()
+            if snapshot is not None:
+                assert snapshot.index == log.snapshot_index <= model.applied
+                assert snapshot.state == b"state of %d at %d" % (group, snapshot.index)
+                assert log.snapshot_membership == b"m%d" % group
+
+    def check(self) -> None:
+        """While running: the log equals the model."""
+        for group, model in self.models.items():
+            if group in self.removed:
+                continue
+            log = self.log(group)
+            log.check_invariants()
+            assert log.last_index == model.last
+            assert log.written_index == model.written
+            for index in range(1, model.last + 1):
+                needed = log.first_index <= index or (
+                    index <= model.applied and index not in model.dead
+                )
+                if needed:
+                    assert log.entry(index).data == model.entries[index].data
+            if log.first_index <= log.last_index:
+                got = log.entries(log.first_index, 3000)
+                assert [e.index for e in got] == list(
+                    range(log.first_index, log.first_index + len(got))
+                )
+                assert all(e.data == model.entries[e.index].data for e in got)
+
+    def step(self, groups: int = 4) -> None:
+        """Does one random thing."""
+        rnd = self.random
+        group = rnd.choice([g for g in range(1, groups + 1) if g not in self.removed])
+        self.log(group)
+        choice = rnd.random()
+        if choice < 0.35:
+            self.append(group, rnd.randint(1, 8), rnd.choice([0, 8, 100, 1000, 3000]))
+        elif choice < 0.42:
+            self.append(group, 1, term=self.log(group).last_term + 1)
+        elif choice < 0.48:
+            self.truncate(group, self.models[group].last - rnd.randint(0, 6))
+        elif choice < 0.54:
+            self.vote(group)
+        elif choice < 0.62:
+            self.apply(group)
+        elif choice < 0.72:
+            self.storage.kick()
+        elif choice < 0.82:
+            self.flusher.run()
+        elif choice < 0.92:
+            self.worker.run()
+        elif choice < 0.95:
+            self.storage.tick()
+        elif choice < 0.97:
+            model = self.models[group]
+            if model.last:
+                self.log(group).forget(rnd.randint(0, model.last))
+        else:
+            self.storage.wal.seal()
+
+
+def run_until_power_loss(node: Node, steps: int, operation: int) -> bool:
+    """Random steps; the power goes at the given file operation. False when it never came."""
+    left = [operation]
+
+    def hook(name: str, path: str) -> None:
+        if name == "pread":
+            return
+        left[0] -= 1
+        if left[0] == 0:
+            raise PowerLoss
+
+    node.disk.operation = hook
+    try:
+        for _ in range(steps):
+            node.step()
+        node.run()
+    except PowerLoss:
+        return True
+    finally:
+        node.disk.operation = None
+    return False
