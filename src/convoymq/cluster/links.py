@@ -1,0 +1,982 @@
+"""Links between nodes: one TCP or TLS connection per pair and direction, authenticated, FIFO.
+
+Every node dials every other one. Own frames go out on the dialled connection, the peer's come in
+on the accepted one. A peer is *up* when both stand and belong to the same incarnation, *connected*
+when the detector does not suspect it either. HELLO is described at `Handshake`, frames are those
+of docs/formats/entries-and-frames.md.
+Urgent frames (heartbeats, append replies, short control requests) go ahead of queued bulk frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import hmac
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from convoymq.cluster.detector import Detector
+from convoymq.kernels.batch import (
+    FRAME_APPEND_REPLY,
+    FRAME_CONTROL,
+    FRAME_HEARTBEAT,
+    FRAME_HELLO,
+    HEADER_SIZE,
+    frame,
+    frame_header,
+)
+from convoymq.kernels.sockets import LinkReader, LinkWriter
+from convoymq.model.config import Address, ClusterConfig, parse_address
+from convoymq.model.errors import BrokerError
+
+PROTOCOL_VERSION = 1
+HELLO_SIZE_MAX = 65_536
+HANDSHAKE_S = 3.0
+CONNECT_S = 1.0
+BACKOFF_MIN_S = 0.02
+BACKOFF_MAX_S = 0.5
+RESOLVE_S = 10.0
+HALF_LINK_S = 5.0
+URGENT_SIZE_MAX = 65_536
+CONTROL_CLASSIC = 1
+"""CONTROL kind that carries messages: bulk however short it is."""
+TLS_TURN = 262_144
+NONCE_SIZE = 32
+
+
+class LinkRefused(BrokerError):
+    """One side does not accept the other: name, version, secret or identity is wrong."""
+
+
+class LinkEvents(Protocol):
+    """What links report. Calls come from the event loop, outside of any call into `Links`."""
+
+    def on_frame(self, node: int, data: bytes) -> None:
+        """A whole frame of an authenticated peer that is linked both ways."""
+
+    def on_up(self, node: int, incarnation: int) -> None:
+        """The peer is linked and heard. What was sent before may have been lost."""
+
+    def on_down(self, node: int, definite: bool) -> None:
+        """The peer is suspected or unlinked; `definite` when nobody listens at its address.
+
+        May come twice for one failure: first not definite, then definite."""
+
+
+class Handshake:
+    """One side of HELLO, sans-IO: frames in, frames out, then `done`.
+
+    Field a of the frame is the step; bodies are msgpack maps:
+
+    1. dialler: version, cluster, node, incarnation, nonce, address, formed
+    2. acceptor: the same, with proof("accept")
+    3. dialler: proof("dial")
+    4. acceptor: known, the addresses of other nodes; the link stands
+    9. either: refused = text
+
+    proof(role) = HMAC-SHA-256(secret, role and everything of steps 1 and 2 that identifies both):
+    it cannot be replayed, because both nonces are in it, nor reflected, because the role is.
+    """
+
+    def __init__(
+        self,
+        dialler: bool,
+        secret: bytes,
+        cluster: str,
+        node: int,
+        incarnation: int,
+        address: str,
+        formed: bool,
+        known: Callable[[], list[str]] = list,
+        nonce: bytes | None = None,
+    ) -> None:
+        self.dialler = dialler
+        self.done = False
+        self.peer: dict[str, Any] = {}
+        self._secret = secret
+        self._known = known
+        self._expected = 2 if dialler else 1
+        self._own: dict[str, Any] = {
+            "version": PROTOCOL_VERSION,
+            "cluster": cluster,
+            "node": node,
+            "incarnation": incarnation,
+            "nonce": nonce or os.urandom(NONCE_SIZE),
+            "address": address,
+            "formed": formed,
+        }
+
+    @property
+    def node(self) -> int:
+        """The peer's node id; known once its first step was accepted."""
+        return int(self.peer["node"])
+
+    @property
+    def incarnation(self) -> int:
+        """The peer's incarnation."""
+        return int(self.peer["incarnation"])
+
+    def begin(self) -> bytes:
+        """Returns the dialler's first frame."""
+        assert self.dialler
+        return _hello(1, self._own)
+
+    def receive(self, data: bytes) -> bytes | None:
+        """Takes the peer's next frame and returns the answer, if there is one.
+
+        Raises:
+            LinkRefused: the peer refuses, or must be refused (see `refusal`).
+        """
+        step, body = _read_hello(data)
+        if step == 9:
+            raise LinkRefused(f"refused by the other side: {str(body.get('refused', ''))[:200]}")
+        if step != self._expected:
+            raise LinkRefused(f"HELLO step {step} where {self._expected} was due")
+        if step == 1:
+            self._identify(body)
+            self._expected = 3
+            return _hello(2, {**self._own, "proof": self._proof(b"accept")})
+        if step == 2:
+            self._identify(body)
+            self._check(b"accept", body)
+            self._expected = 4
+            return _hello(3, {"proof": self._proof(b"dial")})
+        if step == 3:
+            self._check(b"dial", body)
+            self.done = True
+            return _hello(4, {"known": self._known()})
+        self.peer = {**self.peer, "known": body.get("known")}
+        self.done = True
+        return None
+
+    def _identify(self, body: dict[str, Any]) -> None:
+        own = self._own
+        if body.get("version") != own["version"]:
+            raise LinkRefused(
+                f"link protocol version {body.get('version')} instead of {own['version']}"
+            )
+        if body.get("cluster") != own["cluster"]:
+            raise LinkRefused(f"cluster {body.get('cluster')!r} instead of {own['cluster']!r}")
+        node, incarnation, nonce = (body.get(k) for k in ("node", "incarnation", "nonce"))
+        sound = isinstance(node, int) and isinstance(incarnation, int) and 1 <= node <= 255
+        if not sound or not isinstance(nonce, bytes) or len(nonce) != NONCE_SIZE:
+            raise LinkRefused("malformed HELLO")
+        if nonce == own["nonce"]:
+            raise LinkRefused("HELLO repeats our own nonce")
+        self.peer = body
+
+    def _proof(self, role: bytes) -> bytes:
+        first, second = (self._own, self.peer) if self.dialler else (self.peer, self._own)
+        names = ("version", "cluster", "node", "incarnation", "nonce")
+        facts = [role, *([side[name] for name in names] for side in (first, second))]
+        return hmac.digest(self._secret, msgspec.msgpack.encode(facts), hashlib.sha256)
+
+    def _check(self, role: bytes, body: dict[str, Any]) -> None:
+        proof = body.get("proof")
+        if not isinstance(proof, bytes) or not hmac.compare_digest(proof, self._proof(role)):
+            raise LinkRefused("the cluster secret is not the same")
+
+
+def refusal(text: str) -> bytes:
+    """Returns the frame that tells the other side why it is refused."""
+    return _hello(9, {"refused": text})
+
+
+def _hello(step: int, body: dict[str, Any]) -> bytes:
+    return frame(FRAME_HELLO, 0, 0, step, 0, 0, 0, msgspec.msgpack.encode(body))
+
+
+def _read_hello(data: bytes) -> tuple[int, dict[str, Any]]:
+    try:
+        _, kind, _, _, step, _, _, _ = frame_header(data)
+        body = msgspec.msgpack.decode(data[HEADER_SIZE:])
+    except (ValueError, msgspec.DecodeError) as error:
+        raise LinkRefused(f"malformed HELLO: {error}") from None
+    if kind != FRAME_HELLO or not isinstance(body, dict):
+        raise LinkRefused(f"frame type {kind} before HELLO was done")
+    return step, body
+
+
+class _Wire(Protocol):
+    """A connection that carries frames, plain or TLS."""
+
+    on_frames: Callable[[list[bytes]], None]
+    on_lost: Callable[[str], None]
+    reader: LinkReader
+    writer: LinkWriter
+    closed: bool
+
+    def flush(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class _PlainWire:
+    """A TCP connection, read and written by the kernels when the loop says it is ready."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._loop = loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._writing = False
+        self._reading = False
+        self.reader = LinkReader(self._fd, HELLO_SIZE_MAX)
+        self.writer = LinkWriter(self._fd)
+        self.closed = False
+        self.on_frames: Callable[[list[bytes]], None] = _ignore_frames
+        self.on_lost: Callable[[str], None] = _ignore_loss
+
+    def resume(self) -> None:
+        if not self.closed and not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._readable)
+
+    def pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def _readable(self) -> None:
+        frames: list[bytes] = []
+        reason = ""
+        try:
+            if not self.reader.read(frames):
+                reason = "closed by the other side"
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+        except ValueError as error:
+            reason = str(error)
+        if frames:
+            self.on_frames(frames)
+        if reason and not self.closed:
+            self.on_lost(reason)
+
+    def flush(self) -> None:
+        if self.closed or self._writing:
+            return
+        try:
+            if not self.writer.flush():
+                self._writing = True
+                self._loop.add_writer(self._fd, self._writable)
+        except OSError as error:
+            self._loop.call_soon(self._report, os.strerror(error.errno or 0))
+
+    def _report(self, reason: str) -> None:
+        if not self.closed:
+            self.on_lost(reason)
+
+    def _writable(self) -> None:
+        self._writing = False
+        self._loop.remove_writer(self._fd)
+        self.flush()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.pause()
+        self.closed = True
+        if self._writing:
+            self._loop.remove_writer(self._fd)
+        self._sock.close()
+
+
+class _TlsWire(asyncio.Protocol):
+    """A TLS connection on the loop's own transport."""
+
+    def __init__(self, on_made: Callable[[_TlsWire], None] | None = None) -> None:
+        self._on_made = on_made
+        self._transport: asyncio.Transport | None = None
+        self._full = False
+        self.reader = LinkReader(-1, HELLO_SIZE_MAX)
+        self.writer = LinkWriter(-1)
+        self.closed = False
+        self.on_frames: Callable[[list[bytes]], None] = _ignore_frames
+        self.on_lost: Callable[[str], None] = _ignore_loss
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        frames: list[bytes] = []
+        reason = ""
+        try:
+            self.reader.feed(bytes(data), frames)
+        except ValueError as error:
+            reason = str(error)
+        if frames:
+            self.on_frames(frames)
+        if reason and not self.closed:
+            self.on_lost(reason)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed:
+            self.on_lost(str(exc) if exc else "closed by the other side")
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self.flush()
+
+    def flush(self) -> None:
+        while not self.closed and not self._full and self._transport is not None:
+            parts = self.writer.take(TLS_TURN)
+            if not parts:
+                return
+            self._transport.writelines(parts)
+
+    def pause(self) -> None:
+        if self._transport is not None and not self.closed:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            if self._transport is not None:
+                self._transport.close()
+
+
+def _ignore_frames(_frames: list[bytes]) -> None:
+    return None
+
+
+def _ignore_loss(_reason: str) -> None:
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """What is known of one other node."""
+
+    node: int
+    address: str = ""
+    incarnation: int = 0
+    outward: _Wire | None = None
+    outward_incarnation: int = 0
+    inward: _Wire | None = None
+    up: bool = False
+    formed: bool = False
+    refused: bool = False
+    dirty: bool = False
+    frames_out: int = 0
+    half_since: float = 0.0
+
+
+class _Dial:
+    """One address that is dialled until it turns out to be this node."""
+
+    __slots__ = ("address", "last_error", "node", "wake")
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.node = address.node
+        self.last_error = ""
+        self.wake = asyncio.Event()
+
+
+class Links:
+    """All links of one node; the node's `Transport`. Use as `async with`.
+
+    Args:
+        config: peers, secret, TLS and bounds.
+        address: where to listen.
+        node_id, incarnation: who this node is.
+        events: told about frames and peers.
+        on_dirty: called when something was sent: call `flush` at the end of the round.
+        log: a structlog logger.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        address: Address,
+        node_id: int,
+        incarnation: int,
+        events: LinkEvents,
+        on_dirty: Callable[[], None],
+        log: Any,
+    ) -> None:
+        self.config = config
+        self.address = address
+        self.node_id = node_id
+        self.incarnation = incarnation
+        self.events = events
+        self.formed = False
+        """Whether this node has cluster data; told to others when a link is made."""
+        self.detector = Detector(config.heartbeat_ms, config.suspect_min_ms, config.suspect_max_ms)
+        self.peers: dict[int, _Peer] = {}
+        self.forgotten: set[int] = set()
+        self.frame_bytes = {"in": 0, "out": 0}
+        self._secret = _read_secret(config)
+        self._on_dirty = on_dirty
+        self._dirty: list[_Peer] = []
+        self._dials: dict[str, _Dial] = {}
+        self._log = log
+        self._tasks = asyncio.TaskGroup()
+        self._running = False
+        self._pending: set[_Wire] = set()
+        self._listener: socket.socket | None = None
+        self._tls_listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._contexts = _tls_contexts(config)
+        self._refusals: dict[str, str] = {}
+
+    # -- life -------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Links:
+        self._loop = asyncio.get_running_loop()
+        await self._tasks.__aenter__()
+        self._listener = _listen(self.address)
+        if self._contexts is None:
+            self._listener.setblocking(False)
+            self._loop.add_reader(self._listener.fileno(), self._acceptable)
+        else:
+            self._tls_listener = await self._loop.create_server(
+                lambda: _TlsWire(self._accepted), sock=self._listener, ssl=self._contexts[0]
+            )
+        self._running = True
+        for peer in self.config.peers:
+            self.add_address(peer)
+        if self.config.dns_name:
+            self._tasks.create_task(self._resolve_forever())
+        self._timer = self._loop.call_later(self.config.heartbeat_ms / 1000, self._tick)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._running = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tls_listener is not None:
+            self._tls_listener.close()
+        elif self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+        for task in list(getattr(self._tasks, "_tasks", ())):
+            task.cancel()
+        for wire in list(self._pending):
+            wire.close()
+        for peer in self.peers.values():
+            for end in (peer.outward, peer.inward):
+                if end is not None:
+                    end.close()
+        await self._tasks.__aexit__(None, None, None)
+
+    def add_address(self, address: Address) -> None:
+        """Starts dialling an address, unless that is done already or it is this node's own."""
+        key = f"{address.host}:{address.port}"
+        own = {f"{self.address.host}:{self.address.port}", self.config.advertise}
+        known = key in self._dials or key in own or address.node == self.node_id
+        if known or not self._running or len(self._dials) >= 2 * self.config.peers_max:
+            return
+        dial = self._dials[key] = _Dial(address)
+        self._tasks.create_task(self._dial_forever(dial))
+
+    def forget(self, node: int) -> None:
+        """Drops the links of a node that left and refuses new ones."""
+        self.forgotten.add(node)
+        peer = self.peers.get(node)
+        if peer is not None:
+            self._drop(peer, "forgotten")
+
+    def remember(self, node: int) -> None:
+        """The node may link again."""
+        self.forgotten.discard(node)
+
+    # -- transport --------------------------------------------------------------------------
+
+    def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
+        """Queues a frame; nothing happens when the peer is not linked."""
+        peer = self.peers.get(node)
+        if peer is None or peer.outward is None or not peer.up:
+            return
+        writer = peer.outward.writer
+        writer.send(frame, body, not body and _is_urgent(frame))
+        if not peer.dirty:
+            peer.dirty = True
+            if not self._dirty:
+                self._on_dirty()
+            self._dirty.append(peer)
+        if writer.queued_bytes > self.config.link_backlog_max_bytes:
+            self._loop.call_soon(self._drop, peer, "does not read: the backlog is full")
+
+    def is_connected(self, node: int) -> bool:
+        """True while the link stands both ways and the node is not suspected."""
+        peer = self.peers.get(node)
+        return peer is not None and peer.up and not self.detector.is_suspected(node)
+
+    def backlog_bytes(self, node: int) -> int:
+        """Bytes queued to the node and not yet written."""
+        peer = self.peers.get(node)
+        return 0 if peer is None or peer.outward is None else peer.outward.writer.queued_bytes
+
+    def flush(self) -> None:
+        """Writes what was sent in this round."""
+        dirty, self._dirty = self._dirty, []
+        for peer in dirty:
+            peer.dirty = False
+            if peer.outward is not None:
+                peer.outward.flush()
+
+    def connected(self) -> list[int]:
+        """Ids of all nodes that are up, ascending."""
+        return sorted(node for node in self.peers if self.is_connected(node))
+
+    def info(self) -> list[dict[str, Any]]:
+        """One row per known peer, for status pages."""
+        return [
+            {
+                "node": peer.node,
+                "address": peer.address,
+                "up": self.is_connected(peer.node),
+                "suspected": self.detector.is_suspected(peer.node),
+                "incarnation": peer.incarnation,
+                "backlog_bytes": self.backlog_bytes(peer.node),
+                "bytes_out": peer.outward.writer.bytes_out if peer.outward else 0,
+                "bytes_in": peer.inward.reader.bytes_in if peer.inward else 0,
+            }
+            for peer in sorted(self.peers.values(), key=lambda peer: peer.node)
+        ]
+
+    # -- liveness ---------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self.config.heartbeat_ms / 1000, self._tick)
+        now = time.monotonic()
+        for node in self.detector.tick(int(now * 1000)):
+            self._log.warning("link.suspected", peer=node)
+            self.events.on_down(node, False)
+        for peer in list(self.peers.values()):
+            if peer.up and peer.outward is not None:
+                writer = peer.outward.writer
+                if writer.frames_out == peer.frames_out:
+                    self.send(peer.node, frame(FRAME_HEARTBEAT, 0, 0, int(now * 1e6), 0, 0, 0))
+                peer.frames_out = writer.frames_out
+            elif peer.half_since and now - peer.half_since > HALF_LINK_S:
+                self._drop(peer, "linked one way only")
+
+    def _evaluate(self, peer: _Peer) -> None:
+        """Compares what stands with what was told, and tells."""
+        stands = (
+            peer.outward is not None
+            and peer.inward is not None
+            and peer.outward_incarnation == peer.incarnation
+        )
+        if stands and not peer.up:
+            peer.up = True
+            peer.half_since = 0.0
+            peer.refused = False
+            self.detector.linked(peer.node, int(time.monotonic() * 1000))
+            self._log.info("link.up", peer=peer.node, incarnation=peer.incarnation)
+            self.events.on_up(peer.node, peer.incarnation)
+            assert peer.inward is not None
+            peer.inward.resume()
+        elif not stands and peer.up:
+            peer.up = False
+            self.detector.unlinked(peer.node)
+            self._log.info("link.down", peer=peer.node)
+            self.events.on_down(peer.node, False)
+        if not peer.up:
+            half = peer.outward is not None or peer.inward is not None
+            peer.half_since = (peer.half_since or time.monotonic()) if half else 0.0
+
+    def _drop(self, peer: _Peer, reason: str) -> None:
+        self._log.warning("link.dropped", peer=peer.node, reason=reason)
+        for wire in (peer.outward, peer.inward):
+            if wire is not None:
+                wire.close()
+        peer.outward = peer.inward = None
+        self._wake(peer)
+        self._evaluate(peer)
+
+    def _wake(self, peer: _Peer) -> None:
+        for dial in self._dials.values():
+            if dial.node == peer.node:
+                dial.wake.set()
+
+    def _peer(self, node: int) -> _Peer:
+        peer = self.peers.get(node)
+        if peer is None:
+            if len(self.peers) >= self.config.peers_max:
+                raise LinkRefused(f"more than {self.config.peers_max} nodes")
+            peer = self.peers[node] = _Peer(node)
+        return peer
+
+    # -- accepting --------------------------------------------------------------------------
+
+    def _acceptable(self) -> None:
+        assert self._listener is not None
+        for _ in range(16):
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self._accepted(_PlainWire(self._loop, sock))
+
+    def _accepted(self, wire: _Wire) -> None:
+        if not self._running or len(self._pending) >= 4 * self.config.peers_max:
+            wire.close()
+            return
+        self._pending.add(wire)
+        shake = self._handshake(False)
+        timer = self._loop.call_later(HANDSHAKE_S, lambda: lost("no HELLO"))
+
+        def end() -> None:
+            timer.cancel()
+            self._pending.discard(wire)
+
+        def lost(reason: str) -> None:
+            end()
+            wire.close()
+            self._log.debug("link.handshake_broken", reason=reason)
+
+        def frames(received: list[bytes]) -> None:
+            for position, data in enumerate(received):
+                try:
+                    answer = shake.receive(data)
+                    if shake.peer:
+                        self._judge(shake)
+                except LinkRefused as error:
+                    end()
+                    self._refuse(wire, str(error), shake.peer.get("node"))
+                    return
+                if answer is not None:
+                    wire.writer.send(answer)
+                    wire.flush()
+                if shake.done:
+                    end()
+                    self._attach_inward(wire, shake, received[position + 1 :])
+                    return
+
+        wire.on_frames, wire.on_lost = frames, lost
+        wire.resume()
+
+    def _refuse(self, wire: _Wire, text: str, who: Any) -> None:
+        key = str(who)
+        if self._refusals.get(key) != text:
+            if len(self._refusals) > 1000:
+                self._refusals.clear()
+            self._refusals[key] = text
+            self._log.error("link.refused", peer=who, reason=text)
+        wire.writer.send(refusal(text))
+        wire.flush()
+        # The text must get through before the connection goes.
+        wire.on_frames, wire.on_lost = _ignore_frames, lambda _reason: wire.close()
+        self._loop.call_later(0.2, wire.close)
+
+    def _judge(self, shake: Handshake) -> None:
+        """Refuses identities that cannot be true. Raises LinkRefused."""
+        node = shake.node
+        if node == self.node_id:
+            if shake.incarnation == self.incarnation:
+                raise LinkRefused("this is the node itself")
+            raise LinkRefused(f"two nodes say they are number {node}")
+        if node in self.forgotten:
+            raise LinkRefused(f"node {node} was removed from the cluster")
+        peer = self.peers.get(node)
+        if peer is not None and shake.incarnation < peer.incarnation:
+            raise LinkRefused(f"node {node} shows an older incarnation")
+
+    def _handshake(self, dialler: bool) -> Handshake:
+        return Handshake(
+            dialler,
+            self._secret,
+            self.config.name,
+            self.node_id,
+            self.incarnation,
+            self.config.advertise or f"{self.address.host}:{self.address.port}",
+            self.formed,
+            lambda: [peer.address for peer in self.peers.values() if peer.address],
+        )
+
+    def _learn(self, peer: _Peer, shake: Handshake) -> None:
+        """Takes over what the peer said of itself and of others."""
+        if shake.incarnation > peer.incarnation:
+            # A new life of the node: what stands belongs to the old one.
+            peer.incarnation = shake.incarnation
+            if peer.inward is not None:
+                peer.inward.close()
+                peer.inward = None
+            if peer.outward is not None and peer.outward_incarnation != shake.incarnation:
+                peer.outward.close()
+                peer.outward = None
+            self._evaluate(peer)
+            self._wake(peer)
+        peer.formed = bool(shake.peer.get("formed"))
+        told = shake.peer.get("address")
+        if isinstance(told, str):
+            peer.address = told
+        known = shake.peer.get("known")
+        for text in [peer.address, *(known[:255] if isinstance(known, list) else ())]:
+            with contextlib.suppress(ValueError, TypeError):
+                self.add_address(parse_address(text))
+
+    def _attach_inward(self, wire: _Wire, shake: Handshake, rest: list[bytes]) -> None:
+        try:
+            peer = self._peer(shake.node)
+        except LinkRefused as error:
+            self._refuse(wire, str(error), shake.node)
+            return
+        self._learn(peer, shake)
+        if peer.inward is not None:
+            # The peer dialled again, so its old connection is of no use to it.
+            peer.inward.close()
+            peer.inward = None
+            self._evaluate(peer)
+        node = peer.node
+        wire.reader.frame_max = self.config.link_frame_max_bytes
+        on_frame = self.events.on_frame
+        heard = self.detector.heard
+
+        def frames(received: list[bytes]) -> None:
+            if heard(node, int(time.monotonic() * 1000)):
+                self._log.info("link.recovered", peer=node)
+                self.events.on_up(node, peer.incarnation)
+            for data in received:
+                if data[4] != FRAME_HEARTBEAT:
+                    on_frame(node, data)
+
+        def lost(reason: str) -> None:
+            wire.close()
+            if peer.inward is wire:
+                self._log.info("link.lost", peer=node, direction="in", reason=reason)
+                peer.inward = None
+                self._evaluate(peer)
+
+        # Nothing is read until the link stands both ways: answers could not be sent.
+        wire.pause()
+        wire.on_frames, wire.on_lost = frames, lost
+        peer.inward = wire
+        self._wake(peer)
+        self._evaluate(peer)
+        if rest and peer.inward is wire:
+            frames(rest)
+
+    # -- dialling ---------------------------------------------------------------------------
+
+    async def _dial_forever(self, dial: _Dial) -> None:
+        backoff = BACKOFF_MIN_S
+        while self._running:
+            peer = self.peers.get(dial.node) if dial.node else None
+            if peer is None or (peer.outward is None and dial.node not in self.forgotten):
+                wire, shake, error = await self._dial(dial)
+                if shake is not None and wire is not None:
+                    if await self._attach_outward(dial, wire, shake):
+                        backoff = BACKOFF_MIN_S
+                elif error == "this is the node itself":
+                    return
+                if error and error != dial.last_error:
+                    self._log.info("link.dial_failed", address=str(dial.address), reason=error)
+                dial.last_error = error
+            else:
+                backoff = BACKOFF_MAX_S
+            dial.wake.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(dial.wake.wait(), backoff)
+                backoff = BACKOFF_MIN_S / 2
+            backoff = min(backoff * 2, BACKOFF_MAX_S)
+
+    async def _dial(self, dial: _Dial) -> tuple[_Wire | None, Handshake | None, str]:
+        """One attempt: (wire, finished handshake, "") or (None, None, reason)."""
+        wire: _Wire | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                wire = await self._connect(dial.address)
+            async with asyncio.timeout(HANDSHAKE_S):
+                shake = await self._shake(wire)
+        except ConnectionRefusedError as error:
+            peer = self.peers.get(dial.node)
+            if peer is not None and not peer.refused and not peer.up:
+                peer.refused = True
+                self.events.on_down(peer.node, True)
+            return None, None, os.strerror(error.errno or errno.ECONNREFUSED)
+        except TimeoutError:
+            if wire is not None:
+                wire.close()
+            return None, None, "no answer"
+        except (OSError, ssl.SSLError) as error:
+            return None, None, str(error)
+        except LinkRefused as error:
+            assert wire is not None
+            text = str(error)
+            if "this is the node itself" in text:
+                wire.close()
+                return None, None, "this is the node itself"
+            if text.startswith("refused by"):
+                wire.close()
+            else:
+                self._refuse(wire, text, str(dial.address))
+            return None, None, text
+        except asyncio.CancelledError:
+            if wire is not None:
+                wire.close()
+            raise
+        return wire, shake, ""
+
+    async def _connect(self, address: Address) -> _Wire:
+        if self._contexts is not None:
+            _, wire = await self._loop.create_connection(
+                _TlsWire, address.host, address.port, ssl=self._contexts[1], server_hostname=""
+            )
+            return wire
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        host = address.host
+        if family == socket.AF_INET and not host.replace(".", "").isdigit():
+            found = await self._loop.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)
+            family, host = found[0][0], str(found[0][4][0])
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.setblocking(False)
+        try:
+            await self._loop.sock_connect(sock, (host, address.port))
+        except BaseException:
+            sock.close()
+            raise
+        return _PlainWire(self._loop, sock)
+
+    async def _shake(self, wire: _Wire) -> Handshake:
+        shake = self._handshake(True)
+        finished: asyncio.Future[Handshake] = self._loop.create_future()
+
+        def fail(error: Exception) -> None:
+            if not finished.done():
+                finished.set_exception(error)
+
+        def frames(received: list[bytes]) -> None:
+            for data in received:
+                try:
+                    answer = shake.receive(data)
+                    if shake.peer:
+                        self._judge(shake)
+                except LinkRefused as error:
+                    fail(error)
+                    return
+                if answer is not None:
+                    wire.writer.send(answer)
+                    wire.flush()
+                if shake.done and not finished.done():
+                    finished.set_result(shake)
+
+        def lost(reason: str) -> None:
+            wire.close()
+            fail(OSError(reason))
+
+        wire.on_frames, wire.on_lost = frames, lost
+        wire.writer.send(shake.begin())
+        wire.flush()
+        wire.resume()
+        return await finished
+
+    async def _attach_outward(self, dial: _Dial, wire: _Wire, shake: Handshake) -> bool:
+        """The dialled connection stands: frames may go out on it."""
+        try:
+            peer = self._peer(shake.node)
+        except LinkRefused as error:
+            self._refuse(wire, str(error), shake.node)
+            return False
+        dial.node = peer.node
+        if peer.outward is not None or wire.closed:
+            # Another address of the same node was faster.
+            wire.close()
+            return False
+        self._learn(peer, shake)
+
+        def lost(reason: str) -> None:
+            wire.close()
+            if peer.outward is wire:
+                self._log.info("link.lost", peer=peer.node, direction="out", reason=reason)
+                peer.outward = None
+                self._evaluate(peer)
+                dial.wake.set()
+
+        def frames(_received: list[bytes]) -> None:
+            lost("frames on the wrong connection")
+
+        wire.on_frames, wire.on_lost = frames, lost
+        peer.outward = wire
+        peer.outward_incarnation = shake.incarnation
+        peer.frames_out = 0
+        self._evaluate(peer)
+        return True
+
+    async def _resolve_forever(self) -> None:
+        while True:
+            try:
+                found = await self._loop.getaddrinfo(
+                    self.config.dns_name, self.address.port, type=socket.SOCK_STREAM
+                )
+                for entry in found[: self.config.peers_max]:
+                    self.add_address(Address(str(entry[4][0]), self.address.port))
+            except OSError as error:
+                self._log.warning(
+                    "link.resolve_failed", name=self.config.dns_name, reason=str(error)
+                )
+            pause = RESOLVE_S if self.connected() else RESOLVE_S / 10
+            await asyncio.sleep(pause)
+
+
+def _is_urgent(data: bytes) -> bool:
+    """Frames that may overtake bulk: none of them says anything about frames queued before it."""
+    kind = data[4]
+    if kind == FRAME_CONTROL:
+        return len(data) <= URGENT_SIZE_MAX and data[24] != CONTROL_CLASSIC
+    return kind in (FRAME_APPEND_REPLY, FRAME_HEARTBEAT)
+
+
+def _read_secret(config: ClusterConfig) -> bytes:
+    if not config.secret_file:
+        return config.secret.encode()
+    try:
+        with open(config.secret_file, "rb") as file:
+            return file.read(4096).strip()
+    except OSError as error:
+        raise LinkRefused(f"cluster.secret_file: {error}") from None
+
+
+def _listen(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address.host, address.port))
+        sock.listen(128)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _tls_contexts(config: ClusterConfig) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+    """(accepting, dialling), both of which demand a certificate of the cluster's authority."""
+    if not config.tls_certfile:
+        return None
+    made = []
+    for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(kind)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Nodes are known by the authority and by the secret, not by their host names.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(config.tls_certfile, config.tls_keyfile)
+        context.load_verify_locations(config.tls_cacertfile)
+        made.append(context)
+    return made[0], made[1]

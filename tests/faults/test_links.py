@@ -1,0 +1,218 @@
+"""Links on real sockets in one loop: linking, refusing, breaking, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from convoymq.cluster.links import Links
+from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, frame
+from convoymq.model.config import Address, ClusterConfig
+
+DEADLINE_S = 10.0
+
+
+def free_port() -> int:
+    for port in range(53100, 53999):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            if port not in TAKEN:
+                TAKEN.add(port)
+                return port
+    raise AssertionError("no free port")
+
+
+TAKEN: set[int] = set()
+
+
+class Node:
+    """One end: links, and everything they reported."""
+
+    def __init__(self, node: int, addresses: list[Address], **options: Any) -> None:
+        incarnation = options.pop("incarnation", 1)
+        config = ClusterConfig(peers=tuple(addresses), **{"secret": "s", **options})
+        own = addresses[node - 1]
+        self.told: list[tuple[Any, ...]] = []
+        self.frames: list[tuple[int, bytes]] = []
+        self.links = Links(
+            config, own, node, incarnation, self, self._flush_soon, structlog.get_logger()
+        )
+
+    def _flush_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self.links.flush)
+
+    def on_frame(self, node: int, data: bytes) -> None:
+        self.frames.append((node, data))
+
+    def on_up(self, node: int, incarnation: int) -> None:
+        self.told.append(("up", node, incarnation))
+
+    def on_down(self, node: int, definite: bool) -> None:
+        self.told.append(("down", node, definite))
+
+
+def addresses(count: int) -> list[Address]:
+    return [Address("127.0.0.1", free_port(), i + 1) for i in range(count)]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_three_nodes_link_and_frames_arrive_whole_and_in_order() -> None:
+    where = addresses(3)
+    nodes = [Node(i, where) for i in (1, 2, 3)]
+    async with AsyncExitStack() as stack:
+        for node in nodes:
+            await stack.enter_async_context(node.links)
+        await until(lambda: all(len(node.links.connected()) == 2 for node in nodes))
+        sent = []
+        for i in range(200):
+            body = [bytes([i]) * 5000, bytes([i]) * (i * 97)]
+            head = frame(FRAME_APPEND, 0, 7, i, 0, 0, 0, b"", sum(map(len, body)))
+            nodes[0].links.send(2, head, body)
+            sent.append((1, head + b"".join(body)))
+        await until(lambda: len(nodes[1].frames) == 200)
+        assert nodes[1].frames == sent
+        assert nodes[0].links.backlog_bytes(2) == 0
+        assert nodes[2].frames == []
+        nodes[0].links.send(9, b"nobody")
+
+
+async def test_addresses_without_ids_spread_from_one_seed() -> None:
+    where = [Address("127.0.0.1", free_port()) for _ in range(3)]
+    nodes = []
+    for i in (1, 2, 3):
+        node = Node(i, where)
+        config = ClusterConfig(peers=(where[0],), secret="s")
+        node.links = Links(
+            config, where[i - 1], i, 1, node, node._flush_soon, structlog.get_logger()
+        )
+        nodes.append(node)
+    async with AsyncExitStack() as stack:
+        for node in nodes:
+            await stack.enter_async_context(node.links)
+        await until(lambda: all(len(node.links.connected()) == 2 for node in nodes))
+
+
+@pytest.mark.parametrize("option", [{"secret": "other"}, {"name": "other"}])
+async def test_strangers_are_refused(option: dict[str, str]) -> None:
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where, **option)
+    async with one.links, two.links:
+        await until(lambda: one.links._refusals and two.links._refusals)
+        assert one.told == two.told == []
+        words = "secret" if "secret" in option else "cluster"
+        assert any(words in text for text in one.links._refusals.values())
+
+
+async def test_garbage_and_silence_before_hello_do_no_harm() -> None:
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where)
+    async with one.links:
+        for garbage in (b"\xff" * 100, frame(FRAME_CONTROL, 0, 0, 0, 0, 0, 0, b"x" * 99), b""):
+            reader, writer = await asyncio.open_connection("127.0.0.1", where[0].port)
+            writer.write(garbage)
+            if garbage:
+                async with asyncio.timeout(DEADLINE_S):
+                    await reader.read()
+            writer.close()
+        assert one.frames == []
+        async with two.links:
+            await until(lambda: one.links.is_connected(2))
+
+
+async def test_a_closed_peer_is_down_at_once_and_then_definitely() -> None:
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where)
+    async with one.links:
+        async with two.links:
+            await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        await until(lambda: ("down", 2, True) in one.told)
+        assert one.told == [("up", 2, 1), ("down", 2, False), ("down", 2, True)]
+        again = Node(2, where, incarnation=2)
+        async with again.links:
+            await until(lambda: one.links.is_connected(2) and again.links.is_connected(1))
+            assert one.told[-1] == ("up", 2, 2)
+            again.links.send(1, frame(FRAME_CONTROL, 0, 0, 1, 0, 0, 0))
+            await until(lambda: one.frames)
+
+
+async def test_a_silent_peer_is_suspected_and_taken_back() -> None:
+    where = addresses(2)
+    quick = {"heartbeat_ms": 20, "suspect_min_ms": 100, "suspect_max_ms": 200}
+    one, two = Node(1, where, **quick), Node(2, where, **quick)
+    async with one.links, two.links:
+        await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        assert two.links._timer is not None
+        two.links._timer.cancel()
+        await until(lambda: one.told[-1] == ("down", 2, False))
+        assert not one.links.is_connected(2)
+        two.links._tick()
+        await until(lambda: one.told[-1] == ("up", 2, 1))
+        assert one.links.is_connected(2)
+
+
+async def test_a_peer_that_does_not_read_is_dropped_at_the_bound() -> None:
+    where = addresses(2)
+    one, two = Node(1, where, link_backlog_max_bytes=1 << 20), Node(2, where)
+    async with one.links, two.links:
+        await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        wire = two.links.peers[1].inward
+        assert wire is not None
+        wire.pause()
+        part = bytes(1 << 19)
+        for _ in range(64):
+            one.links.send(2, frame(FRAME_APPEND, 0, 0, 0, 0, 0, 0, b"", len(part)), [part])
+            await asyncio.sleep(0)
+            if ("down", 2, False) in one.told:
+                break
+        assert ("down", 2, False) in one.told
+        await until(lambda: one.links.is_connected(2))
+
+
+async def test_a_forgotten_node_is_refused() -> None:
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where)
+    async with one.links, two.links:
+        await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        one.links.forget(2)
+        await until(lambda: any("removed" in text for text in one.links._refusals.values()))
+        assert not one.links.is_connected(2)
+        one.links.remember(2)
+        await until(lambda: one.links.is_connected(2))
+
+
+async def test_links_over_tls(tmp_path: Path) -> None:
+    import trustme
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    made = authority.issue_cert("127.0.0.1")
+    made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    made.private_key_pem.write_to_path(tmp_path / "key.pem")
+    tls = {
+        "tls_certfile": str(tmp_path / "cert.pem"),
+        "tls_keyfile": str(tmp_path / "key.pem"),
+        "tls_cacertfile": str(tmp_path / "ca.pem"),
+    }
+    where = addresses(2)
+    one, two = Node(1, where, **tls), Node(2, where, **tls)
+    async with one.links, two.links:
+        await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        body = bytes(range(256)) * 8000
+        one.links.send(2, frame(FRAME_APPEND, 0, 0, 0, 0, 0, 0, b"", len(body)), [body])
+        await until(lambda: two.frames)
+        assert two.frames[0][1][48:] == body
