@@ -60,6 +60,12 @@ class Node:
     def on_down(self, node: int, definite: bool) -> None:
         self.told.append(("down", node, definite))
 
+    def on_suspect(self, node: int) -> None:
+        self.told.append(("suspect", node))
+
+    def on_unsuspect(self, node: int) -> None:
+        self.told.append(("unsuspect", node))
+
 
 def addresses(count: int) -> list[Address]:
     return [Address("127.0.0.1", free_port(), i + 1) for i in range(count)]
@@ -158,10 +164,10 @@ async def test_a_silent_peer_is_suspected_and_taken_back() -> None:
         await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
         assert two.links._timer is not None
         two.links._timer.cancel()
-        await until(lambda: one.told[-1] == ("down", 2, False))
+        await until(lambda: one.told[-1] == ("suspect", 2))
         assert not one.links.is_connected(2)
         two.links._tick()
-        await until(lambda: one.told[-1] == ("up", 2, 1))
+        await until(lambda: one.told[-1] == ("unsuspect", 2))
         assert one.links.is_connected(2)
 
 

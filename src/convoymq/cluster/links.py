@@ -64,12 +64,18 @@ class LinkEvents(Protocol):
         """A whole frame of an authenticated peer that is linked both ways."""
 
     def on_up(self, node: int, incarnation: int) -> None:
-        """The peer is linked and heard. What was sent before may have been lost."""
+        """The peer is linked. What was sent before may have been lost."""
 
     def on_down(self, node: int, definite: bool) -> None:
-        """The peer is suspected or unlinked; `definite` when nobody listens at its address.
+        """The peer is unlinked; `definite` when nobody listens at its address.
 
         May come twice for one failure: first not definite, then definite."""
+
+    def on_suspect(self, node: int) -> None:
+        """The linked peer has been silent for too long."""
+
+    def on_unsuspect(self, node: int) -> None:
+        """The suspected peer was heard; nothing was lost."""
 
 
 class Handshake:
@@ -511,7 +517,7 @@ class Links:
         if peer is None or peer.outward is None or not peer.up:
             return
         writer = peer.outward.writer
-        writer.send(frame, body, not body and _is_urgent(frame))
+        writer.send(frame, body, _is_urgent(frame))
         if not peer.dirty:
             peer.dirty = True
             if not self._dirty:
@@ -565,7 +571,7 @@ class Links:
         now = time.monotonic()
         for node in self.detector.tick(int(now * 1000)):
             self._log.warning("link.suspected", peer=node)
-            self.events.on_down(node, False)
+            self.events.on_suspect(node)
         for peer in list(self.peers.values()):
             if peer.up and peer.outward is not None:
                 writer = peer.outward.writer
@@ -681,8 +687,14 @@ class Links:
         wire.writer.send(refusal(text))
         wire.flush()
         # The text must get through before the connection goes.
-        wire.on_frames, wire.on_lost = _ignore_frames, lambda _reason: wire.close()
-        self._loop.call_later(0.2, wire.close)
+        self._pending.add(wire)
+
+        def end(_reason: str = "") -> None:
+            wire.close()
+            self._pending.discard(wire)
+
+        wire.on_frames, wire.on_lost = _ignore_frames, end
+        self._loop.call_later(0.2, end)
 
     def _judge(self, shake: Handshake) -> None:
         """Refuses identities that cannot be true. Raises LinkRefused."""
@@ -751,7 +763,7 @@ class Links:
         def frames(received: list[bytes]) -> None:
             if heard(node, int(time.monotonic() * 1000)):
                 self._log.info("link.recovered", peer=node)
-                self.events.on_up(node, peer.incarnation)
+                self.events.on_unsuspect(node)
             for data in received:
                 if data[4] != FRAME_HEARTBEAT:
                     on_frame(node, data)
@@ -938,7 +950,8 @@ def _is_urgent(data: bytes) -> bool:
     """Frames that may overtake bulk: none of them says anything about frames queued before it."""
     kind = data[4]
     if kind == FRAME_CONTROL:
-        return len(data) <= URGENT_SIZE_MAX and data[24] != CONTROL_CLASSIC
+        size = int.from_bytes(data[:4], "little")
+        return size <= URGENT_SIZE_MAX and data[24] != CONTROL_CLASSIC
     return kind in (FRAME_APPEND_REPLY, FRAME_HEARTBEAT)
 
 
