@@ -100,6 +100,7 @@ cdef class Wire:
     cdef public bint paused
     cdef public bint alarmed
     cdef public bint corked
+    cdef public bint holding
     cdef public uint32_t frame_max
     cdef public uint64_t message_size_max
     cdef public Py_ssize_t backlog_max

@@ -1,16 +1,16 @@
-"""AMQP 0-9-1 frames between a socket and the batches: scanning, acknowledgements, deliveries, confirms.
+"""AMQP 0-9-1 frames between a socket and the batches: scans, acknowledges, delivers, confirms.
 
 `Wire` is a connection, `Lane` one of its channels, `Slot` one of the channel's consumers. Complete
-publishes go from the receive buffer straight into the builders of their targets; acknowledgements become
-ranges of message ids; records become basic.deliver frames in the output buffer. Everything else is
-handed to the owner as bytes. No Python object is made per message.
+publishes go from the receive buffer straight into the builders of their targets; acknowledgements
+become ranges of message ids; records become basic.deliver frames in the output buffer. Everything
+else is handed to the owner as bytes. No Python object is made per message.
 
     frame     u8 type (1 method, 2 header, 3 body, 8 heartbeat), u16 channel, u32 size, payload, 206
     header    u16 class 60, u16 weight, u64 body size, u16 property flags, properties
     record    docs/formats/entries-and-frames.md
 
-Every length is compared with what is there before it is used; nothing outside a buffer is ever read.
-The naive twin of the scanner is tests/unit/kernels/reference_frames.py.
+Every length is compared with what is there before it is used; nothing outside a buffer is read.
+The naive twin of the scanner is tests/unit/kernels/test_frames.py.
 """
 
 import cython
@@ -60,7 +60,7 @@ _ACK = cython.declare(uint32_t, (60 << 16) | 80)
 _REJECT = cython.declare(uint32_t, (60 << 16) | 90)
 _NACK_METHOD = cython.declare(uint32_t, (60 << 16) | 120)
 
-# One receive buffer serves all connections of the process: what is left over moves to its connection.
+# One receive buffer serves all connections: what is left over moves to its connection.
 _scratch = cython.declare(cython.p_uchar, cython.NULL)
 _scratch_capacity = cython.declare(cython.Py_ssize_t, 0)
 _scratch_busy = cython.declare(cython.bint, False)
@@ -200,7 +200,6 @@ def _add_pair(r: cython.pointer(Ranges), first: uint64_t, last: uint64_t) -> cyt
 @cython.cfunc
 def _take_pairs(r: cython.pointer(Ranges)) -> list:
     """The ranges as (first, last, first, last, …), ascending and merged; empties `r`."""
-    i: cython.Py_ssize_t
     flat: list = [r.pairs[i] for i in range(2 * r.count)]
     if r.unsorted:
         pairs = sorted(zip(flat[::2], flat[1::2], strict=True))
@@ -305,8 +304,8 @@ _PSEUDO_QUEUE = cython.declare(bytes, b"amq.rabbitmq.reply-to")
 @cython.cfunc
 @cython.exceptval(check=False)
 def _walk_properties(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
-    """What the content header payload at p says: RECORD_* flags, 256 when the message needs a closer
-    look (copies, expiration, user-id, reply-to pseudo queue); -1 when it is broken."""
+    """What the content header payload at p says: RECORD_* flags, 256 when the message needs a
+    closer look (copies, expiration, user-id, reply-to pseudo queue); -1 when it is broken."""
     if n < 14:
         return -1
     flags: uint32_t = _load16(p + 12)
@@ -379,7 +378,8 @@ def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
         pos: cython.Py_ssize_t = at + 4
         while pos < end:
             key: cython.Py_ssize_t = p[pos]
-            step: cython.Py_ssize_t = 1 + key + _walk_value(p + pos + 1 + key, end - pos - 1 - key, 1)
+            value: cython.Py_ssize_t = pos + 1 + key
+            step: cython.Py_ssize_t = 1 + key + _walk_value(p + value, end - value, 1)
             name = data[pos + 1 : pos + 1 + key]
             if name != b"x-delivery-count" and name != b"x-acquired-count":
                 kept.append(data[pos : pos + step])
@@ -576,6 +576,9 @@ class Lane:
             _pump_backlog(self)
             self.wire.flush_settles()
 
+    def forget_routes(self):
+        _drop_routes(self)
+
     def publish_done(self):
         """Nothing is being assembled (for tests)."""
         return self.expect == 0
@@ -691,9 +694,7 @@ class Lane:
             _send_content(self, method, content, acquired, delivery_count)
         else:
             _send_content(self, method, content, 0, 0)
-        if no_ack:
-            _note(slot, 0, get_id, get_id)
-        else:
+        if not no_ack:
             _insert_run(self, self.next_tag, 1, get_id, slot)
         self.next_tag += 1
         self.delivered += 1
@@ -1656,7 +1657,7 @@ def replace_header(content: bytes, header: bytes):
     )
 
 
-# --- connection ------------------------------------------------------------------------------------
+# --- connection ----------------------------------------------------------------------------------
 
 
 @cython.cfunc
@@ -1868,7 +1869,7 @@ def _scan(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssiz
 @cython.cfunc
 @cython.exceptval(-1)
 def _keep(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
-    """Makes the n bytes at p all that waits in the connection's own buffer (p may lie inside it)."""
+    """Makes the n bytes at p all that waits in the connection's buffer (p may lie inside it)."""
     b: cython.pointer(Buffer) = cython.address(wire.inp)
     if n == 0:
         b.start = 0
@@ -1976,10 +1977,12 @@ class Wire:
 
     def feed(self, data: bytes):
         """Works through bytes that somebody else has read (TLS)."""
+        if self.scanning:
+            raise RuntimeError("feed() was called from within itself")
         n: cython.Py_ssize_t = len(data)
         self.received += n
         self.outbox.bytes_received += n
-        if self.inp.end > self.inp.start or self.scanning:
+        if self.inp.end > self.inp.start:
             _append(cython.address(self.inp), _pointer(data), n)
             self.pump()
         else:
@@ -2025,9 +2028,11 @@ class Wire:
         error: cython.int = self.write()
         if error or self.out.end > self.out.start:
             self.owner.on_write_blocked(error)
+        elif self.holding:
+            self.owner.on_drained()
 
     def write(self):
-        """Sends as much output as the socket takes. Returns 0, or the errno that ended the connection."""
+        """Sends what the socket takes. Returns 0, or the errno that ended the connection."""
         out: cython.pointer(Buffer) = cython.address(self.out)
         while out.end > out.start:
             n: cython.Py_ssize_t = cnet.send(

@@ -45,6 +45,8 @@ class WireOwner(Protocol):
         """A busy channel got more frames than are kept; reading is paused."""
     def on_output(self) -> None:
         """End of a round: take the output (only without a file descriptor)."""
+    def on_drained(self) -> None:
+        """All output was sent while `holding` was set."""
     def on_write_blocked(self, error: int) -> None:
         """The socket takes no more (0), or it is broken (errno)."""
 
@@ -128,6 +130,8 @@ class Lane:
         """Closes, and gives the number back."""
     def resume(self) -> None:
         """Ends LANE_BUSY and works through the frames that were kept."""
+    def forget_routes(self) -> None:
+        """Every route is asked for anew."""
     def publish_done(self) -> bool:
         """Whether no message is half received."""
     def append(
@@ -197,6 +201,9 @@ class Wire:
     paused: bool
     alarmed: bool
     corked: bool
+    """The client does not read: consumers without acknowledgement are not settled."""
+    holding: bool
+    """The owner wants `on_drained` when output is gone."""
     frame_max: int
     message_size_max: int
     backlog_max: int

@@ -1,0 +1,1097 @@
+"""One AMQP channel: every method of the classes channel, exchange, queue, basic, confirm and tx.
+
+States: open → (busy ⇄ open)* → closing → gone. While an answer is being worked on (the broker or a
+queue was asked) the lane is busy and keeps the channel's further frames, so that answers keep their
+order; other channels go on. After an error the channel closes: it hears only close and close-ok.
+
+Publishes, acknowledgements and deliveries go through `kernels.frames.Lane`; what arrives here is
+control, and messages that need a closer look. Source: RabbitMQ 4.3 behaviour.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from convoymq.amqp import _spec as spec
+from convoymq.amqp.publishing import REPLY_PREFIX, REPLY_QUEUE, inspect, names_of
+from convoymq.kernels import frames
+from convoymq.kernels.batch import PublishTarget
+from convoymq.kernels.frames import Lane, Slot
+from convoymq.model import refusals
+from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
+from convoymq.model.refusals import exchange_subject, queue_subject
+from convoymq.model.tables import Table
+from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
+
+if TYPE_CHECKING:
+    from convoymq.amqp.connection import Connection
+
+DEFAULT_EXCHANGE_RESOURCE = "amq.default"
+COUNTED_TYPES = frozenset(("quorum",))
+
+
+def generated_name(prefix: str) -> str:
+    """A fresh name: prefix and 22 characters of the base64url alphabet."""
+    return prefix + base64.urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+
+
+def _stripped(name: str) -> str:
+    return name.replace("\r", "").replace("\n", "")
+
+
+class Consumer:
+    """A consumer of this channel. States: subscribing → active → cancelling → gone."""
+
+    __slots__ = (
+        "active",
+        "arguments",
+        "cancelling",
+        "client",
+        "exclusive",
+        "number",
+        "prefetch",
+        "queue",
+        "slot",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        tag: str,
+        number: int,
+        queue: Queue,
+        client: QueueClient,
+        slot: Slot,
+        method: spec.BasicConsume,
+        prefetch: int,
+    ) -> None:
+        self.tag = tag
+        self.number = number
+        self.queue = queue
+        self.client = client
+        self.slot = slot
+        self.exclusive = method.exclusive
+        self.arguments = method.arguments
+        self.prefetch = prefetch
+        self.active = False
+        self.cancelling = False
+
+
+class _Transaction:
+    """What tx.commit will do."""
+
+    __slots__ = ("acks", "bytes", "publishes", "waiting")
+
+    def __init__(self) -> None:
+        self.publishes: list[tuple[bytes, int, bytes, int, int]] = []
+        self.acks: list[tuple[int, list[tuple[int, int, Slot, int]]]] = []
+        self.bytes = 0
+        # tag -> answers that are due, while a commit is on its way
+        self.waiting: dict[int, int] = {}
+
+
+#: A delivery that the client cannot take yet: arguments of Lane.deliver.
+_Held = tuple[Consumer, int, bytes, int, int, int, int, int]
+
+
+class Channel:
+    """A channel's rules. Implements `LaneOwner` and `ClientEvents`; nothing here blocks."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.broker = connection.broker
+        self.number = number
+        self.session = self.broker.new_session()
+        self.lane: Lane = connection.wire.open_lane(number, self, self.broker.topology)
+        self.consumers: dict[str, Consumer] = {}
+        self.global_prefetch = 0
+        self.closed = False
+        self._prefetch = 0
+        self._last_queue: str | None = None
+        self._clients: dict[Queue, QueueClient] = {}
+        self._idle_seqs: dict[Queue, int] = {}
+        self._get_slots: dict[QueueClient, Slot] = {}
+        self._by_number: dict[int, Consumer] = {}
+        self._number = 0
+        self._leaving: list[Slot] = []
+        self._held: deque[_Held] = deque()
+        self._transaction: _Transaction | None = None
+        self._transaction_tag = 0
+        self._reply_token: str | None = None
+        self._reply_tag = ""
+        self._reply_slot: Slot | None = None
+        self._flowing: set[QueueClient] = set()
+        self._asked: Callable[..., None] | None = None
+        self._permitted: set[tuple[str, str, str]] = set()
+        self._permitted_epoch = 0
+        self._counted = [0, 0]
+
+    # --- methods -------------------------------------------------------------------------
+
+    def handle(self, method: spec.Method) -> None:
+        """Serve one method.
+
+        Raises:
+            BrokerError: the method is refused; the caller closes channel or connection.
+        """
+        handler = _HANDLERS.get(type(method))
+        if handler is None:
+            raise CommandFault("unimplemented method")
+        handler(self, method)
+
+    def send(self, method: spec.Method) -> None:
+        """Append a method to the output."""
+        self.connection.send(self.number, method)
+
+    def _ask(self, work: Coroutine[Any, Any, None], method: spec.Method) -> None:
+        """Let `work` finish before the channel's next frame is looked at."""
+        self.lane.state = frames.LANE_BUSY
+
+        async def run() -> None:
+            try:
+                await work
+            except BrokerError as error:
+                self.connection.refuse(error, self.number, method.CLASS_ID, method.METHOD_ID)
+            self._go_on()
+
+        self.connection.spawn(run())
+
+    def _await(self, then: Callable[..., None]) -> None:
+        """Be busy until a queue answers; `then` gets the answer."""
+        self.lane.state = frames.LANE_BUSY
+        self._asked = then
+
+    def _answer(self, method_id: int, *answer: Any) -> None:
+        then, self._asked = self._asked, None
+        if then is None or self.closed:
+            return
+        try:
+            then(*answer)
+        except BrokerError as error:
+            self.connection.refuse(error, self.number, spec.BASIC, method_id)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self.closed:
+            self.lane.resume()
+        self.connection.lane_resumed()
+
+    def _open_again(self, _method: spec.ChannelOpen) -> None:
+        raise ChannelFault("second 'channel.open' seen")
+
+    def _flow(self, method: spec.ChannelFlow) -> None:
+        if not method.active:
+            raise refusals.channel_flow_off()
+        self.send(spec.ChannelFlowOk(active=True))
+
+    def _close(self, _method: spec.ChannelClose) -> None:
+        self.terminate()
+        self.send(spec.ChannelCloseOk())
+        self.connection.forget_channel(self)
+
+    def _close_ok(self, _method: spec.ChannelCloseOk) -> None:
+        self.terminate()
+        self.connection.forget_channel(self)
+
+    def _access(self, _method: spec.AccessRequest) -> None:
+        self.send(spec.AccessRequestOk(ticket=1))
+
+    # --- permissions ---------------------------------------------------------------------
+
+    def _check(self, permission: str, kind: str, name: str) -> None:
+        """Raise AccessRefused unless the user may; what was granted is remembered for a while."""
+        value = self.broker.topology.value
+        if value != self._permitted_epoch:
+            self._permitted_epoch = value
+            self._permitted.clear()
+        key = (permission, kind, name)
+        if key in self._permitted:
+            return
+        if kind == "exchange" and not name:
+            name = DEFAULT_EXCHANGE_RESOURCE
+        connection = self.connection
+        self.broker.check_permission(connection.user, connection.vhost, permission, kind, name)
+        if len(self._permitted) >= 4096:
+            self._permitted.clear()
+        self._permitted.add(key)
+
+    def _check_topic(self, permission: str, exchange: str, routing_key: str) -> None:
+        connection = self.connection
+        if self.broker.has_topic_permissions(connection.user, connection.vhost):
+            self.broker.check_topic_permission(
+                connection.user, connection.vhost, permission, exchange, routing_key
+            )
+
+    def forget_permissions(self) -> None:
+        """Ask again for every permission (update-secret)."""
+        self._permitted.clear()
+        self.lane.forget_routes()
+
+    # --- exchanges -----------------------------------------------------------------------
+
+    def _exchange_declare(self, method: spec.ExchangeDeclare) -> None:
+        name = _stripped(method.exchange)
+        if method.passive:
+            if name:
+                self.broker.passive_declare_exchange(self.connection.vhost, name)
+            if not method.nowait:
+                self.send(spec.ExchangeDeclareOk())
+            return
+        if not name:
+            raise refusals.default_exchange_untouchable()
+        self._check("configure", "exchange", name)
+        alternate = method.arguments.get("alternate-exchange")
+        if alternate is not None and isinstance(alternate.value, bytes):
+            self._check("read", "exchange", name)
+            self._check("write", "exchange", alternate.value.decode("utf-8", "replace"))
+
+        async def work() -> None:
+            await self.broker.declare_exchange(
+                self.connection.vhost,
+                name,
+                method.type,
+                durable=method.durable,
+                auto_delete=method.auto_delete,
+                internal=method.internal,
+                arguments=method.arguments,
+                user=self.connection.user,
+            )
+            if not method.nowait:
+                self.send(spec.ExchangeDeclareOk())
+
+        self._ask(work(), method)
+
+    def _exchange_delete(self, method: spec.ExchangeDelete) -> None:
+        name = _stripped(method.exchange)
+        if not name:
+            raise refusals.default_exchange_untouchable()
+        if name.startswith("amq."):
+            raise refusals.system_exchange_deletion(exchange_subject(self.connection.vhost, name))
+        self._check("configure", "exchange", name)
+
+        async def work() -> None:
+            await self.broker.delete_exchange(
+                self.connection.vhost, name, if_unused=method.if_unused
+            )
+            if not method.nowait:
+                self.send(spec.ExchangeDeleteOk())
+
+        self._ask(work(), method)
+
+    def _exchange_bind(self, method: spec.ExchangeBind | spec.ExchangeUnbind) -> None:
+        if not method.destination or not method.source:
+            raise refusals.default_exchange_untouchable()
+        self._check("write", "exchange", method.destination)
+        self._check("read", "exchange", method.source)
+        self._check_topic("read", method.source, method.routing_key)
+        bind = isinstance(method, spec.ExchangeBind)
+        call = self.broker.bind_exchange if bind else self.broker.unbind_exchange
+
+        async def work() -> None:
+            await call(
+                self.connection.vhost,
+                method.destination,
+                method.source,
+                method.routing_key,
+                method.arguments,
+            )
+            if not method.nowait:
+                self.send(spec.ExchangeBindOk() if bind else spec.ExchangeUnbindOk())
+
+        self._ask(work(), method)
+
+    # --- queues --------------------------------------------------------------------------
+
+    def _queue_name(self, name: str) -> str:
+        if name:
+            return name
+        if self._last_queue is None:
+            raise refusals.no_previous_queue()
+        return self._last_queue
+
+    def _queue_declare(self, method: spec.QueueDeclare) -> None:
+        name = _stripped(method.queue)
+        vhost = self.connection.vhost
+        if name == REPLY_QUEUE or name.startswith(REPLY_PREFIX):
+            self._ask(self._declare_reply(name, method.nowait), method)
+            return
+        if not method.passive:
+            if name:
+                self._check("configure", "queue", name)
+            target = method.arguments.get("x-dead-letter-exchange")
+            if target is not None and isinstance(target.value, bytes):
+                if name:
+                    self._check("read", "queue", name)
+                self._check("write", "exchange", target.value.decode("utf-8", "replace"))
+
+        async def work() -> None:
+            if method.passive:
+                declared = await self.broker.passive_declare(vhost, name, self.connection.id)
+            else:
+                declared = await self.broker.declare_queue(
+                    vhost,
+                    name,
+                    durable=method.durable,
+                    exclusive=method.exclusive,
+                    auto_delete=method.auto_delete,
+                    arguments=method.arguments,
+                    owner=self.connection.id,
+                    user=self.connection.user,
+                )
+            self._last_queue = declared[0]
+            if not method.nowait:
+                self.send(
+                    spec.QueueDeclareOk(
+                        queue=declared[0], message_count=declared[1], consumer_count=declared[2]
+                    )
+                )
+
+        self._ask(work(), method)
+
+    async def _declare_reply(self, name: str, nowait: bool) -> None:
+        token = name[len(REPLY_PREFIX) :]
+        if token and not await self.broker.reply_exists(token):
+            raise refusals.missing(queue_subject(self.connection.vhost, name))
+        if not nowait:
+            self.send(spec.QueueDeclareOk(queue=name, message_count=0, consumer_count=1))
+
+    def _queue_bind(self, method: spec.QueueBind | spec.QueueUnbind) -> None:
+        queue = self._queue_name(method.queue)
+        routing_key = method.routing_key
+        if not method.queue and not routing_key:
+            routing_key = queue
+        if not method.exchange:
+            raise refusals.default_exchange_untouchable()
+        self._check("write", "queue", queue)
+        self._check("read", "exchange", method.exchange)
+        self._check_topic("read", method.exchange, routing_key)
+        bind = isinstance(method, spec.QueueBind)
+        call = self.broker.bind_queue if bind else self.broker.unbind_queue
+        silent = isinstance(method, spec.QueueBind) and method.nowait
+
+        async def work() -> None:
+            await call(
+                self.connection.vhost,
+                queue,
+                method.exchange,
+                routing_key,
+                method.arguments,
+                self.connection.id,
+            )
+            if not silent:
+                self.send(spec.QueueBindOk() if bind else spec.QueueUnbindOk())
+
+        self._ask(work(), method)
+
+    def _queue_purge(self, method: spec.QueuePurge) -> None:
+        name = self._queue_name(method.queue)
+        self._check("read", "queue", name)
+        client = self._client(self._find(name))
+
+        def purged(count: int, error: BrokerError | None) -> None:
+            if error is not None:
+                raise error
+            if not method.nowait:
+                self.send(spec.QueuePurgeOk(message_count=count))
+
+        self._await(purged)
+        client.purge()
+
+    def _queue_delete(self, method: spec.QueueDelete) -> None:
+        name = self._queue_name(method.queue)
+        self._check("configure", "queue", name)
+
+        async def work() -> None:
+            count = await self.broker.delete_queue(
+                self.connection.vhost,
+                name,
+                if_unused=method.if_unused,
+                if_empty=method.if_empty,
+                owner=self.connection.id,
+                user=self.connection.user,
+            )
+            if not method.nowait:
+                self.send(spec.QueueDeleteOk(message_count=count))
+
+        self._ask(work(), method)
+
+    def _find(self, name: str) -> Queue:
+        queue: Queue = self.broker.find_queue(self.connection.vhost, name, self.connection.id)
+        return queue
+
+    def _client(self, queue: Queue) -> QueueClient:
+        """This channel's command stream into the queue."""
+        client = self._clients.get(queue)
+        if client is None:
+            if len(self._clients) >= self.connection.settings.clients_per_channel_max:
+                self._close_idle_clients()
+            client = self._clients[queue] = queue.client(self.session, self)
+        return client
+
+    def _close_idle_clients(self) -> None:
+        """Close streams that nothing has gone through since this was last called."""
+        used = {consumer.client for consumer in self.consumers.values()}
+        used |= {slot.client for slot in self.lane.slots if slot is not None and slot.unacked}
+        self.lane.forget_routes()
+        seen, self._idle_seqs = self._idle_seqs, {}
+        for queue, client in list(self._clients.items()):
+            target = client.target
+            if client in used or target.pending:
+                continue
+            if seen.get(queue) == target.seq:
+                slot = self._get_slots.pop(client, None)
+                if slot is not None:
+                    self.lane.remove_slot(slot)
+                del self._clients[queue]
+                client.close()
+            else:
+                self._idle_seqs[queue] = target.seq
+
+    # --- consuming -----------------------------------------------------------------------
+
+    def _qos(self, method: spec.BasicQos) -> None:
+        if method.prefetch_size:
+            raise refusals.prefetch_size(method.prefetch_size)
+        if method.global_:
+            self.global_prefetch = method.prefetch_count
+            for consumer in self.consumers.values():
+                if not consumer.slot.no_ack:
+                    consumer.client.set_credit(consumer.number, self._window(consumer.prefetch))
+            self._release_held()
+        else:
+            self._prefetch = method.prefetch_count
+        self.send(spec.BasicQosOk())
+
+    def _window(self, prefetch: int) -> int:
+        """What a queue may hand to one consumer: its own limit, never more than the shared one."""
+        limits = [limit for limit in (prefetch, self.global_prefetch) if limit]
+        return min(limits, default=0)
+
+    def _consume(self, method: spec.BasicConsume) -> None:
+        if method.queue == REPLY_QUEUE:
+            self._consume_replies(method)
+            return
+        name = self._queue_name(method.queue)
+        self._check("read", "queue", name)
+        tag = method.consumer_tag or generated_name("amq.ctag-")
+        if tag in self.consumers or tag == self._reply_tag:
+            raise refusals.consumer_tag_in_use(tag)
+        limit = self.connection.settings.consumers_per_channel_max
+        if len(self.consumers) >= limit:
+            raise refusals.too_many_consumers(limit)
+        queue = self._find(name)
+        client = self._client(queue)
+        self._number += 1
+        slot = self.lane.add_slot(
+            client, self._number, tag.encode(), method.no_ack, queue.type in COUNTED_TYPES
+        )
+        consumer = Consumer(tag, self._number, queue, client, slot, method, self._prefetch)
+        self.consumers[tag] = consumer
+        self._by_number[consumer.number] = consumer
+
+        def subscribed(error: Exception | None) -> None:
+            if error is not None:
+                self._drop_consumer(consumer)
+                raise _as_broker_error(error)
+            consumer.active = True
+            if not method.nowait:
+                self.send(spec.BasicConsumeOk(consumer_tag=tag))
+
+        self._await(subscribed)
+        client.subscribe(
+            ConsumerSpec(
+                number=consumer.number,
+                tag=tag,
+                prefetch=0 if method.no_ack else self._window(consumer.prefetch),
+                no_ack=method.no_ack,
+                exclusive=method.exclusive,
+                priority=_priority_of(method.arguments, queue),
+                arguments=method.arguments.to_plain(),
+            )
+        )
+
+    def _consume_replies(self, method: spec.BasicConsume) -> None:
+        if not method.no_ack:
+            raise refusals.reply_consumer(refusals.REPLY_CANNOT_ACKNOWLEDGE)
+        if self._reply_token is not None:
+            raise refusals.reply_consumer(refusals.REPLY_ALREADY_SET)
+        tag = method.consumer_tag or generated_name("amq.ctag-")
+        if tag in self.consumers:
+            raise refusals.consumer_tag_in_use(tag)
+        self._reply_token = self.broker.register_reply(self._on_reply)
+        self._reply_tag = tag
+        self._reply_slot = self.lane.add_slot(None, 0, tag.encode(), True)
+        if not method.nowait:
+            self.send(spec.BasicConsumeOk(consumer_tag=tag))
+
+    def _on_reply(self, record: bytes) -> None:
+        slot = self._reply_slot
+        if slot is not None and self.lane.state != frames.LANE_CLOSING:
+            self.lane.deliver_record(slot, bytes(record), False)
+
+    def _end_replies(self) -> None:
+        if self._reply_token is not None:
+            self.broker.unregister_reply(self._reply_token)
+            if self._reply_slot is not None and not self.closed:
+                self.lane.remove_slot(self._reply_slot)
+        self._reply_token = None
+        self._reply_slot = None
+        self._reply_tag = ""
+
+    def _cancel(self, method: spec.BasicCancel) -> None:
+        tag = method.consumer_tag
+        done = None if method.nowait else spec.BasicCancelOk(consumer_tag=tag)
+        consumer = self.consumers.get(tag)
+        if consumer is None:
+            if tag == self._reply_tag:
+                self._end_replies()
+            if done is not None:
+                self.send(done)
+            return
+
+        def cancelled() -> None:
+            self._drop_consumer(consumer)
+            if done is not None:
+                self.send(done)
+
+        consumer.cancelling = True
+        self._await(cancelled)
+        consumer.client.cancel(consumer.number)
+
+    def _drop_consumer(self, consumer: Consumer) -> None:
+        """Forget a consumer; its outstanding deliveries can still be acknowledged."""
+        consumer.active = False
+        if self.consumers.get(consumer.tag) is consumer:
+            del self.consumers[consumer.tag]
+        self._by_number.pop(consumer.number, None)
+        kept: deque[_Held] = deque()
+        for held in self._held:
+            if held[0] is consumer:
+                # The client never saw these.
+                self._return_held(held)
+            else:
+                kept.append(held)
+        self._held = kept
+        self._leaving.append(consumer.slot)
+        self.lane.flush_settles()
+        self._forget_empty_slots()
+
+    def _return_held(self, held: _Held) -> None:
+        consumer, first_id, count = held[0], held[1], held[5]
+        kind = frames.SETTLE if consumer.slot.no_ack else frames.RETURN
+        self.lane.note(consumer.slot, kind, first_id, first_id + count - 1)
+
+    def _forget_empty_slots(self) -> None:
+        kept = []
+        for slot in self._leaving:
+            if slot.unacked or self._transaction is not None:
+                kept.append(slot)
+            else:
+                self.lane.remove_slot(slot)
+        self._leaving = kept
+
+    def _get(self, method: spec.BasicGet) -> None:
+        name = self._queue_name(method.queue)
+        self._check("read", "queue", name)
+        queue = self._find(name)
+        client = self._client(queue)
+        slot = self._get_slots.get(client)
+        if slot is None:
+            slot = self.lane.add_slot(client, 0, b"", False, queue.type in COUNTED_TYPES)
+            self._get_slots[client] = slot
+
+        def got(
+            block: bytes | None,
+            command: int,
+            record: int,
+            get_id: int,
+            acquired: int,
+            delivery_count: int,
+            ready: int,
+            error: Exception | None,
+        ) -> None:
+            counters = self.broker.counters
+            if error is not None:
+                raise _as_broker_error(error)
+            if block is None:
+                counters.get_empty += 1
+                self.send(spec.BasicGetEmpty())
+                return
+            if method.no_ack:
+                counters.get_no_ack += 1
+            else:
+                counters.get += 1
+            self.lane.send_get(
+                slot, block, command, record, get_id, acquired, delivery_count, ready, method.no_ack
+            )
+
+        self._await(got)
+        client.get(no_ack=method.no_ack)
+
+    def _recover(self, method: spec.BasicRecover | spec.BasicRecoverAsync) -> None:
+        if not method.requeue:
+            raise refusals.recover_without_requeue()
+        self.lane.acknowledge(frames.RETURN, 0, True)
+        self.lane.flush_settles()
+        if isinstance(method, spec.BasicRecover):
+            self.send(spec.BasicRecoverOk())
+
+    # --- acknowledgements (only in transactions; the kernel serves the others) ------------
+
+    def _acknowledge(self, method: spec.BasicAck | spec.BasicNack | spec.BasicReject) -> None:
+        match method:
+            case spec.BasicAck():
+                kind, multiple = frames.SETTLE, method.multiple
+            case spec.BasicNack():
+                kind = frames.RETURN if method.requeue else frames.DISCARD
+                multiple = method.multiple
+            case spec.BasicReject():
+                kind = frames.RETURN_FAILED if method.requeue else frames.DISCARD
+                multiple = False
+        transaction = self._transaction
+        if transaction is None:
+            if not self.lane.acknowledge(kind, method.delivery_tag, multiple):
+                raise refusals.unknown_delivery_tag(method.delivery_tag)
+            self.lane.flush_settles()
+            return
+        taken = self.lane.take(method.delivery_tag, multiple)
+        if taken is None:
+            raise refusals.unknown_delivery_tag(method.delivery_tag)
+        transaction.acks.append((kind, taken))
+
+    def on_unknown_tag(self, tag: int, method_id: int) -> None:
+        """An acknowledgement for nothing that is outstanding."""
+        self.connection.refuse(
+            refusals.unknown_delivery_tag(tag), self.number, spec.BASIC, method_id
+        )
+
+    def on_settled(self) -> None:
+        """Acknowledgements were handed on: there may be room under the shared limit."""
+        self._count()
+        if self._held:
+            self._release_held()
+        if self._leaving:
+            self._forget_empty_slots()
+
+    def _count(self) -> None:
+        """Add what the kernel has done since the last time to the node's counters."""
+        lane, counters, seen = self.lane, self.broker.counters, self._counted
+        counters.acknowledged += lane.acknowledged - seen[0]
+        counters.published += lane.published - seen[1]
+        seen[0], seen[1] = lane.acknowledged, lane.published
+
+    # --- modes ---------------------------------------------------------------------------
+
+    def _confirm_select(self, method: spec.ConfirmSelect) -> None:
+        if self._transaction is not None:
+            raise refusals.mode_switch("tx", "confirm")
+        self.lane.select_confirms()
+        if not method.nowait:
+            self.send(spec.ConfirmSelectOk())
+
+    def _tx_select(self, _method: spec.TxSelect) -> None:
+        if self.lane.mode == frames.MODE_CONFIRM:
+            raise refusals.mode_switch("confirm", "tx")
+        if self._transaction is None:
+            self._transaction = _Transaction()
+        self.lane.mode = frames.MODE_TX
+        self.send(spec.TxSelectOk())
+
+    def _tx_commit(self, _method: spec.TxCommit) -> None:
+        transaction = self._transaction
+        if transaction is None:
+            raise refusals.not_transactional()
+        publishes, transaction.publishes = transaction.publishes, []
+        acks, transaction.acks = transaction.acks, []
+        transaction.bytes = 0
+        for message in publishes:
+            self._transaction_tag += 1
+            self._publish(*message, self._transaction_tag)
+            if self.closed or self.lane.state == frames.LANE_CLOSING:
+                return
+        for kind, taken in acks:
+            self.lane.settle_taken(kind, taken)
+        self.lane.flush_settles()
+        if transaction.waiting:
+            self._await(lambda: self.send(spec.TxCommitOk()))
+        else:
+            self.send(spec.TxCommitOk())
+
+    def _tx_rollback(self, _method: spec.TxRollback) -> None:
+        transaction = self._transaction
+        if transaction is None:
+            raise refusals.not_transactional()
+        transaction.publishes.clear()
+        transaction.bytes = 0
+        for _, taken in transaction.acks:
+            self.lane.put_back(taken)
+        transaction.acks.clear()
+        self.send(spec.TxRollbackOk())
+
+    # --- publishing ----------------------------------------------------------------------
+
+    def resolve_route(self, key: bytes) -> tuple[PublishTarget, ...] | None:
+        """Where messages with this exchange and routing key go; see `LaneOwner`."""
+        try:
+            exchange, routing_key = names_of(key)
+            if not exchange and routing_key.startswith(REPLY_PREFIX):
+                return None
+            self._may_publish(exchange, routing_key)
+            route = self.broker.route(self.connection.vhost, exchange, (routing_key,), None)
+            if not route.cacheable:
+                return None
+            return tuple(self._client(queue).target for queue in route.queues)
+        except BrokerError as error:
+            self.connection.refuse(error, self.number, spec.BASIC, spec.BasicPublish.METHOD_ID)
+            return None
+
+    def _may_publish(self, exchange: str, routing_key: str) -> None:
+        self._check("write", "exchange", exchange)
+        if exchange:
+            self._check_topic("write", exchange, routing_key)
+
+    def on_publish(
+        self, key: bytes, bits: int, content: bytes, body_size: int, flags: int, tag: int
+    ) -> None:
+        """A message that needs a closer look; see `LaneOwner`."""
+        try:
+            if bits & 2:
+                raise refusals.immediate_publish()
+            transaction = self._transaction
+            if transaction is None:
+                self._publish(key, bits, content, body_size, flags, tag)
+                return
+            exchange, routing_key = names_of(key)
+            if exchange or not routing_key.startswith(REPLY_PREFIX):
+                self._may_publish(exchange, routing_key)
+                self.broker.route(self.connection.vhost, exchange, (routing_key,), None)
+            transaction.bytes += len(content)
+            if transaction.bytes > self.connection.settings.transaction_bytes_max:
+                raise PreconditionFailed("transaction is larger than configured max size")
+            transaction.publishes.append((key, bits, content, body_size, flags))
+        except BrokerError as error:
+            self.connection.refuse(error, self.number, spec.BASIC, spec.BasicPublish.METHOD_ID)
+
+    def _publish(
+        self, key: bytes, bits: int, content: bytes, body_size: int, flags: int, tag: int
+    ) -> None:
+        """Check, route and append one message. `tag` 0: nobody waits for the outcome."""
+        exchange, routing_key = names_of(key)
+        connection = self.connection
+        message = inspect(
+            content,
+            routing_key,
+            user=connection.user.name,
+            tags=tuple(connection.user.tags),
+            reply_token=self._reply_token,
+        )
+        if not exchange and routing_key.startswith(REPLY_PREFIX):
+            self.broker.publish_reply(routing_key[len(REPLY_PREFIX) :], key + message.content)
+            self._expect(tag, 0)
+            return
+        for each in message.routing_keys:
+            self._may_publish(exchange, each)
+        route = self.broker.route(connection.vhost, exchange, message.routing_keys, message.headers)
+        if not route.queues:
+            counters = self.broker.counters
+            if bits & 1:
+                counters.returned_unroutable += 1
+                self.lane.send_return(spec.NO_ROUTE, b"NO_ROUTE", key, message.content)
+            else:
+                counters.dropped_unroutable += 1
+            self._expect(tag, 0)
+            return
+        targets = [self._client(queue).target for queue in route.queues]
+        self._expect(tag, len(targets))
+        for target in targets:
+            self.lane.append(target, key, message.content, body_size, flags, tag)
+
+    def _expect(self, tag: int, count: int) -> None:
+        if not tag:
+            return
+        if self._transaction is not None:
+            if count:
+                self._transaction.waiting[tag] = count
+        else:
+            self.lane.expect_confirms(tag, count)
+
+    def on_too_big(self, size: int) -> None:
+        """A body above the limit was announced."""
+        limit = self.connection.settings.max_message_size_bytes
+        self.connection.refuse(
+            refusals.message_too_big(size, limit),
+            self.number,
+            spec.BASIC,
+            spec.BasicPublish.METHOD_ID,
+        )
+
+    # --- what the queues say ---------------------------------------------------------------
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """See `ClientEvents`."""
+        if self.closed:
+            return
+        transaction = self._transaction
+        if transaction is None:
+            self.lane.resolve(tags, ok)
+            self.broker.counters.confirmed += sum(tags[1::2]) - sum(tags[::2]) + len(tags) // 2
+            self._count()
+            return
+        waiting = transaction.waiting
+        for first, last in zip(tags[::2], tags[1::2], strict=True):
+            for tag in range(first, last + 1):
+                left = waiting.get(tag, 0) - 1
+                if left > 0:
+                    waiting[tag] = left
+                else:
+                    waiting.pop(tag, None)
+        if not waiting:
+            self._answer(spec.TxCommit.METHOD_ID)
+
+    def on_deliver(
+        self,
+        client: QueueClient,
+        consumer: int,
+        first_id: int,
+        block: bytes,
+        command: int,
+        first: int,
+        count: int,
+        acquired: int,
+        delivery_count: int,
+    ) -> None:
+        """See `ClientEvents`."""
+        found = self._by_number.get(consumer)
+        if self.closed or found is None or self.lane.state == frames.LANE_CLOSING:
+            return
+        counters = self.broker.counters
+        if found.slot.no_ack:
+            counters.delivered_no_ack += count
+        else:
+            counters.delivered += count
+        if acquired:
+            counters.redelivered += count
+        if not self._held and self._room(found) >= count:
+            self.lane.deliver(
+                found.slot, first_id, block, command, first, count, acquired, delivery_count
+            )
+            return
+        self._held.append((found, first_id, block, command, first, count, acquired, delivery_count))
+        self._release_held()
+
+    def _room(self, consumer: Consumer) -> int:
+        """How many deliveries may be encoded for the consumer now."""
+        if self.connection.output_full():
+            self.lane.wire.holding = True
+            return 0
+        if self.global_prefetch and not consumer.slot.no_ack:
+            return max(0, self.global_prefetch - self.lane.unacked)
+        return 1 << 30
+
+    def _release_held(self) -> None:
+        """Encode held deliveries, in their order, as far as there is room."""
+        while self._held:
+            held = self._held[0]
+            consumer, first_id, block, command, first, count, acquired, delivery_count = held
+            room = min(count, self._room(consumer))
+            if room == 0:
+                return
+            self._held.popleft()
+            if room < count:
+                rest = (first_id + room, block, command, first + room, count - room)
+                self._held.appendleft((consumer, *rest, acquired, delivery_count))
+            self.lane.deliver(
+                consumer.slot, first_id, block, command, first, room, acquired, delivery_count
+            )
+
+    def on_output_drained(self) -> None:
+        """The client reads again."""
+        self._release_held()
+
+    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
+        """See `ClientEvents`."""
+        self._answer(spec.BasicConsume.METHOD_ID, error)
+
+    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
+        """See `ClientEvents`."""
+        self._answer(spec.BasicCancel.METHOD_ID)
+
+    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
+        """See `ClientEvents`."""
+        found = self._by_number.get(consumer)
+        if found is None or self.closed:
+            return
+        if found.cancelling:
+            self._answer(spec.BasicCancel.METHOD_ID)
+            return
+        waiting = self._asked is not None and not found.active
+        self._drop_consumer(found)
+        if waiting:
+            # The queue went away instead of answering.
+            error = refusals.missing(queue_subject(found.queue.vhost, found.queue.name))
+            self._asked = None
+            self.connection.refuse(error, self.number, spec.BASIC, spec.BasicConsume.METHOD_ID)
+            self._go_on()
+            return
+        if self.connection.capabilities.consumer_cancel_notify:
+            self.send(spec.BasicCancel(consumer_tag=found.tag, nowait=True))
+
+    def on_get(
+        self,
+        client: QueueClient,
+        block: bytes | None,
+        command: int,
+        record: int,
+        get_id: int,
+        acquired: int,
+        delivery_count: int,
+        ready: int,
+        error: Exception | None,
+    ) -> None:
+        """See `ClientEvents`."""
+        self._answer(
+            spec.BasicGet.METHOD_ID,
+            block,
+            command,
+            record,
+            get_id,
+            acquired,
+            delivery_count,
+            ready,
+            error,
+        )
+
+    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
+        """See `ClientEvents`."""
+        self._answer(
+            spec.QueuePurge.METHOD_ID, count, None if error is None else _as_broker_error(error)
+        )
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """See `ClientEvents`."""
+        if blocked:
+            self._flowing.add(client)
+        else:
+            self._flowing.discard(client)
+        self.connection.set_flow(self.number, bool(self._flowing))
+
+    # --- end -----------------------------------------------------------------------------
+
+    def terminate(self) -> None:
+        """Give everything back: consumers go, what they hold returns. Safe to call twice."""
+        if self.closed:
+            return
+        self.lane.flush_settles()
+        self._count()
+        self._end_replies()
+        self.closed = True
+        self.lane.close()
+        self._held.clear()
+        self._asked = None
+        self._transaction = None
+        self.consumers.clear()
+        self._by_number.clear()
+        clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+        self._flowing.clear()
+        self.connection.set_flow(self.number, False)
+        self.broker.counters.channels_closed += 1
+
+    def info(self) -> dict[str, Any]:
+        """One row of /api/channels."""
+        connection = self.connection
+        return {
+            "name": f"{connection.name} ({self.number})",
+            "number": self.number,
+            "node": self.broker.node_name,
+            "user": connection.user.name,
+            "vhost": connection.vhost,
+            "confirm": self.lane.mode == frames.MODE_CONFIRM,
+            "transactional": self.lane.mode == frames.MODE_TX,
+            "consumer_count": len(self.consumers),
+            "prefetch_count": self._prefetch,
+            "global_prefetch_count": self.global_prefetch,
+            "messages_unacknowledged": self.lane.unacked,
+            "messages_unconfirmed": self.lane.confirm_next - self.lane.confirm_low,
+            "state": "flow" if self._flowing else "running",
+            "connection_details": connection.details(),
+        }
+
+    def consumer_infos(self) -> list[dict[str, Any]]:
+        """Rows of /api/consumers."""
+        details = {
+            "name": f"{self.connection.name} ({self.number})",
+            "number": self.number,
+            "connection_name": self.connection.name,
+            "node": self.broker.node_name,
+            "peer_host": self.connection.peer[0],
+            "peer_port": self.connection.peer[1],
+            "user": self.connection.user.name,
+        }
+        return [
+            {
+                "consumer_tag": consumer.tag,
+                "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
+                "channel_details": details,
+                "ack_required": not consumer.slot.no_ack,
+                "prefetch_count": consumer.prefetch,
+                "exclusive": consumer.exclusive,
+                "active": consumer.active,
+                "activity_status": "up",
+                "arguments": consumer.arguments.to_plain(),
+            }
+            for consumer in self.consumers.values()
+        ]
+
+
+def _as_broker_error(error: Exception) -> BrokerError:
+    return error if isinstance(error, BrokerError) else BrokerError(str(error))
+
+
+def _priority_of(arguments: Table, queue: Queue) -> int:
+    field = arguments.get("x-priority")
+    if field is None:
+        return 0
+    if not isinstance(field.value, int) or isinstance(field.value, bool):
+        raise refusals.invalid_argument(
+            "x-priority",
+            queue_subject(queue.vhost, queue.name),
+            f"{{unacceptable_type,{field.type_name}}}",
+        )
+    return field.value
+
+
+_HANDLERS: dict[type[spec.Method], Callable[[Channel, Any], None]] = {
+    spec.ChannelOpen: Channel._open_again,
+    spec.ChannelFlow: Channel._flow,
+    spec.ChannelClose: Channel._close,
+    spec.ChannelCloseOk: Channel._close_ok,
+    spec.AccessRequest: Channel._access,
+    spec.ExchangeDeclare: Channel._exchange_declare,
+    spec.ExchangeDelete: Channel._exchange_delete,
+    spec.ExchangeBind: Channel._exchange_bind,
+    spec.ExchangeUnbind: Channel._exchange_bind,
+    spec.QueueDeclare: Channel._queue_declare,
+    spec.QueueBind: Channel._queue_bind,
+    spec.QueueUnbind: Channel._queue_bind,
+    spec.QueuePurge: Channel._queue_purge,
+    spec.QueueDelete: Channel._queue_delete,
+    spec.BasicQos: Channel._qos,
+    spec.BasicConsume: Channel._consume,
+    spec.BasicCancel: Channel._cancel,
+    spec.BasicGet: Channel._get,
+    spec.BasicRecover: Channel._recover,
+    spec.BasicRecoverAsync: Channel._recover,
+    spec.BasicAck: Channel._acknowledge,
+    spec.BasicNack: Channel._acknowledge,
+    spec.BasicReject: Channel._acknowledge,
+    spec.ConfirmSelect: Channel._confirm_select,
+    spec.TxSelect: Channel._tx_select,
+    spec.TxCommit: Channel._tx_commit,
+    spec.TxRollback: Channel._tx_rollback,
+}

@@ -1,0 +1,723 @@
+"""One AMQP connection: handshake, heartbeats, channels, alarms, closing.
+
+    state        hears                                      goes to
+    HEADER       protocol header                            START
+    START        start-ok (→ authentication)                TUNE
+    TUNE         tune-ok                                    OPENING
+    OPENING      open                                       OPEN
+    OPEN         everything                                 CLOSING (our close), CLOSED (theirs)
+    CLOSING      close, close-ok; the rest is dropped       CLOSED
+    CLOSED       nothing
+
+The object knows no socket: a `Shell` reads and writes for it, the frame kernel scans for it.
+Source: AMQP 0-9-1 and RabbitMQ 4.3 behaviour.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Coroutine
+from enum import Enum
+from typing import Any, Protocol
+
+import structlog
+
+from convoymq import __version__
+from convoymq.amqp import _spec as spec
+from convoymq.amqp.channel import Channel
+from convoymq.amqp.codec import decode_method, encode_method
+from convoymq.amqp.errors import REPLIES, Reply, Scope, reply_for
+from convoymq.amqp.handshake import (
+    SERVER_CAPABILITIES,
+    ClientCapabilities,
+    Credentials,
+    credentials_of,
+    text_of,
+    tuned,
+)
+from convoymq.amqp.settings import AmqpSettings
+from convoymq.kernels import frames
+from convoymq.kernels.frames import Outbox, Wire
+from convoymq.model import refusals
+from convoymq.model.errors import (
+    AccessRefused,
+    BrokerError,
+    ChannelFault,
+    CommandFault,
+    NotAllowed,
+    PeerError,
+    UnexpectedFrame,
+)
+from convoymq.model.tables import EMPTY, Table
+
+log = structlog.get_logger()
+
+ANNOUNCED_PRODUCT = "RabbitMQ"
+ANNOUNCED_VERSION = "4.3.0"
+_ALARM_WORDS = {"memory": "low on memory", "disk": "low on disk"}
+
+
+class State(Enum):
+    """Where a connection is in its life; see the module's table."""
+
+    HEADER = "header"
+    START = "starting"
+    AUTHENTICATING = "authenticating"
+    TUNE = "tuning"
+    OPENING = "opening"
+    OPEN = "running"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Timer(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None:
+        """Forget it."""
+
+
+class Shell(Protocol):
+    """What a connection needs of the world."""
+
+    def set_reading(self, on: bool) -> None:
+        """Start or stop handing input over."""
+
+    def want_write(self) -> None:
+        """Call `on_writable` when the socket takes more."""
+
+    def take_output(self, wire: Wire) -> None:
+        """Write what waits in the wire (only where the wire has no descriptor)."""
+
+    def close(self) -> None:
+        """Write what the socket still takes, and close it. `lost` follows unless it was called."""
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Call back once."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run in a task that somebody owns."""
+
+
+class Connection:
+    """A connection's rules. Implements `WireOwner` and the registry's handle."""
+
+    def __init__(
+        self,
+        *,
+        id: int,
+        broker: Any,
+        settings: AmqpSettings,
+        outbox: Outbox,
+        shell: Shell,
+        fd: int = -1,
+        peer: tuple[str, int] = ("", 0),
+        local: tuple[str, int] = ("", 0),
+        ssl: bool = False,
+        certificate_name: str | None = None,
+    ) -> None:
+        self.id = id
+        self.broker = broker
+        self.settings = settings
+        self.shell = shell
+        self.peer = peer
+        self.local = local
+        self.ssl = ssl
+        self.name = f"{peer[0]}:{peer[1]} -> {local[0]}:{local[1]}"
+        self.certificate_name = certificate_name
+        self.state = State.HEADER
+        self.vhost = ""
+        self.user: Any = None
+        self.capabilities = ClientCapabilities()
+        self.client_properties = EMPTY
+        self.channels: dict[int, Channel] = {}
+        self.channel_max = settings.channel_max
+        self.heartbeat_s = 0
+        self.connected_at_ms = int(time.time() * 1000)
+        self.wire = Wire(
+            self, outbox, fd, settings.initial_frame_max, settings.max_message_size_bytes
+        )
+        self.wire.backlog_max = settings.channel_backlog_bytes_max
+        self._pauses: set[str] = set()
+        self._flow: set[int] = set()
+        self._mechanism = ""
+        self._blocked_sent = False
+        self._publishes = False
+        self._down = False
+        self._finishing = False
+        self._vhost_open = False
+        self._silent_ticks = 0
+        self._seen_received = 0
+        self._seen_sent = 0
+        self._timers: list[Timer] = [
+            shell.call_later(settings.handshake_timeout_s, self._handshake_late)
+        ]
+
+    # --- what the shell calls --------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The socket is gone."""
+        self._tear_down()
+
+    def on_writable(self) -> None:
+        """The socket takes output again."""
+        error = self.wire.write()
+        if error:
+            self._socket_failed(error)
+            return
+        if self.wire.output_bytes:
+            self.shell.want_write()
+        elif self._finishing:
+            self._tear_down()
+            return
+        self._after_output()
+
+    def eof(self) -> None:
+        """The peer closed its side."""
+        if self.state in (State.OPEN, State.OPENING):
+            log.warning("amqp.closed_without_close", connection=self.name)
+        self._tear_down()
+
+    def input_failed(self, code: int) -> None:
+        """Reading failed with this errno."""
+        self._socket_failed(code)
+
+    # --- output ------------------------------------------------------------------------------
+
+    def send(self, channel: int, method: spec.Method) -> None:
+        """Append a method to the output."""
+        if not self._down:
+            self.wire.send_frame(spec.FRAME_METHOD, channel, encode_method(method))
+
+    def output_full(self) -> bool:
+        """Whether the client reads too slowly for more deliveries."""
+        return self.wire.corked or self.wire.output_bytes > self.settings.output_bytes_high
+
+    def on_output(self) -> None:
+        """See `WireOwner`."""
+        self.shell.take_output(self.wire)
+        self._after_output()
+
+    def on_write_blocked(self, error: int) -> None:
+        """See `WireOwner`."""
+        if error:
+            self._socket_failed(error)
+            return
+        self.shell.want_write()
+        self._after_output()
+
+    def _after_output(self) -> None:
+        waiting = self.wire.output_bytes
+        if waiting > self.settings.output_bytes_high:
+            if not self.wire.corked:
+                self.wire.corked = True
+                self._pause("output")
+        elif self.wire.corked and waiting <= self.settings.output_bytes_low:
+            self.wire.corked = False
+            self._resume("output")
+            self.wire.flush_settles()
+        if self.wire.holding and not self.wire.corked:
+            self.on_drained()
+
+    def on_drained(self) -> None:
+        """See `WireOwner`."""
+        self.wire.holding = False
+        for channel in list(self.channels.values()):
+            channel.on_output_drained()
+
+    def _socket_failed(self, code: int) -> None:
+        if not self._down and code not in (errno.ECONNRESET, errno.EPIPE):
+            log.warning(
+                "amqp.socket_failed", connection=self.name, error=errno.errorcode.get(code, code)
+            )
+        self._tear_down()
+
+    # --- pauses ------------------------------------------------------------------------------
+
+    def _pause(self, reason: str) -> None:
+        self._pauses.add(reason)
+        self.wire.paused = True
+        self.shell.set_reading(False)
+
+    def _resume(self, reason: str) -> None:
+        if reason not in self._pauses:
+            return
+        self._pauses.discard(reason)
+        if not self._pauses and not self._down:
+            self.wire.paused = False
+            self.wire.pump()
+            if not self._pauses and not self._down:
+                self.shell.set_reading(True)
+
+    def on_backlog_full(self, channel: int) -> None:
+        """See `WireOwner`: go on when that channel has its answer."""
+        self._pause("backlog")
+
+    def lane_resumed(self) -> None:
+        """A channel has worked off what was kept for it."""
+        self._resume("backlog")
+
+    def set_flow(self, channel: int, blocked: bool) -> None:
+        """A queue of that channel asks not to be sent more, or takes more again."""
+        if blocked:
+            self._flow.add(channel)
+        else:
+            self._flow.discard(channel)
+        if self._flow:
+            self._pause("flow")
+        else:
+            self._resume("flow")
+
+    def on_publish_blocked(self) -> None:
+        """See `WireOwner`: a publish waits in front of an alarm."""
+        self._publishes = True
+        self._pause("alarm")
+        self._send_blocked()
+
+    def set_alarms(self, alarms: frozenset[str]) -> None:
+        """The node's alarms changed."""
+        self.wire.alarmed = bool(alarms)
+        if alarms:
+            if self._publishes:
+                self._send_blocked()
+            return
+        if self._blocked_sent:
+            self._blocked_sent = False
+            self.send(0, spec.ConnectionUnblocked())
+        for channel in list(self.channels.values()):
+            if channel.lane.state == frames.LANE_OPEN and channel.lane.backlog_bytes:
+                channel.lane.state = frames.LANE_BUSY
+                channel.lane.resume()
+        self._resume("alarm")
+
+    def _send_blocked(self) -> None:
+        if self._blocked_sent or not self.capabilities.connection_blocked:
+            return
+        self._blocked_sent = True
+        words = [_ALARM_WORDS.get(name, name) for name in sorted(self.broker.alarms, reverse=True)]
+        reason = " & ".join(
+            word if index == 0 else word.removeprefix("low on ") for index, word in enumerate(words)
+        )
+        self.send(0, spec.ConnectionBlocked(reason=reason))
+
+    # --- input -------------------------------------------------------------------------------
+
+    def on_protocol_header(self, data: bytes) -> None:
+        """See `WireOwner`."""
+        if data not in (spec.PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"):
+            self.wire.send_bytes(spec.PROTOCOL_HEADER)
+            self.wire.close()
+            self._finish()
+            return
+        self.wire.state = frames.WIRE_OPEN
+        self.state = State.START
+        self.send(
+            0,
+            spec.ConnectionStart(
+                server_properties=self._server_properties(),
+                mechanisms=" ".join(self._mechanisms()).encode(),
+                locales=b"en_US",
+            ),
+        )
+
+    def on_method(self, channel: int, payload: bytes) -> None:
+        """See `WireOwner`."""
+        try:
+            method = decode_method(payload)
+        except BrokerError as error:
+            class_id = int.from_bytes(payload[:2], "big")
+            self.refuse(error, channel, class_id, int.from_bytes(payload[2:4], "big"))
+            return
+        try:
+            self._dispatch(channel, method)
+        except BrokerError as error:
+            self.refuse(error, channel, method.CLASS_ID, method.METHOD_ID)
+        except Exception:
+            log.exception("amqp.method_failed", connection=self.name, method=method.NAME)
+            self.refuse(BrokerError("internal error"), channel, method.CLASS_ID, method.METHOD_ID)
+
+    def on_fault(self, code: int, text: str, channel: int, class_id: int, method_id: int) -> None:
+        """See `WireOwner`."""
+        name = REPLIES[code][0]
+        reply = Reply(code, f"{name} - {text}", Scope.CONNECTION)
+        self._close_by_server(reply, class_id, method_id)
+
+    def _dispatch(self, channel: int, method: spec.Method) -> None:
+        if self.state is State.CLOSED:
+            return
+        if isinstance(method, spec.ConnectionClose) and channel == 0:
+            self._closed_by_client()
+            return
+        if self.state is State.CLOSING:
+            if isinstance(method, spec.ConnectionCloseOk):
+                self._finish()
+            return
+        if self.state is State.OPEN:
+            if channel:
+                self._channel_method(channel, method)
+            else:
+                self._connection_method(method)
+            return
+        if channel:
+            raise UnexpectedFrame(f"channel {channel} before connection.open")
+        match self.state, method:
+            case State.START, spec.ConnectionStartOk():
+                self._start_ok(method)
+            case State.TUNE, spec.ConnectionTuneOk():
+                self._tune_ok(method)
+            case State.OPENING, spec.ConnectionOpen():
+                self._open(method)
+            case _:
+                raise CommandFault(f"unexpected method in connection state {self.state.value}")
+
+    def _connection_method(self, method: spec.Method) -> None:
+        match method:
+            case spec.ConnectionUpdateSecret():
+                self._pause("secret")
+                self.shell.spawn(self._update_secret(method))
+            case spec.ConnectionBlocked() | spec.ConnectionUnblocked():
+                pass
+            case _ if method.CLASS_ID == spec.CONNECTION:
+                raise CommandFault("unexpected method in connection state running")
+            case _:
+                raise CommandFault(f"{method.NAME} on channel 0")
+
+    def _channel_method(self, number: int, method: spec.Method) -> None:
+        channel = self.channels.get(number)
+        if method.CLASS_ID == spec.CONNECTION:
+            raise CommandFault(f"{method.NAME} on channel {number}")
+        if channel is not None:
+            channel.handle(method)
+            return
+        if not isinstance(method, spec.ChannelOpen):
+            raise ChannelFault("expected 'channel.open'")
+        if number > self.channel_max:
+            raise refusals.too_many_channels(len(self.channels), self.channel_max)
+        self.channels[number] = Channel(self, number)
+        self.broker.counters.channels_opened += 1
+        self.send(number, spec.ChannelOpenOk())
+
+    # --- handshake ---------------------------------------------------------------------------
+
+    def _mechanisms(self) -> tuple[str, ...]:
+        if self.certificate_name is None:
+            return tuple(each for each in self.settings.mechanisms if each != "EXTERNAL")
+        return self.settings.mechanisms
+
+    def _server_properties(self) -> Table:
+        capabilities = Table.of(dict.fromkeys(SERVER_CAPABILITIES, True))
+        return Table.of(
+            {
+                "capabilities": capabilities,
+                "cluster_name": self.broker.cluster_name,
+                "copyright": "The ConvoyMQ authors",
+                "information": f"ConvoyMQ {__version__}, licensed under Apache-2.0",
+                "platform": "Python",
+                "product": ANNOUNCED_PRODUCT,
+                "version": ANNOUNCED_VERSION,
+            }
+        )
+
+    def _handshake_late(self) -> None:
+        if self.state not in (State.OPEN, State.CLOSING, State.CLOSED):
+            log.warning("amqp.handshake_timeout", connection=self.name, state=self.state.value)
+            self._tear_down()
+
+    def _start_ok(self, method: spec.ConnectionStartOk) -> None:
+        self.client_properties = method.client_properties
+        self.capabilities = ClientCapabilities.of(method.client_properties)
+        self._mechanism = method.mechanism
+        credentials = credentials_of(
+            method.mechanism, method.response, self.settings, self.certificate_name
+        )
+        self.state = State.AUTHENTICATING
+        self._pause("authentication")
+        self.shell.spawn(self._authenticate(credentials))
+
+    async def _authenticate(self, credentials: Credentials) -> None:
+        try:
+            self.user = await self._login(credentials)
+        except BrokerError as error:
+            self._login_refused(error, credentials.user)
+            return
+        except Exception:
+            log.exception("amqp.authentication_failed", connection=self.name)
+            self.refuse(BrokerError("internal error"), 0, 10, 11)
+            return
+        if self._down:
+            return
+        self.state = State.TUNE
+        settings = self.settings
+        self.send(
+            0,
+            spec.ConnectionTune(
+                channel_max=settings.channel_max,
+                frame_max=settings.frame_max,
+                heartbeat=settings.heartbeat_s,
+            ),
+        )
+        self._resume("authentication")
+
+    async def _login(self, credentials: Credentials) -> Any:
+        if credentials.password is None:
+            return self.broker.external_user(credentials.user)
+        return await self.broker.authenticate(credentials.user, credentials.password, self.peer[0])
+
+    def _login_refused(self, error: BrokerError, user: str) -> None:
+        log.warning("amqp.login_refused", connection=self.name, user=user, reason=error.text)
+        if self._down:
+            return
+        if self.capabilities.authentication_failure_close:
+            if not isinstance(error, AccessRefused):
+                self.refuse(error, 0, 0, 0)
+                return
+            self.refuse(refusals.login_refused(self._mechanism), 0, 0, 0)
+            return
+        # Such a client takes a closed socket for the refusal; silence slows guessing down.
+        self._later(self.settings.failed_login_delay_s, self._tear_down)
+
+    def _tune_ok(self, method: spec.ConnectionTuneOk) -> None:
+        agreed = tuned(self.settings, method.channel_max, method.frame_max, method.heartbeat)
+        self.channel_max = agreed.channel_max
+        self.heartbeat_s = agreed.heartbeat_s
+        self.wire.frame_max = agreed.frame_max
+        self.state = State.OPENING
+        if agreed.heartbeat_s:
+            self._later(agreed.heartbeat_s / 2, self._beat)
+
+    def _open(self, method: spec.ConnectionOpen) -> None:
+        self.broker.open_vhost(self.user, method.virtual_host)
+        self._vhost_open = True
+        self.vhost = method.virtual_host
+        self.state = State.OPEN
+        self.set_alarms(self.broker.alarms)
+        self.broker.connections.add(self)
+        self.broker.counters.connections_opened += 1
+        self.send(0, spec.ConnectionOpenOk())
+        log.info(
+            "amqp.connection_opened",
+            connection=self.name,
+            user=self.user.name,
+            vhost=self.vhost,
+            client=text_of(self.client_properties, "product"),
+        )
+
+    async def _update_secret(self, method: spec.ConnectionUpdateSecret) -> None:
+        try:
+            user = await self.broker.authenticate(self.user.name, method.new_secret, self.peer[0])
+        except BrokerError as error:
+            refused = NotAllowed("New secret was refused by one of the backends")
+            log.warning("amqp.secret_refused", connection=self.name, reason=error.text)
+            self.refuse(refused, 0, spec.CONNECTION, method.METHOD_ID)
+            return
+        if self._down:
+            return
+        self.user = user
+        for channel in self.channels.values():
+            channel.forget_permissions()
+        self.send(0, spec.ConnectionUpdateSecretOk())
+        self._resume("secret")
+
+    # --- heartbeats --------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Every half interval: send something when nothing was sent, and notice a silent peer."""
+        if self._down:
+            return
+        wire = self.wire
+        if wire.sent == self._seen_sent and not wire.output_bytes:
+            wire.send_frame(spec.FRAME_HEARTBEAT, 0, b"")
+        self._seen_sent = wire.sent
+        if wire.received != self._seen_received or self._pauses:
+            self._silent_ticks = 0
+        else:
+            self._silent_ticks += 1
+        self._seen_received = wire.received
+        if self._silent_ticks >= 4:
+            log.warning("amqp.heartbeat_missed", connection=self.name, timeout_s=self.heartbeat_s)
+            self._tear_down()
+            return
+        self._later(self.heartbeat_s / 2, self._beat)
+
+    def _later(self, delay_s: float, call: Callable[[], None]) -> None:
+        # Two timers at most are ever due: the handshake's or close's, and the heartbeat's.
+        self._timers = self._timers[-1:]
+        self._timers.append(self.shell.call_later(delay_s, call))
+
+    # --- errors and closing ------------------------------------------------------------------
+
+    def refuse(self, error: BrokerError, channel: int, class_id: int, method_id: int) -> None:
+        """Close the channel or the connection, as the error asks for."""
+        if self.state in (State.CLOSING, State.CLOSED):
+            return
+        reply = reply_for(error)
+        found = self.channels.get(channel)
+        soft = reply.scope is Scope.CHANNEL and found is not None and self.state is State.OPEN
+        if isinstance(error, PeerError) or not soft or found is None:
+            self._close_by_server(reply, class_id, method_id)
+            return
+        if found.closed:
+            return
+        log.info("amqp.channel_closed", connection=self.name, channel=channel, reason=reply.text)
+        found.terminate()
+        self.send(
+            channel,
+            spec.ChannelClose(
+                reply_code=reply.code,
+                reply_text=reply.text,
+                class_id=class_id,
+                method_id=method_id,
+            ),
+        )
+        self.lane_resumed()
+
+    def forget_channel(self, channel: Channel) -> None:
+        """The channel's number is free again."""
+        channel.lane.detach()
+        if self.channels.get(channel.number) is channel:
+            del self.channels[channel.number]
+        self.lane_resumed()
+
+    def close(self, reason: str) -> None:
+        """Close on an operator's behalf: 320 CONNECTION_FORCED."""
+        if self.state in (State.CLOSING, State.CLOSED):
+            return
+        self._close_by_server(
+            Reply(320, f"CONNECTION_FORCED - {reason}"[:255], Scope.CONNECTION), 0, 0
+        )
+
+    def _close_by_server(self, reply: Reply, class_id: int, method_id: int) -> None:
+        if self.state in (State.CLOSING, State.CLOSED):
+            return
+        log.warning(
+            "amqp.connection_error", connection=self.name, code=reply.code, reason=reply.text
+        )
+        if self.state is State.HEADER:
+            self._tear_down()
+            return
+        self.state = State.CLOSING
+        self.wire.state = frames.WIRE_CLOSING
+        self._end_channels()
+        self.send(
+            0,
+            spec.ConnectionClose(
+                reply_code=reply.code,
+                reply_text=reply.text,
+                class_id=class_id,
+                method_id=method_id,
+            ),
+        )
+        self._later(self.settings.close_timeout_s, self._tear_down)
+        # What was paused has to be read again, or the close-ok is never seen.
+        self._pauses.clear()
+        self.wire.paused = False
+        self.wire.alarmed = False
+        self.shell.set_reading(True)
+
+    def _closed_by_client(self) -> None:
+        self.state = State.CLOSING
+        self.wire.state = frames.WIRE_CLOSING
+        self._end_channels()
+        self.shell.spawn(self._close_politely())
+
+    async def _close_politely(self) -> None:
+        """Exclusive queues go before close-ok: clients rely on it."""
+        try:
+            await self._leave()
+        finally:
+            self.send(0, spec.ConnectionCloseOk())
+            self._finish()
+
+    def _end_channels(self) -> None:
+        for channel in list(self.channels.values()):
+            channel.terminate()
+            channel.lane.detach()
+        self.channels.clear()
+
+    def _finish(self) -> None:
+        """Write what is left, then close; a client that does not read has its time limit."""
+        if self._down or self._finishing:
+            return
+        self._finishing = True
+        self.wire.flush()
+        if self.wire.fd >= 0 and self.wire.output_bytes:
+            self._later(self.settings.close_timeout_s, self._tear_down)
+        else:
+            self._tear_down()
+
+    def _tear_down(self) -> None:
+        """Give everything back and close the socket. Safe to call twice."""
+        if self._down:
+            return
+        self._down = True
+        self.state = State.CLOSED
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._end_channels()
+        self.wire.close()
+        self.shell.close()
+        if self._vhost_open:
+            self.shell.spawn(self._leave())
+
+    async def _leave(self) -> None:
+        """Tell the broker that this connection is over; exclusive queues are gone afterwards."""
+        if not self._vhost_open:
+            return
+        self._vhost_open = False
+        self.broker.connections.remove(self)
+        self.broker.close_vhost(self.user, self.vhost)
+        self.broker.counters.connections_closed += 1
+        try:
+            await self.broker.connection_closed(self.id)
+        except BrokerError as error:
+            log.warning("amqp.exclusive_queues_left", connection=self.name, reason=error.text)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run in a task that the shell owns."""
+        self.shell.spawn(work)
+
+    # --- for the management API --------------------------------------------------------------
+
+    def details(self) -> dict[str, Any]:
+        """What other rows show of this connection."""
+        return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
+
+    def info(self) -> dict[str, Any]:
+        """One row of /api/connections."""
+        blocked = "alarm" in self._pauses
+        state = "blocked" if blocked else "flow" if "flow" in self._pauses else self.state.value
+        return {
+            "name": self.name,
+            "user_provided_name": text_of(self.client_properties, "connection_name"),
+            "node": self.broker.node_name,
+            "user": self.user.name if self.user is not None else "",
+            "vhost": self.vhost,
+            "state": state,
+            "channels": len(self.channels),
+            "channel_max": self.channel_max,
+            "frame_max": self.wire.frame_max,
+            "timeout": self.heartbeat_s,
+            "protocol": "AMQP 0-9-1",
+            "auth_mechanism": self._mechanism,
+            "ssl": self.ssl,
+            "host": self.local[0],
+            "port": self.local[1],
+            "peer_host": self.peer[0],
+            "peer_port": self.peer[1],
+            "connected_at": self.connected_at_ms,
+            "client_properties": self.client_properties.to_plain(),
+            "recv_oct": self.wire.received,
+            "send_oct": self.wire.sent,
+            "send_pend": self.wire.output_bytes,
+            "type": "network",
+        }
+
+    def channel_infos(self) -> list[dict[str, Any]]:
+        """Rows of /api/channels."""
+        return [channel.info() for channel in self.channels.values()]
+
+    def consumer_infos(self) -> list[dict[str, Any]]:
+        """Rows of /api/consumers."""
+        return [row for channel in self.channels.values() for row in channel.consumer_infos()]

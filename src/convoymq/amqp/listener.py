@@ -1,0 +1,415 @@
+"""Sockets of the AMQP edge: accepting, reading, writing, TLS.
+
+Plain connections are read and written by the frame kernel when the event loop says that they are
+ready; TLS goes through the loop's transports and hands bytes to the same scanner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import structlog
+
+from convoymq.amqp.connection import Connection, Timer
+from convoymq.amqp.settings import AmqpSettings
+from convoymq.kernels.frames import Outbox, Wire
+
+log = structlog.get_logger()
+
+ACCEPTS_PER_ROUND = 64
+ACCEPT_PAUSE_S = 1.0
+LISTEN_BACKLOG = 1024
+_NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+#: Connection ids are unique in the process: they own exclusive queues.
+_ids = itertools.count(1)
+
+
+class Spawner(Protocol):
+    """Owner of the tasks that connections need."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run in a task."""
+
+
+class SocketShell:
+    """A plain connection's face to the event loop. Implements `Shell`."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, owner: Listener
+    ) -> None:
+        self.loop = loop
+        self.sock = sock
+        self.owner = owner
+        self.fd = sock.fileno()
+        self.connection: Connection | None = None
+        self._reading = False
+        self._writing = False
+        self._closed = False
+
+    def set_reading(self, on: bool) -> None:
+        """See `Shell`."""
+        if self._closed or on == self._reading:
+            return
+        self._reading = on
+        if on:
+            self.loop.add_reader(self.fd, self._readable)
+        else:
+            self.loop.remove_reader(self.fd)
+
+    def want_write(self) -> None:
+        """See `Shell`."""
+        if not self._closed and not self._writing:
+            self._writing = True
+            self.loop.add_writer(self.fd, self._writable)
+
+    def take_output(self, wire: Wire) -> None:
+        """See `Shell`: never asked, the wire has the descriptor."""
+
+    def close(self) -> None:
+        """See `Shell`."""
+        if self._closed:
+            return
+        self.set_reading(False)
+        if self._writing:
+            self.loop.remove_writer(self.fd)
+        self._closed = True
+        if self.connection is not None:
+            self.connection.wire.fd = -1
+        with contextlib.suppress(OSError):
+            # Unread input would turn the close into a reset that overtakes our last words.
+            self.sock.shutdown(socket.SHUT_WR)
+            self.sock.recv(65536)
+        self.sock.close()
+        self.owner.gone(self.connection)
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """See `Shell`."""
+        return self.loop.call_later(delay_s, call)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """See `Shell`."""
+        self.owner.spawn(work)
+
+    def _readable(self) -> None:
+        connection = self.connection
+        assert connection is not None
+        count = connection.wire.receive()
+        if count > 0:
+            return
+        if count == 0:
+            connection.eof()
+        elif -count not in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR):
+            connection.input_failed(-count)
+
+    def _writable(self) -> None:
+        assert self.connection is not None
+        self._writing = False
+        self.loop.remove_writer(self.fd)
+        self.connection.on_writable()
+
+
+class TlsShell(asyncio.Protocol):
+    """A TLS connection's face to the event loop. Implements `Shell`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, owner: Listener) -> None:
+        self.loop = loop
+        self.owner = owner
+        self.connection: Connection | None = None
+        self.transport: asyncio.Transport | None = None
+        self._full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self.transport = transport  # type: ignore[assignment]
+        if not self.owner.has_room():
+            transport.close()
+            return
+        certificate = transport.get_extra_info("peercert")
+        self.connection = self.owner.connect(
+            self,
+            -1,
+            transport.get_extra_info("peername"),
+            transport.get_extra_info("sockname"),
+            certificate_name=common_name(certificate) if certificate else None,
+            ssl=True,
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self.connection is not None:
+            self.connection.wire.feed(bytes(data))
+
+    def eof_received(self) -> bool:
+        """See `asyncio.Protocol`."""
+        if self.connection is not None:
+            self.connection.eof()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        if self.connection is not None:
+            self.connection.lost()
+            self.owner.gone(self.connection)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._full = False
+        if self.connection is not None:
+            self.connection.on_output()
+
+    def set_reading(self, on: bool) -> None:
+        """See `Shell`."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if on:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def want_write(self) -> None:
+        """See `Shell`: the transport does that."""
+
+    def take_output(self, wire: Wire) -> None:
+        """See `Shell`."""
+        if self.transport is not None and not self._full and wire.output_bytes:
+            self.transport.write(wire.take_output())
+
+    def close(self) -> None:
+        """See `Shell`."""
+        if self.transport is None:
+            return
+        if self.connection is not None and not self.transport.is_closing():
+            data = self.connection.wire.take_output()
+            if data:
+                self.transport.write(data)
+        self.transport.close()
+        self.loop.call_later(self.owner.settings.close_timeout_s, self.transport.abort)
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """See `Shell`."""
+        return self.loop.call_later(delay_s, call)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """See `Shell`."""
+        self.owner.spawn(work)
+
+
+def common_name(certificate: dict[str, Any]) -> str | None:
+    """The common name of a peer certificate's subject."""
+    for part in certificate.get("subject", ()):
+        for key, value in part:
+            if key == "commonName":
+                return str(value)
+    return None
+
+
+class Listener:
+    """One listening address. The outbox is shared with all listeners of the node; whoever ends the
+    node's rounds flushes it."""
+
+    def __init__(
+        self,
+        *,
+        broker: Any,
+        settings: AmqpSettings,
+        outbox: Outbox,
+        host: str = "127.0.0.1",
+        port: int = 5672,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.outbox = outbox
+        self.host = host
+        self.port = port
+        self.connections: dict[int, Connection] = {}
+        self.refused_connections = 0
+        self._ssl = ssl_context
+        self._server: asyncio.Server | None = None
+        self._socket: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._accept_timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Listen. Port 0 takes any free one; `port` says which.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        self._loop = loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setblocking(False)
+            sock.bind((self.host, self.port))
+            sock.listen(LISTEN_BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+        self.port = sock.getsockname()[1]
+        self._socket = sock
+        if self._ssl is not None:
+            self._server = await loop.create_server(
+                lambda: TlsShell(loop, self),
+                sock=sock,
+                ssl=self._ssl,
+                ssl_handshake_timeout=self.settings.handshake_timeout_s,
+            )
+        else:
+            loop.add_reader(sock.fileno(), self._acceptable)
+        self.broker.on_alarms.append(self._on_alarms)
+        log.info("amqp.listening", host=self.host, port=self.port, tls=self._ssl is not None)
+
+    async def stop(
+        self, reason: str = "broker forced connection closure with reason 'shutdown'"
+    ) -> None:
+        """Close all connections with 320, wait a bounded time for their answers, and end."""
+        self._stopping = True
+        self._stop_accepting()
+        if self._on_alarms in self.broker.on_alarms:
+            self.broker.on_alarms.remove(self._on_alarms)
+        for connection in list(self.connections.values()):
+            connection.close(reason)
+        self.outbox.flush()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.close_timeout_s
+        while self.connections and loop.time() < deadline:
+            await asyncio.sleep(0.01)
+            self.outbox.flush()
+        for connection in list(self.connections.values()):
+            connection.lost()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.settings.close_timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+
+    def has_room(self) -> bool:
+        """Whether one more connection may come in; counts the refused."""
+        if self._stopping or len(self.connections) >= self.settings.connections_max:
+            self.refused_connections += 1
+            log.warning("amqp.connection_limit", limit=self.settings.connections_max)
+            return False
+        return True
+
+    def connect(
+        self,
+        shell: SocketShell | TlsShell,
+        fd: int,
+        peer: Any,
+        local: Any,
+        *,
+        ssl: bool = False,
+        certificate_name: str | None = None,
+    ) -> Connection:
+        """Make a connection for an accepted socket."""
+        connection = Connection(
+            id=next(_ids),
+            broker=self.broker,
+            settings=self.settings,
+            outbox=self.outbox,
+            shell=shell,
+            fd=fd,
+            peer=(str(peer[0]), int(peer[1])),
+            local=(str(local[0]), int(local[1])),
+            ssl=ssl,
+            certificate_name=certificate_name,
+        )
+        self.connections[connection.id] = connection
+        return connection
+
+    def gone(self, connection: Connection | None) -> None:
+        """A connection's socket is closed."""
+        if connection is not None:
+            self.connections.pop(connection.id, None)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run in a task that this listener owns; an error in it is logged."""
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("amqp.task_failed", exc_info=task.exception())
+
+    def _on_alarms(self, alarms: frozenset[str]) -> None:
+        for connection in list(self.connections.values()):
+            connection.set_alarms(alarms)
+
+    def _stop_accepting(self) -> None:
+        if self._accept_timer is not None:
+            self._accept_timer.cancel()
+        sock, self._socket = self._socket, None
+        if sock is None or self._loop is None:
+            return
+        if self._server is not None:
+            self._server.close()
+        else:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
+
+    def _acceptable(self) -> None:
+        for _ in range(ACCEPTS_PER_ROUND):
+            if self._socket is None or not self._accept_one(self._socket):
+                return
+
+    def _accept_one(self, listening: socket.socket) -> bool:
+        """Accept; False when nobody waits or there is no room for descriptors."""
+        loop = self._loop
+        assert loop is not None
+        try:
+            sock, peer = listening.accept()
+        except (BlockingIOError, InterruptedError):
+            return False
+        except ConnectionAbortedError:
+            return True
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            # The caller waits in the kernel's queue meanwhile; trying at once would only spin.
+            log.error("amqp.accept_failed", error=str(error), pause_s=ACCEPT_PAUSE_S)
+            loop.remove_reader(listening.fileno())
+            self._accept_timer = loop.call_later(
+                ACCEPT_PAUSE_S, self._accept_again, listening.fileno()
+            )
+            return False
+        if not self.has_room():
+            sock.close()
+            return True
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        shell = SocketShell(loop, sock, self)
+        try:
+            shell.connection = self.connect(shell, sock.fileno(), peer, sock.getsockname())
+        except OSError:
+            sock.close()
+            return True
+        shell.set_reading(True)
+        return True
+
+    def _accept_again(self, fd: int) -> None:
+        if self._socket is not None and self._loop is not None:
+            self._loop.add_reader(fd, self._acceptable)

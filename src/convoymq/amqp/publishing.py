@@ -1,0 +1,120 @@
+"""Messages that need a closer look before they are routed, sans IO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from convoymq.amqp.codec import ContentHeader, decode_header, encode_header
+from convoymq.kernels.frames import content_parts, replace_header
+from convoymq.model.errors import FrameFault
+from convoymq.model.refusals import (
+    REPLY_CONSUMER_MISSING,
+    invalid_copy_header,
+    invalid_expiration,
+    reply_consumer,
+    wrong_user_id,
+)
+from convoymq.model.tables import Table
+
+REPLY_QUEUE = "amq.rabbitmq.reply-to"
+REPLY_PREFIX = REPLY_QUEUE + "."
+EXPIRATION_MS_MAX = 315_360_000_000
+IMPERSONATOR = "impersonator"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A message after its checks: all its routing keys, and the content that goes on."""
+
+    routing_keys: tuple[str, ...]
+    headers: Table | None
+    content: bytes
+
+
+def names_of(key: bytes) -> tuple[str, str]:
+    """Exchange and routing key of a record's first bytes.
+
+    Raises:
+        FrameFault: they are not UTF-8.
+    """
+    length = key[0]
+    try:
+        return key[1 : 1 + length].decode(), key[2 + length :].decode()
+    except UnicodeDecodeError as error:
+        raise FrameFault("Malformed UTF-8 in shortstr") from error
+
+
+def inspect(
+    content: bytes,
+    routing_key: str,
+    *,
+    user: str,
+    tags: tuple[str, ...],
+    reply_token: str | None,
+) -> Inspected:
+    """Check user-id and expiration, collect CC and BCC, take BCC out, fill the reply-to in.
+
+    Raises:
+        PreconditionFailed: a property that is not acceptable.
+        PeerError: the content header is broken.
+    """
+    header = decode_header(content_parts(content)[0])
+    properties = header.properties
+    if properties.user_id is not None and properties.user_id != user and IMPERSONATOR not in tags:
+        raise wrong_user_id(properties.user_id, user)
+    if properties.expiration is not None:
+        check_expiration(properties.expiration)
+    headers = properties.headers
+    keys = [routing_key]
+    changed = properties
+    if headers is not None:
+        for name in ("CC", "BCC"):
+            keys += _copies(headers, name)
+        if "BCC" in headers:
+            headers = headers.without("BCC")
+            changed = replace(changed, headers=headers)
+    if properties.reply_to == REPLY_QUEUE:
+        if reply_token is None:
+            raise reply_consumer(REPLY_CONSUMER_MISSING)
+        changed = replace(changed, reply_to=REPLY_PREFIX + reply_token)
+    if changed is not properties:
+        content = replace_header(
+            content,
+            encode_header(ContentHeader(body_size=header.body_size, properties=changed)),
+        )
+    return Inspected(tuple(dict.fromkeys(keys)), headers, content)
+
+
+def check_expiration(text: str) -> None:
+    """Check the expiration property: milliseconds, not negative, at most ten years.
+
+    Raises:
+        PreconditionFailed: it is something else; the reason names what.
+    """
+    sign = 1 if text[:1] in ("-", "+") else 0
+    end = sign
+    while end < len(text) and text[end] in "0123456789":
+        end += 1
+    if end == sign:
+        raise invalid_expiration(text, "no_integer")
+    if end < len(text):
+        raise invalid_expiration(text, f'{{leftover_string,"{text[end:]}"}}')
+    value = int(text)
+    if value < 0:
+        raise invalid_expiration(text, f"{{value_negative,{value}}}")
+    if value > EXPIRATION_MS_MAX:
+        raise invalid_expiration(text, f"{{value_too_large,{value}}}")
+
+
+def _copies(headers: Table, name: str) -> list[str]:
+    field = headers.get(name)
+    if field is None:
+        return []
+    if not isinstance(field.value, tuple):
+        raise invalid_copy_header(name, field.type_name)
+    keys: list[str] = []
+    for item in field.value:
+        if item.code != "S" or not isinstance(item.value, bytes):
+            raise invalid_copy_header(name, item.type_name)
+        keys.append(item.value.decode("utf-8", "replace"))
+    return keys

@@ -1,0 +1,50 @@
+"""Limits of the AMQP edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmqpSettings:
+    """What a listener offers and what it bounds. Names in brackets are the configuration keys."""
+
+    frame_max: int = 131072
+    """[frame_max] Largest frame offered, bytes, framing included; 8192..131072. Small costs CPU."""
+    frame_max_min: int = 4096
+    """[frame_max_min] Smallest frame_max a client may ask for. RabbitMQ 4.1 and later refuse below
+    8192, which locks old Node.js clients out."""
+    initial_frame_max: int = 8192
+    """[initial_frame_max] Largest frame before tuning, bytes. Bounds what a stranger can send."""
+    channel_max: int = 2047
+    """[channel_max] Channels per connection; 0 = 65535."""
+    heartbeat_s: int = 60
+    """[heartbeat] Interval offered, seconds; 0 = off: dead peers are then found by TCP only."""
+    handshake_timeout_s: float = 10.0
+    """[handshake_timeout] Until connection.open is through; then the socket is closed."""
+    close_timeout_s: float = 5.0
+    """How long connection.close waits for its close-ok."""
+    max_message_size_bytes: int = 16 << 20
+    """[max_message_size] Body limit, bytes; at most 512 MiB. A message is held in memory whole."""
+    consumers_per_channel_max: int = 65535
+    """[consumer_max_per_channel] Consumers of one channel."""
+    connections_max: int = 65535
+    """[connection_max] Connections of one listener; more are closed at once."""
+    channel_backlog_bytes_max: int = 1 << 20
+    """Frames kept for a channel that waits for an answer; beyond, its connection is not read."""
+    output_bytes_high: int = 4 << 20
+    """Output at which a connection gets no more deliveries encoded and is not read."""
+    output_bytes_low: int = 1 << 20
+    """Output at which that ends."""
+    clients_per_channel_max: int = 1024
+    """Queues a channel keeps a command stream to; idle ones beyond are closed."""
+    transaction_bytes_max: int = 64 << 20
+    """Uncommitted publishes of one channel, bytes; beyond, the channel is closed."""
+    mechanisms: tuple[str, ...] = ("PLAIN", "AMQPLAIN", "ANONYMOUS")
+    """[auth_mechanisms] SASL mechanisms offered; EXTERNAL needs TLS with client certificates."""
+    anonymous_user: str = "guest"
+    """[anonymous_login_user] Who ANONYMOUS is."""
+    anonymous_password: str = "guest"
+    """[anonymous_login_pass] And with which password; loopback rules apply."""
+    failed_login_delay_s: float = 3.0
+    """Silence before the socket of a client is closed that does not understand the refusal."""
