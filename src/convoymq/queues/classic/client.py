@@ -1,0 +1,202 @@
+"""One channel's command stream into a classic queue, local or on another node.
+
+Both kinds build the same commands; only the way of the sealed batch and of the answers differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from convoymq.kernels.batch import (
+    CMD_CANCEL,
+    CMD_CHECKOUT,
+    CMD_CREDIT,
+    CMD_DISCARD,
+    CMD_ENQUEUE,
+    CMD_GET,
+    CMD_PURGE,
+    CMD_RETURN,
+    CMD_SESSION_CLOSE,
+    CMD_SETTLE,
+    PublishTarget,
+    pack_ranges,
+)
+from convoymq.model.errors import Refused
+from convoymq.model.refusals import (
+    exclusive_consumer,
+    get_on_single_active_consumer,
+    queue_subject,
+)
+from convoymq.queues.classic.machine import (
+    APPLIED,
+    CANCEL_OK,
+    CANCELLED,
+    DELIVER,
+    FLAG_SETTLE_AT_ONCE,
+    GOT,
+    PURGED,
+    SUBSCRIBED,
+)
+from convoymq.queues.interface import ClientEvents, ConsumerSpec, QueueClient
+
+if TYPE_CHECKING:
+    from convoymq.queues.classic.queue import ClassicQueue
+
+
+class ClassicClient(QueueClient):
+    """The channel's end; hears the machine's effects and tells the channel."""
+
+    def __init__(self, queue: ClassicQueue, session: int, events: ClientEvents) -> None:
+        self.queue: ClassicQueue = queue
+        self.session = session
+        self.target = PublishTarget(queue.builder, session, self)
+        self.closed = False
+        self._events = events
+        self._consumers: set[int] = set()
+
+    # --- commands ------------------------------------------------------------------------
+
+    def subscribe(self, spec: ConsumerSpec) -> None:
+        """Registers a consumer."""
+        body = msgspec.msgpack.encode(
+            {
+                "tag": spec.tag,
+                "prefetch": spec.prefetch,
+                "no_ack": spec.no_ack,
+                "exclusive": spec.exclusive,
+                "priority": spec.priority,
+                "args": dict(spec.arguments or {}),
+            },
+            enc_hook=str,
+        )
+        self.target.command(CMD_CHECKOUT, 0, len(body), spec.number, body, spec.number)
+
+    def cancel(self, consumer: int) -> None:
+        """Ends a consumer."""
+        self.target.command(CMD_CANCEL, 0, 0, consumer, b"", consumer)
+
+    def set_credit(self, consumer: int, credit: int) -> None:
+        """Replaces the consumer's window."""
+        body = msgspec.msgpack.encode({"credit": credit})
+        self.target.command(CMD_CREDIT, 0, len(body), consumer, body)
+
+    def settle(self, consumer: int, ranges: Sequence[int]) -> None:
+        """Acknowledges."""
+        self.target.command(CMD_SETTLE, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
+
+    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+        """Requeues to the original position."""
+        body = pack_ranges(ranges)
+        self.target.command(CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)
+
+    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+        """Rejects without requeue."""
+        self.target.command(CMD_DISCARD, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
+
+    def get(self, *, no_ack: bool) -> None:
+        """basic.get."""
+        if self.queue.limits.single_active:
+            subject = queue_subject(self.queue.vhost, self.queue.name)
+            self._got_nothing(get_on_single_active_consumer(subject, "classic"))
+            return
+        self.target.command(CMD_GET, FLAG_SETTLE_AT_ONCE if no_ack else 0, 0, 0)
+
+    def purge(self) -> None:
+        """Drops ready messages."""
+        self.target.command(CMD_PURGE, 0, 0, 0)
+
+    def close(self) -> None:
+        """The channel is gone."""
+        if not self.closed:
+            self.closed = True
+            self.target.command(CMD_SESSION_CLOSE, 0, 0, 0)
+            self.queue.forget(self)
+
+    # --- effects -------------------------------------------------------------------------
+
+    def on_effect(self, effect: tuple[Any, ...]) -> None:
+        """One effect of the machine for this session."""
+        if self.closed:
+            return
+        kind = effect[0]
+        if kind == APPLIED:
+            self._on_applied(effect[2], effect[3])
+        elif kind == DELIVER:
+            _, _, consumer, first_id, (block, command), first, count, acquired = effect
+            self._events.on_deliver(
+                self, consumer, first_id, block, command, first, count, acquired, 0
+            )
+        elif kind == GOT:
+            _, _, place, record, number, acquired, ready = effect
+            block, command = place or (None, 0)
+            self._events.on_get(self, block, command, record, number, acquired, 0, ready, None)
+        elif kind == SUBSCRIBED:
+            subject = queue_subject(self.queue.vhost, self.queue.name)
+            error = exclusive_consumer(subject) if effect[3] else None
+            if error is None:
+                self._consumers.add(effect[2])
+            self._events.on_subscribed(self, effect[2], error)
+        elif kind == CANCEL_OK:
+            self._consumers.discard(effect[2])
+            self._events.on_cancel_ok(self, effect[2])
+        elif kind == CANCELLED:
+            self._consumers.discard(effect[2])
+            self._events.on_cancelled(self, effect[2], effect[3])
+        else:
+            assert kind == PURGED
+            self._events.on_purged(self, effect[2], None)
+
+    def on_unsafe(self, seq: int) -> None:
+        """The disk refused the batch up to `seq`: its publishes are refused."""
+        for command in self.target.applied(seq):
+            if command.type == CMD_ENQUEUE and command.tags and not self.closed:
+                self._events.on_published(self, command.tags, False)
+
+    def on_flow(self, blocked: bool) -> None:
+        """The queue cannot keep up, or can again."""
+        if not self.closed:
+            self._events.on_flow(self, blocked)
+
+    def cancel_all(self, reason: str) -> None:
+        """The queue is lost: all consumers end."""
+        consumers, self._consumers = self._consumers, set()
+        for consumer in sorted(consumers):
+            if not self.closed:
+                self._events.on_cancelled(self, consumer, reason)
+
+    def end(self, error: Refused, *, published_ok: bool) -> None:
+        """The queue is gone: everything that waits is answered. The batch must be sealed."""
+        for command in self.target.applied(self.target.seq):
+            if self.closed:
+                continue
+            if command.type == CMD_ENQUEUE:
+                if command.tags:
+                    self._events.on_published(self, command.tags, published_ok)
+            elif command.type == CMD_CHECKOUT:
+                self._events.on_subscribed(self, command.note, error)
+            elif command.type == CMD_CANCEL:
+                self._events.on_cancel_ok(self, command.note)
+            elif command.type == CMD_GET:
+                self._got_nothing(error)
+            elif command.type == CMD_PURGE:
+                self._events.on_purged(self, 0, error)
+
+    def _on_applied(self, seq: int, rejected: Sequence[int]) -> None:
+        confirmed: list[int] = []
+        for command in self.target.applied(seq):
+            if command.type != CMD_ENQUEUE or not command.tags:
+                continue
+            if command.seq in rejected:
+                self._events.on_published(self, command.tags, False)
+            elif confirmed and confirmed[-1] + 1 == command.tags[0]:
+                confirmed[-1:] = command.tags[1:]
+            else:
+                confirmed += command.tags
+        if confirmed:
+            self._events.on_published(self, confirmed, True)
+
+    def _got_nothing(self, error: Refused) -> None:
+        self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)

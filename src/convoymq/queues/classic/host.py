@@ -1,0 +1,358 @@
+"""All classic queues of a node: those that live here, and the faces of those that live elsewhere.
+
+Between nodes, raw CONTROL frames carry what the local case passes by reference. Towards the home
+node (`c` = 0): a FORWARD frame as the builder sealed it. From the home node (`c` = session, `d`
+= length of the head): a msgpack list, the effect without session and block, then for DELIVER and
+GOT an ENQUEUE command with just those records. When a link breaks both ends forget what hung on
+it: the home node returns what was checked out over it, the other side refuses pending publishes
+and cancels its consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from convoymq.cluster.control import KIND_CLASSIC, KIND_CLASSIC_COUNTS, ControlPlane
+from convoymq.cluster.interfaces import Clock
+from convoymq.cluster.metadata import QueueRecord
+from convoymq.kernels.batch import COMMAND_SIZE, HEADER_SIZE, commands, frame_header, slice_records
+from convoymq.model.errors import NotFound, PeerError, StorageFault
+from convoymq.model.refusals import home_node_down
+from convoymq.model.tables import Table
+from convoymq.queues.classic.log import LogWriter
+from convoymq.queues.classic.machine import DELIVER, GOT, Effect
+from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+
+FLOW_ON_BYTES = 64 << 20
+"""Bytes waiting for the disk above which publishers are stopped."""
+FLOW_OFF_BYTES = 16 << 20
+TICK_MS = 1000
+PASSES_MAX = 4
+COUNTS_TIMEOUT_S = 5.0
+UNSAFE = 0
+"""Kind of the pseudo effect (kind, session, seq): the disk refused."""
+LOST = 255
+"""Kind of the pseudo effect (kind, session): the home node does not know the queue."""
+
+
+class Owner(Protocol):
+    """What the queues report to: the broker."""
+
+    def on_unused(self, record: QueueRecord) -> None:
+        """The last consumer left a queue."""
+
+    def on_expired(self, record: QueueRecord) -> None:
+        """A queue was unused for too long."""
+
+    def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
+        """A queue's files cannot be written or read."""
+
+    def new_session(self) -> int:
+        """A fresh session id of this node."""
+
+    def node_name(self, node: int) -> str:
+        """Name of a node, for texts."""
+
+
+class ClassicHost:
+    """The classic queues of one node."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        directory: Path,
+        clock: Clock,
+        control: ControlPlane,
+        owner: Owner,
+        call_soon: Callable[[Callable[[], None]], None],
+        wanted: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            directory: where the files of the queues lie, one folder per group id.
+            call_soon: runs a callback on the loop; called from the writer thread.
+            wanted: called when a round must be ended (`end_of_round`).
+        """
+        self.node_id = node_id
+        self.queues: dict[int, ClassicQueue] = {}
+        self.damaged: dict[int, StorageFault] = {}
+        """Queues whose files could not be read."""
+        self._directory = directory
+        self._clock = clock
+        self._control = control
+        self._owner = owner
+        self._call_soon = call_soon
+        self._wanted = wanted
+        self._dirty: list[ClassicQueue] = []
+        self._flowing = False
+        self._timer: Any = None
+        self.writer = LogWriter(self._on_written)
+        control.handle_raw(KIND_CLASSIC, self._on_frame)
+        control.handle(KIND_CLASSIC_COUNTS, self._on_counts)
+
+    # --- queues --------------------------------------------------------------------------
+
+    def open(self, record: QueueRecord, arguments: Table) -> ClassicQueue | None:
+        """Opens a queue's face on this node; None when its files are damaged."""
+        known = self.queues.get(record.group)
+        if known is not None and known.ended is None:
+            return known
+        queue: ClassicQueue
+        if record.home == self.node_id:
+            try:
+                queue = LocalQueue(self, record, arguments, self._directory / str(record.group))
+            except (StorageFault, OSError) as error:
+                fault = error if isinstance(error, StorageFault) else StorageFault(str(error))
+                self.damaged[record.group] = fault
+                self._owner.on_disk_error(record, fault)
+                return None
+            if self._timer is None:
+                self._timer = self._clock.call_later(TICK_MS, self._on_tick)
+        else:
+            queue = RemoteQueue(self, record, arguments)
+        self.queues[record.group] = queue
+        return queue
+
+    def delete(self, group: int) -> None:
+        """The queue is gone from the tree."""
+        queue = self.queues.pop(group, None)
+        self.damaged.pop(group, None)
+        if isinstance(queue, LocalQueue | RemoteQueue):
+            queue.delete()
+
+    def remove_strangers(self, known: set[int]) -> None:
+        """Deletes the files of queues that the tree does not know any more."""
+        if not self._directory.is_dir():
+            return
+        for path in self._directory.iterdir():
+            if path.name.isdigit() and int(path.name) not in known:
+                for file in path.glob("*.log"):
+                    file.unlink(missing_ok=True)
+                path.rmdir()
+
+    def stop(self) -> None:
+        """Writes what waits and closes the files."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.end_of_round()
+        for queue in self.queues.values():
+            if isinstance(queue, LocalQueue):
+                queue.stop()
+        self.writer.close()
+
+    # --- rounds --------------------------------------------------------------------------
+
+    def mark_dirty(self, queue: ClassicQueue) -> None:
+        """The queue's open batch is not empty."""
+        self._dirty.append(queue)
+        self._wanted()
+
+    def end_of_round(self) -> None:
+        """Seals and passes on every open batch, and what the answers to them caused."""
+        if not self._dirty:
+            return
+        now = self._clock.now_ms()
+        for _ in range(PASSES_MAX):
+            dirty, self._dirty = self._dirty, []
+            for queue in dirty:
+                queue.end_of_round(now)
+            if not self._dirty:
+                break
+        else:
+            self._wanted()
+        self._check_flow()
+
+    # --- effects -------------------------------------------------------------------------
+
+    def dispatch(self, queue: ClassicQueue, effect: Effect) -> None:
+        """Carries an effect out, or sends it to the session's node."""
+        session: int = effect[1]
+        client = queue.clients.get(session)
+        if client is not None:
+            client.on_effect(effect)
+        elif session >> 56 != self.node_id:
+            self._send_effect(queue.group, effect)
+
+    def dispatch_unsafe(self, queue: ClassicQueue, session: int, seq: int) -> None:
+        """The disk refused what a session sent up to `seq`."""
+        client = queue.clients.get(session)
+        if client is not None:
+            client.on_unsafe(seq)
+        elif session >> 56 != self.node_id:
+            self._send_effect(queue.group, (UNSAFE, session, seq))
+
+    def on_unused(self, queue: ClassicQueue) -> None:
+        """The last consumer left."""
+        self._owner.on_unused(queue.record)
+
+    def on_expired(self, queue: ClassicQueue) -> None:
+        """Unused for too long."""
+        self._owner.on_expired(queue.record)
+
+    def on_disk_error(self, queue: ClassicQueue, error: Exception) -> None:
+        """Files cannot be written."""
+        self._owner.on_disk_error(queue.record, error)
+
+    # --- other nodes ---------------------------------------------------------------------
+
+    def new_session(self) -> int:
+        """A fresh session id."""
+        return self._owner.new_session()
+
+    def node_name(self, node: int) -> str:
+        """Name of a node, for texts."""
+        return self._owner.node_name(node)
+
+    def now_ms(self) -> int:
+        """Wall clock."""
+        return self._clock.now_ms()
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node can be reached."""
+        return node == self.node_id or self._control.transport.is_connected(node)
+
+    def check_home(self, queue: ClassicQueue) -> None:
+        """Raises NotFound when the queue's home node is away."""
+        home = queue.record.home
+        if not self.is_up(home):
+            raise home_node_down(queue.subject, self.node_name(home))
+
+    def send_commands(self, queue: ClassicQueue, batch: bytes) -> None:
+        """Sends a sealed batch to the queue's home node."""
+        home = queue.record.home
+        if self.is_up(home):
+            self._control.send_raw(home, KIND_CLASSIC, (batch,), a=queue.group)
+
+    async def remote_counts(self, queue: ClassicQueue) -> tuple[int, int]:
+        """(ready, consumers) from the home node. Raises Unavailable or NotFound."""
+        found = await self._control.request(
+            queue.record.home, KIND_CLASSIC_COUNTS, queue.group, COUNTS_TIMEOUT_S
+        )
+        return int(found[0]), int(found[1])
+
+    def on_node_down(self, node: int) -> list[int]:
+        """The link to a node broke. Returns the groups whose faces have ended."""
+        now = self._clock.now_ms()
+        lost: list[int] = []
+        for queue in list(self.queues.values()):
+            if isinstance(queue, LocalQueue):
+                queue.node_down(node, now)
+            elif isinstance(queue, RemoteQueue) and queue.record.home == node:
+                del self.queues[queue.group]
+                queue.home_lost(self.node_name(node))
+                lost.append(queue.group)
+        return lost
+
+    def _send_effect(self, group: int, effect: Effect) -> None:
+        kind, session = effect[0], effect[1]
+        node = session >> 56
+        if not self._control.transport.is_connected(node):
+            return
+        block = b""
+        head: list[Any]
+        if kind == DELIVER:
+            _, _, consumer, first_id, (data, command), first, count, acquired = effect
+            block = slice_records(data, command, first, count)
+            head = [kind, consumer, first_id, count, acquired]
+        elif kind == GOT:
+            _, _, place, index, number, acquired, ready = effect
+            if place is not None:
+                block = slice_records(place[0], place[1], index, 1)
+            head = [kind, number, acquired, ready]
+        else:
+            head = [kind, *effect[2:]]
+        encoded = msgspec.msgpack.encode(head)
+        self._control.send_raw(
+            node, KIND_CLASSIC, (encoded, block), c=session, d=len(encoded), a=group
+        )
+
+    def _on_frame(self, node: int, data: bytes) -> None:
+        _, _, _, _, group, _, session, head_length = frame_header(data)
+        if session:
+            self._on_effect_frame(data, group, session, head_length)
+        else:
+            self._on_commands(node, group, data)
+
+    def _on_commands(self, node: int, group: int, data: bytes) -> None:
+        start = 2 * HEADER_SIZE
+        if len(data) < start + COMMAND_SIZE:
+            raise PeerError(f"commands from node {node} are cut off")
+        queue = self.queues.get(group)
+        if not isinstance(queue, LocalQueue) or queue.ended is not None:
+            sessions = {command[2] for command in commands(data[HEADER_SIZE:])}
+            for session in sorted(sessions):
+                if session >> 56 == node:
+                    self._send_effect(group, (LOST, session))
+            return
+        queue.builder.adopt(data, start, len(data))
+
+    def _on_effect_frame(self, data: bytes, group: int, session: int, head_length: int) -> None:
+        queue = self.queues.get(group)
+        client = queue.clients.get(session) if queue is not None else None
+        if queue is None or client is None:
+            return
+        try:
+            middle = HEADER_SIZE + head_length
+            kind, *rest = msgspec.msgpack.decode(memoryview(data)[HEADER_SIZE:middle])
+        except (ValueError, TypeError, msgspec.DecodeError) as error:
+            raise PeerError(f"malformed effect of a classic queue: {error}") from error
+        block = data[middle:]
+        if kind == DELIVER:
+            consumer, first_id, count, acquired = rest
+            client.on_effect((kind, session, consumer, first_id, (block, 0), 0, count, acquired))
+        elif kind == GOT:
+            number, acquired, ready = rest
+            place = (block, 0) if block else None
+            client.on_effect((kind, session, place, 0, number, acquired, ready))
+        elif kind == UNSAFE:
+            client.on_unsafe(rest[0])
+        elif kind == LOST:
+            del self.queues[group]
+            assert isinstance(queue, RemoteQueue)
+            queue.home_lost(self.node_name(queue.record.home))
+        else:
+            client.on_effect((kind, session, *rest))
+
+    async def _on_counts(self, node: int, group: Any) -> tuple[int, int]:
+        queue = self.queues.get(group)
+        if not isinstance(queue, LocalQueue):
+            raise NotFound("the queue is not here")
+        return await queue.counts()
+
+    # --- disk ----------------------------------------------------------------------------
+
+    def _on_written(self, callbacks: list[Callable[[], None]]) -> None:
+        def run() -> None:
+            for callback in callbacks:
+                callback()
+            self._check_flow()
+            self._wanted()
+
+        self._call_soon(run)
+
+    def _check_flow(self) -> None:
+        backlog = self.writer.backlog_bytes
+        blocked = backlog > (FLOW_OFF_BYTES if self._flowing else FLOW_ON_BYTES)
+        if blocked == self._flowing:
+            return
+        self._flowing = blocked
+        for queue in list(self.queues.values()):
+            if isinstance(queue, LocalQueue) and queue.durable:
+                for client in list(queue.clients.values()):
+                    client.on_flow(blocked)
+
+    def _on_tick(self) -> None:
+        self._timer = self._clock.call_later(TICK_MS, self._on_tick)
+        now = self._clock.now_ms()
+        for queue in list(self.queues.values()):
+            limits = queue.limits
+            if isinstance(queue, LocalQueue) and (
+                limits.expires_ms is not None or queue.machine.may_expire
+            ):
+                queue.tick(now)

@@ -1,0 +1,455 @@
+"""A node's face of a classic queue: `LocalQueue` at its home, `RemoteQueue` everywhere else.
+
+A local queue seals its open batch at the end of a round, lets the machine apply it, writes what
+has to be on disk, and carries the effects out. Confirms wait for the disk when the queue is
+durable; deliveries do not. A remote queue sends the sealed batch to the home node and gets the
+effects back.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_left
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convoymq.cluster.metadata import QueueRecord
+from convoymq.kernels.batch import CommandBuilder, record
+from convoymq.model.errors import Refused, StorageFault, Unavailable
+from convoymq.model.refusals import home_node_down, missing, queue_subject
+from convoymq.model.tables import Table
+from convoymq.queues.classic.client import ClassicClient
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
+from convoymq.queues.classic.machine import (
+    APPLIED,
+    FLAG_EXPIRATION,
+    UNUSED,
+    Block,
+    ClassicMachine,
+    Effect,
+    Limits,
+)
+from convoymq.queues.classic.records import Traits, traits_of
+from convoymq.queues.interface import ClientEvents, Queue, QueueClient
+
+if TYPE_CHECKING:
+    from convoymq.queues.classic.host import ClassicHost
+
+MEMORY_BYTES_MAX = 32 << 20
+"""Message bodies of one queue in memory; what comes behind them waits on disk."""
+
+
+def limits_from(arguments: Table) -> Limits:
+    """Returns what the queue's arguments ask for; they have been checked."""
+
+    def number(key: str) -> int | None:
+        field = arguments.get(key)
+        return field.value if field is not None and isinstance(field.value, int) else None
+
+    overflow = arguments.get("x-overflow")
+    single = arguments.get("x-single-active-consumer")
+    return Limits(
+        message_ttl_ms=number("x-message-ttl"),
+        length_max=number("x-max-length"),
+        bytes_max=number("x-max-length-bytes"),
+        overflow=overflow.term() if overflow is not None else "drop-head",
+        single_active=bool(single is not None and single.value),
+        expires_ms=number("x-expires"),
+    )
+
+
+class ClassicQueue(Queue):
+    """What both faces share: the open batch and this node's clients."""
+
+    type = "classic"
+
+    def __init__(self, host: ClassicHost, record: QueueRecord, arguments: Table) -> None:
+        self.vhost = record.vhost
+        self.name = record.name
+        self.record = record
+        self.group = record.group
+        self.limits = limits_from(arguments)
+        self.host = host
+        self.clients: dict[int, ClassicClient] = {}
+        self.ended: Refused | None = None
+        """Why nothing can be done any more."""
+        self._published_ok = True
+        self.builder = CommandBuilder(self._on_first)
+
+    def _on_first(self) -> None:
+        self.host.mark_dirty(self)
+
+    def client(self, session: int, events: ClientEvents) -> QueueClient:
+        """Opens a channel's command stream."""
+        made = ClassicClient(self, self._session_for(session), events)
+        self.clients[made.session] = made
+        return made
+
+    def _session_for(self, session: int) -> int:
+        return session
+
+    def forget(self, client: ClassicClient) -> None:
+        """A client has closed."""
+        self.clients.pop(client.session, None)
+
+    def end(self, error: Refused, *, published_ok: bool) -> None:
+        """The queue is deleted or lost: answers everything that waits, now and later."""
+        self.ended = error
+        self._published_ok = published_ok
+        self._seal_ended()
+
+    def _seal_ended(self) -> None:
+        assert self.ended is not None
+        if self.builder.used:
+            self.builder.take_loose()
+        for client in list(self.clients.values()):
+            client.end(self.ended, published_ok=self._published_ok)
+
+    @abstractmethod
+    def end_of_round(self, now_ms: int) -> None:
+        """Seals the open batch and passes it on."""
+
+    @abstractmethod
+    async def ready(self, timeout: float) -> None:
+        """Raises NotFound when the queue cannot be used."""
+
+    @property
+    def subject(self) -> Any:
+        """The queue in texts of refusals."""
+        return queue_subject(self.vhost, self.name)
+
+
+class LocalQueue(ClassicQueue):
+    """The queue itself, at its home node."""
+
+    def __init__(
+        self, host: ClassicHost, record: QueueRecord, arguments: Table, directory: Path
+    ) -> None:
+        """Opens the queue and recovers what a former run left. Raises StorageFault on damage."""
+        super().__init__(host, record, arguments)
+        self.durable = record.durable and record.owner is None
+        self.machine = ClassicMachine(self.limits, self._load)
+        self.log = ClassicLog(directory, host.writer, sync=self.durable)
+        self._gated: deque[tuple[list[bool], list[Effect]]] = deque()
+        self._handed_out = 0
+        self._moves = 0
+        self._unwritten: list[Block] = []
+        if self.durable:
+            self._recover(host.now_ms())
+        else:
+            self.log.remove()
+
+    # --- rounds --------------------------------------------------------------------------
+
+    def end_of_round(self, now_ms: int) -> None:
+        """Applies the open batch."""
+        if self.ended is not None:
+            self._seal_ended()
+        elif self.builder.used:
+            self.machine.apply(self.builder.take_forward(self.group, 0), now_ms)
+            self._carry_out()
+
+    def tick(self, now_ms: int) -> None:
+        """Once a second: expiry."""
+        self.machine.tick(now_ms)
+        self._carry_out()
+        expires = self.limits.expires_ms
+        if (
+            expires is not None
+            and not self.machine.consumer_count
+            and now_ms - self.machine.last_used_ms >= expires
+        ):
+            self.host.on_expired(self)
+
+    def node_down(self, node: int, now_ms: int) -> None:
+        """A node's clients are gone."""
+        self.machine.node_down(node, now_ms)
+        self._carry_out()
+
+    def delete(self) -> None:
+        """The queue is gone from the tree: its consumers hear it, its files go."""
+        self.machine.delete("deleted")
+        self._carry_out()
+        self.end(missing(self.subject), published_ok=True)
+        self.log.remove()
+
+    def stop(self) -> None:
+        """The node stops."""
+        self.log.close()
+
+    # --- Queue ---------------------------------------------------------------------------
+
+    async def ready(self, timeout: float) -> None:
+        """Raises NotFound when the queue has ended."""
+        if self.ended is not None:
+            raise self.ended
+
+    async def counts(self) -> tuple[int, int]:
+        """(ready messages, consumers)."""
+        self.machine.last_used_ms = self.host.now_ms()
+        if self.builder.used:
+            self.end_of_round(self.machine.last_used_ms)
+        return self.machine.ready_count, self.machine.consumer_count
+
+    def info(self) -> dict[str, Any]:
+        """What the management API shows."""
+        machine = self.machine
+        active = machine.active
+        return {
+            "messages": machine.ready_count + machine.unsettled_count,
+            "messages_ready": machine.ready_count,
+            "messages_unacknowledged": machine.unsettled_count,
+            "message_bytes_ready": machine.ready_bytes,
+            "consumers": machine.consumer_count,
+            "memory": machine.memory_bytes,
+            "state": "running" if self.ended is None else "stopped",
+            "node": self.host.node_name(self.record.home),
+            "single_active_consumer_tag": active.tag if active is not None else None,
+            "message_stats": {
+                "publish": machine.published,
+                "deliver_get": machine.delivered,
+                "ack": machine.acknowledged,
+            },
+        }
+
+    # --- inside --------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        machine = self.machine
+        effects, machine.effects = machine.effects, []
+        wrote = self._write()
+        applied: list[Effect] = []
+        for effect in effects:
+            kind = effect[0]
+            if kind == APPLIED:
+                applied.append(effect)
+            elif kind == UNUSED:
+                self.host.on_unused(self)
+            else:
+                self.host.dispatch(self, effect)
+        gate = [not wrote]
+        if applied or wrote:
+            self._gated.append((gate, applied))
+        self._flush(gate)
+
+    def _write(self) -> list[Block]:
+        """Adds to the log what has to be there; returns the blocks that confirms wait for."""
+        machine = self.machine
+        wrote: list[Block] = []
+        if self.durable:
+            for block in machine.enqueued:
+                if block.live and block.data is not None:
+                    self._store(block)
+                    wrote.append(block)
+            if machine.settled:
+                self.log.add_settled(machine.settled)
+            if machine.delivered_to > self._handed_out:
+                self._handed_out = machine.delivered_to
+                self.log.add_handed_out(self._handed_out)
+        elif machine.memory_bytes > MEMORY_BYTES_MAX:
+            for block in machine.blocks_behind_head(MEMORY_BYTES_MAX // 2):
+                if block.where is None:
+                    self._store(block)
+                    wrote.append(block)
+        machine.enqueued = []
+        machine.settled = []
+        if machine.finished:
+            for block in machine.finished:
+                self.log.drop(block.where)
+            machine.finished = []
+            self._compact()
+        self._unwritten = wrote
+        # Spilled messages of a transient queue hold nobody up.
+        return wrote if self.durable else []
+
+    def _store(self, block: Block) -> None:
+        assert block.data is not None
+        body = memoryview(block.data)[block.command : block.command + block.length]
+        block.where = self.log.add_messages(block.position, body)
+
+    def _flush(self, gate: list[bool]) -> None:
+        blocks, self._unwritten = self._unwritten, []
+        moved = self._moves
+
+        def done(error: OSError | None) -> None:
+            failed = error or self.log.failure
+            if failed is None:
+                for block in blocks:
+                    block.written = True
+                gate[0] = True
+                if moved == self._moves:
+                    # What compaction moved is on disk: the old files may go.
+                    self.log.collect()
+            else:
+                self._refuse_gated(failed)
+            self._open_gates()
+            self._leave_memory()
+
+        if not self.log.flush(done):
+            self._open_gates()
+            if not self.durable:
+                self.log.collect()
+
+    def _open_gates(self) -> None:
+        while self._gated and self._gated[0][0][0]:
+            for effect in self._gated.popleft()[1]:
+                self.host.dispatch(self, effect)
+
+    def _refuse_gated(self, error: OSError) -> None:
+        self.host.on_disk_error(self, error)
+        gated, self._gated = self._gated, deque()
+        for gate, effects in gated:
+            gate[0] = True
+            for effect in effects:
+                self.host.dispatch_unsafe(self, effect[1], effect[2])
+
+    def _leave_memory(self) -> None:
+        machine = self.machine
+        if machine.memory_bytes > MEMORY_BYTES_MAX:
+            for block in list(machine.blocks_behind_head(MEMORY_BYTES_MAX // 2)):
+                if block.written:
+                    machine.drop_body(block)
+
+    def _compact(self) -> None:
+        # One stuck message must not pin all files behind it: it moves to the end.
+        sparse = self.log.oldest_is_sparse() if self.durable else None
+        if sparse is None:
+            return
+        self._moves += 1
+        for block in self.machine.blocks_in(sparse):
+            old = block.where
+            data = self.log.read(old)
+            block.where = self.log.add_messages(block.position, data)
+            dead = self.machine.dead_in(block)
+            if dead:
+                self.log.add_settled(dead)
+            self.log.drop(old)
+
+    def _load(self, block: Block) -> tuple[bytes, int]:
+        return self.log.read(block.where), 0
+
+    def _recover(self, now_ms: int) -> None:
+        blocks: dict[int, Block] = {}
+        settled: list[tuple[int, int]] = []
+        expirations: dict[int, list[int | None]] = {}
+        next_position = 0
+        for found in self.log.recover():
+            if found.kind == MESSAGES:
+                count = int.from_bytes(found.body[24:28], "little")
+                size = int.from_bytes(found.body[32:40], "little")
+                length = len(found.body)
+                block = Block(None, 0, length, count, found.position, size)
+                block.where = found.place
+                block.written = True
+                traits = _traits(found.body, count)
+                settled += [
+                    (found.position + i, found.position + i)
+                    for i, trait in enumerate(traits)
+                    if not trait.persistent
+                ]
+                if found.body[5] & FLAG_EXPIRATION:
+                    expirations[found.position] = [trait.expiration_ms for trait in traits]
+                # A block that compaction moved occurs twice; the later place counts.
+                blocks[found.position] = block
+            elif found.kind == SETTLED:
+                words = memoryview(found.body).cast("Q")
+                settled += [(words[i], words[i + 1]) for i in range(0, len(words), 2)]
+                # Positions are never used twice: an old record must not settle a new message.
+                next_position = max(next_position, *words[1::2])
+            elif found.kind == HANDED_OUT:
+                self._handed_out = max(self._handed_out, found.position)
+        gone = _merged(settled)
+        for position in sorted(blocks):
+            block = blocks[position]
+            dead = _within(gone, position, block.count)
+            if sum(last - first + 1 for first, last in dead) < block.count:
+                self.log.keep(block.where)
+                own = expirations.get(position)
+                self.machine.recover(block, dead, self._handed_out, own, now_ms)
+            else:
+                next_position = max(next_position, position + block.count - 1)
+        self.machine.next_position = max(
+            self.machine.next_position, next_position + 1, self._handed_out
+        )
+        self.machine.delivered_to = self._handed_out
+        self.machine.last_used_ms = now_ms
+        self.log.collect()
+
+
+class RemoteQueue(ClassicQueue):
+    """The queue as seen from another node."""
+
+    def _session_for(self, session: int) -> int:
+        # A fresh one: the home node may not have noticed yet that a former stream broke.
+        return self.host.new_session()
+
+    def end_of_round(self, now_ms: int) -> None:
+        """Sends the open batch home."""
+        if self.ended is not None:
+            self._seal_ended()
+        elif self.builder.used:
+            self.host.send_commands(self, self.builder.take_forward(self.group, 0))
+
+    def home_lost(self, node_name: str) -> None:
+        """The home node is gone: pending publishes are refused, consumers cancelled."""
+        for client in list(self.clients.values()):
+            client.cancel_all("home node is down")
+        self.end(home_node_down(self.subject, node_name), published_ok=False)
+
+    def delete(self) -> None:
+        """The queue is gone from the tree."""
+        for client in list(self.clients.values()):
+            client.cancel_all("deleted")
+        self.end(missing(self.subject), published_ok=True)
+
+    async def ready(self, timeout: float) -> None:
+        """Raises NotFound when the home node is away."""
+        self.host.check_home(self)
+
+    async def counts(self) -> tuple[int, int]:
+        """(ready messages, consumers), asked from the home node."""
+        self.host.check_home(self)
+        try:
+            messages, consumers = await self.host.remote_counts(self)
+        except Unavailable:
+            raise home_node_down(self.subject, self.host.node_name(self.record.home)) from None
+        return messages, consumers
+
+    def info(self) -> dict[str, Any]:
+        """Local knowledge only: where it lives and whether that node is up."""
+        up = self.host.is_up(self.record.home)
+        return {
+            "state": "running" if up else "down",
+            "node": self.host.node_name(self.record.home),
+        }
+
+
+def _traits(body: bytes, count: int) -> list[Traits]:
+    try:
+        return [traits_of(record(body, 0, i)) for i in range(count)]
+    except ValueError as error:
+        raise StorageFault(f"damaged message in a classic queue: {error}") from error
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _within(gone: list[tuple[int, int]], position: int, count: int) -> list[tuple[int, int]]:
+    """The parts of sorted, disjoint `gone` inside a block, relative to its first record."""
+    found: list[tuple[int, int]] = []
+    at = max(bisect_left(gone, (position, position)) - 1, 0)
+    while at < len(gone) and gone[at][0] < position + count:
+        first = max(gone[at][0] - position, 0)
+        last = min(gone[at][1] - position, count - 1)
+        if first <= last:
+            found.append((first, last))
+        at += 1
+    return found

@@ -1,0 +1,259 @@
+"""Builds message records and drives classic queues without sockets or a loop."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from convoymq.cluster.control import ControlPlane
+from convoymq.cluster.metadata import QueueRecord
+from convoymq.kernels.batch import record
+from convoymq.model.tables import Table
+from convoymq.queues.classic.host import ClassicHost
+from convoymq.queues.interface import ConsumerSpec, QueueClient
+from convoymq.routing.types import QueueType
+
+
+def message(body: bytes, *, persistent: bool = True, expiration: str = "") -> bytes:
+    """One record: default exchange, routing key `q`."""
+    flags = 1 << 12
+    properties = bytes([2 if persistent else 1])
+    if expiration:
+        flags |= 1 << 8
+        properties += bytes([len(expiration)]) + expiration.encode()
+    payload = struct.pack(">HHQH", 60, 0, len(body), flags) + properties
+    header = struct.pack(">BHI", 2, 1, len(payload)) + payload + b"\xce"
+    frame = struct.pack(">BHI", 3, 1, len(body)) + body + b"\xce" if body else b""
+    return b"\x00\x01q" + header + frame
+
+
+def body_of(block: bytes, command: int, index: int) -> bytes:
+    """The body of a record that `message` made."""
+    data = record(block, command, index)
+    length = struct.unpack_from(">I", data, 3 + 3)[0]
+    at = 3 + 7 + length + 1
+    if at == len(data):
+        return b""
+    size = struct.unpack_from(">I", data, at + 3)[0]
+    return data[at + 7 : at + 7 + size]
+
+
+class Channel:
+    """Hears a client and keeps what it heard."""
+
+    def __init__(self) -> None:
+        self.client: QueueClient
+        self.heard: list[tuple[Any, ...]] = []
+        self.got: list[tuple[int, int, bytes, int]] = []
+        """(consumer, message id, body, acquired)"""
+
+    def deliveries(self, consumer: int = 1) -> list[bytes]:
+        return [body for number, _, body, _ in self.got if number == consumer]
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        self.heard.append(("published", list(tags), ok))
+
+    def on_deliver(
+        self, client: QueueClient, consumer: int, first_id: int, block: bytes, command: int,
+        first: int, count: int, acquired: int, delivery_count: int,
+    ) -> None:  # fmt: skip
+        for i in range(count):
+            body = body_of(block, command, first + i)
+            self.got.append((consumer, first_id + i, body, acquired))
+
+    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
+        self.heard.append(("subscribed", consumer, error and str(error)))
+
+    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
+        self.heard.append(("cancel-ok", consumer))
+
+    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
+        self.heard.append(("cancelled", consumer, reason))
+
+    def on_get(
+        self, client: QueueClient, block: bytes | None, command: int, record: int, get_id: int,
+        acquired: int, delivery_count: int, ready: int, error: Exception | None,
+    ) -> None:  # fmt: skip
+        body = None if block is None else body_of(block, command, record)
+        self.heard.append(("got", body, get_id, acquired, ready, error and str(error)))
+
+    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
+        self.heard.append(("purged", count, error and str(error)))
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        self.heard.append(("flow", blocked))
+
+    def publish(self, *bodies: bytes, tag: int = 0, **properties: Any) -> None:
+        for body in bodies:
+            flags = 4 if properties.get("expiration") else 0
+            self.client.target.publish([message(body, **properties)], len(body), tag, flags)
+            tag += 1 if tag else 0
+
+    def consume(self, number: int = 1, *, prefetch: int = 0, **more: Any) -> None:
+        spec = ConsumerSpec(
+            number=number, tag=f"c{number}", prefetch=prefetch, no_ack=more.pop("no_ack", False),
+            **more,
+        )  # fmt: skip
+        self.client.subscribe(spec)
+
+
+class Timer:
+    def cancel(self) -> None:
+        pass
+
+
+class Time:
+    """A clock that stands still until told."""
+
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+        self.calls: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Timer:
+        self.calls.append((self.ms + delay_ms, callback, arguments))
+        return Timer()
+
+    def random(self) -> float:
+        return 0.5
+
+    def pass_by(self, ms: int) -> None:
+        self.ms += ms
+        due = [call for call in self.calls if call[0] <= self.ms]
+        self.calls = [call for call in self.calls if call[0] > self.ms]
+        for _, callback, arguments in due:
+            callback(*arguments)
+
+
+class Wire:
+    """Transport between nodes of one test; frames arrive when `Node.settle` runs."""
+
+    def __init__(self, node: int, nodes: dict[int, Node]) -> None:
+        self.node = node
+        self.nodes = nodes
+        self.down: set[int] = set()
+
+    def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
+        self.nodes[node].inbox.append((self.node, b"".join([frame, *body])))
+
+    def is_connected(self, node: int) -> bool:
+        return node in self.nodes and node not in self.down
+
+    def backlog_bytes(self, node: int) -> int:
+        return 0
+
+
+class Node:
+    """One classic host with its control plane."""
+
+    def __init__(self, node: int, nodes: dict[int, Node], directory: Path, time: Time) -> None:
+        self.id = node
+        self.nodes = nodes
+        self.inbox: list[tuple[int, bytes]] = []
+        self.reports: list[tuple[str, int]] = []
+        self.sessions = node << 56 | 1 << 24
+        self.later: list[Callable[[], None]] = []
+        self.wire = Wire(node, nodes)
+        self.control = ControlPlane(node, self.wire)
+        self.host = ClassicHost(
+            node_id=node,
+            directory=directory / f"node-{node}",
+            clock=time,
+            control=self.control,
+            owner=self,
+            call_soon=self.later.append,
+            wanted=lambda: None,
+        )
+        nodes[node] = self
+
+    def on_unused(self, record: QueueRecord) -> None:
+        self.reports.append(("unused", record.group))
+
+    def on_expired(self, record: QueueRecord) -> None:
+        self.reports.append(("expired", record.group))
+
+    def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
+        self.reports.append(("disk error", record.group))
+
+    def new_session(self) -> int:
+        self.sessions += 1
+        return self.sessions
+
+    def node_name(self, node: int) -> str:
+        return f"n{node}"
+
+    def open(self, queue: QueueRecord, **arguments: Any) -> Any:
+        return self.host.open(
+            queue, Table.of({k.replace("_", "-"): v for k, v in arguments.items()})
+        )
+
+    def channel(self, queue: Any) -> Channel:
+        made = Channel()
+        made.client = queue.client(self.new_session(), made)
+        return made
+
+    def run_later(self) -> bool:
+        callbacks, self.later[:] = list(self.later), []
+        for callback in callbacks:
+            callback()
+        return bool(callbacks)
+
+
+def settle(nodes: dict[int, Node], *, disk: bool = True) -> None:
+    """Runs rounds, frames and the disk until nothing moves."""
+    while True:
+        for node in nodes.values():
+            node.host.end_of_round()
+        moved = False
+        for node in nodes.values():
+            inbox, node.inbox = node.inbox, []
+            for sender, data in inbox:
+                moved = True
+                if sender not in node.wire.down:
+                    node.control.on_frame(sender, data)
+        if moved:
+            continue
+        if disk:
+            for node in nodes.values():
+                wait_for_writer(node)
+                moved = node.run_later() or moved
+        if not moved:
+            return
+
+
+def wait_for_writer(node: Node) -> None:
+    """Returns when the writer thread has carried out everything it was given."""
+    import threading
+
+    if node.host.writer.is_idle:
+        return
+    reached = threading.Event()
+    node.host.writer.barrier(reached.set)
+    assert reached.wait(30)
+
+
+def queue_record(
+    name: str = "q",
+    *,
+    group: int = 1,
+    home: int = 1,
+    durable: bool = False,
+    owner: str | None = None,
+) -> QueueRecord:
+    return QueueRecord(
+        vhost="/",
+        name=name,
+        group=group,
+        type=QueueType.CLASSIC,
+        durable=durable,
+        members=(home,),
+        owner=owner,
+        created_ms=0,
+    )

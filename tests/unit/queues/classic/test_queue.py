@@ -1,0 +1,342 @@
+"""A classic queue through its public face: at home, from another node, over a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from convoymq.queues.classic import queue as queue_module
+from tests.unit.queues.classic.support import Node, Time, queue_record, settle
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, time: Time) -> Iterator[dict[int, Node]]:
+    made: dict[int, Node] = {}
+    Node(1, made, tmp_path, time)
+    Node(2, made, tmp_path, time)
+    yield made
+    for node in made.values():
+        node.host.stop()
+
+
+def restart(nodes: dict[int, Node], node: int, directory: Path, time: Time) -> Node:
+    nodes[node].host.stop()
+    return Node(node, nodes, directory, time)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("durable", [False, True])
+def test_messages_are_confirmed_and_delivered_in_order(
+    nodes: dict[int, Node], place: int, durable: bool
+) -> None:
+    record = queue_record(durable=durable)
+    nodes[1].open(record)
+    queue = nodes[1].host.queues[1] if place == 1 else nodes[2].open(record)
+    channel = nodes[place].channel(queue)
+    channel.consume(prefetch=2)
+    channel.publish(b"a", b"b", b"c", tag=1)
+    settle(nodes)
+    assert ("published", [1, 3], True) in channel.heard
+    assert channel.heard[0] == ("subscribed", 1, None)
+    assert channel.deliveries() == [b"a", b"b"]
+    channel.client.settle(1, [0, 0])
+    settle(nodes)
+    assert channel.deliveries() == [b"a", b"b", b"c"]
+
+
+def test_a_durable_queue_confirms_only_what_is_on_disk(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record(durable=True))
+    channel = nodes[1].channel(queue)
+    channel.publish(b"a", tag=1)
+    settle(nodes, disk=False)
+    assert channel.heard == []
+    settle(nodes)
+    assert channel.heard == [("published", [1, 1], True)]
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_get_settles_and_requeues_to_the_former_place(nodes: dict[int, Node], place: int) -> None:
+    record = queue_record()
+    nodes[1].open(record)
+    queue = nodes[place].open(record)
+    channel = nodes[place].channel(queue)
+    channel.client.get(no_ack=False)
+    channel.publish(b"a", b"b", b"c")
+    channel.client.get(no_ack=False)
+    channel.client.get(no_ack=True)
+    channel.client.return_(0, [0, 0], failed=False)
+    channel.client.get(no_ack=False)
+    settle(nodes)
+    assert channel.heard == [
+        ("got", None, 0, 0, 0, None),
+        ("got", b"a", 0, 0, 2, None),
+        ("got", b"b", 1, 0, 1, None),
+        ("got", b"a", 2, 1, 1, None),
+    ]
+
+
+def test_consumers_take_turns_and_priority_comes_first(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record())
+    one, two, high = (nodes[1].channel(queue) for _ in range(3))
+    one.consume()
+    two.consume()
+    high.consume(prefetch=1, priority=5)
+    for body in (b"a", b"b", b"c", b"d", b"e"):
+        one.publish(body)
+        settle(nodes)
+    assert high.deliveries() == [b"a"]
+    assert one.deliveries() == [b"b", b"d"]
+    assert two.deliveries() == [b"c", b"e"]
+
+
+def test_a_closed_channel_gives_back_in_order_and_flagged(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record())
+    one, two = nodes[1].channel(queue), nodes[1].channel(queue)
+    one.consume(prefetch=3)
+    one.publish(b"a", b"b", b"c", b"d")
+    settle(nodes)
+    one.client.settle(1, [1, 1])
+    one.client.close()
+    two.consume()
+    settle(nodes)
+    assert [(body, acquired) for _, _, body, acquired in two.got] == [
+        (b"a", 1), (b"c", 1), (b"d", 0),
+    ]  # fmt: skip
+    queue.machine.check_invariants()
+
+
+def test_an_exclusive_consumer_is_alone(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record())
+    one, two = nodes[1].channel(queue), nodes[1].channel(queue)
+    one.consume(exclusive=True)
+    two.consume()
+    settle(nodes)
+    assert one.heard == [("subscribed", 1, None)]
+    assert two.heard == [("subscribed", 1, "queue 'q' in vhost '/' in exclusive use")]
+    one.client.cancel(1)
+    two.consume(2)
+    settle(nodes)
+    assert two.heard[-1] == ("subscribed", 2, None)
+
+
+def test_one_single_active_consumer_at_a_time(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record(), x_single_active_consumer=True)
+    one, two = nodes[1].channel(queue), nodes[1].channel(queue)
+    one.consume()
+    two.consume()
+    one.publish(b"a", b"b")
+    settle(nodes)
+    assert (one.deliveries(), two.deliveries()) == ([b"a", b"b"], [])
+    two.client.get(no_ack=True)
+    assert "single active consumer" in two.heard[-1][-1]
+    one.client.cancel(1)
+    two.publish(b"c")
+    settle(nodes)
+    assert two.deliveries() == [b"c"]
+
+
+def test_the_last_consumer_to_leave_is_reported(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record())
+    one, two = nodes[1].channel(queue), nodes[1].channel(queue)
+    one.client.get(no_ack=True)
+    settle(nodes)
+    one.consume()
+    two.consume()
+    one.client.cancel(1)
+    settle(nodes)
+    assert nodes[1].reports == []
+    two.client.close()
+    settle(nodes)
+    assert nodes[1].reports == [("unused", 1)]
+
+
+def test_purge_drops_ready_messages_only(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record())
+    channel = nodes[1].channel(queue)
+    channel.consume(prefetch=1)
+    channel.publish(b"a", b"b", b"c")
+    channel.client.purge()
+    settle(nodes)
+    assert ("purged", 2, None) in channel.heard
+    channel.client.return_(1, [0, 0], failed=True)
+    settle(nodes)
+    assert channel.deliveries() == [b"a", b"a"]
+
+
+def test_messages_expire_at_the_head(nodes: dict[int, Node], time: Time) -> None:
+    queue = nodes[1].open(queue_record(), x_message_ttl=1000)
+    channel = nodes[1].channel(queue)
+    channel.publish(b"long")
+    channel.publish(b"short", expiration="10")
+    settle(nodes)
+    time.pass_by(500)
+    assert queue.machine.ready_count == 2
+    time.pass_by(600)
+    assert queue.machine.ready_count == 0
+    queue.machine.check_invariants()
+
+
+def test_an_unused_queue_expires(nodes: dict[int, Node], time: Time) -> None:
+    queue = nodes[1].open(queue_record(), x_expires=5000)
+    channel = nodes[1].channel(queue)
+    channel.consume()
+    settle(nodes)
+    time.pass_by(9000)
+    assert nodes[1].reports == []
+    channel.client.cancel(1)
+    settle(nodes)
+    time.pass_by(4000)
+    assert nodes[1].reports == [("unused", 1)]
+    time.pass_by(2000)
+    assert nodes[1].reports[-1] == ("expired", 1)
+
+
+def test_a_full_queue_drops_its_head_or_refuses(nodes: dict[int, Node]) -> None:
+    dropping = nodes[1].open(queue_record(), x_max_length=2)
+    channel = nodes[1].channel(dropping)
+    channel.publish(b"a", b"b", b"c", tag=1)
+    channel.client.get(no_ack=True)
+    settle(nodes)
+    assert channel.heard == [("got", b"b", 0, 0, 1, None), ("published", [1, 3], True)]
+    refusing = nodes[1].open(
+        queue_record("r", group=2), x_max_length=1, x_overflow="reject-publish"
+    )
+    channel = nodes[1].channel(refusing)
+    channel.publish(b"a", tag=1)
+    settle(nodes)
+    channel.publish(b"b", tag=2)
+    settle(nodes)
+    assert channel.heard == [("published", [1, 1], True), ("published", [2, 2], False)]
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_deleted_queue_answers_all_who_wait(nodes: dict[int, Node], place: int) -> None:
+    record = queue_record()
+    nodes[1].open(record)
+    channel = nodes[place].channel(nodes[place].open(record))
+    channel.consume()
+    settle(nodes)
+    channel.publish(b"a", tag=1)
+    channel.client.get(no_ack=True)
+    for node in nodes.values():
+        node.host.delete(1)
+    settle(nodes)
+    text = "no queue 'q' in vhost '/'"
+    assert ("cancelled", 1, "deleted") in channel.heard
+    assert ("published", [1, 1], True) in channel.heard
+    assert ("got", None, 0, 0, 0, text) in channel.heard
+    channel.publish(b"b", tag=2)
+    settle(nodes)
+    assert channel.heard[-1] == ("published", [2, 2], True)
+
+
+def test_a_lost_home_refuses_publishes_and_ends_consumers(nodes: dict[int, Node]) -> None:
+    record = queue_record(durable=True)
+    home = nodes[1].open(record)
+    channel = nodes[2].channel(nodes[2].open(record))
+    channel.consume()
+    channel.publish(b"a", tag=1)
+    settle(nodes)
+    assert channel.deliveries() == [b"a"]
+    channel.publish(b"b", tag=2)
+    for node, other in ((1, 2), (2, 1)):
+        nodes[node].wire.down.add(other)
+        nodes[node].host.on_node_down(other)
+    settle(nodes)
+    assert ("cancelled", 1, "home node is down") in channel.heard
+    assert channel.heard[-1] == ("published", [2, 2], False)
+    assert home.machine.ready_count == 1
+    for node in nodes.values():
+        node.wire.down.clear()
+    again = nodes[2].channel(nodes[2].open(record))
+    again.consume()
+    settle(nodes)
+    assert again.got == [(1, 0, b"a", 1)]
+
+
+def test_a_home_that_does_not_know_the_queue_says_so(nodes: dict[int, Node]) -> None:
+    channel = nodes[2].channel(nodes[2].open(queue_record()))
+    channel.publish(b"a", tag=1)
+    settle(nodes)
+    assert channel.heard == [("published", [1, 1], False)]
+
+
+def test_persistent_messages_survive_a_restart(
+    nodes: dict[int, Node], tmp_path: Path, time: Time
+) -> None:
+    record = queue_record(durable=True)
+    channel = nodes[1].channel(nodes[1].open(record))
+    channel.publish(b"a", b"b")
+    channel.publish(b"transient", persistent=False)
+    channel.publish(b"c", b"d")
+    channel.consume(prefetch=3)
+    settle(nodes)
+    channel.client.settle(1, [0, 0])
+    settle(nodes)
+    restart(nodes, 1, tmp_path, time)
+    queue = nodes[1].open(record)
+    channel = nodes[1].channel(queue)
+    channel.consume()
+    channel.publish(b"e")
+    settle(nodes)
+    queue.machine.check_invariants()
+    assert [(body, acquired) for _, _, body, acquired in channel.got] == [
+        (b"b", 1), (b"c", 1), (b"d", 0), (b"e", 0),
+    ]  # fmt: skip
+    channel.client.settle(1, [0, 3])
+    settle(nodes)
+    restart(nodes, 1, tmp_path, time)
+    queue = nodes[1].open(record)
+    assert queue.machine.ready_count == 0
+    assert queue.machine.next_position >= 5
+
+
+def test_a_torn_tail_is_cut_and_damage_elsewhere_is_refused(
+    nodes: dict[int, Node], tmp_path: Path, time: Time
+) -> None:
+    record = queue_record(durable=True)
+    channel = nodes[1].channel(nodes[1].open(record))
+    for body in (b"a", b"b"):
+        channel.publish(body)
+        settle(nodes)
+    (path,) = (tmp_path / "node-1" / "1").glob("*.log")
+    nodes[1].host.stop()
+    data = path.read_bytes()
+    path.write_bytes(data[:-8])
+    Node(1, nodes, tmp_path, time)
+    queue = nodes[1].open(record)
+    assert queue.machine.ready_count == 1
+    nodes[1].host.stop()
+    path.write_bytes(b"XXXX" + data[4:])
+    Node(1, nodes, tmp_path, time)
+    assert nodes[1].open(record) is None
+    assert nodes[1].reports == [("disk error", 1)]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_backlog_waits_on_disk(
+    nodes: dict[int, Node], durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "MEMORY_BYTES_MAX", 20_000)
+    queue = nodes[1].open(queue_record(durable=durable))
+    channel = nodes[1].channel(queue)
+    bodies = [b"%03d" % i * 300 for i in range(100)]
+    for body in bodies:
+        channel.publish(body)
+        settle(nodes)
+    assert queue.machine.memory_bytes <= 20_000
+    channel.consume(prefetch=5)
+    settle(nodes)
+    for i in range(100):
+        channel.client.settle(1, [i, i])
+        settle(nodes)
+    assert channel.deliveries() == bodies
+    assert queue.machine.memory_bytes == 0
+    queue.machine.check_invariants()
