@@ -69,6 +69,10 @@ class GroupLog:
         """Order of the next segment file."""
         self.first_segment = 0
         """Segments of lower order are void."""
+        self.stale_index = 0
+        """Segment files still hold truncated entries from here on; 0 = none does."""
+        self.stale_names: list[str] = []
+        """Segment files that hold nothing but truncated entries."""
         self.epoch = 0
         """Changes when the log is replaced: answers that belong to the former one are dropped."""
         self._run_starts: list[int] = [1]
@@ -158,8 +162,9 @@ class GroupLog:
         self.written_index = min(self.written_index, index - 1)
 
     def _cut_segments(self, index: int) -> None:
+        self.stale_index = min(self.stale_index or index, index)
         while self.segments and self.segments[-1].first >= index:
-            self.segments.pop()
+            self.stale_names.append(self.segments.pop().name)
         if self.segments and self.segments[-1].last >= index:
             self.segments[-1].cut(index)
 
@@ -515,6 +520,8 @@ class GroupLog:
         self.places = array("Q")
         self.sizes = array("I")
         self.segments = []
+        self.stale_index = 0
+        self.stale_names = []
         self.snapshot_index = 0
         self.snapshot_term = 0
         self.snapshot_membership = b""
@@ -592,8 +599,16 @@ class GroupLog:
         del self.places[:count]
         del self.sizes[:count]
         self.base += count
+        end = self.base
         self.segments += segments
+        if segments and segments[-1].last >= end:
+            # Truncated while they were copied.
+            self._cut_segments(end)
         self.raise_first(keep)
+
+    def truncated_meanwhile(self, index: int) -> None:
+        """Segments that the worker made hold entries that were truncated while it did."""
+        self._cut_segments(index)
 
     def raise_first(self, index: int) -> None:
         """Entries below `index` are no longer complete."""
@@ -680,7 +695,7 @@ class SnapshotReceiver:
             if error is not None or segments is None or log.removed or log.epoch != epoch:
                 done(error or Refused("the log was replaced meanwhile"))
                 return
-            old = [segment.name for segment in log.segments]
+            old = [segment.name for segment in log.segments] + log.stale_names
             log.replaced(snapshot, segments)
             log.first_segment = order
             wal = store.wal

@@ -228,20 +228,32 @@ class _WalReader:
 
     def _batch(
         self, file: WalFile, window: _Window, offset: int, size: int
-    ) -> tuple[int, int, int, int] | None:
-        """(sequence, length, count, directory checksum) of a valid batch header, or None."""
+    ) -> tuple[int, int, int, int, int] | None:
+        """(sequence, length, count, directory checksum, first sequence of its flush) of a valid
+        batch header, or None."""
         head = bytes(window.get(offset, BATCH_HEADER.size))
         if len(head) < BATCH_HEADER.size or head[:8] != BATCH_MAGIC:
             return None
-        _, generation, sequence, length, count, directory, checksum, _ = BATCH_HEADER.unpack(head)
-        if generation != file.generation or crc32c(head[:40]) != checksum:
+        _, generation, sequence, length, count, position, directory, checksum = BATCH_HEADER.unpack(
+            head
+        )
+        if generation != file.generation or crc32c(head[:44]) != checksum:
             return None
-        return sequence, length, count, directory
+        return sequence, length, count, directory, sequence - position
 
     def _find_batch(
-        self, file: WalFile, window: _Window, offset: int, size: int, after: int
+        self,
+        file: WalFile,
+        window: _Window,
+        offset: int,
+        size: int,
+        after: int,
+        *,
+        same_flush: bool = False,
     ) -> int | None:
-        """Where the next valid batch with a sequence above `after` begins, at `offset` or later."""
+        """Where the next valid batch begins whose flush started above the sequence `after`: at
+        `offset` or later. When that flush started, everything up to `after` was durable.
+        `same_flush`: any batch with a sequence above `after`."""
         needle = BATCH_MAGIC + struct.pack("<Q", file.generation)
         at = offset
         while at < size:
@@ -249,7 +261,8 @@ class _WalReader:
             hit = data.find(needle)
             while hit >= 0:
                 batch = self._batch(file, window, at + hit, size)
-                if batch is not None and batch[0] > after and (at + hit) % 8 == 0:
+                found = 0 if batch is None else batch[0] if same_flush else batch[4]
+                if found > after and (at + hit) % 8 == 0:
                     return at + hit
                 hit = data.find(needle, hit + 1)
             if len(data) <= len(needle):
@@ -284,7 +297,7 @@ class _WalReader:
             self._note_torn(file, window, at, size)
 
     def _nothing_follows(self, file: WalFile, window: _Window, at: int, size: int) -> bool:
-        return self._find_batch(file, window, at, size, self.sequence) is None
+        return self._find_batch(file, window, at, size, self.sequence + 1) is None
 
     def _note_torn(self, file: WalFile, window: _Window, at: int, size: int) -> None:
         """Reports a torn tail where the bytes at the end are a beginning of this generation."""
@@ -297,12 +310,12 @@ class _WalReader:
         file: WalFile,
         window: _Window,
         at: int,
-        batch: tuple[int, int, int, int],
+        batch: tuple[int, int, int, int, int],
         limit: int,
         known_tail: int | None,
     ) -> int:
         """Takes a batch whose header is right; returns its end, -1 when it is the torn tail."""
-        sequence, length, count, checksum = batch
+        sequence, length, count, checksum, _ = batch
         start = at + BATCH_HEADER.size
         end = start + length + 8 * count
         if end > limit:
@@ -354,7 +367,7 @@ class _WalReader:
         """A batch's header is damaged: takes its records if they are whole, and where the directory
         behind them fits. Returns where the next batch begins, or `limit`."""
         start = at + BATCH_HEADER.size
-        following = self._find_batch(file, window, at + 8, limit, self.sequence)
+        following = self._find_batch(file, window, at + 8, limit, self.sequence, same_flush=True)
         end = limit if following is None else following
         if end - start > 1 << 32:
             self._damage(None, file.name, at, "a batch cannot be read")
@@ -548,7 +561,7 @@ def _load_group(
         raise StorageFault(f"entries of group {log.group} are missing", path="wal", offset=0)
     if found.places:
         base = found.base
-        segments = _cut(segments, base)
+        segments = _cut(log, segments, base)
         runs = [run for run in runs if run[0] < base]
         if not runs or runs[-1][1] != found.runs[0][1]:
             runs.append((base, found.runs[0][1]))
@@ -619,15 +632,18 @@ def _load_directory(
             continue
         segment, terms = load_segment(directory, log.group, f"{path}/{name}")
         report.segments += 1
-        segments = [*_cut(segments, segment.first), segment]
+        segments = [*_cut(log, segments, segment.first), segment]
         runs = [run for run in runs if run[0] < segment.first]
         runs += terms
     return segments, runs, snapshot
 
 
-def _cut(segments: list[Segment], index: int) -> list[Segment]:
-    """The segments without the entries >= index."""
+def _cut(log: GroupLog, segments: list[Segment], index: int) -> list[Segment]:
+    """The segments without the entries >= index, which have successors elsewhere."""
     left = [segment for segment in segments if segment.first < index]
+    if len(left) < len(segments) or (left and left[-1].last >= index):
+        log.stale_index = min(log.stale_index or index, index)
+        log.stale_names += [segment.name for segment in segments[len(left) :]]
     if left and left[-1].last >= index:
         left[-1].cut(index)
     return left

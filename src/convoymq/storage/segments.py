@@ -42,7 +42,9 @@ def segment_name(group: int, order: int) -> str:
 class Segment:
     """Where the entries of one segment file lie."""
 
-    __slots__ = ("file", "first", "indexes", "last", "name", "offsets", "order", "size", "sizes")
+    __slots__ = (
+        "file", "first", "indexes", "last", "name", "offsets", "order", "size", "sizes", "stale",
+    )  # fmt: skip
 
     def __init__(
         self, name: str, order: int, indexes: array[int], offsets: array[int], sizes: array[int]
@@ -59,6 +61,8 @@ class Segment:
         self.offsets = offsets
         self.sizes = sizes
         self.size = 8 * sum(sizes)
+        self.stale = False
+        """The file holds entries that were truncated: it must be rewritten."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -92,6 +96,7 @@ class Segment:
         del self.offsets[keep:]
         del self.sizes[keep:]
         self.size = 8 * sum(self.sizes)
+        self.stale = True
 
 
 class Piece:

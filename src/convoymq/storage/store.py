@@ -382,18 +382,40 @@ class Storage:
         elif log.removed or log.epoch != epoch:
             self.remove_files(group_path(log.group), [segment.name for segment in made])
         else:
-            count = self._count_in(log, file)
-            end = log.base + count
-            useless = [segment for segment in made if segment.first >= end]
-            made = [segment for segment in made if segment.first < end]
-            if made and made[-1].last >= end:
-                made[-1].cut(end)
-            log.moved(count, made, keep)
-            self.remove_files(group_path(log.group), [segment.name for segment in useless])
+            log.moved(self._count_in(log, file), made, keep)
+            if log.stale_index and log.written_index >= log.stale_index:
+                # What replaced truncated entries may go with this file: they must not come back.
+                self._purge_stale(log)
+                return
             if plan is not None:
                 self._compact(log, plan)
         self._rolling_logs.pop()
         self._roll_next()
+
+    def _purge_stale(self, log: GroupLog) -> None:
+        """Rids the disk of truncated entries, then goes on with the roll over."""
+        cut = [segment for segment in log.segments if segment.stale]
+        names, log.stale_names = log.stale_names, []
+        self.remove_files(group_path(log.group), names)
+        log.stale_index = 0
+        epoch = log.epoch
+
+        def rewritten(error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, StorageFault) and log.epoch == epoch:
+                log.stale_index = log.written_index
+                self._stalled = True
+                self._rolling = None
+                return
+            if len(cut) > 1 and log.epoch == epoch:
+                self._purge_stale(log)
+                return
+            self._rolling_logs.pop()
+            self._roll_next()
+
+        if cut and log.damaged is None:
+            self._rewrite(log, [(cut[0], [(cut[0].first, cut[0].last)])], rewritten)
+        else:
+            rewritten(None)
 
     # Compaction of segments.
 
@@ -484,7 +506,12 @@ class Storage:
                 self._rewrite(log, run)
                 return
 
-    def _rewrite(self, log: GroupLog, run: list[tuple[Segment, list[tuple[int, int]]]]) -> None:
+    def _rewrite(
+        self,
+        log: GroupLog,
+        run: list[tuple[Segment, list[tuple[int, int]]]],
+        answer: Callable[[BaseException | None], None] = _ignore,
+    ) -> None:
         """Has the worker replace some neighbouring segments by one with what is alive in them."""
         pieces = []
         try:
@@ -497,7 +524,9 @@ class Storage:
                     piece.sizes.extend(segment.sizes[low:high])
                 pieces.append(piece)
         except OSError as error:
-            log.mark_damaged(StorageFault(f"a segment cannot be opened: {error}"))
+            fault = StorageFault(f"a segment cannot be opened: {error}")
+            log.mark_damaged(fault)
+            answer(fault)
             return
         old = [segment for segment, _ in run]
         last = old[-1]
@@ -519,22 +548,24 @@ class Storage:
             log.compacting = False
             if isinstance(error, StorageFault):
                 log.mark_damaged(error)
-                return
-            if error is not None or made is None or log.removed or log.epoch != epoch:
-                return
-            still = [segment for segment in old if segment in log.segments]
-            if not still:
-                return
-            at = log.segments.index(still[0])
-            new = [segment for segment in made if segment.first <= still[-1].last]
-            if new and new[-1].last > still[-1].last:
-                new[-1].cut(still[-1].last + 1)
-            log.segments[at : at + len(still)] = new
-            for segment in old:
-                self._forget_segment(segment)
-            self.remove_files(group_path(group), [s.name for s in old if s is not last])
+            elif made is not None and not log.removed and log.epoch == epoch:
+                self._replace(log, old, made)
+            answer(error)
 
         self.worker.submit(work, done)
+
+    def _replace(self, log: GroupLog, old: list[Segment], made: list[Segment]) -> None:
+        """The segment file that was `old[-1]`'s has what is alive of all of them."""
+        still = [segment for segment in old if segment in log.segments]
+        for segment in old:
+            self._forget_segment(segment)
+        if not still:
+            return  # all truncated meanwhile: the log knows the names as stale
+        at = log.segments.index(still[0])
+        log.segments[at : at + len(still)] = made
+        if made[-1].last > still[-1].last:
+            log.truncated_meanwhile(still[-1].last + 1)
+        self.remove_files(group_path(log.group), [s.name for s in old if s is not old[-1]])
 
 
 def _clip(ranges: Iterable[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:

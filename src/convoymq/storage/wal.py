@@ -33,8 +33,8 @@ crc32c of the bytes before it, spare."""
 
 BATCH_MAGIC = b"CVYWALB\x01"
 BATCH_HEADER = struct.Struct("<8sQQQIIII")
-"""magic+version, generation, sequence, bytes of records, count of records, crc32c of the
-directory, crc32c of the header bytes before it, spare."""
+"""magic+version, generation, sequence, bytes of records, count of records, position in its flush,
+crc32c of the directory, crc32c of the header bytes before it."""
 
 KIND_CONTROL = 128
 """Record kinds from here on are storage's own."""
@@ -63,13 +63,13 @@ def file_header(generation: int, first_sequence: int, previous: tuple[int, int, 
 
 
 def batch_header(
-    generation: int, sequence: int, length: int, count: int, directory: bytes
+    generation: int, sequence: int, position: int, length: int, count: int, directory: bytes
 ) -> bytes:
-    """The header that precedes a batch's records."""
+    """The header that precedes a batch's records. `position`: 0 for the first one of a flush."""
     head = BATCH_HEADER.pack(
-        BATCH_MAGIC, generation, sequence, length, count, crc32c(directory), 0, 0
+        BATCH_MAGIC, generation, sequence, length, count, position, crc32c(directory), 0
     )
-    return head[:40] + struct.pack("<II", crc32c(head[:40]), 0)
+    return head[:44] + struct.pack("<I", crc32c(head[:44]))
 
 
 def wal_name(generation: int) -> str:
@@ -290,6 +290,7 @@ class Wal:
                 batch_header(
                     batch.file.generation,
                     batch.sequence,
+                    batch.sequence - first.sequence,
                     batch.end - batch.start - BATCH_HEADER.size,
                     len(batch.buffers),
                     directory,

@@ -18,7 +18,7 @@ def test_storage_holds_what_the_model_holds(seed: int) -> None:
     node.check()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(400))
 def test_nothing_confirmed_is_lost_when_the_power_goes(seed: int) -> None:
     node = Node(seed)
     for _ in range(6):
