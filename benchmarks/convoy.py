@@ -36,21 +36,19 @@ class ConvoyCluster(LocalCluster):
 
     def _configuration(self, index: int) -> dict[str, str]:
         number = index + 1
-        lines = {
-            "node.name": self.node_name(number),
+        link = self.base_port + 10
+        peers = range(1, len(self.nodes) + 1)
+        return {
             "node.id": str(number),
+            "node.name": self.node_name(number),
             "data_dir": str(self.directory / self.node_name(number)),
-            "listeners.tcp.1": f"127.0.0.1:{self.base_port + number}",
-            "cluster.listener": f"127.0.0.1:{self.base_port + 10 + number}",
+            "listeners.tcp.default": f"127.0.0.1:{self.base_port + number}",
+            "cluster.listen": f"127.0.0.1:{link + number}",
+            "cluster.peers": ",".join(f"{peer}@127.0.0.1:{link + peer}" for peer in peers),
             "cluster.secret": self._secret,
             "management.tcp.port": str(self.base_port + 20 + number),
             "prometheus.tcp.port": str(self.base_port + 30 + number),
         }
-        for peer in range(1, len(self.nodes) + 1):
-            lines[f"cluster_formation.classic_config.nodes.{peer}"] = (
-                f"{self.node_name(peer)}@127.0.0.1:{self.base_port + 10 + peer}"
-            )
-        return lines
 
     def node_name(self, number: int) -> str:
         return f"convoy{number}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pika.exceptions  # type: ignore[import-untyped]
 import pytest
-from pika import BasicProperties, spec  # type: ignore[import-untyped]
+from pika import BasicProperties, spec
 
 from tests.interop.conftest import Names
 from tests.interop.helpers import Inbox, eventually, fetch_all, numbered, publish_confirmed

@@ -1,0 +1,147 @@
+"""Measures ConvoyMQ and RabbitMQ side by side: one machine, one run, alternating.
+
+    python benchmarks/compare.py                        everything, writes docs/benchmarks.md
+    python benchmarks/compare.py --quick --case spread  one case, short
+
+Each round starts a fresh cluster of each system in turn, runs every case once on it and removes it,
+so that never more than one system uses the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from rich.console import Console
+
+from benchmarks import report
+from benchmarks.cases import CASES, QUICK, Case, Run, Scale
+from benchmarks.convoy import convoy_cluster
+from benchmarks.load import LoadFailed
+from benchmarks.rabbitmq import RabbitCluster
+from benchmarks.systems import LocalCluster, NotUsable, SystemMissing
+
+ROOT = Path(__file__).resolve().parent.parent
+SYSTEMS = ("convoy", "rabbitmq")
+
+
+def make_cluster(system: str, base_port: int) -> LocalCluster:
+    """A cluster of the named system, not yet started. Raises SystemMissing."""
+    if system == "rabbitmq":
+        return RabbitCluster(base_port=base_port + 50)
+    return convoy_cluster(base_port=base_port)
+
+
+class Comparison:
+    """Collects samples round by round."""
+
+    def __init__(self, cases: tuple[Case, ...], scale: Scale, base_port: int) -> None:
+        self.cases = cases
+        self.scale = scale
+        self.base_port = base_port
+        self.samples: report.Samples = {}
+        self.broken: list[str] = []
+        self.failed: list[str] = []
+        self.versions: dict[str, str] = {}
+        self.console = Console(stderr=True)
+
+    def round(self, system: str) -> None:
+        """Every case once on a fresh cluster; a case that breaks the cluster costs only itself."""
+        left = list(self.cases)
+        while left:
+            try:
+                with make_cluster(system, self.base_port) as cluster:
+                    self.versions[system] = cluster.version()
+                    startup_s = cluster.start()
+                    while left and self._case(left.pop(0), cluster, startup_s):
+                        pass
+            except NotUsable as error:
+                self._fail(f"{system}: {error}")
+                return
+
+    def _case(self, case: Case, cluster: LocalCluster, startup_s: float) -> bool:
+        """Run one case. Returns: whether the cluster can be used for the next."""
+        run = Run(cluster=cluster, scale=self.scale, startup_s=startup_s, broken=[])
+        try:
+            figures = case.measure(run)
+        except (LoadFailed, NotUsable, OSError) as error:
+            self._fail(f"{cluster.system}, {case.name}: {error}")
+            return False
+        for name, value in figures.items():
+            by_case = self.samples.setdefault(cluster.system, {}).setdefault(case.name, {})
+            by_case.setdefault(name, []).append(value)
+        shown = "  ".join(f"{name} {report.number(value)}" for name, value in figures.items())
+        self.console.print(
+            f"[bold]{cluster.system:9}[/] {case.name:14} {shown}", highlight=False, soft_wrap=True
+        )
+        for text in run.broken:
+            self.broken.append(f"{cluster.system}, {case.name}: {text}")
+            self.console.print(f"          [bold red]promise broken: {text}[/]")
+        return True
+
+    def _fail(self, text: str) -> None:
+        self.failed.append(text)
+        self.console.print(f"[bold red]failed[/] {text}", highlight=False, soft_wrap=True)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="ConvoyMQ and RabbitMQ, side by side")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated")
+    parser.add_argument("--case", action="append", choices=[case.name for case in CASES])
+    parser.add_argument("--runs", type=int, help="rounds of each system (3; 1 with --quick)")
+    parser.add_argument("--quick", action="store_true", help="short runs, small backlogs")
+    parser.add_argument("--base-port", type=int, default=28600)
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "benchmarks.json")
+    parser.add_argument("--docs", type=Path, help="Markdown file to write (default: full runs)")
+    options = parser.parse_args(arguments)
+    options.systems = options.systems.split(",")
+    unknown = set(options.systems) - set(SYSTEMS)
+    if unknown:
+        parser.error(f"unknown system {', '.join(unknown)}; known: {', '.join(SYSTEMS)}")
+    return options
+
+
+def main() -> int:
+    """Exit code: 0 done, 1 a run failed or a promise broke, 2 a system is not installed."""
+    options = parse()
+    cases = tuple(case for case in CASES if not options.case or case.name in options.case)
+    runs = options.runs or (1 if options.quick else 3)
+    comparison = Comparison(cases, QUICK if options.quick else Scale(), options.base_port)
+    try:
+        for _ in range(runs):
+            for system in options.systems:
+                comparison.round(system)
+    except SystemMissing as error:
+        comparison.console.print(f"[bold red]{error}[/]")
+        return 2
+    except KeyboardInterrupt:
+        comparison.failed.append("interrupted")
+    about = report.machine(comparison.versions)
+    Console().print(report.table(cases, comparison.samples))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(
+        json.dumps(
+            {
+                "about": about,
+                "quick": options.quick,
+                "samples": comparison.samples,
+                "broken": comparison.broken,
+                "failed": comparison.failed,
+            },
+            indent=2,
+        )
+    )
+    complete = not (options.quick or options.case or comparison.failed)
+    docs = options.docs or (ROOT / "docs" / "benchmarks.md" if complete else None)
+    if docs is not None:
+        docs.write_text(report.markdown(cases, comparison.samples, about, runs, comparison.broken))
+    return 1 if comparison.failed or comparison.broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,171 @@
+"""Medians, verdicts and tables of a comparison."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.cases import Case, Figure
+
+Samples = dict[str, dict[str, dict[str, list[float]]]]
+"""system → case → figure → one value per run"""
+
+INTRODUCTION = """\
+Three nodes of each system on one machine, one system at a time, {runs} runs alternating; medians,
+± half the range. Quorum queues, fdatasync before confirm, publisher confirms, manual acknowledgement
+in fifties, 1,000 unconfirmed messages, prefetch 1,000. The same load tool (`convoy perf`) drives
+both, on the same cores as the brokers, and checks loss, order and duplicates in every run."""
+
+TITLES = {"convoy": "ConvoyMQ", "rabbitmq": "RabbitMQ"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of the comparison, ready to print."""
+
+    title: str
+    convoy: str
+    rabbitmq: str
+    ratio: str
+    target: str
+    verdict: str
+
+
+def machine(versions: dict[str, str]) -> dict[str, Any]:
+    """What the numbers depend on: the class of machine and the versions, nothing that names it."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "kernel": platform.release().split("-")[0],
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def number(value: float) -> str:
+    """A number in as many digits as it deserves: 381000 → 381,000, 0.2931 → 0.293."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _cell(values: list[float] | None, unit: str) -> str:
+    if not values:
+        return "–"
+    middle = median(values)
+    spread = (max(values) - min(values)) / middle * 100 if middle and len(values) > 1 else 0
+    return f"{number(middle)} {unit}" + (f" ±{spread / 2:.0f} %" if len(values) > 1 else "")
+
+
+def _target(figure: Figure) -> str:
+    def one(value: float) -> str:
+        match figure.kind:
+            case "faster":
+                return f"≥ {value:g}×"
+            case "less":
+                return f"≤ 1/{1 / value:g}" if value < 0.2 else f"≤ {value:.2g}×"
+            case _:
+                return f"≤ {value:g} {figure.unit}"
+
+    return one(figure.must) + (f", aim {one(figure.aim)}" if figure.aim is not None else "")
+
+
+def verdict(figure: Figure, convoy: list[float] | None, rabbitmq: list[float] | None) -> str:
+    """`aim`, `reached`, `missed`, or nothing when there is nothing to judge."""
+    if not convoy or (figure.kind != "bound" and not rabbitmq):
+        return ""
+    value = median(convoy)
+    if figure.kind != "bound":
+        assert rabbitmq is not None
+        value /= median(rabbitmq) or float("nan")
+    sign = -1 if figure.kind == "faster" else 1
+    if figure.aim is not None and sign * value <= sign * figure.aim:
+        return "aim"
+    return "reached" if sign * value <= sign * figure.must else "missed"
+
+
+def rows(cases: tuple[Case, ...], samples: Samples) -> list[Row]:
+    """One row per figure, in the order of the cases."""
+    result = []
+    for case in cases:
+        for figure in case.figures:
+            convoy, rabbitmq = (
+                samples.get(system, {}).get(case.name, {}).get(figure.name)
+                for system in ("convoy", "rabbitmq")
+            )
+            both = bool(convoy and rabbitmq and median(rabbitmq))
+            ratio = median(convoy) / median(rabbitmq) if both else None  # type: ignore[arg-type]
+            result.append(
+                Row(
+                    title=f"{case.title}: {figure.title}",
+                    convoy=_cell(convoy, figure.unit),
+                    rabbitmq=_cell(rabbitmq, figure.unit),
+                    ratio=f"{ratio:.3g}×" if ratio is not None else "–",
+                    target=_target(figure),
+                    verdict=verdict(figure, convoy, rabbitmq),
+                )
+            )
+    return result
+
+
+def table(cases: tuple[Case, ...], samples: Samples) -> Table:
+    """The comparison for a terminal."""
+    shown = Table(title="ConvoyMQ and RabbitMQ, three nodes each, quorum queues, medians")
+    for heading in ("case", "ConvoyMQ", "RabbitMQ", "ratio", "to reach", ""):
+        shown.add_column(heading, justify="left" if heading == "case" else "right")
+    colours = {"aim": "bold green", "reached": "green", "missed": "bold red"}
+    for row in rows(cases, samples):
+        style = colours.get(row.verdict, "dim")
+        shown.add_row(
+            row.title,
+            row.convoy,
+            row.rabbitmq,
+            row.ratio,
+            row.target,
+            f"[{style}]{row.verdict}[/]" if row.verdict else "",
+        )
+    return shown
+
+
+def markdown(
+    cases: tuple[Case, ...], samples: Samples, about: dict[str, Any], runs: int, broken: list[str]
+) -> str:
+    """docs/benchmarks.md."""
+    versions = ", ".join(f"{TITLES[name]} {text}" for name, text in about["versions"].items())
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `make bench`; do not edit.",
+        "",
+        f"{about['date']} · {about['cores']} cores ({about['processor']}), "
+        f"{about['memory_gib']} GiB, Linux {about['kernel']}, Python {about['python']} · "
+        f"{versions}",
+        "",
+        INTRODUCTION.format(runs=runs),
+        "",
+        "| case | ConvoyMQ | RabbitMQ | ratio | to reach | |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    lines += [
+        f"| {row.title} | {row.convoy} | {row.rabbitmq} | {row.ratio} | {row.target} "
+        f"| {row.verdict} |"
+        for row in rows(cases, samples)
+    ]
+    lines += ["", "Promises broken in these runs: " + ("; ".join(broken) or "none") + ".", ""]
+    return "\n".join(lines)
