@@ -1,0 +1,205 @@
+"""The thread that makes the write-ahead log durable: `pwritev`, then `fdatasync`, without the GIL.
+
+The loop fills an iovec array and writes to one eventfd; the thread answers by another. The two
+never touch the same fields at the same time: between `submit` and the answer they are the thread's.
+"""
+
+import os
+import select
+import threading
+
+import cython
+from cython.cimports.convoymq.kernels import cdisk, cext
+from cython.cimports.libc import errno, stdlib
+from cython.cimports.libc.stdint import uint64_t
+
+SYNC_FDATASYNC = 0
+SYNC_FSYNC = 1
+SYNC_DSYNC = 2
+SYNC_NONE = 3
+
+_FSYNC = cython.declare(cython.int, 1)
+_DSYNC = cython.declare(cython.int, 2)
+_NONE = cython.declare(cython.int, 3)
+_IOV_MAX = cython.declare(cython.Py_ssize_t, 1024)
+
+
+@cython.cclass
+class Flusher:
+    def __cinit__(self, method: cython.int = 0):
+        self.wake_fd = -1
+        self.done_fd = -1
+        self.method = method
+        self.busy = False
+        self.pending = False
+        self.stopping = False
+        self.iov = cython.NULL
+        self.count = 0
+        self.capacity = 0
+
+    def __init__(self, method: cython.int = 0):
+        if not 0 <= method <= _NONE:
+            raise ValueError(f"sync method {method} is not known")
+        self.on_completed = None
+        self.wake_fd = cdisk.eventfd(0, cdisk.EFD_CLOEXEC)
+        self.done_fd = cdisk.eventfd(0, cdisk.EFD_CLOEXEC | cdisk.EFD_NONBLOCK)
+        if self.wake_fd < 0 or self.done_fd < 0:
+            raise OSError(errno.errno, "eventfd")
+        # The thread must not keep its owner alive for ever: `close` ends it, and a node that exits
+        # without closing has nothing to lose that was confirmed.
+        self.thread = threading.Thread(target=self._run, name="wal", daemon=True)
+        self.thread.start()
+
+    def __dealloc__(self):
+        stdlib.free(self.iov)
+
+    def _run(self):
+        with cython.nogil:
+            self.loop()
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def loop(self) -> cython.void:
+        value: uint64_t
+        while True:
+            if cdisk.read(self.wake_fd, cython.address(value), 8) != 8:
+                if errno.errno == errno.EINTR:
+                    continue
+                return
+            if self.pending:
+                self.result = self.flush()
+                self.pending = False
+                value = 1
+                while cdisk.write(self.done_fd, cython.address(value), 8) < 0:
+                    if errno.errno != errno.EINTR:
+                        return
+            if self.stopping:
+                return
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def flush(self) -> cython.int:
+        at: cython.Py_ssize_t = 0
+        offset: cython.long = self.offset
+        batch: cython.Py_ssize_t
+        written: cython.Py_ssize_t
+        code: cython.int
+        while at < self.count:
+            if self.iov[at].iov_len == 0:
+                at += 1
+                continue
+            batch = self.count - at
+            if batch > _IOV_MAX:
+                batch = _IOV_MAX
+            if self.method == _DSYNC:
+                written = cdisk.pwritev2(
+                    self.fd, self.iov + at, cython.cast(cython.int, batch), offset, cdisk.RWF_DSYNC
+                )
+            else:
+                written = cdisk.pwritev(
+                    self.fd, self.iov + at, cython.cast(cython.int, batch), offset
+                )
+            if written < 0:
+                if errno.errno == errno.EINTR:
+                    continue
+                return errno.errno
+            if written == 0:
+                return errno.EIO
+            offset += written
+            while at < self.count and written >= cython.cast(
+                cython.Py_ssize_t, self.iov[at].iov_len
+            ):
+                written -= self.iov[at].iov_len
+                at += 1
+            if written > 0:
+                self.iov[at].iov_base = cython.cast(cython.p_char, self.iov[at].iov_base) + written
+                self.iov[at].iov_len -= written
+        if self.method >= _DSYNC:
+            return 0
+        while True:
+            if self.method == _FSYNC:
+                code = cdisk.fsync(self.fd)
+            else:
+                code = cdisk.fdatasync(self.fd)
+            if code == 0:
+                return 0
+            if errno.errno != errno.EINTR:
+                return errno.errno
+
+    def submit(self, file, offset: cython.long, buffers, token):
+        if self.busy:
+            raise RuntimeError("a flush is in flight")
+        if self.stopping:
+            raise RuntimeError("the flusher is closed")
+        kept: list = list(buffers)
+        count: cython.Py_ssize_t = len(kept)
+        if count > self.capacity:
+            grown: cython.pointer(cdisk.iovec) = cython.cast(
+                cython.pointer(cdisk.iovec),
+                stdlib.realloc(self.iov, (count + 64) * cython.sizeof(cdisk.iovec)),
+            )
+            if grown == cython.NULL:
+                raise MemoryError
+            self.iov = grown
+            self.capacity = count + 64
+        i: cython.Py_ssize_t
+        for i in range(count):
+            item = kept[i]
+            if not isinstance(item, bytes):
+                raise TypeError("only bytes can be flushed")
+            data: bytes = item
+            self.iov[i].iov_base = cext.PyBytes_AS_STRING(
+                cython.cast(cython.pointer(cext.PyObject), data)
+            )
+            self.iov[i].iov_len = len(data)
+        self.fd = file.fileno()
+        self.offset = offset
+        self.count = count
+        self.file = file
+        self.kept = kept
+        self.token = token
+        self.busy = True
+        self.pending = True
+        self._wake()
+
+    def _wake(self):
+        value: uint64_t = 1
+        while cdisk.write(self.wake_fd, cython.address(value), 8) < 0:
+            if errno.errno != errno.EINTR:
+                raise OSError(errno.errno, "eventfd")
+
+    def fileno(self):
+        return self.done_fd
+
+    def completed(self):
+        value: uint64_t
+        if not self.busy or cdisk.read(self.done_fd, cython.address(value), 8) != 8:
+            return []
+        token = self.token
+        code: cython.int = self.result
+        self.token = self.kept = self.file = None
+        self.busy = False
+        return [(token, code)]
+
+    def on_readable(self):
+        for token, code in self.completed():
+            self.on_completed(token, code)
+
+    def wait(self):
+        if self.busy:
+            waiter = select.poll()
+            waiter.register(self.done_fd, select.POLLIN)
+            waiter.poll()
+
+    def close(self):
+        if not self.stopping:
+            self.stopping = True
+            self._wake()
+            self.thread.join()
+            os.close(self.wake_fd)
+            os.close(self.done_fd)
+            self.wake_fd = self.done_fd = -1
+            self.busy = False
+            self.token = self.kept = self.file = None

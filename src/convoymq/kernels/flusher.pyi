@@ -1,0 +1,34 @@
+"""The thread that makes the write-ahead log durable."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SYNC_FDATASYNC: int
+SYNC_FSYNC: int
+SYNC_DSYNC: int
+SYNC_NONE: int
+
+class Flusher:
+    """Writes and syncs on a thread of its own that never takes the GIL.
+
+    One submission is in flight at a time; its buffers are kept alive until it is answered.
+    """
+
+    on_completed: Callable[[Any, int], None] | None
+    """Called by `on_readable` with (token, errno); 0 = durable."""
+    def __init__(self, method: int = ...) -> None:
+        """Starts the thread. `method`: one of SYNC_*. Raises OSError."""
+    def submit(self, file: Any, offset: int, buffers: Sequence[bytes], token: Any) -> None:
+        """Starts writing the buffers back to back at `offset` of `file` (it has `fileno()`).
+
+        Raises RuntimeError while a submission is in flight or after `close`."""
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when a submission is answered."""
+    def completed(self) -> list[tuple[Any, int]]:
+        """Takes the answers that have come: (token, errno)."""
+    def on_readable(self) -> None:
+        """For the event loop: takes the answers and calls `on_completed` for each."""
+    def wait(self) -> None:
+        """Blocks until the submission in flight, if any, is done (it still has to be taken)."""
+    def close(self) -> None:
+        """Lets the submission in flight finish and ends the thread. May be called twice."""

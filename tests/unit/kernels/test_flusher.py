@@ -1,0 +1,139 @@
+"""The WAL thread: what it writes, what it reports, and that it keeps what it was given alive."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from convoymq.kernels import flusher as kernel
+from convoymq.kernels.flusher import Flusher
+from convoymq.storage.files import RealDirectory, RealFile
+
+METHODS = [kernel.SYNC_FDATASYNC, kernel.SYNC_FSYNC, kernel.SYNC_DSYNC, kernel.SYNC_NONE]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[RealFile]:
+    opened = RealDirectory(tmp_path).open("wal", create=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def flusher() -> Iterator[Flusher]:
+    made = Flusher()
+    yield made
+    made.close()
+
+
+def answer(flusher: Flusher) -> list[tuple[object, int]]:
+    """Waits as the event loop does."""
+    poll = select.poll()
+    poll.register(flusher.fileno(), select.POLLIN)
+    assert poll.poll(10_000)
+    return flusher.completed()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_writes_all_buffers_back_to_back(file: RealFile, method: int) -> None:
+    flusher = Flusher(method)
+    flusher.submit(file, 5, [b"abc", b"", b"defg"], "token")
+    assert answer(flusher) == [("token", 0)]
+    assert file.pread(20, 0) == b"\0\0\0\0\0abcdefg"
+    flusher.close()
+
+
+def test_more_buffers_than_one_call_takes(file: RealFile, flusher: Flusher) -> None:
+    buffers = [b"%05d" % i for i in range(5000)]
+    flusher.submit(file, 0, buffers, 1)
+    assert answer(flusher) == [(1, 0)]
+    assert file.pread(30_000, 0) == b"".join(buffers)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.lists(st.binary(max_size=3000), max_size=40), st.integers(0, 10_000))
+def test_what_is_written_is_what_was_given(
+    file: RealFile, flusher: Flusher, buffers: list[bytes], offset: int
+) -> None:
+    flusher.submit(file, offset, buffers, None)
+    assert answer(flusher) == [(None, 0)]
+    joined = b"".join(buffers)
+    assert file.pread(len(joined), offset) == joined
+
+
+def test_one_submission_at_a_time(file: RealFile, flusher: Flusher) -> None:
+    flusher.submit(file, 0, [b"a"], 1)
+    with pytest.raises(RuntimeError):
+        flusher.submit(file, 1, [b"b"], 2)
+    assert answer(flusher) == [(1, 0)]
+    flusher.submit(file, 1, [b"b"], 2)
+    assert answer(flusher) == [(2, 0)]
+
+
+def test_buffers_outlive_their_owner(file: RealFile, flusher: Flusher) -> None:
+    flusher.submit(file, 0, [os.urandom(1 << 20) for _ in range(8)], 1)
+    gc.collect()
+    assert answer(flusher) == [(1, 0)]
+    assert file.size() == 8 << 20
+
+
+def test_an_error_is_reported_by_its_number(tmp_path: Path, flusher: Flusher) -> None:
+    (tmp_path / "f").write_bytes(b"")
+    with open(tmp_path / "f", "rb") as read_only:
+        flusher.submit(read_only, 0, [b"x"], "t")
+        assert answer(flusher) == [("t", errno.EBADF)]
+
+
+def test_a_full_disk_is_reported(flusher: Flusher) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        flusher.submit(full, 0, [b"x" * 4096], "t")
+        assert answer(flusher) == [("t", errno.ENOSPC)]
+
+
+def test_the_callback_gets_token_and_code(file: RealFile, flusher: Flusher) -> None:
+    seen = []
+    flusher.on_completed = lambda token, code: seen.append((token, code))
+    flusher.submit(file, 0, [b"x"], 9)
+    flusher.wait()
+    flusher.on_readable()
+    flusher.on_readable()
+    assert seen == [(9, 0)]
+
+
+def test_closing_finishes_what_is_in_flight(file: RealFile) -> None:
+    flusher = Flusher()
+    flusher.submit(file, 0, [b"last"], 1)
+    flusher.close()
+    flusher.close()
+    assert file.pread(4, 0) == b"last"
+    with pytest.raises(RuntimeError):
+        flusher.submit(file, 0, [b"x"], 1)
+
+
+def test_closing_with_an_untaken_answer_writes_nothing_twice(file: RealFile) -> None:
+    flusher = Flusher()
+    flusher.submit(file, 0, [b"first"], 1)
+    flusher.wait()
+    file.pwrite([b"other"], 0)
+    flusher.close()
+    assert file.pread(5, 0) == b"other"
+
+
+def test_only_bytes_are_taken(file: RealFile, flusher: Flusher) -> None:
+    with pytest.raises(TypeError):
+        flusher.submit(file, 0, [bytearray(b"x")], 1)  # type: ignore[list-item]
+    flusher.submit(file, 0, [b"x"], 2)
+    assert answer(flusher) == [(2, 0)]
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="sync method"):
+        Flusher(4)

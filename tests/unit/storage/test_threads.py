@@ -1,0 +1,94 @@
+"""Storage on real files with its real threads."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from convoymq.kernels.flusher import Flusher
+from convoymq.storage.files import RealDirectory
+from convoymq.storage.store import Storage
+from convoymq.storage.threads import ThreadWorker
+from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
+from tests.unit.storage.disk import entry_of
+
+CONFIG = StorageConfig(
+    wal_max_size_bytes=256 * 1024, mem_table_max_bytes=64 * 1024, snapshot_min_dead_bytes=4096
+)
+
+
+class RealNode:
+    """A storage as a node's event loop runs it."""
+
+    def __init__(self, path: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self.loop = loop
+        self.flusher = Flusher()
+        self.worker = ThreadWorker(loop.call_soon_threadsafe)
+        self.storage = Storage(RealDirectory(path), self.flusher, self.worker, CONFIG)
+        loop.add_reader(self.flusher.fileno(), self.flusher.on_readable)
+        self.report = self.storage.recover()
+
+    async def close(self) -> None:
+        closed = self.loop.create_future()
+        self.storage.close(lambda: closed.set_result(None))
+        await asyncio.wait_for(closed, 30)
+        self.worker.close()
+        self.loop.remove_reader(self.flusher.fileno())
+        self.flusher.close()
+
+
+async def until_written(node: RealNode, groups: list[int], index: int) -> None:
+    async with asyncio.timeout(30):
+        while any(node.storage.logs[g].written_index < index for g in groups):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+async def test_entries_outlive_restarts_and_roll_overs(tmp_path: Path, restarts: int) -> None:
+    groups = [1, 2, 3]
+    last = 0
+    for _ in range(restarts):
+        node = RealNode(tmp_path)
+        storage = node.storage
+        storage.planner = lambda group, storage=storage: GroupPlan(
+            live_ranges=[(1, 1)],
+            applied=storage.logs[group].written_index,
+            keep_from=storage.logs[group].written_index - 10,
+            take_snapshot=lambda: Snapshot(
+                index=storage.logs[group].written_index,
+                term=1,
+                membership=b"",
+                state=b"%d" % group,
+            ),
+        )
+        assert not node.report.damages
+        for group in groups:
+            log = storage.open_group(group)
+            assert log.last_index == last
+        for i in range(last + 1, last + 601):
+            for group in groups:
+                storage.open_group(group).append(entry_of(group, i, 1, 1000))
+            storage.kick()
+            if i % 50 == 0:
+                await until_written(node, groups, i)
+        last += 600
+        await until_written(node, groups, last)
+        async with asyncio.timeout(30):
+            while storage.wal_files_waiting:
+                await asyncio.sleep(0.001)
+        assert storage.rolled_files > 3
+        assert storage.memory_bytes < 2 * CONFIG.mem_table_max_bytes
+        await node.close()
+    node = RealNode(tmp_path)
+    for group in groups:
+        log = node.storage.logs[group]
+        assert log.last_index == last
+        assert log.entry(1).data == entry_of(group, 1, 1, 1000).data
+        assert log.entry(last - 5).data == entry_of(group, last - 5, 1, 1000).data
+        snapshot = log.read_snapshot()
+        assert snapshot is not None
+        assert snapshot.state == b"%d" % group
+    await node.close()
