@@ -66,6 +66,10 @@ _scratch_capacity = cython.declare(cython.Py_ssize_t, 0)
 _scratch_busy = cython.declare(cython.bint, False)
 
 
+# Stands where a list is due that nothing is put into.
+_NOTHING = cython.declare(list, [])
+
+
 # --- bytes -----------------------------------------------------------------------------------
 
 
@@ -1359,7 +1363,7 @@ def _take_run(
 def _acknowledge(
     lane: Lane, kind: cython.int, tag: uint64_t, multiple: cython.bint
 ) -> cython.int:
-    return _collect(lane, tag, multiple, None, kind)
+    return _collect(lane, tag, multiple, _NOTHING, kind)
 
 
 @cython.cfunc
