@@ -1,0 +1,262 @@
+"""Flipped bits at every kind of place: found, named, never served; the other groups go on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from convoymq.model.errors import StorageFault
+from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.recovery import RECORD_HEAD
+from convoymq.storage.store import Storage
+from convoymq.storage.types import Damage, EntryGone
+from convoymq.storage.wal import BATCH_HEADER, FILE_HEADER
+from tests.unit.storage.disk import Node
+
+
+def flip(disk: MemoryDirectory, path: str, offset: int, bit: int = 0) -> None:
+    """Turns one bit of a file, behind everybody's back."""
+    inode = disk.names[path]
+    assert inode is not None
+    inode.content[offset] ^= 1 << bit
+    inode.durable[offset] ^= 1 << bit
+
+
+def copy_of(disk: MemoryDirectory) -> MemoryDirectory:
+    """The same disk, to be damaged."""
+    made = MemoryDirectory()
+    for path, inode in disk.names.items():
+        if inode is None:
+            made.make(path)
+        else:
+            file = made.open(path, create=True)
+            file.pwrite([bytes(inode.content)], 0)
+            file.sync()
+    made.durable_names = dict(made.names)
+    return made
+
+
+def filled(rounds: int, *, close: bool) -> Node:
+    """Three groups with some batches in the WAL, some more votes."""
+    node = Node()
+    for i in range(rounds):
+        for group in (1, 2, 3):
+            node.append(group, 2, 80 + 8 * group)
+        if i % 3 == 0:
+            node.vote(1 + i % 2)
+        node.run()
+    if close:
+        node.storage.close(lambda: None)
+        node.run()
+    return node
+
+
+def places(data: bytes) -> Iterator[tuple[str, int]]:
+    """(what lies there, offset) of every interesting byte of a WAL file with whole batches."""
+    for offset in range(52):
+        yield "file header", offset
+    at = FILE_HEADER.size
+    while at + BATCH_HEADER.size <= len(data) and data[at : at + 7] == b"CVYWALB":
+        _, _, _, _, count, *_ = BATCH_HEADER.unpack_from(data, at)
+        for offset in range(at, at + BATCH_HEADER.size):
+            yield "batch header", offset
+        record = at + BATCH_HEADER.size
+        for _ in range(count):
+            size = RECORD_HEAD.unpack_from(data, record)[0]
+            for offset in [*range(record, record + 38), record + size - 1]:
+                yield "record", offset
+            record += size
+        for offset in range(record, record + 8 * count):
+            yield "directory", offset
+        at = record + 8 * count
+
+
+def test_a_flipped_bit_is_never_served_and_hits_one_group() -> None:
+    node = filled(5, close=True)
+    name = "wal/" + node.disk.list("wal")[0]
+    inode = node.disk.names[name]
+    assert inode is not None
+    data = bytes(inode.content)
+    kinds: dict[str, int] = {}
+    for kind, offset in places(data):
+        kinds[kind] = kinds.get(kind, 0) + 1
+        disk = copy_of(node.disk)
+        flip(disk, name, offset, offset % 8)
+        hurt = Node(disk=disk)
+        damaged = {group for group, log in hurt.storage.logs.items() if log.damaged}
+        assert len(damaged) <= 1, (kind, offset, hurt.report)
+        if kind != "record":
+            assert not damaged, (kind, offset, hurt.report)
+        for group in (1, 2, 3):
+            log = hurt.storage.logs[group]
+            if group in damaged:
+                assert hurt.report.damages[0].file == name
+                assert log.last_index == 0
+                with pytest.raises((EntryGone, StorageFault)):
+                    log.entry(1)
+                continue
+            model = node.models[group]
+            assert log.last_index == model.last, (kind, offset, hurt.report)
+            assert (log.term, log.voted_for) == model.vote, (kind, offset)
+            for index in range(1, model.last + 1):
+                assert log.entry(index).data == model.entries[index].data
+    assert set(kinds) == {"file header", "batch header", "record", "directory"}
+
+
+def test_damage_in_the_last_flush_is_cut_as_torn_without_a_fence() -> None:
+    node = filled(3, close=False)
+    last = node.storage.wal.current
+    assert last is not None
+    flip(node.disk, last.name, last.tail - 100)
+    hurt = Node(disk=node.disk)
+    assert hurt.report.torn_tail is not None
+    assert hurt.report.torn_tail[0] == last.name
+    assert not hurt.report.damages
+    assert hurt.storage.logs[1].last_index == 4
+
+
+def test_after_a_fence_damage_in_the_last_flush_is_found() -> None:
+    node = filled(3, close=False)
+    current = node.storage.wal.current
+    assert current is not None
+    at = current.tail - 100
+    node.storage.tick()
+    node.storage.tick()
+    node.run()
+    flip(node.disk, current.name, at)
+    hurt = Node(disk=node.disk)
+    assert [d.group for d in hurt.report.damages if d.group is not None] != []
+    assert hurt.report.torn_tail is None
+
+
+def test_an_idle_node_writes_one_fence_and_then_nothing() -> None:
+    node = filled(1, close=False)
+    for _ in range(3):
+        node.storage.tick()
+        node.run()
+    flushes = node.storage.wal.flush_count
+    for _ in range(50):
+        node.storage.tick()
+        node.run()
+    assert node.storage.wal.flush_count == flushes
+
+
+def test_a_file_cut_short_is_damage_when_a_younger_one_knows_its_end() -> None:
+    node = filled(40, close=False)
+    names = node.disk.list("wal")
+    assert len(node.storage.wal.files) > 0
+    node.storage.planner = None
+    for group in (1, 2, 3):
+        node.append(group, 200, 400)
+        node.run()
+    files = list(node.storage.wal.files.values())
+    assert len(files) >= 3, names
+    middle = files[-2]
+    inode = node.disk.names[middle.name]
+    assert inode is not None
+    del inode.content[middle.tail - 8 :]
+    del inode.durable[middle.tail - 8 :]
+    hurt = Node(disk=node.disk)
+    assert any(d.file == middle.name for d in hurt.report.damages)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_flipped_bit_in_a_segment_or_snapshot_hits_one_group(seed: int) -> None:
+    rnd = random.Random(seed)
+    node = Node(seed)
+    for _ in range(6):
+        for group in (1, 2, 3):
+            node.append(group, 20, 480)
+            node.run()
+            node.models[group].applied = node.models[group].written
+            node.models[group].dead = set(range(2, node.models[group].applied - 5))
+    node.storage.tick()
+    node.run()
+    files = [
+        path
+        for path, inode in node.disk.names.items()
+        if path.startswith("groups/") and inode is not None
+    ]
+    assert any(path.endswith(".seg") for path in files)
+    assert any(path.endswith("snapshot") for path in files)
+    for path in files:
+        disk = copy_of(node.disk)
+        inode = disk.names[path]
+        assert inode is not None
+        flip(disk, path, rnd.randrange(len(inode.content)), rnd.randrange(8))
+        hurt = Node(disk=disk)
+        group = int(path.split("/")[1], 16)
+        found = {g for g, log in hurt.storage.logs.items() if log.damaged}
+        assert found <= {group}
+        for g, log in hurt.storage.logs.items():
+            for index in range(1, log.last_index + 1):
+                try:
+                    entry = log.entry(index)
+                except (EntryGone, StorageFault):
+                    continue
+                assert entry.data == node.models[g].entries[index].data
+        assert all(log.damaged is None for g, log in hurt.storage.logs.items() if g != group)
+
+
+def test_a_damaged_read_marks_the_log_and_tells() -> None:
+    node = filled(4, close=True)
+    name = "wal/" + node.disk.list("wal")[0]
+    node = Node(disk=node.disk)
+    seen: list[Damage] = []
+    node.storage.on_damaged = seen.append
+    log = node.storage.logs[2]
+    place = log.places[3]
+    flip(node.disk, name, ((place & 0xFFFFFFFFFF) << 3) + 60)
+    with pytest.raises(StorageFault, match="damaged"):
+        log.entry(4)
+    assert log.damaged is not None
+    assert seen == [log.damaged]
+    assert seen[0].file == name
+
+
+def test_a_wiped_log_starts_again_and_keeps_its_vote() -> None:
+    node = filled(4, close=True)
+    name = "wal/" + node.disk.list("wal")[0]
+    log = node.storage.logs[2]
+    vote = (log.term, log.voted_for)
+    flip(node.disk, name, ((log.places[3] & 0xFFFFFFFFFF) << 3) + 60)
+    node = Node(disk=node.disk)
+    log = node.storage.logs[2]
+    assert log.damaged is not None
+    done: list[BaseException | None] = []
+    log.wipe(done.append)
+    node.run()
+    assert done == [None]
+    assert node.storage.logs[2].damaged is None
+    assert (log.last_index, log.first_index) == (0, 1)
+    node.models[2].__init__()  # type: ignore[misc]
+    node.append(2, 1, term=9)
+    node.run()
+    again = Node(disk=node.disk)
+    assert again.storage.logs[2].damaged is None
+    assert again.storage.logs[2].last_index == 1
+    assert again.storage.logs[2].entry(1).term == 9
+    assert (again.storage.logs[2].term, again.storage.logs[2].voted_for) == vote
+
+
+def test_recovery_reads_random_bytes_without_falling_over() -> None:
+    rnd = random.Random(5)
+    for _ in range(200):
+        node = filled(2, close=bool(rnd.randrange(2)))
+        name = "wal/" + node.disk.list("wal")[0]
+        inode = node.disk.names[name]
+        assert inode is not None
+        for _ in range(rnd.randrange(1, 6)):
+            at = rnd.randrange(len(inode.content))
+            piece = rnd.randbytes(rnd.randrange(1, 64))
+            inode.content[at : at + len(piece)] = piece
+        inode.durable = bytearray(inode.content)
+        hurt: Storage = Node(disk=node.disk).storage
+        for group, log in hurt.logs.items():
+            if group not in node.models:
+                continue
+            for index in range(1, log.last_index + 1):
+                entry = log.entry(index)
+                assert entry.data == node.models[group].entries[index].data
