@@ -1,1 +1,25 @@
-"""The convoy command."""
+"""The convoy command. Commands are imported when they are used, so that a node starts fast."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of `convoy`."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["node"] and "--help" not in arguments:
+        from convoymq.cli.serve import main as serve
+
+        sys.exit(serve(arguments[1:]))
+    if arguments[:1] == ["perf"]:
+        import typer
+
+        from convoymq.cli.perf.command import perf
+
+        sys.argv = ["convoy perf", *arguments[1:]]
+        typer.run(perf)
+        return
+    from convoymq.cli.app import app
+
+    app()

@@ -1,0 +1,5 @@
+"""`python -m convoymq.cli` is `convoy`."""
+
+from convoymq.cli import main
+
+main()

@@ -1,0 +1,425 @@
+"""Every command of `convoy` but `convoy node`, which `serve` runs without this module."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from convoymq.cli.cluster import (
+    LocalCluster,
+    LocalNode,
+    cpu_seconds,
+    get_json,
+    read_state,
+    resident_bytes,
+)
+from convoymq.model.errors import BrokerError, Unavailable
+
+app = typer.Typer(
+    help="ConvoyMQ: a replicated message broker.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+queues_app = typer.Typer(help="Queues of a running cluster.", no_args_is_help=True)
+app.add_typer(queues_app, name="queues")
+
+DATA_DEFAULT = Path("convoy-data")
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Table for people, or JSON.")]
+DataOption = Annotated[
+    Path, typer.Option("--data", help="Directory of the local cluster (see `convoy up`).")
+]
+UrlOption = Annotated[
+    str, typer.Option("--url", help="HTTP API of any node, instead of a local cluster.")
+]
+UserOption = Annotated[str, typer.Option("--user", help="user:password for the HTTP API.")]
+
+
+def fail(text: str, code: int = 1) -> typer.Exit:
+    """Says why on standard error and returns the exit to raise."""
+    print(f"convoy: {text}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def _print_json(content: Any) -> None:
+    print(json.dumps(content, indent=1, default=str))
+
+
+def _table(columns: list[str], rows: list[list[Any]], title: str | None = None) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        number = bool(rows) and all(isinstance(row[columns.index(column)], int) for row in rows)
+        table.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*("–" if cell is None else str(cell) for cell in row))
+    return table
+
+
+def _show(table: Any) -> None:
+    from rich.console import Console
+
+    Console().print(table)
+
+
+# -- a local cluster --------------------------------------------------------------------------
+
+
+@app.command()
+def up(
+    nodes: Annotated[int, typer.Option(help="Nodes, each a process.")] = 3,
+    data: DataOption = DATA_DEFAULT,
+    base_port: Annotated[int, typer.Option(help="AMQP port of the first node.")] = 5672,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value for all nodes; repeatable.")
+    ] = None,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Run a cluster on this machine, in the foreground, with a live status table."""
+    settings = {}
+    for text in set_ or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise fail(f"--set takes KEY=VALUE, not {text!r}", 2)
+        settings[key.strip()] = value.strip()
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda got, _frame: stopping.append(got))
+    started = time.monotonic()
+    try:
+        cluster = LocalCluster(data, nodes, base_port, settings)
+        cluster.start()
+    except BrokerError as error:
+        raise fail(error.text) from None
+    code = 0
+    try:
+        while not stopping:
+            try:
+                cluster.wait_ready(0.1)
+                break
+            except Unavailable as error:
+                if " ended" in error.text:
+                    raise
+                if time.monotonic() - started > 60:
+                    raise
+        took = time.monotonic() - started
+        if format_ is Format.JSON:
+            _print_json({"ready_after_s": round(took, 3), "nodes": status_rows(cluster.nodes)})
+            sys.stdout.flush()
+        _watch(cluster, stopping, took, live=format_ is Format.TABLE)
+    except BrokerError as error:
+        print(f"convoy: {error.text}", file=sys.stderr)
+        code = 1
+    finally:
+        cluster.stop()
+    raise typer.Exit(code)
+
+
+def _watch(cluster: LocalCluster, stopping: list[int], took: float, live: bool) -> None:
+    """Shows the table until told to stop; without a terminal, a line for every change."""
+    from rich.console import Console
+
+    console = Console()
+    if not live or not console.is_terminal:
+        if live:
+            _show(_status_table(status_rows(cluster.nodes), f"ready after {took:.2f} s"))
+        while not stopping:
+            time.sleep(0.1)
+            for number in cluster.poll():
+                print(f"node {number} ended: {cluster.last_words(number)}", file=sys.stderr)
+        return
+    from rich.live import Live
+
+    sampler = Sampler()
+    title = f"ready after {took:.2f} s · Ctrl-C stops all"
+    with Live(console=console, auto_refresh=False) as view:
+        while not stopping:
+            cluster.poll()
+            rows = status_rows(cluster.nodes, sampler)
+            view.update(_status_table(rows, title), refresh=True)
+            for _ in range(10):
+                if not stopping:
+                    time.sleep(0.1)
+
+
+class Sampler:
+    """Turns counters into rates between calls."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[float, float]] = {}
+
+    def rate(self, name: str, value: float) -> float | None:
+        """Increase per second since the last call for this name; None at the first."""
+        now = time.monotonic()
+        before = self._before.get(name)
+        self._before[name] = (now, value)
+        if before is None or value < before[1] or now <= before[0]:
+            return None
+        return (value - before[1]) / (now - before[0])
+
+
+def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[dict[str, Any]]:
+    """One row per node: process, ports, state, and what its HTTP API says of it."""
+    rows: list[dict[str, Any]] = []
+    for node in nodes:
+        row: dict[str, Any] = {
+            "node": node.number,
+            "pid": node.pid,
+            "state": "running" if node.pid is not None else "stopped",
+            "amqp_port": node.amqp_port,
+            "http_port": node.http_port,
+            "metrics_port": node.metrics_port,
+            "link_port": node.link_port,
+            "uri": node.uri,
+            "memory_bytes": resident_bytes(node.pid) if node.pid is not None else 0,
+        }
+        if node.pid is not None:
+            if sampler is not None:
+                busy = sampler.rate(f"{node.number}.cpu", cpu_seconds(node.pid))
+                row["cpu_cores"] = None if busy is None else round(busy, 2)
+            row.update(_node_facts(node, sampler))
+        rows.append(row)
+    return rows
+
+
+def _node_facts(node: LocalNode, sampler: Sampler | None) -> dict[str, Any]:
+    try:
+        found = get_json(f"http://127.0.0.1:{node.http_port}/api/convoy/node", 0.5)
+    except (Unavailable, LookupError):
+        return {"state": "no answer"}
+    facts = {
+        "state": found.get("state", "running"),
+        "name": found.get("name"),
+        "leads": found.get("groups_led"),
+        "follows": found.get("groups_followed"),
+        "connections": found.get("connections"),
+        "build": found.get("build"),
+    }
+    if sampler is not None:
+        for name in ("published", "delivered"):
+            rate = sampler.rate(f"{node.number}.{name}", float(found.get(name, 0)))
+            facts[f"{name}_per_s"] = None if rate is None else round(rate)
+    return facts
+
+
+def _status_table(rows: list[dict[str, Any]], title: str) -> Any:
+    columns = ["node", "pid", "state", "amqp", "http", "metrics", "leads", "follows"]
+    columns += ["clients", "in/s", "out/s", "memory MiB", "cores"]
+    cells = [
+        [
+            row["node"],
+            row["pid"],
+            row["state"],
+            row["amqp_port"],
+            row["http_port"],
+            row["metrics_port"],
+            row.get("leads"),
+            row.get("follows"),
+            row.get("connections"),
+            row.get("published_per_s"),
+            row.get("delivered_per_s"),
+            row["memory_bytes"] >> 20,
+            row.get("cpu_cores"),
+        ]
+        for row in rows
+    ]
+    return _table(columns, cells, title)
+
+
+@app.command()
+def node() -> None:
+    """Run one node: `convoy node --config FILE [--set KEY=VALUE]`."""
+    from convoymq.cli.serve import main
+
+    raise typer.Exit(main(["--help"]))
+
+
+@app.command()
+def status(
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "guest:guest",
+    format_: FormatOption = Format.TABLE,
+) -> None:  # fmt: skip
+    """Nodes of a cluster: processes, ports, roles, memory."""
+    if url:
+        found = _ask(url, "convoy/node", user)
+        if format_ is Format.JSON:
+            _print_json(found)
+        else:
+            _show(_table(["what", "value"], [[key, found[key]] for key in found]))
+        return
+    nodes = read_state(data)
+    if not nodes:
+        raise fail(f"no cluster runs in {data}; start one with `convoy up`, or give --url")
+    rows = status_rows(nodes)
+    if format_ is Format.JSON:
+        _print_json({"nodes": rows})
+    else:
+        _show(_status_table(rows, str(data)))
+    if any(row["state"] in ("stopped", "no answer") for row in rows):
+        raise typer.Exit(3)
+
+
+def _ask(url: str, path: str, user: str) -> Any:
+    name, _, password = user.partition(":")
+    try:
+        return get_json(f"{url.rstrip('/')}/api/{path}", 5.0, name, password)
+    except Unavailable as error:
+        raise fail(error.text) from None
+    except LookupError:
+        raise fail("there is no such thing", 4) from None
+
+
+def _url(data: Path, url: str) -> str:
+    if url:
+        return url
+    for local in read_state(data):
+        if local.pid is not None:
+            return f"http://127.0.0.1:{local.http_port}"
+    raise fail(f"no cluster runs in {data}; start one with `convoy up`, or give --url")
+
+
+# -- queues -----------------------------------------------------------------------------------
+
+QUEUE_COLUMNS = {
+    "name": "name",
+    "vhost": "vhost",
+    "type": "type",
+    "state": "state",
+    "leader": "leader",
+    "messages_ready": "ready",
+    "messages_unacknowledged": "unacked",
+    "messages": "total",
+    "consumers": "consumers",
+}
+
+
+@queues_app.command("list")
+def queues_list(
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "guest:guest",
+    vhost: Annotated[str, typer.Option(help="Only this virtual host.")] = "",
+    format_: FormatOption = Format.TABLE,
+) -> None:  # fmt: skip
+    """All queues with their leaders and counts."""
+    from urllib.parse import quote
+
+    path = f"queues/{quote(vhost, safe='')}" if vhost else "queues"
+    found = _ask(_url(data, url), path, user)
+    if format_ is Format.JSON:
+        _print_json(found)
+        return
+    rows = [[queue.get(key) for key in QUEUE_COLUMNS] for queue in found]
+    _show(_table(list(QUEUE_COLUMNS.values()), rows))
+
+
+@queues_app.command("info")
+def queues_info(
+    name: Annotated[str, typer.Argument(help="Name of the queue.")],
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "guest:guest",
+    vhost: Annotated[str, typer.Option(help="Its virtual host.")] = "/",
+    format_: FormatOption = Format.TABLE,
+) -> None:  # fmt: skip
+    """Everything about one queue."""
+    from urllib.parse import quote
+
+    path = f"queues/{quote(vhost, safe='')}/{quote(name, safe='')}"
+    found = _ask(_url(data, url), path, user)
+    if format_ is Format.JSON:
+        _print_json(found)
+        return
+    rows = [
+        [key, json.dumps(value) if isinstance(value, (dict, list)) else value]
+        for key, value in sorted(found.items())
+    ]
+    _show(_table(["what", "value"], rows, name))
+
+
+# -- help for newcomers -----------------------------------------------------------------------
+
+
+@app.command()
+def doctor(
+    data: DataOption = DATA_DEFAULT,
+    base_port: Annotated[int, typer.Option(help="AMQP port of the first node.")] = 5672,
+    nodes: int = 3,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Check what a newcomer trips over. Exit code 1 when something keeps a cluster from working."""
+    from convoymq.cli import doctor as checks
+
+    found = checks.run(data, base_port, nodes)
+    if format_ is Format.JSON:
+        _print_json([finding.row() for finding in found])
+    else:
+        marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "error": "[red]error[/]"}
+        rows = [[f.check, marks[f.level], f.text] for f in found]
+        _show(_table(["check", "result", "what was found"], rows))
+    if any(finding.level == "error" for finding in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def config(
+    reference: Annotated[bool, typer.Option(help="Print docs/configuration.md.")] = False,
+    file: Annotated[Path | None, typer.Argument(help="Check this file.")] = None,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """The configuration keys; with FILE, what that file amounts to."""
+    import dataclasses
+
+    from convoymq.model import config as model
+
+    if reference:
+        sys.stdout.write(model.reference())
+        return
+    try:
+        made = model.load(file, os.environ)
+    except BrokerError as error:
+        raise fail(error.text, 2) from None
+    content = {
+        section.name: {
+            entry.name: str(getattr(part, entry.name)) if entry.repr else "(hidden)"
+            for entry in dataclasses.fields(part)
+        }
+        for section in dataclasses.fields(made)
+        for part in [getattr(made, section.name)]
+    }
+    if format_ is Format.JSON:
+        _print_json(content)
+        return
+    rows = [[s, name, value] for s, part in content.items() for name, value in part.items()]
+    _show(_table(["section", "field", "value"], rows))
+
+
+@app.command()
+def perf() -> None:
+    """Load tool for any AMQP 0-9-1 broker: `convoy perf --help`."""
+    raise fail("`perf` must come first on the command line", 2)
+
+
+@app.command()
+def version(format_: FormatOption = Format.TABLE) -> None:
+    """Version of this program."""
+    import convoymq
+
+    if format_ is Format.JSON:
+        _print_json({"version": convoymq.__version__})
+    else:
+        print(convoymq.__version__)

