@@ -230,7 +230,7 @@ class QuorumMachine:
             elif session is not None:
                 self._session_command(session, kind, flags, count, arg, data, offset)
             else:
-                self._leader_command(kind, flags, arg, data, offset)
+                self._leader_command(kind, flags, count, arg, data, offset)
             if self._priorities and (self.fresh.messages or self.returned.messages):
                 self._assign()
         for session in self._touched:
@@ -251,6 +251,8 @@ class QuorumMachine:
             if session_id in self.closed:
                 if kind == batch.CMD_SESSION_CLOSE:
                     self.effects.append((EFFECT_APPLIED, session_id, seq, APPLIED_OK, None))
+                else:
+                    self._gap(session_id, 0)
                 return None
             if seq != 1:
                 self._gap(session_id, 0)
@@ -317,11 +319,11 @@ class QuorumMachine:
         elif kind == GET:
             self._get(session, flags & FLAG_GET_SETTLED != 0)
         elif kind == CHECKOUT:
-            self._checkout(session, arg, decode_map(batch.command_body(data, offset)))
+            self._checkout(session, arg, decode_map(batch.command_body(data, offset), count))
         elif kind == CREDIT:
             consumer = session.consumers.get(arg)
             if consumer is not None and consumer.state < CANCELLED:
-                consumer.window = int(decode_map(batch.command_body(data, offset))["credit"])
+                consumer.window = int(decode_map(batch.command_body(data, offset), count)["credit"])
                 self._refresh(consumer)
             self._applied(session)
         elif kind == CANCEL:
@@ -342,12 +344,14 @@ class QuorumMachine:
             self._reply(session, APPLIED_OK, self.fresh.messages + self.returned.messages)
             self._delete()
         elif kind == batch.CMD_CONFIG:
-            self._configure(decode_map(batch.command_body(data, offset)))
+            self._configure(decode_map(batch.command_body(data, offset), count))
             self._applied(session)
         else:
             self._reply(session, APPLIED_REJECTED, f"unknown command {kind}")
 
-    def _leader_command(self, kind: int, flags: int, arg: int, data: bytes, offset: int) -> None:
+    def _leader_command(
+        self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
+    ) -> None:
         if kind == batch.CMD_TICK:
             self._tick()
         elif kind == batch.CMD_SESSION_DOWN:
@@ -359,7 +363,7 @@ class QuorumMachine:
         elif kind == batch.CMD_NODE_UP:
             self._node_up(arg, _u64(data, offset))
         elif kind == batch.CMD_CONFIG:
-            self._configure(decode_map(batch.command_body(data, offset)))
+            self._configure(decode_map(batch.command_body(data, offset), count))
         elif kind == batch.CMD_DELETE:
             self._delete()
         else:
@@ -996,8 +1000,10 @@ class QuorumMachine:
         return zlib.crc32(self.snapshot())
 
 
-def decode_map(body: bytes) -> dict[str, Any]:
-    """The msgpack map of a command's body with its padding. Raises ValueError."""
+def decode_map(body: bytes, length: int) -> dict[str, Any]:
+    """The msgpack map of a command's padded body; `length` 0 = not said. Raises ValueError."""
+    if 0 < length <= len(body):
+        body = body[:length]
     for padding in range(8):
         if padding and (padding > len(body) or body[len(body) - padding]):
             break

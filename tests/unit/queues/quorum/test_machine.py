@@ -109,7 +109,7 @@ def test_a_stray_repeat_does_not_revive_a_closed_session() -> None:
     apply(queue.machine, first)
     queue.log.close(A)
     queue.step()
-    assert apply(queue.machine, first) == []
+    assert apply(queue.machine, first) == [(EFFECT_GAP, A, 0)]
     assert queue.machine.ready == 1
     assert queue.machine.sessions == {}
 

@@ -1,0 +1,353 @@
+"""Shell and client of the quorum queue, over fake hosts and links."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from convoymq.kernels import batch
+from convoymq.model.errors import NotFound, ResourceLocked, Unavailable
+from convoymq.queues.quorum.queue import FlowLimits
+from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
+
+
+@pytest.mark.parametrize("publisher", NODES)
+@pytest.mark.parametrize("consumer", NODES)
+def test_every_node_publishes_and_consumes(publisher: int, consumer: int) -> None:
+    cluster = Cluster()
+    source, confirms = cluster.nodes[publisher].open()
+    sink, deliveries = cluster.nodes[consumer].open()
+    sink.subscribe(spec())
+    publish(source, 1, 50)
+    cluster.run()
+    assert confirms.confirmed == list(range(1, 51))
+    assert deliveries.heard[0] == ("subscribed", 1, None)
+    assert tags(deliveries) == list(range(1, 51))
+    sink.settle(1, (0, 49))
+    publish(source, 51, 5)
+    cluster.run()
+    assert tags(deliveries) == list(range(1, 56))
+    for node in (1, 2, 3):
+        machine = cluster.nodes[node].own.machine  # type: ignore[union-attr]
+        assert (machine.acked, machine.unacked, machine.ready) == (50, 5, 0)
+
+
+def test_only_a_node_without_a_live_replica_costs_link_frames() -> None:
+    cluster = Cluster()
+    sink, deliveries = cluster.nodes[2].open()
+    sink.subscribe(spec())
+    source, _ = cluster.nodes[3].open()
+    publish(source, 1, 10)
+    cluster.run()
+    assert tags(deliveries) == list(range(1, 11))
+    assert cluster.frames == []
+    assert cluster.nodes[2].queue.delivered_local == 10
+
+
+def test_the_leader_sends_while_the_replica_lags_and_repeats_are_dropped() -> None:
+    cluster = Cluster()
+    sink, deliveries = cluster.nodes[2].open()
+    source, _ = cluster.nodes[1].open()
+    sink.subscribe(spec())
+    publish(source, 1, 3)
+    cluster.run()
+    cluster.nodes[2].stalled = True
+    publish(source, 4, 3)
+    cluster.run()
+    assert tags(deliveries) == [1, 2, 3, 4, 5, 6]
+    sink.settle(1, (0, 5))
+    cluster.run()
+    cluster.nodes[2].stalled = False
+    publish(source, 7, 2)
+    cluster.run()
+    assert tags(deliveries) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert not sink.target.pending
+
+
+def test_leader_change_resends_what_was_pending_once() -> None:
+    cluster = Cluster()
+    source, confirms = cluster.nodes[4].open()
+    sink, deliveries = cluster.nodes[4].open()
+    sink.subscribe(spec())
+    publish(source, 1, 3)
+    cluster.run()
+    cluster.elect(None)
+    publish(source, 4, 3)
+    cluster.run()
+    publish(source, 7, 3)
+    cluster.run()
+    assert confirms.confirmed == [1, 2, 3]
+    publish(source, 10, 1)
+    cluster.elect(2)
+    cluster.run()
+    cluster.wait(2000)
+    assert sorted(confirms.confirmed) == list(range(1, 11))
+    assert tags(deliveries) == list(range(1, 11))
+    assert cluster.nodes[1].own.machine.published == 10  # type: ignore[union-attr]
+
+
+def test_answers_lost_with_the_old_leader_come_from_the_new_one() -> None:
+    cluster = Cluster()
+    sink, deliveries = cluster.nodes[4].open()
+    source, _ = cluster.nodes[2].open()
+    cluster.drop_frames = {batch.FRAME_APPLIED, batch.FRAME_DELIVER}
+    sink.subscribe(spec())
+    publish(source, 1, 4)
+    cluster.run()
+    assert deliveries.heard == []
+    cluster.drop_frames = set()
+    cluster.elect(3)
+    cluster.run()
+    assert deliveries.heard[0] == ("subscribed", 1, None)
+    assert tags(deliveries) == [1, 2, 3, 4]
+
+
+def test_a_gap_in_the_deliveries_is_asked_for() -> None:
+    cluster = Cluster()
+    sink, deliveries = cluster.nodes[4].open()
+    source, _ = cluster.nodes[2].open()
+    sink.subscribe(spec())
+    cluster.run()
+    cluster.drop_frames = {batch.FRAME_DELIVER}
+    publish(source, 1, 2)
+    cluster.run()
+    cluster.drop_frames = set()
+    publish(source, 3, 2)
+    cluster.run()
+    assert tags(deliveries) == [1, 2, 3, 4]
+
+
+def test_a_lost_answer_to_get_is_asked_for_again() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    publish(client, 1, 3)
+    cluster.run()
+    cluster.drop_frames = {batch.FRAME_APPLIED, batch.FRAME_DELIVER}
+    client.get(no_ack=False)
+    cluster.run()
+    cluster.drop_frames = set()
+    publish(client, 4, 1)
+    cluster.run()
+    cluster.wait(3000)
+    assert [(h[0], h[1][:4], h[2], h[4]) for h in events.heard] == [("get", b"\0\0\0\1", 0, 2)]
+    assert cluster.nodes[1].own.machine.unacked == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("node", [1, 2, 4])
+def test_get_answers_in_order_and_settles_for_no_ack(node: int) -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[node].open()
+    publish(client, 1, 2)
+    client.get(no_ack=True)
+    client.get(no_ack=False)
+    client.get(no_ack=False)
+    cluster.run()
+    assert [h[1] and h[1][:4] for h in events.heard] == [b"\0\0\0\1", b"\0\0\0\2", None]
+    assert [h[4] for h in events.heard] == [1, 0, 0]
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.acked, machine.unacked) == (1, 1)
+
+
+def test_cancel_purge_and_close() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    client.subscribe(spec(prefetch=2))
+    publish(client, 1, 5)
+    cluster.run()
+    client.cancel(1)
+    client.purge()
+    cluster.run()
+    assert ("cancel-ok", 1) in events.heard
+    assert ("purged", 3, None) in events.heard
+    client.close()
+    cluster.run()
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.ready, machine.sessions) == (2, {})
+    assert cluster.nodes[4].queue._clients == {}
+
+
+def test_refusals_become_the_errors_of_the_edge() -> None:
+    cluster = Cluster(single_active=True)
+    client, events = cluster.nodes[2].open()
+    client.get(no_ack=False)
+    cluster.run()
+    assert isinstance(events.heard[0][-1], ResourceLocked)
+
+
+def test_a_node_that_goes_and_comes_back_keeps_its_consumer() -> None:
+    cluster = Cluster(disconnect_timeout_ms=1000)
+    sink, deliveries = cluster.nodes[4].open()
+    source, _ = cluster.nodes[1].open()
+    sink.subscribe(spec())
+    publish(source, 1, 1)
+    cluster.run()
+    cluster.cut = {4}
+    cluster.nodes[1].queue.on_node_down(4, definite=False)
+    publish(source, 2, 1)
+    cluster.run()
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.unacked, machine.ready) == (1, 1)
+    cluster.wait(1500)
+    assert (machine.unacked, machine.ready) == (0, 2)
+    cluster.cut = set()
+    cluster.nodes[1].queue.on_node_up(4)
+    cluster.run()
+    assert tags(deliveries) == [1, 1, 2]
+    assert [h[2] for h in deliveries.heard if h[0] == "message"] == [0, 1, 0]
+    sink.settle(1, (0, 2))
+    cluster.run()
+    assert (machine.acked, machine.unacked) == (2, 0)
+
+
+def test_a_new_leader_tells_the_queue_who_is_away() -> None:
+    cluster = Cluster()
+    sink, _ = cluster.nodes[4].open()
+    sink.subscribe(spec())
+    cluster.run()
+    cluster.cut = {4}
+    cluster.elect(2)
+    cluster.run()
+    machine = cluster.nodes[2].own.machine  # type: ignore[union-attr]
+    assert list(machine.down_nodes) == [4]
+    cluster.cut = set()
+    cluster.elect(3)
+    cluster.run()
+    assert machine.down_nodes == {}
+
+
+def test_a_client_whose_session_was_ended_starts_anew() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    client.subscribe(spec())
+    publish(client, 1, 2)
+    cluster.run()
+    cluster.nodes[1].queue.on_node_down(4, definite=True)
+    cluster.run()
+    publish(client, 3, 2)
+    cluster.run()
+    cluster.wait(4000)
+    assert events.refused == [3, 4]
+    assert ("cancelled", 1, "lost") in events.heard
+    publish(client, 5, 2)
+    client.subscribe(spec(number=2))
+    cluster.run()
+    assert events.confirmed == [1, 2, 5, 6]
+    assert tags(events)[2:] == [1, 2, 5, 6]
+
+
+def test_deleting_answers_everything() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[2].open()
+    client.subscribe(spec())
+    cluster.run()
+    cluster.elect(None)
+    publish(client, 1, 3)
+    client.get(no_ack=False)
+    client.subscribe(spec(number=2))
+    client.purge()
+    cluster.nodes[2].queue.on_deleted()
+    assert events.confirmed == [1, 2, 3]
+    kinds = [h[0] for h in events.heard[1:]]
+    assert kinds == ["get", "subscribed", "purged", "cancelled"]
+    assert all(isinstance(h[-1], NotFound) for h in events.heard[1:4])
+
+
+def test_flow_stops_the_channel_and_lets_it_go_on() -> None:
+    cluster = Cluster(FlowLimits(pending_bytes_max=10_000, pending_commands_max=100))
+    client, events = cluster.nodes[2].open()
+    cluster.elect(None)
+    publish(client, 1, 20, size=1000)
+    cluster.run()
+    cluster.wait(250)
+    assert events.flow == [True]
+    cluster.elect(1)
+    cluster.run()
+    assert events.flow == [True, False]
+    assert events.confirmed == list(range(1, 21))
+
+
+async def test_ready_waits_for_a_leader() -> None:
+    cluster = Cluster()
+    await cluster.nodes[1].queue.ready(0.1)
+    cluster.elect(None)
+    with pytest.raises(Unavailable):
+        await cluster.nodes[1].queue.ready(0.01)
+
+
+async def test_counts_and_info_come_from_the_machine() -> None:
+    cluster = Cluster()
+    client, _ = cluster.nodes[1].open()
+    client.subscribe(spec(prefetch=2))
+    publish(client, 1, 5)
+    cluster.run()
+    assert await cluster.nodes[1].queue.counts() == (3, 1)
+    info = cluster.nodes[1].queue.info()
+    assert info["messages"] == 5
+    assert info["messages_unacknowledged"] == 2
+    assert info["leader"] == 1
+    assert cluster.nodes[4].queue.local_counts() == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_is_lost_or_reordered_under_faults(seed: int) -> None:
+    """Random loss of link frames, lagging replicas, leader changes; consumers settle all."""
+    rng = random.Random(seed)
+    cluster = Cluster(delivery_limit=-1)
+    nodes = [rng.choice(NODES) for _ in range(3)]
+    sources = [cluster.nodes[node].open() for node in nodes[:2]]
+    sinks = [cluster.nodes[node].open() for node in (nodes[2], rng.choice(NODES))]
+    for client, _ in sinks:
+        client.subscribe(spec(prefetch=rng.choice([1, 3, 50])))
+    tag = 0
+    settled = [0 for _ in sinks]
+    for _ in range(60):
+        action = rng.random()
+        if action < 0.4:
+            for client, _ in sources:
+                count = rng.randint(1, 5)
+                publish(client, tag + 1, count)
+                tag += count
+        elif action < 0.7:
+            for i, (client, events) in enumerate(sinks):
+                if len(events.messages) > settled[i]:
+                    first = events.messages[settled[i]][1]
+                    settled[i] = rng.randint(settled[i] + 1, len(events.messages))
+                    client.settle(1, (first, events.messages[settled[i] - 1][1]))
+        elif action < 0.75:
+            cluster.drop_frames = {batch.FRAME_APPLIED, batch.FRAME_DELIVER}
+        elif action < 0.85:
+            cluster.drop_frames = set()
+        elif action < 0.9:
+            cluster.nodes[rng.choice([2, 3])].stalled ^= True
+        elif action < 0.95:
+            cluster.elect(None)
+        else:
+            cluster.elect(rng.choice([n for n in (1, 2, 3) if not cluster.nodes[n].stalled]))
+        if rng.random() < 0.7:
+            cluster.run()
+    cluster.drop_frames = set()
+    for node in cluster.nodes.values():
+        node.stalled = False
+    cluster.elect(1)
+    cluster.run()
+    for _ in range(400):
+        cluster.wait(1250)
+        for i, (client, events) in enumerate(sinks):
+            for _, message_id, _ in events.messages[settled[i] :]:
+                client.settle(1, (message_id, message_id))
+            settled[i] = len(events.messages)
+        cluster.run()
+        if sum(settled) >= tag:
+            break
+    cluster.wait(1250)
+    assert sorted(t for _, e in sources for t in e.confirmed) == list(range(1, tag + 1))
+    assert sorted(t for _, e in sinks for t in tags(e)) == list(range(1, tag + 1))
+    for _, events in sinks:
+        ids = [message_id for _, message_id, _ in events.messages]
+        assert ids == sorted(set(ids))
+    hashes = {node.own.machine.state_hash() for node in cluster.nodes.values() if node.own}
+    assert len(hashes) == 1
+    machine: Any = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.acked, machine.unacked, machine.ready) == (tag, 0, 0)
