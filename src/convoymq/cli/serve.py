@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,9 +41,23 @@ def main(arguments: Sequence[str]) -> int:
     if chosen.check:
         print("the configuration is good", file=sys.stderr)
         return 0
+    # Nothing that is made while starting is garbage; `Node` freezes it and turns this on again.
+    gc.disable()
+    _import_structlog()
     from convoymq.node import run
 
     return run(config)
+
+
+def _import_structlog() -> None:
+    """Imports structlog without rich, which it loads for tracebacks that no node prints."""
+    hidden: dict[str, Any] = sys.modules
+    known = "rich" in hidden
+    if not known:
+        hidden["rich"] = None
+    importlib.import_module("structlog")
+    if not known:
+        del hidden["rich"]
 
 
 if __name__ == "__main__":

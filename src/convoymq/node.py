@@ -1,0 +1,791 @@
+"""Puts one node together: storage, replicas, links, the broker's door and its edges, on one loop.
+
+A round is one turn of the event loop that had work: readable sockets are parsed, then
+`_end_of_round` seals and replicates entries, applies what is committed, and writes what came of it
+(ADR 0001).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import random
+import signal
+import ssl
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from convoymq.cluster.control import KIND_FREE, KIND_JOIN, ControlPlane
+from convoymq.cluster.host import RaftConfig as HostConfig
+from convoymq.cluster.host import ReplicaHost
+from convoymq.cluster.interfaces import Effect
+from convoymq.cluster.links import Links
+from convoymq.cluster.metadata import MetadataMachine
+from convoymq.cluster.metadata_store import MetadataStore
+from convoymq.kernels.batch import FRAME_CONTROL
+from convoymq.kernels.flusher import (
+    SYNC_DSYNC,
+    SYNC_FDATASYNC,
+    SYNC_FSYNC,
+    SYNC_NONE,
+    Flusher,
+)
+from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
+from convoymq.model.config import Config, ConfigError
+from convoymq.model.errors import BrokerError, Misuse, Unavailable
+from convoymq.storage.files import RealDirectory
+from convoymq.storage.store import Storage
+from convoymq.storage.threads import ThreadWorker
+from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
+
+if TYPE_CHECKING:
+    from convoymq.amqp.listener import Listener
+    from convoymq.queues.broker import Broker
+
+EPOCH_2025 = 1_735_689_600
+"""Incarnations are seconds since 2025-01-01 UTC."""
+TICK_S = 0.1
+STORAGE_TICKS = 3
+FORM_PATIENCE_S = 3.0
+"""A fresh node waits so long for all peers before a majority of them is enough."""
+JOIN_TIMEOUT_S = 5.0
+REGISTER_TIMEOUT_S = 10.0
+FREE_HEAP_MAX = 48 << 20
+KIND_PING = KIND_FREE
+
+
+class LoopClock:
+    """The event loop's time and timers as `cluster.interfaces.Clock`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._random = random.SystemRandom()
+
+    def now_ms(self) -> int:
+        """Wall clock, ms since the epoch."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        """Never falls."""
+        return time.monotonic_ns() // 1_000_000
+
+    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
+        """Calls back once after the delay."""
+        return self._loop.call_later(max(0, delay_ms) / 1000, callback, *arguments)
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+        return self._random.random()
+
+
+class _LateSink:
+    """The effect sink of group 0 before the store exists that needs group 0's builder."""
+
+    def __init__(self) -> None:
+        self.store: MetadataStore | None = None
+        self._leader: tuple[int, int | None, int] | None = None
+
+    def attach(self, store: MetadataStore) -> None:
+        """Hands over; what is known by now is told."""
+        self.store = store
+        if self._leader is not None:
+            store.on_leader(*self._leader)
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        """See `EffectSink`."""
+        if self.store is not None:
+            self.store.on_effects(effects, replica)
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """See `EffectSink`."""
+        self._leader = (group, leader, term)
+        if self.store is not None:
+            self.store.on_leader(group, leader, term)
+
+    def on_link_frame(self, *arguments: Any) -> None:
+        """See `EffectSink`."""
+        handler = getattr(self.store, "on_link_frame", None)
+        if handler is not None:
+            handler(*arguments)
+
+    def on_restored(self) -> None:
+        """The machine was replaced by a snapshot."""
+        if self.store is not None:
+            self.store.on_restored()
+
+
+class DataDirectory:
+    """A node's directory: locked, and bound to one node id.
+
+    Raises:
+        Misuse: another process has it, or it is another node's.
+        StorageFault: it cannot be made or written.
+    """
+
+    def __init__(self, path: str, node_id: int) -> None:
+        self.path = Path(path).expanduser().absolute()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StorageFault(str(error), path=str(path)) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise Misuse(f"{self.path} is in use by another process") from None
+        self._file = self.path / "node.json"
+        try:
+            known = json.loads(self._file.read_text())
+            owner, last = int(known["node"]), int(known["incarnation"])
+        except FileNotFoundError:
+            owner, last = node_id, 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.close()
+            raise StorageFault(f"unreadable: {error}", path=str(self._file)) from None
+        if owner != node_id:
+            self.close()
+            raise Misuse(f"{self.path} belongs to node {owner}, this is node {node_id}")
+        self.incarnation = max(last + 1, int(time.time()) - EPOCH_2025)
+        self._write({"node": node_id, "incarnation": self.incarnation})
+
+    def _write(self, content: dict[str, int]) -> None:
+        fresh = self._file.with_suffix(".new")
+        try:
+            with open(fresh, "w") as file:
+                json.dump(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, self._file)
+            directory = os.open(self.path, os.O_RDONLY)
+            os.fsync(directory)
+            os.close(directory)
+        except OSError as error:
+            raise StorageFault(str(error), path=str(self._file)) from None
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        os.close(self._lock)
+
+
+class Node:
+    """One node. `await run()` starts it, serves until `stop()` or a signal, and closes it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.id = config.node.id
+        self.log = structlog.get_logger().bind(node=self.id)
+        self.started_ms = 0
+        self.ready = asyncio.Event()
+        """Set when clients are served."""
+        self.usable = False
+        self._stop = asyncio.Event()
+        self._scheduled = False
+        self._ticks = 0
+        self._free_before = 0
+        self._timers: list[asyncio.TimerHandle] = []
+        self.listeners: list[Listener] = []
+        self.broker: Broker | None = None
+        self.management: Any = None
+        self.memory_limit = memory_limit(config)
+
+    # -- life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serves until told to stop.
+
+        Raises:
+            BrokerError, OSError: the node cannot start; the text says why.
+        """
+        self._loop = asyncio.get_running_loop()
+        self.clock = LoopClock(self._loop)
+        self.started_ms = self.clock.now_ms()
+        self.data = DataDirectory(self.config.node.data_dir, self.id)
+        try:
+            self._watch_signals()
+            self._open_storage()
+            await self._serve()
+        finally:
+            self.data.close()
+
+    def stop(self) -> None:
+        """Asks for an orderly end."""
+        self._stop.set()
+
+    def _watch_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                self._loop.add_signal_handler(number, self._stop.set)
+
+    def _open_storage(self) -> None:
+        raft = self.config.raft
+        storage_config = StorageConfig(
+            wal_max_size_bytes=raft.wal_max_size_bytes,
+            wal_sync_method=SyncMethod(raft.wal_sync_method),
+            wal_preallocate=raft.wal_preallocate,
+            segment_max_entries=raft.segment_max_entries,
+            mem_table_max_bytes=raft.mem_table_max_bytes,
+        )
+        directory = RealDirectory(self.data.path / "log")
+        self._shell = StorageShell(self._loop, storage_config.wal_sync_method, self.wake)
+        self.storage = Storage(directory, self._shell.flusher, self._shell.worker, storage_config)
+        report = self.storage.recover()
+        self.storage.give_back = trim_malloc
+        self.storage.on_blocked = self._on_storage_blocked
+        for damage in report.damages:
+            self.log.error("storage.damaged", file=damage.file, offset=damage.offset,
+                           group=damage.group, reason=damage.reason)  # fmt: skip
+        if report.torn_tail is not None:
+            self.log.info("storage.torn_tail", file=report.torn_tail[0], offset=report.torn_tail[1])
+        self.log.info("storage.recovered", groups=report.groups, entries=report.entries)
+
+    async def _serve(self) -> None:
+        config = self.config
+        self.links = Links(
+            config.cluster,
+            config.link_address,
+            self.id,
+            self.data.incarnation,
+            self,
+            self.wake,
+            self.log,
+        )
+        self.control = ControlPlane(self.id, self.links)
+        self.control.handle(KIND_JOIN, self._on_join)
+        self.host = ReplicaHost(
+            node=self.id,
+            incarnation=self.data.incarnation,
+            storage=self.storage,
+            transport=self.links,
+            clock=self.clock,
+            config=host_config(config),
+            on_dirty=self.wake,
+        )
+        self.links.formed = self._is_formed()
+        self._tick()
+        async with self.links:
+            work = asyncio.ensure_future(self._start_and_wait())
+            stopped = asyncio.ensure_future(self._stop.wait())
+            try:
+                await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stopped.cancel()
+                if not work.done():
+                    work.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await work
+                await self._close()
+
+    async def _start_and_wait(self) -> None:
+        await self._form()
+        await self._open_broker()
+        await self._listen()
+        self.usable = True
+        gc.freeze()
+        gc.enable()
+        self.ready.set()
+        self.log.info("node.ready", name=self.config.node_name, after_ms=self._age_ms())
+        self._watch_resources()
+        await self._open_management()
+        await self._stop.wait()
+
+    def _age_ms(self) -> int:
+        return self.clock.now_ms() - self.started_ms
+
+    async def _close(self) -> None:
+        self.log.info("node.stopping")
+        self.usable = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.1, self.config.node.stop_timeout_ms / 1000)):
+                # Leaders elsewhere first: clients that reconnect shall find everything served.
+                self.host.transfer_all()
+                self._end_of_round()
+                await self._until(lambda: not self._leads_with_others(), 1.0)
+                if self.management is not None:
+                    await self.management.stop()
+                for listener in self.listeners:
+                    await listener.stop()
+                if self.broker is not None:
+                    await self.broker.stop()
+                await self.control.close()
+                self._end_of_round()
+                closed = asyncio.Event()
+                self.storage.close(closed.set)
+                await closed.wait()
+        for timer in self._timers:
+            timer.cancel()
+        self._shell.close()
+        self.log.info("node.stopped")
+
+    def _leads_with_others(self) -> bool:
+        return any(
+            replica.is_leader and any(self.links.is_connected(m) for m in replica.members)
+            for replica in self.host.groups.values()
+        )
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        deadline = self._loop.time() + seconds
+        while not condition():
+            if self._loop.time() >= deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    # -- rounds -----------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Somebody has work for the end of this round."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._end_of_round)
+
+    def _end_of_round(self) -> None:
+        self._scheduled = False
+        broker = self.broker
+        if broker is not None:
+            broker.end_of_round()
+        self.host.end_of_round()
+        self.links.flush()
+        if broker is not None:
+            self.outbox.flush()
+
+    def _tick(self) -> None:
+        self._timers = [self._loop.call_later(TICK_S, self._tick), *self._timers[1:]]
+        self.host.tick()
+        self._ticks += 1
+        if self._ticks % STORAGE_TICKS == 0:
+            self.storage.tick()
+
+    # -- links ------------------------------------------------------------------------------
+
+    def on_frame(self, node: int, data: bytes) -> None:
+        """A frame of another node."""
+        try:
+            if data[4] == FRAME_CONTROL:
+                self.control.on_frame(node, data)
+            else:
+                self.host.on_frame(node, data)
+        except (BrokerError, ValueError) as error:
+            self.log.error("link.bad_frame", peer=node, type=data[4], reason=str(error))
+        self.wake()
+
+    def on_up(self, node: int, incarnation: int) -> None:
+        """Another node is linked."""
+        self.host.on_link_up(node, incarnation)
+        if self.broker is not None:
+            self.broker.on_node_up(node, incarnation)
+        self.wake()
+
+    def on_down(self, node: int, definite: bool) -> None:
+        """Another node is not linked any more."""
+        self.host.on_link_down(node, definite=definite)
+        self.control.on_node_down(node)
+        if self.broker is not None:
+            self.broker.on_node_down(node, definite=definite)
+        self.wake()
+
+    def on_suspect(self, node: int) -> None:
+        """Another node is silent."""
+        self.host.on_suspect(node)
+        self.wake()
+
+    def on_unsuspect(self, node: int) -> None:
+        """Another node speaks again."""
+        self.host.on_unsuspect(node)
+        self.wake()
+
+    # -- the cluster ------------------------------------------------------------------------
+
+    def _is_formed(self) -> bool:
+        log = self.storage.logs.get(0)
+        return log is not None and (log.last_index > 0 or log.snapshot_index > 0 or log.term > 0)
+
+    async def _form(self) -> None:
+        """Opens the metadata group: recovered, newly formed with the peers, or joined."""
+        self.machine = MetadataMachine()
+        self._sink = _LateSink()
+        expected = [peer.node for peer in self.config.cluster.peers if peer.node] or [self.id]
+        if self._is_formed():
+            self._open_metadata(expected, hint=0, learner=False)
+        else:
+            await self._form_or_join()
+        self.links.formed = True
+        self.store = MetadataStore(
+            self.machine, self.host.builder_of(0), self._new_session(), self.clock
+        )
+        self._sink.attach(self.store)
+        self.wake()
+
+    def _open_metadata(self, members: Sequence[int], *, hint: int, learner: bool) -> None:
+        self.host.create_group(
+            0, sorted(members), self.machine, self._sink, leader_hint=hint, learner=learner
+        )
+
+    async def _form_or_join(self) -> None:
+        peers = self.config.cluster.peers
+        ids = {peer.node for peer in peers if peer.node}
+        count = len(ids) or self.config.cluster.size_hint or max(1, len(peers))
+        patience = self._loop.time() + FORM_PATIENCE_S
+        while True:
+            linked = set(self.links.connected())
+            if any(self.links.peers[node].formed for node in linked):
+                if await self._join(sorted(n for n in linked if self.links.peers[n].formed)):
+                    return
+            elif ids and (ids - {self.id} <= linked):
+                break
+            elif not ids and len(linked) + 1 >= count:
+                ids = {self.id, *sorted(linked)[: count - 1]}
+                break
+            elif ids and 2 * (len(linked & ids) + 1) > count and self._loop.time() > patience:
+                break
+            await asyncio.sleep(0.01)
+        self.log.info("cluster.forming", members=sorted(ids))
+        self._open_metadata(sorted(ids), hint=min({self.id, *linked} & ids), learner=False)
+
+    async def _join(self, formed: list[int]) -> bool:
+        """Asks a formed cluster to take this node in; False: try again."""
+        for node in formed:
+            try:
+                answer = await self.control.request(
+                    node,
+                    KIND_JOIN,
+                    {"node": self.id, "incarnation": self.data.incarnation},
+                    JOIN_TIMEOUT_S,
+                )
+            except BrokerError as error:
+                self.log.info("cluster.join_later", asked=node, reason=str(error))
+                continue
+            if not answer["ok"]:
+                continue
+            self.log.info("cluster.joining", members=answer["members"], learner=answer["learner"])
+            self._open_metadata(answer["members"], hint=0, learner=answer["learner"])
+            return True
+        await asyncio.sleep(0.1)
+        return False
+
+    async def _on_join(self, node: int, body: Any) -> dict[str, Any]:
+        """A fresh node asks to be let in. Only the leader of group 0 can say yes."""
+        replica = self.host.replica(0)
+        if replica is None or not replica.is_leader:
+            return {"ok": False}
+        members = sorted(replica.members)
+        if node not in members:
+            self.host.add_member(0, node)
+            self.wake()
+            return {"ok": True, "members": members, "learner": True}
+        if node not in self.machine.nodes:
+            # It is a founder that never ran: nothing of it can be missing.
+            return {"ok": True, "members": members, "learner": False}
+        # It ran before and has lost what it had: out, and in again as one who must catch up.
+        self.log.warning("cluster.wiped_node", peer=node)
+        self.host.remove_member(0, node)
+        self.wake()
+        await self._until(lambda: node not in replica.members, JOIN_TIMEOUT_S)
+        return {"ok": False}
+
+    def _new_session(self) -> int:
+        self._sessions = getattr(self, "_sessions", 0) + 1
+        return self.id << 56 | self.data.incarnation << 24 | self._sessions
+
+    # -- the broker -------------------------------------------------------------------------
+
+    async def _open_broker(self) -> None:
+        from convoymq.cluster.access import SHA256, hash_sha256
+        from convoymq.cluster.commands import Bootstrap, PutNode
+
+        await self.store.wait_for_leader(600.0)
+        defaults = self.config.defaults
+        bootstrap = Bootstrap(
+            vhost=defaults.vhost,
+            user=defaults.user,
+            password_hash=hash_sha256(defaults.password.encode()),
+            algorithm=SHA256,
+            cluster_name=self.config.cluster.name,
+        )
+        if not self.machine.vhosts and self.store.leader == self.id:
+            await self._persist(bootstrap)
+        await self._persist(
+            PutNode(
+                id=self.id,
+                name=self.config.node_name,
+                incarnation=self.data.incarnation,
+                addresses=self._addresses(),
+            )
+        )
+        if not self.machine.vhosts:
+            await self._persist(bootstrap)
+        self.broker = self._make_broker()
+        await self.broker.start()
+
+    async def _persist(self, command: Any) -> None:
+        while True:
+            try:
+                await self.store.execute(command, REGISTER_TIMEOUT_S)
+                return
+            except Unavailable as error:
+                self.log.warning("cluster.not_usable", reason=str(error))
+
+    def _addresses(self) -> dict[str, str]:
+        config = self.config
+        found = {"link": config.cluster.advertise or str(config.link_address)}
+        for name, addresses in (
+            ("amqp", config.listeners.tcp),
+            ("amqps", config.listeners.ssl),
+            ("http", config.management.tcp),
+            ("metrics", config.management.prometheus),
+        ):
+            if addresses:
+                found[name] = str(addresses[0])
+        return found
+
+    def _make_broker(self) -> Broker:
+        from convoymq.kernels.frames import Epoch, Outbox
+        from convoymq.queues.broker import Broker, BrokerSettings
+
+        defaults = self.config.defaults
+        settings = BrokerSettings(
+            default_queue_type=defaults.queue_type,
+            quorum_group_size=defaults.quorum_group_size,
+            leader_locator=defaults.leader_locator,
+            operation_timeout_ms=defaults.operation_timeout_ms,
+            loopback_users=self.config.amqp.loopback_users,
+        )
+        self.outbox = Outbox(self.wake)
+        return Broker(
+            node_id=self.id,
+            incarnation=self.data.incarnation,
+            host=self.host,
+            control=self.control,
+            metadata=self.store,
+            epoch=Epoch(),
+            clock=self.clock,
+            directory=self.data.path / "classic",
+            new_session=self._new_session,
+            wake=self.wake,
+            settings=settings,
+            stored_groups=lambda: list(self.storage.logs),
+        )
+
+    async def _listen(self) -> None:
+        from convoymq.amqp.listener import Listener
+        from convoymq.amqp.settings import AmqpSettings
+
+        config, amqp = self.config, self.config.amqp
+        settings = AmqpSettings(
+            frame_max=amqp.frame_max,
+            channel_max=amqp.channel_max,
+            heartbeat_s=amqp.heartbeat_s,
+            handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
+            max_message_size_bytes=amqp.max_message_size,
+            consumers_per_channel_max=amqp.consumer_max_per_channel,
+            connections_max=config.listeners.connections_max,
+        )
+        context = client_tls(config) if config.listeners.ssl else None
+        for addresses, tls in ((config.listeners.tcp, None), (config.listeners.ssl, context)):
+            for address in addresses:
+                listener = Listener(
+                    broker=self.broker,
+                    settings=settings,
+                    outbox=self.outbox,
+                    host=address.host,
+                    port=address.port,
+                    ssl_context=tls,
+                )
+                await listener.start()
+                self.listeners.append(listener)
+
+    async def _open_management(self) -> None:
+        # After the AMQP listeners: a client need not wait for the HTTP libraries to be imported.
+        try:
+            from convoymq.management.server import Management
+        except ModuleNotFoundError:
+            return
+        self.management = Management(self)
+        await self.management.start()
+
+    # -- resources --------------------------------------------------------------------------
+
+    def _on_storage_blocked(self, fault: StorageFault | None) -> None:
+        if fault is not None:
+            self.log.error("storage.blocked", reason=str(fault))
+        else:
+            self.log.info("storage.unblocked")
+        if self.broker is not None:
+            self.broker.set_alarm("disk", fault is not None)
+
+    def _watch_resources(self) -> None:
+        timer = self._loop.call_later(self.config.alarms.interval_ms / 1000, self._watch_resources)
+        self._timers = [self._timers[0], timer]
+        if self.broker is None:
+            return
+        used = resident_bytes()
+        free_heap = free_heap_bytes()
+        if min(free_heap, self._free_before) > FREE_HEAP_MAX:
+            # Unused for a whole interval: a drained backlog, not the ebb of a busy round.
+            trim_malloc()
+            free_heap = 0
+        self._free_before = free_heap
+        self._alarm("memory", used > self.memory_limit, used=used, limit=self.memory_limit)
+        room = free_disk_bytes(self.data.path)
+        low = room < self.config.alarms.disk_absolute or self.storage.blocked is not None
+        self._alarm("disk", low, free=room, limit=self.config.alarms.disk_absolute)
+
+    def _alarm(self, name: str, on: bool, **facts: int) -> None:
+        assert self.broker is not None
+        before = getattr(self, "_alarm_" + name, False)
+        if on != before:
+            setattr(self, "_alarm_" + name, on)
+            (self.log.warning if on else self.log.info)("alarm." + name, on=on, **facts)
+            self.broker.set_alarm(name, on)
+
+
+# -- resources of the machine ----------------------------------------------------------------
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Room for unprivileged writers where `path` lies."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def machine_memory_bytes() -> int:
+    """Memory this process may use: the machine's, or its cgroup's limit when that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(Path(path).read_text()))
+    return total
+
+
+def memory_limit(config: Config) -> int:
+    """Bytes above which publishers are blocked."""
+    alarms = config.alarms
+    return alarms.memory_absolute or int(alarms.memory_relative * machine_memory_bytes())
+
+
+# -- parts whose construction is more than a call ---------------------------------------------
+
+
+def host_config(config: Config) -> HostConfig:
+    """The replica host's part of the configuration."""
+    return HostConfig()
+
+
+class StorageShell:
+    """The threads of storage, tied to the loop: the WAL's flusher by its descriptor, the worker."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        method: SyncMethod,
+        on_answer: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._on_answer = on_answer
+        self.flusher = Flusher(_SYNC_METHODS[method])
+        self.worker = ThreadWorker(self._post)
+        loop.add_reader(self.flusher.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        self.flusher.on_readable()
+        self._on_answer()
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(self._run, call)
+
+    def _run(self, call: Callable[[], None]) -> None:
+        call()
+        self._on_answer()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._loop.remove_reader(self.flusher.fileno())
+        self.flusher.close()
+        self.worker.close()
+
+
+_SYNC_METHODS = {
+    SyncMethod.FDATASYNC: SYNC_FDATASYNC,
+    SyncMethod.FSYNC: SYNC_FSYNC,
+    SyncMethod.O_DSYNC: SYNC_DSYNC,
+    SyncMethod.NONE: SYNC_NONE,
+}
+
+
+def client_tls(config: Config) -> ssl.SSLContext:
+    """The TLS context of client listeners. Raises OSError."""
+    options = config.ssl
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(options.certfile, options.keyfile, options.password or None)
+    if options.cacertfile:
+        context.load_verify_locations(options.cacertfile)
+    if options.verify == "verify_peer":
+        strict = options.fail_if_no_peer_cert
+        context.verify_mode = ssl.CERT_REQUIRED if strict else ssl.CERT_OPTIONAL
+    return context
+
+
+# -- the process ------------------------------------------------------------------------------
+
+
+def set_up_logging(config: Config) -> None:
+    """Configures structlog: JSON lines, or plain text in a terminal."""
+    levels = {"debug": 10, "info": 20, "warning": 30, "error": 40, "none": 100}
+    stream = open(config.log.file, "a", buffering=1) if config.log.file else sys.stderr  # noqa: SIM115
+    plain = config.log.format in ("plain", "plaintext")
+    if config.log.format == "auto":
+        plain = stream.isatty()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        if plain
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(levels[config.log.level]),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+
+
+def run(config: Config) -> int:
+    """Runs a node in this process until it is told to stop; returns the exit code."""
+    set_up_logging(config)
+    tune_malloc()
+    log = structlog.get_logger().bind(node=config.node.id)
+    node = Node(config)
+    try:
+        if config.node.loop == "uvloop":
+            import uvloop
+
+            uvloop.run(node.run())
+        else:
+            asyncio.run(node.run())
+    except (BrokerError, ConfigError) as error:
+        log.error("node.failed", reason=error.text)
+        return 1
+    except OSError as error:
+        log.error("node.failed", reason=str(error))
+        return 1
+    return 0
