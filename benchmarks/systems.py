@@ -23,6 +23,9 @@ from typing import Self
 
 import pika  # type: ignore[import-untyped]
 import pika.exceptions  # type: ignore[import-untyped]
+from pika.adapters.utils.connection_workflow import (  # type: ignore[import-untyped]
+    AMQPConnectorException,
+)
 
 PROBE_PAUSE_S = 0.02
 PROBE_QUEUE = "usable-probe"
@@ -170,13 +173,16 @@ def _require_free(port: int) -> None:
 
 
 def connect(uri: str, *, timeout_s: float = 5.0) -> pika.BlockingConnection:
-    """Open a connection with bounded waits. Raises pika's AMQPError or OSError."""
+    """Open a connection with bounded waits. Raises pika's AMQPConnectionError or OSError."""
     parameters = pika.URLParameters(uri)
     parameters.connection_attempts = 1
     parameters.socket_timeout = timeout_s
     parameters.stack_timeout = timeout_s
     parameters.blocked_connection_timeout = timeout_s
-    return pika.BlockingConnection(parameters)
+    try:
+        return pika.BlockingConnection(parameters)
+    except AMQPConnectorException as error:  # pika lets some of these through as they are
+        raise pika.exceptions.AMQPConnectionError(repr(error)) from error
 
 
 def wait_usable(uris: list[str], *, timeout_s: float, alive: object = None) -> None:
