@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.publishing import REPLY_PREFIX, REPLY_QUEUE, inspect, names_of
 from convoymq.kernels import frames
@@ -29,6 +31,8 @@ from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
 
 if TYPE_CHECKING:
     from convoymq.amqp.connection import Connection
+
+log = structlog.get_logger()
 
 DEFAULT_EXCHANGE_RESOURCE = "amq.default"
 COUNTED_TYPES = frozenset(("quorum",))
@@ -876,9 +880,7 @@ class Channel:
         if acquired:
             counters.redelivered += count
         if not self._held and self._room(found) >= count:
-            self.lane.deliver(
-                found.slot, first_id, block, command, first, count, acquired, delivery_count
-            )
+            self._deliver(found, first_id, block, command, first, count, acquired, delivery_count)
             return
         self._held.append((found, first_id, block, command, first, count, acquired, delivery_count))
         self._release_held()
@@ -904,8 +906,15 @@ class Channel:
             if room < count:
                 rest = (first_id + room, block, command, first + room, count - room)
                 self._held.appendleft((consumer, *rest, acquired, delivery_count))
-            self.lane.deliver(
-                consumer.slot, first_id, block, command, first, room, acquired, delivery_count
+            self._deliver(consumer, first_id, block, command, first, room, acquired, delivery_count)
+
+    def _deliver(self, consumer: Consumer, *arguments: Any) -> None:
+        try:
+            self.lane.deliver(consumer.slot, *arguments)
+        except ValueError as error:
+            log.error("amqp.batch_damaged", queue=consumer.queue.name, reason=str(error))
+            self.connection.refuse(
+                BrokerError("stored message is damaged"), self.number, spec.BASIC, 60
             )
 
     def on_output_drained(self) -> None:

@@ -1587,28 +1587,34 @@ def _deliver(
     _need(cython.address(wire.out), room)
     shown: cython.bint = slot.counted
     tag: uint64_t = lane.next_tag
+    before: cython.Py_ssize_t = wire.out.end - wire.out.start
     i: cython.Py_ssize_t
     high: cython.Py_ssize_t
-    for i in range(count):
-        high = get32(source + table + 4 * (first + i + 1))
-        if high < low or high > end:
-            raise ValueError("record table is damaged")
-        if shown or wire.frame_max < 131072:
-            # Frames may become more or longer than they are in the record.
-            _need(cython.address(wire.out), high - low + 21 + head_length)
-        _encode_record(
-            lane,
-            head,
-            tag,
-            acquired > 0,
-            source + command + low,
-            high - low,
-            acquired if shown else 0,
-            delivery_count if shown else 0,
-            head_length,
-        )
-        tag += 1
-        low = high
+    try:
+        for i in range(count):
+            high = get32(source + table + 4 * (first + i + 1))
+            if high < low or high > end:
+                raise ValueError("record table is damaged")
+            if shown or wire.frame_max < 131072:
+                # Frames may become more or longer than they are in the record.
+                _need(cython.address(wire.out), high - low + 21 + head_length)
+            _encode_record(
+                lane,
+                head,
+                tag,
+                acquired > 0,
+                source + command + low,
+                high - low,
+                acquired if shown else 0,
+                delivery_count if shown else 0,
+                head_length,
+            )
+            tag += 1
+            low = high
+    except BaseException:
+        # Half a message would spoil all that comes after it.
+        wire.out.end = wire.out.start + before
+        raise
     if slot.no_ack:
         _note(slot, 0, first_id, first_id + count - 1)
     else:

@@ -236,10 +236,22 @@ class FakeBroker:
         self.counters = SimpleNamespace(
             **dict.fromkeys(
                 (
-                    "connections_opened connections_closed channels_opened channels_closed "
-                    "published confirmed returned_unroutable dropped_unroutable delivered "
-                    "delivered_no_ack redelivered acknowledged get get_no_ack get_empty"
-                ).split(),
+                    "connections_opened",
+                    "connections_closed",
+                    "channels_opened",
+                    "channels_closed",
+                    "published",
+                    "confirmed",
+                    "returned_unroutable",
+                    "dropped_unroutable",
+                    "delivered",
+                    "delivered_no_ack",
+                    "redelivered",
+                    "acknowledged",
+                    "get",
+                    "get_no_ack",
+                    "get_empty",
+                ),
                 0,
             )
         )

@@ -1,0 +1,239 @@
+"""The listener with real sockets on loopback and a real client library."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pika
+import pytest
+import trustme
+
+from convoymq.amqp import _spec as spec
+from convoymq.amqp import codec
+from convoymq.amqp.listener import Listener
+from convoymq.amqp.settings import AmqpSettings
+from convoymq.kernels.frames import Outbox
+from tests.unit.amqp.fakes import FakeBroker
+
+
+class Edge:
+    """A listener whose rounds are driven by the loop."""
+
+    def __init__(self, broker: FakeBroker, **options: Any) -> None:
+        self.broker = broker
+        self.outbox = Outbox(self.schedule)
+        self.listener = Listener(
+            broker=broker,
+            settings=options.pop("settings", AmqpSettings()),
+            outbox=self.outbox,
+            port=0,
+            **options,
+        )
+        self.scheduled = False
+
+    def schedule(self) -> None:
+        if not self.scheduled:
+            self.scheduled = True
+            asyncio.get_running_loop().call_soon(self.round)
+
+    def round(self) -> None:
+        self.scheduled = False
+        for queue in list(self.broker.queues.values()):
+            queue.builder.on_first = self.schedule
+            if queue.round():
+                self.schedule()
+        self.outbox.flush()
+
+    async def run(self, work: Callable[[int], Any]) -> Any:
+        """Run blocking client code beside the loop; queues are served meanwhile."""
+        task = asyncio.create_task(asyncio.to_thread(work, self.listener.port))
+        while not task.done():
+            self.schedule()
+            await asyncio.wait([task], timeout=0.002)
+        return task.result()
+
+
+@pytest.fixture
+async def edge(broker: FakeBroker) -> AsyncIterator[Edge]:
+    made = Edge(broker)
+    await made.listener.start()
+    yield made
+    await made.listener.stop()
+    assert not made.listener.connections
+
+
+def parameters(port: int, **options: Any) -> pika.ConnectionParameters:
+    return pika.ConnectionParameters("127.0.0.1", port, **options)
+
+
+def exchange_messages(port: int, **options: Any) -> list[bytes]:
+    """Publish with confirms, consume with acknowledgements."""
+    connection = pika.BlockingConnection(parameters(port, **options))
+    channel = connection.channel()
+    channel.queue_declare("q")
+    channel.confirm_delivery()
+    bodies = [b"%06d" % index + bytes(index * 13 % 9000) for index in range(300)]
+    bodies.append(bytes(range(256)) * 3000)
+    for body in bodies:
+        channel.basic_publish("", "q", body, mandatory=True)
+    channel.basic_qos(prefetch_count=50)
+    got = []
+    for method, _, body in channel.consume("q", inactivity_timeout=10):
+        assert method is not None
+        got.append(body)
+        channel.basic_ack(method.delivery_tag)
+        if len(got) == len(bodies):
+            break
+    channel.cancel()
+    connection.close()
+    assert got == bodies
+    return got
+
+
+async def test_pika_publishes_and_consumes(edge: Edge, broker: FakeBroker) -> None:
+    await edge.run(exchange_messages)
+    assert broker.counters.published == 301
+    assert broker.counters.delivered == 301
+    assert broker.counters.acknowledged == 301
+    assert edge.outbox.bytes_received > 1_300_000
+
+
+async def test_pika_over_tls(broker: FakeBroker) -> None:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(client)
+    edge = Edge(broker, ssl_context=server)
+    await edge.listener.start()
+    options = pika.SSLOptions(client, "127.0.0.1")
+    await edge.run(lambda port: exchange_messages(port, ssl_options=options))
+    await edge.listener.stop()
+
+
+async def test_pika_sees_errors_as_rabbitmq_sends_them(edge: Edge) -> None:
+    def work(port: int) -> None:
+        with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="403"):
+            pika.BlockingConnection(
+                parameters(port, credentials=pika.PlainCredentials("guest", "no"))
+            )
+        connection = pika.BlockingConnection(parameters(port))
+        channel = connection.channel()
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as info:
+            channel.queue_declare("missing", passive=True)
+        assert info.value.reply_code == 404
+        assert info.value.reply_text == "NOT_FOUND - no queue 'missing' in vhost '/'"
+        channel = connection.channel()
+        channel.queue_declare("", exclusive=True)
+        connection.close()
+
+    await edge.run(work)
+
+
+async def test_stop_tells_clients_why(broker: FakeBroker) -> None:
+    edge = Edge(broker)
+    await edge.listener.start()
+    connected = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(port: int) -> tuple[int, str]:
+        connection = pika.BlockingConnection(parameters(port))
+        loop.call_soon_threadsafe(connected.set)
+        try:
+            while True:
+                connection.process_data_events(1)
+        except pika.exceptions.ConnectionClosedByBroker as error:
+            return error.reply_code, error.reply_text
+
+    async def stop() -> None:
+        await connected.wait()
+        await edge.listener.stop()
+
+    stopping = asyncio.create_task(stop())
+    assert await edge.run(work) == (
+        320,
+        "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'",
+    )
+    await stopping
+    assert not edge.listener.connections
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", edge.listener.port), timeout=5)
+
+
+async def test_connection_limit_closes_the_newcomer(broker: FakeBroker) -> None:
+    edge = Edge(broker, settings=AmqpSettings(connections_max=1))
+    await edge.listener.start()
+
+    def work(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as first:
+            first.sendall(spec.PROTOCOL_HEADER)
+            assert first.recv(7)
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as second:
+                return second.recv(1)
+
+    assert await edge.run(work) == b""
+    assert edge.listener.refused_connections == 1
+    await edge.listener.stop()
+
+
+async def test_a_stranger_gets_the_protocol_header(edge: Edge) -> None:
+    def work(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            data = b""
+            while more := sock.recv(100):
+                data += more
+            return data
+
+    assert await edge.run(work) == spec.PROTOCOL_HEADER
+
+
+async def test_silent_strangers_are_dropped(broker: FakeBroker) -> None:
+    edge = Edge(broker, settings=AmqpSettings(handshake_timeout_s=0.05))
+    await edge.listener.start()
+
+    def work(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            return sock.recv(1)
+
+    assert await edge.run(work) == b""
+    await edge.listener.stop()
+
+
+async def test_client_that_vanishes_gives_everything_back(edge: Edge, broker: FakeBroker) -> None:
+    pipelined = (
+        spec.PROTOCOL_HEADER
+        + b"".join(
+            codec.method_frame(0, method)
+            for method in (
+                spec.ConnectionStartOk(response=b"\0guest\0guest"),
+                spec.ConnectionTuneOk(channel_max=1, frame_max=4096, heartbeat=0),
+                spec.ConnectionOpen(),
+            )
+        )
+        + codec.method_frame(1, spec.ChannelOpen())
+        + codec.method_frame(1, spec.QueueDeclare(queue="q"))
+        + codec.content_frames(
+            1, spec.BasicPublish(routing_key="q"), spec.Properties(), b"x", frame_bytes_max=4096
+        )
+        + codec.method_frame(1, spec.QueueDeclare(queue="other"))
+        + codec.method_frame(1, spec.BasicConsume(queue="q", consumer_tag="t"))
+    )
+
+    def work(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            sock.sendall(pipelined)
+            data = b""
+            while codec.method_frame(1, spec.BasicDeliver())[7:11] not in data:
+                data += sock.recv(4096)
+
+    await edge.run(work)
+    deadline = asyncio.get_running_loop().time() + 5
+    while not broker.closed and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.01)
+    assert broker.closed
+    assert len(broker.queues["q"].ready) == 1
