@@ -108,6 +108,11 @@ class MetadataStore:
         if changed and self._target.pending:
             self._target.resend(self._applied)
 
+    def on_link_frame(
+        self, node: int, type: int, group: int, a: int, b: int, c: int, d: int, body: bytes
+    ) -> None:
+        """Nothing: every node has a replica of the tree and hears its answers from there."""
+
     def on_restored(self) -> None:
         """The tree was replaced by a snapshot."""
         self.publish_changes()

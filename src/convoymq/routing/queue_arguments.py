@@ -112,8 +112,8 @@ _COUNT = _integer(0)
 _DURATION = _integer(0, DURATION_MS_MAX)
 
 RULES: tuple[Rule, ...] = (
-    Rule("x-expires", _integer(1, DURATION_MS_MAX), _NONE),
-    Rule("x-message-ttl", _DURATION, _NONE),
+    Rule("x-expires", _integer(1, DURATION_MS_MAX), _CLASSIC),
+    Rule("x-message-ttl", _DURATION, _CLASSIC),
     Rule("x-dead-letter-exchange", _string, _NONE),
     Rule("x-dead-letter-routing-key", _dead_letter_key, _NONE),
     Rule(
@@ -122,8 +122,8 @@ RULES: tuple[Rule, ...] = (
         _NONE,
         _CLASSIC,
     ),
-    Rule("x-max-length", _COUNT, _NONE),
-    Rule("x-max-length-bytes", _COUNT, _NONE),
+    Rule("x-max-length", _COUNT, _CLASSIC),
+    Rule("x-max-length-bytes", _COUNT, _CLASSIC),
     # Accepted without effect, as RabbitMQ does since 3.10.
     Rule("x-max-in-memory-length", _COUNT, _QUORUM, _CLASSIC),
     Rule("x-max-in-memory-bytes", _COUNT, _QUORUM, _CLASSIC),
@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "x-overflow",
         _one_of("invalid_overflow", "drop-head", "reject-publish", "reject-publish-dlx"),
-        _NONE,
+        _CLASSIC,
     ),
     # Accepted without effect, as RabbitMQ does since 3.12.
     Rule("x-queue-mode", _one_of("invalid_queue_mode", "default", "lazy"), _CLASSIC, _QUORUM),

@@ -107,9 +107,9 @@ def test_what_quorum_queues_do_not_serve_yet_is_named(key: str, value: object) -
     assert refusal(arguments) == f"invalid arg '{key}' for {Q}: not served yet by quorum queues"
 
 
-@pytest.mark.parametrize("key", ["x-message-ttl", "x-expires", "x-max-length", "x-max-priority"])
-def test_what_classic_queues_do_not_serve_yet_is_named(key: str) -> None:
-    assert refusal({key: 1}) == f"invalid arg '{key}' for {Q}: not served yet by classic queues"
+@pytest.mark.parametrize(("key", "value"), [("x-max-priority", 1), ("x-dead-letter-exchange", "")])
+def test_what_classic_queues_do_not_serve_yet_is_named(key: str, value: object) -> None:
+    assert refusal({key: value}) == f"invalid arg '{key}' for {Q}: not served yet by classic queues"
 
 
 def test_served_and_unknown_arguments_are_taken() -> None:

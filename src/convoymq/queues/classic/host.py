@@ -54,7 +54,7 @@ class Owner(Protocol):
     def new_session(self) -> int:
         """A fresh session id of this node."""
 
-    def node_name(self, node: int) -> str:
+    def node_name_of(self, node: int) -> str:
         """Name of a node, for texts."""
 
 
@@ -207,7 +207,7 @@ class ClassicHost:
 
     def node_name(self, node: int) -> str:
         """Name of a node, for texts."""
-        return self._owner.node_name(node)
+        return self._owner.node_name_of(node)
 
     def now_ms(self) -> int:
         """Wall clock."""
@@ -225,9 +225,8 @@ class ClassicHost:
 
     def send_commands(self, queue: ClassicQueue, batch: bytes) -> None:
         """Sends a sealed batch to the queue's home node."""
-        home = queue.record.home
-        if self.is_up(home):
-            self._control.send_raw(home, KIND_CLASSIC, (batch,), a=queue.group)
+        # Also to a suspected node: it may speak again, and nothing else would repeat the batch.
+        self._control.send_raw(queue.record.home, KIND_CLASSIC, (batch,), a=queue.group)
 
     async def remote_counts(self, queue: ClassicQueue) -> tuple[int, int]:
         """(ready, consumers) from the home node. Raises Unavailable or NotFound."""
@@ -252,8 +251,6 @@ class ClassicHost:
     def _send_effect(self, group: int, effect: Effect) -> None:
         kind, session = effect[0], effect[1]
         node = session >> 56
-        if not self._control.transport.is_connected(node):
-            return
         block = b""
         head: list[Any]
         if kind == DELIVER:

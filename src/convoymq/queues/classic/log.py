@@ -170,7 +170,7 @@ class LogWriter:
         with self._wake:
             self.backlog_bytes -= written
         # Callbacks of one descriptor share its fate: nothing is confirmed that may not be on disk.
-        finished = [
+        finished: list[Callable[[], None]] = [
             partial(done, failed.get(descriptor))
             for descriptor, offset, _, _, done in jobs
             if offset >= 0

@@ -23,7 +23,9 @@ from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
 from convoymq.queues.classic.machine import (
     APPLIED,
+    DROP_HEAD,
     FLAG_EXPIRATION,
+    REJECT_PUBLISH,
     UNUSED,
     Block,
     ClassicMachine,
@@ -53,7 +55,10 @@ def limits_from(arguments: Table) -> Limits:
         message_ttl_ms=number("x-message-ttl"),
         length_max=number("x-max-length"),
         bytes_max=number("x-max-length-bytes"),
-        overflow=overflow.term() if overflow is not None else "drop-head",
+        # Without dead-lettering, reject-publish-dlx is reject-publish.
+        overflow=REJECT_PUBLISH
+        if overflow is not None and overflow.term().startswith(REJECT_PUBLISH)
+        else DROP_HEAD,
         single_active=bool(single is not None and single.value),
         expires_ms=number("x-expires"),
     )

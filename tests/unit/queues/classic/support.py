@@ -186,7 +186,7 @@ class Node:
         self.sessions += 1
         return self.sessions
 
-    def node_name(self, node: int) -> str:
+    def node_name_of(self, node: int) -> str:
         return f"n{node}"
 
     def open(self, queue: QueueRecord, **arguments: Any) -> Any:

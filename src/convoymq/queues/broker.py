@@ -1,0 +1,1114 @@
+"""The one door for edges: who may do what, what exists, where messages go, and the queues
+themselves.
+
+Reading is synchronous and local; every change goes through the replicated tree and returns when
+this node has applied it. The broker follows the tree: it opens and ends the faces of queues on
+this node, and the replicas of quorum queues that this node is a member of, by comparing what
+should be with what is, so it does not matter which changes it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ipaddress
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+
+from convoymq.cluster import access
+from convoymq.cluster.commands import (
+    Bind,
+    Command,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteExchange,
+    DeleteQueue,
+    OwnerGone,
+    Unbind,
+)
+from convoymq.cluster.control import (
+    KIND_ALARM,
+    KIND_CLOSE_CONNECTION,
+    KIND_LIST,
+    KIND_QUEUE_COUNTS,
+    ControlPlane,
+)
+from convoymq.cluster.interfaces import Clock
+from convoymq.cluster.metadata import (
+    Change,
+    ChangeKind,
+    QueueRecord,
+    User,
+    Vhost,
+    owner_text,
+)
+from convoymq.cluster.metadata_store import MetadataStore
+from convoymq.cluster.placement import CLIENT_LOCAL, LOCATORS, choose_leader, choose_members
+from convoymq.kernels.batch import CMD_NODE_DOWN
+from convoymq.model.errors import (
+    BrokerError,
+    NotFound,
+    PreconditionFailed,
+    Refused,
+    Unavailable,
+)
+from convoymq.model.refusals import (
+    conditional_delete,
+    exchange_subject,
+    home_node_down,
+    in_use,
+    login_refused,
+    not_empty,
+    permission_missing,
+    queue_subject,
+    topic_permission_missing,
+    vhost_missing,
+    vhost_refused,
+)
+from convoymq.model.tables import EMPTY, Table
+from convoymq.queues.classic.host import ClassicHost
+from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.interface import Queue
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.queue import TICK_MS, QuorumQueue
+from convoymq.queues.registry import ConnectionRegistry, Counters
+from convoymq.queues.replies import ReplyRoutes
+from convoymq.routing.default_type import with_default_type
+from convoymq.routing.types import Destination, DestinationKind, Exchange, ExchangeType, QueueType
+
+log = structlog.get_logger()
+
+LIST_TIMEOUT_S = 1.0
+COUNTS_TIMEOUT_S = 2.0
+HOME_POLL_S = 0.02
+NAME_BYTES_MAX = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """What the broker does where nobody said otherwise. Names in brackets are configuration
+    keys."""
+
+    default_queue_type: str = "auto"
+    """[default_queue_type] `auto` and `quorum`: quorum where properties fit; `classic`."""
+    quorum_group_size: int = 3
+    """[quorum_queue.initial_cluster_size] Members of a new quorum queue."""
+    leader_locator: str = CLIENT_LOCAL
+    """[queue_leader_locator] Who leads a new queue."""
+    operation_timeout_ms: int = 30_000
+    """[operation_timeout] How long a change may take before it is refused."""
+    loopback_users: tuple[str, ...] = ("guest",)
+    """[loopback_users] Who may only come from this machine."""
+
+
+class Route(NamedTuple):
+    """Where a message goes."""
+
+    queues: tuple[Queue, ...]
+    cacheable: bool
+    """The same exchange and key lead there until the topology epoch moves."""
+
+
+class Epoch(Protocol):
+    """A number that moves when remembered routes and permissions must be forgotten."""
+
+    def bump(self) -> None:
+        """Moves it."""
+
+
+class GroupHost(Protocol):
+    """What is needed of `cluster.host.ReplicaHost`."""
+
+    groups: Any
+
+    def create_group(
+        self,
+        group: int,
+        members: Sequence[int],
+        machine: Any,
+        sink: Any,
+        *,
+        leader_hint: int = 0,
+        learner: bool = False,
+    ) -> Any:
+        """Starts this node's replica of a group."""  # fmt: skip
+
+    def watch_group(self, group: int, members: Sequence[int], sink: Any) -> None:
+        """Follows a group that this node is no member of."""
+
+    def unwatch_group(self, group: int) -> None:
+        """Stops following."""
+
+    def remove_group(self, group: int) -> None:
+        """Deletes this node's replica."""
+
+    def replica(self, group: int) -> Any:
+        """The local replica, if any."""
+
+    def leader_of(self, group: int) -> int | None:
+        """Who leads, as far as known."""
+
+    def builder_of(self, group: int) -> Any:
+        """The open batch of a group."""
+
+    def is_replica_live(self, group: int, node: int) -> bool:
+        """Whether a node carries out effects itself."""
+
+    def read_entry(self, group: int, index: int) -> Any:
+        """An entry of the local log."""
+
+
+class Broker:
+    """See the module text. One per node; single threaded."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        incarnation: int,
+        host: GroupHost,
+        control: ControlPlane,
+        metadata: MetadataStore,
+        epoch: Epoch,
+        clock: Clock,
+        directory: Path,
+        new_session: Callable[[], int],
+        wake: Callable[[], None],
+        settings: BrokerSettings | None = None,
+        stored_groups: Callable[[], Iterable[int]] = tuple,
+    ) -> None:
+        """
+        Args:
+            directory: where classic queues keep their files.
+            wake: asks for an `end_of_round`.
+            stored_groups: groups with data on this node's disk.
+        """
+        self.node_id = node_id
+        self.incarnation = incarnation
+        self.metadata = metadata
+        self.topology: Any = epoch
+        self.settings = settings or BrokerSettings()
+        self.connections = ConnectionRegistry()
+        self.counters = Counters()
+        self.alarms: frozenset[str] = frozenset()
+        self.on_alarms: list[Callable[[frozenset[str]], None]] = []
+        self.new_session = new_session
+        self.control = control
+        self.host = host
+        self.started_ms = clock.now_ms()
+        self._clock = clock
+        self._stored_groups = stored_groups
+        self._alarms_by_node: dict[int, frozenset[str]] = {}
+        self._quorum: dict[int, QuorumQueue] = {}
+        self._member_of: set[int] = set()
+        self._incarnations: dict[int, int] = {node_id: incarnation}
+        self._touched: set[int] | None = set()
+        self._reconciling = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: Any = None
+        self._replies = ReplyRoutes(control, incarnation)
+        self._loop = asyncio.get_running_loop()
+        self.classic = ClassicHost(
+            node_id=node_id,
+            directory=directory,
+            clock=clock,
+            control=control,
+            owner=self,
+            call_soon=self._call_soon,
+            wanted=wake,
+        )
+        control.handle(KIND_LIST, self._on_list)
+        control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
+        control.handle(KIND_ALARM, self._on_alarm)
+        control.handle(KIND_QUEUE_COUNTS, self._on_quorum_counts)
+
+    # --- life ----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Opens the queues that the tree knows, and follows it from now on."""
+        self.metadata.watch(self._on_change)
+        self._touched = None
+        self._reconcile()
+        self._tick()
+
+    async def stop(self) -> None:
+        """Ends what runs; edges have closed their connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.classic.stop()
+
+    def end_of_round(self) -> None:
+        """Seals the open batches of classic queues."""
+        self.classic.end_of_round()
+
+    def on_node_up(self, node: int, incarnation: int) -> None:
+        """Another node is linked."""
+        self._incarnations[node] = max(incarnation, self._incarnations.get(node, 0))
+        for queue in self._quorum.values():
+            queue.on_node_up(node)
+        self._reopen_faces(node)
+        mine = self._alarms_by_node.get(self.node_id)
+        if mine:
+            self.control.tell(node, KIND_ALARM, sorted(mine))
+
+    def on_node_down(self, node: int, *, definite: bool = False) -> None:
+        """Another node is not linked any more; `definite`: its process is known to be gone."""
+        for queue in self._quorum.values():
+            queue.on_node_down(node, definite=definite)
+        self.classic.on_node_down(node)
+        self.topology.bump()
+        self._set_node_alarms(node, frozenset())
+        tree = self.host.replica(0)
+        if definite and tree is not None and tree.is_leader:
+            tree.propose(CMD_NODE_DOWN, 0, 0, node, b"")
+
+    def _reopen_faces(self, node: int) -> None:
+        # Faces of queues whose home was away refuse everything: they are made anew on demand.
+        for group, face in list(self.classic.queues.items()):
+            if isinstance(face, RemoteQueue) and face.record.home == node and face.ended:
+                del self.classic.queues[group]
+        self.topology.bump()
+
+    def _tick(self) -> None:
+        self._timer = self._clock.call_later(TICK_MS, self._tick)
+        for queue in list(self._quorum.values()):
+            queue.tick()
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(callback)
+
+    # --- names and places ----------------------------------------------------------------
+
+    @property
+    def node_name(self) -> str:
+        """This node's name."""
+        return self.node_name_of(self.node_id)
+
+    def node_name_of(self, node: int) -> str:
+        """A node's name, for texts and lists."""
+        record = self.metadata.tree.nodes.get(node)
+        return record.name if record is not None else f"convoy@{node}"
+
+    @property
+    def cluster_name(self) -> str:
+        """The cluster's name."""
+        return self.metadata.tree.settings.get("cluster_name", "convoy")
+
+    def running_nodes(self) -> list[int]:
+        """Nodes of the cluster that can be reached, this one included."""
+        nodes = set(self.metadata.tree.nodes) | {self.node_id}
+        return sorted(n for n in nodes if n == self.node_id or self.is_up(n))
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node can be reached."""
+        return node == self.node_id or self.control.transport.is_connected(node)
+
+    def default_queue_type(self, vhost: str) -> str:
+        """Type of queues that do not say which."""
+        known = self.metadata.tree.vhosts.get(vhost)
+        chosen = (known.default_queue_type if known else "") or self.settings.default_queue_type
+        return "classic" if chosen == "classic" else "quorum"
+
+    def _vhost(self, name: str) -> Vhost:
+        vhost = self.metadata.tree.vhosts.get(name)
+        if vhost is None:
+            raise vhost_missing(name)
+        return vhost
+
+    def _owner(self, owner: int | None) -> str | None:
+        return None if owner is None else owner_text(self.node_id, self.incarnation, owner)
+
+    # --- users and permissions -----------------------------------------------------------
+
+    async def authenticate(
+        self, user: str, password: bytes, peer_host: str, mechanism: str = "PLAIN"
+    ) -> User:
+        """Returns the user when the password is right. Raises AccessRefused."""
+        self.counters.auth_attempts += 1
+        known = self.metadata.tree.users.get(user)
+        good = False
+        if known is not None and self._may_come_from(user, peer_host):
+            if known.algorithm == access.ARGON2:
+                good = await self._loop.run_in_executor(
+                    None, access.verify, password, known.password_hash, known.algorithm
+                )
+            else:
+                good = access.verify(password, known.password_hash, known.algorithm)
+        if not good or known is None:
+            self.counters.auth_failed += 1
+            raise login_refused(mechanism)
+        self.counters.auth_succeeded += 1
+        return known
+
+    def external_user(self, name: str) -> User:
+        """Returns a user whose identity a certificate proved. Raises AccessRefused."""
+        self.counters.auth_attempts += 1
+        known = self.metadata.tree.users.get(name)
+        if known is None:
+            self.counters.auth_failed += 1
+            raise login_refused("EXTERNAL")
+        self.counters.auth_succeeded += 1
+        return known
+
+    def _may_come_from(self, user: str, peer_host: str) -> bool:
+        if user not in self.settings.loopback_users:
+            return True
+        try:
+            address = ipaddress.ip_address(peer_host.split("%")[0])
+        except ValueError:
+            # A Unix socket or a name: only local peers have no address.
+            return peer_host in ("", "localhost")
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).is_loopback
+
+    def open_vhost(self, user: User, vhost: str) -> None:
+        """Admits a connection to a virtual host. Raises NotAllowed."""
+        if vhost not in self.metadata.tree.vhosts:
+            raise vhost_missing(vhost)
+        if (user.name, vhost) not in self.metadata.tree.permissions:
+            raise vhost_refused(vhost, user.name)
+
+    def close_vhost(self, user: User, vhost: str) -> None:
+        """A connection has left its virtual host."""
+
+    def check_permission(
+        self, user: User, vhost: str, permission: str, kind: str, name: str
+    ) -> None:
+        """Raises AccessRefused unless the user may configure, write or read it."""
+        rules = self.metadata.tree.permissions.get((user.name, vhost))
+        if kind == "exchange":
+            name = name or access.DEFAULT_EXCHANGE_ALIAS
+        if rules is not None:
+            pattern = getattr(rules, permission)
+            if access.allows(pattern, name):
+                return
+        subject = (exchange_subject if kind == "exchange" else queue_subject)(vhost, name)
+        raise permission_missing(permission, subject, user.name)
+
+    def has_topic_permissions(self, user: User, vhost: str) -> bool:
+        """Whether `check_topic_permission` can refuse anything."""
+        return (user.name, vhost) in self.metadata.tree.topic_permissions
+
+    def check_topic_permission(
+        self, user: User, vhost: str, permission: str, exchange: str, routing_key: str
+    ) -> None:
+        """Raises AccessRefused when a rule for this topic exchange does not cover the key."""
+        rules = self.metadata.tree.topic_permissions.get((user.name, vhost))
+        rule = rules.get(exchange) if rules else None
+        if rule is None:
+            return
+        known = self._vhost(vhost).topology.exchange(exchange)
+        if known.type is not ExchangeType.TOPIC:
+            return
+        pattern = rule.write if permission == "write" else rule.read
+        if not access.topic_allows(pattern, routing_key, user=user.name, vhost=vhost):
+            subject = exchange_subject(vhost, exchange)
+            raise topic_permission_missing(permission, routing_key, subject, user.name)
+
+    # --- looking things up ---------------------------------------------------------------
+
+    def route(
+        self, vhost: str, exchange: str, routing_keys: Sequence[str], headers: Table | None
+    ) -> Route:
+        """Returns where a message goes. Raises NotFound, or AccessRefused (internal exchange)."""
+        place = self._vhost(vhost)
+        topology = place.topology
+        topology.exchange_for_publish(exchange)
+        names = topology.route(exchange, routing_keys[0], headers or EMPTY, routing_keys[1:])
+        queues = [self._face(place.queues[name]) for name in names]
+        cacheable = not topology.depends_on_headers(exchange)
+        return Route(tuple(queue for queue in queues if queue is not None), cacheable)
+
+    def find_queue(self, vhost: str, name: str, owner: int | None = None) -> Queue:
+        """Returns a queue that the connection may use.
+
+        Raises:
+            NotFound: there is none, or its home node is away.
+            ResourceLocked: it belongs to another connection.
+        """
+        place = self._vhost(vhost)
+        place.topology.queue(name, self._owner(owner))
+        record = place.queues[name]
+        queue = self._face(record)
+        if queue is None:
+            raise NotFound(
+                f"{queue_subject(vhost, name)} has crashed and failed to restart",
+                subject=queue_subject(vhost, name),
+            )
+        if isinstance(queue, ClassicQueue) and queue.ended is not None:
+            raise queue.ended
+        return queue
+
+    def passive_declare_exchange(self, vhost: str, name: str) -> Exchange:
+        """Returns an exchange. Raises NotFound."""
+        return self._vhost(vhost).topology.passive_exchange(name)
+
+    async def passive_declare(
+        self, vhost: str, name: str, owner: int | None = None
+    ) -> tuple[str, int, int]:
+        """Returns (name, ready messages, consumers). Raises NotFound, ResourceLocked."""
+        messages, consumers = await self.find_queue(vhost, name, owner).counts()
+        return name, messages, consumers
+
+    # --- exchanges -----------------------------------------------------------------------
+
+    async def declare_exchange(
+        self,
+        vhost: str,
+        name: str,
+        type: str,
+        *,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: Table = EMPTY,
+        user: User | None = None,
+    ) -> bool:
+        """Declares an exchange; False when an equal one exists."""
+        _check_length(name)
+        topology = self._vhost(vhost).topology
+        if any(exchange.name == name for exchange in topology.exchanges()):
+            # It exists: the tables only compare, so nobody else has to be asked.
+            return topology.declare_exchange(
+                name,
+                type,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=arguments,
+            )
+        created = await self._change(
+            DeclareExchange(
+                vhost=vhost,
+                name=name,
+                type=type,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=arguments.encoded,
+            )
+        )
+        return bool(created)
+
+    async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool = False) -> None:
+        """Deletes an exchange; one that does not exist is fine."""
+        self._vhost(vhost)
+        await self._change(DeleteExchange(vhost=vhost, name=name, if_unused=if_unused))
+
+    # --- bindings ------------------------------------------------------------------------
+
+    async def bind_queue(
+        self,
+        vhost: str,
+        queue: str,
+        exchange: str,
+        routing_key: str,
+        arguments: Table = EMPTY,
+        owner: int | None = None,
+    ) -> bool:
+        """Binds a queue to an exchange; False when it is bound so already."""
+        destination = Destination(DestinationKind.QUEUE, queue)
+        return await self._bind(vhost, exchange, destination, routing_key, arguments, owner)
+
+    async def unbind_queue(
+        self,
+        vhost: str,
+        queue: str,
+        exchange: str,
+        routing_key: str,
+        arguments: Table = EMPTY,
+        owner: int | None = None,
+    ) -> None:
+        """Removes a binding; one that does not exist is fine."""
+        destination = Destination(DestinationKind.QUEUE, queue)
+        await self._unbind(vhost, exchange, destination, routing_key, arguments, owner)
+
+    async def bind_exchange(
+        self,
+        vhost: str,
+        destination: str,
+        source: str,
+        routing_key: str,
+        arguments: Table = EMPTY,
+    ) -> bool:
+        """Binds an exchange to an exchange; False when it is bound so already."""
+        end = Destination(DestinationKind.EXCHANGE, destination)
+        return await self._bind(vhost, source, end, routing_key, arguments, None)
+
+    async def unbind_exchange(
+        self,
+        vhost: str,
+        destination: str,
+        source: str,
+        routing_key: str,
+        arguments: Table = EMPTY,
+    ) -> None:
+        """Removes a binding; one that does not exist is fine."""
+        end = Destination(DestinationKind.EXCHANGE, destination)
+        await self._unbind(vhost, source, end, routing_key, arguments, None)
+
+    async def _bind(
+        self,
+        vhost: str,
+        source: str,
+        destination: Destination,
+        routing_key: str,
+        arguments: Table,
+        owner: int | None,
+    ) -> bool:
+        _check_length(routing_key)
+        self._vhost(vhost)
+        made = await self._change(
+            Bind(
+                vhost=vhost,
+                source=source,
+                kind=destination.kind.value,
+                destination=destination.name,
+                routing_key=routing_key,
+                arguments=arguments.encoded,
+                owner=self._owner(owner),
+            )
+        )
+        return bool(made)
+
+    async def _unbind(
+        self,
+        vhost: str,
+        source: str,
+        destination: Destination,
+        routing_key: str,
+        arguments: Table,
+        owner: int | None,
+    ) -> None:
+        self._vhost(vhost)
+        await self._change(
+            Unbind(
+                vhost=vhost,
+                source=source,
+                kind=destination.kind.value,
+                destination=destination.name,
+                routing_key=routing_key,
+                arguments=arguments.encoded,
+                owner=self._owner(owner),
+            )
+        )
+
+    # --- queues --------------------------------------------------------------------------
+
+    async def declare_queue(
+        self,
+        vhost: str,
+        name: str,
+        *,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: Table = EMPTY,
+        owner: int | None = None,
+        user: User | None = None,
+    ) -> tuple[str, int, int]:
+        """Declares a queue and waits until it can serve.
+
+        Returns:
+            Name (generated when empty), ready messages, consumers.
+        Raises:
+            PreconditionFailed: a different one exists, or it cannot be made so.
+            ResourceLocked: it belongs to another connection.
+            AccessRefused: a new name with the reserved prefix.
+            Unavailable: no majority in time; nothing is left behind.
+        """
+        self.counters.queues_declared += 1
+        _check_length(name)
+        place = self._vhost(vhost)
+        server_named = not name
+        arguments = with_default_type(
+            arguments,
+            durable=durable,
+            exclusive=exclusive,
+            auto_delete=auto_delete,
+            server_named=server_named,
+            vhost_default=QueueType(place.default_queue_type) if place.default_queue_type else None,
+            node_default=QueueType(self.default_queue_type("")),
+        )
+        if server_named:
+            name = generated_name("amq.gen-")
+        owner_name = self._owner(owner) if exclusive else None
+        if place.topology.find_queue(name) is not None:
+            # It exists: the tables only compare.
+            place.topology.declare_queue(
+                name,
+                durable=durable,
+                exclusive_owner=owner_name,
+                auto_delete=auto_delete,
+                arguments=arguments,
+                server_named=server_named,
+            )
+            queue = self.find_queue(vhost, name, owner)
+            await queue.ready(self._timeout_s)
+            return (name, *await queue.counts())
+        members = self._members_for(arguments, exclusive=exclusive)
+        reply = await self._change(
+            DeclareQueue(
+                vhost=vhost,
+                name=name,
+                members=members,
+                durable=durable,
+                owner=owner_name,
+                auto_delete=auto_delete,
+                arguments=arguments.encoded,
+                server_named=server_named,
+            )
+        )
+        if not reply["created"]:
+            queue = self.find_queue(vhost, name, owner)
+            await queue.ready(self._timeout_s)
+            return (name, *await queue.counts())
+        self.counters.queues_created += 1
+        try:
+            await self._wait_until_served(vhost, name, owner, reply["group"])
+        except BrokerError:
+            # A queue that nobody serves must not stay: its name would be taken for nothing.
+            await self._change(DeleteQueue(vhost=vhost, name=name, group=reply["group"]))
+            raise
+        return name, 0, 0
+
+    async def delete_queue(
+        self,
+        vhost: str,
+        name: str,
+        *,
+        if_unused: bool = False,
+        if_empty: bool = False,
+        owner: int | None = None,
+        user: User | None = None,
+    ) -> int:
+        """Deletes a queue and returns how many ready messages it had; 0 when there is none.
+
+        Raises:
+            PreconditionFailed: in use, or not empty.
+            NotServed: a condition on a quorum queue.
+            ResourceLocked: it belongs to another connection.
+        """
+        place = self._vhost(vhost)
+        record = place.queues.get(name)
+        if record is None:
+            return 0
+        place.topology.queue(name, self._owner(owner))
+        subject = queue_subject(vhost, name)
+        if record.type is QueueType.QUORUM and (if_unused or if_empty):
+            raise conditional_delete("if-unused" if if_unused else "if-empty", subject)
+        messages = consumers = 0
+        face = self._face(record)
+        if face is not None:
+            try:
+                async with asyncio.timeout(COUNTS_TIMEOUT_S):
+                    messages, consumers = await face.counts()
+            except TimeoutError:
+                if if_unused or if_empty:
+                    raise Unavailable(f"{subject} did not answer in time") from None
+            except (Refused, Unavailable):
+                # Without an answer a condition cannot be judged; plain deletion goes on.
+                if if_unused or if_empty:
+                    raise
+        if if_unused and consumers:
+            raise in_use(subject)
+        if if_empty and messages:
+            raise not_empty(subject)
+        await self._change(DeleteQueue(vhost=vhost, name=name, group=record.group))
+        self.counters.queues_deleted += 1
+        return messages
+
+    async def connection_closed(self, owner: int) -> None:
+        """Deletes the exclusive queues of a connection that is gone."""
+        name = self._owner(owner)
+        if any(record.owner == name for record in self.metadata.tree.records()):
+            assert name is not None
+            await self._change(OwnerGone(owner=name))
+
+    async def _change(self, command: Command) -> Any:
+        return await self.metadata.execute(command, self._timeout_s)
+
+    @property
+    def _timeout_s(self) -> float:
+        return self.settings.operation_timeout_ms / 1000
+
+    def _members_for(self, arguments: Table, *, exclusive: bool) -> tuple[int, ...]:
+        """Nodes for a new queue, the designated leader or home first."""
+        kind = arguments.get("x-queue-type")
+        classic = kind is None or kind.term() == QueueType.CLASSIC.value
+        if exclusive:
+            return (self.node_id,)
+        wish = arguments.get("x-queue-leader-locator")
+        locator = LOCATORS.get(wish.term() if wish is not None else self.settings.leader_locator)
+        running = self.running_nodes()
+        records = list(self.metadata.tree.records()) if len(running) > 1 else []
+        leaders: dict[int, int] = {}
+        replicas: dict[int, int] = {}
+        for record in records:
+            leaders[record.home] = leaders.get(record.home, 0) + 1
+            for member in record.members:
+                replicas[member] = replicas.get(member, 0) + 1
+        leader = choose_leader(
+            locator or CLIENT_LOCAL, client_node=self.node_id, running=running, leaders=leaders
+        )
+        if classic:
+            return (leader,)
+        size = arguments.get("x-quorum-initial-group-size")
+        wanted = size.value if size is not None else self.settings.quorum_group_size
+        return choose_members(
+            wanted if isinstance(wanted, int) and wanted > 0 else 1,
+            leader=leader,
+            nodes=set(self.metadata.tree.nodes) | {self.node_id},
+            running=running,
+            replicas=replicas,
+        )
+
+    async def _wait_until_served(
+        self, vhost: str, name: str, owner: int | None, group: int
+    ) -> None:
+        queue = self.find_queue(vhost, name, owner)
+        if isinstance(queue, RemoteQueue):
+            await self._wait_for_home(queue)
+        await queue.ready(self._timeout_s)
+
+    async def _wait_for_home(self, queue: RemoteQueue) -> None:
+        # The home node may be a few milliseconds behind; commands must not reach it before.
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    try:
+                        await queue.counts()
+                        return
+                    except NotFound:
+                        if not self.is_up(queue.record.home):
+                            raise
+                        await asyncio.sleep(HOME_POLL_S)
+        except TimeoutError:
+            raise Unavailable(f"{queue.subject} was not opened in time") from None
+
+    # --- following the tree --------------------------------------------------------------
+
+    def _on_change(self, change: Change) -> None:
+        self.topology.bump()
+        if change.kind is ChangeKind.RESTORED:
+            self._touched = None
+        elif change.record is not None and self._touched is not None:
+            self._touched.add(change.record.group)
+        if change.record is None and change.kind is not ChangeKind.RESTORED:
+            return
+        if not self._reconciling:
+            self._reconciling = True
+            self._loop.call_soon(self._reconcile)
+
+    def _reconcile(self) -> None:
+        """Makes this node's queues be what the tree says."""
+        self._reconciling = False
+        touched, self._touched = self._touched, set()
+        wanted = {record.group: record for record in self.metadata.tree.records()}
+        if touched is None:
+            touched = {*wanted, *self._quorum, *self.classic.queues}
+            self._remove_strangers(set(wanted))
+        for group in sorted(touched):
+            record = wanted.get(group)
+            if record is None:
+                self._end_queue(group)
+            elif record.type is QueueType.QUORUM:
+                if self.node_id in record.members and group not in self._member_of:
+                    self._open_quorum(record)
+            elif record.home == self.node_id:
+                self._face(record)
+
+    def _remove_strangers(self, known: set[int]) -> None:
+        self.classic.remove_strangers(known)
+        for group in list(self._stored_groups()):
+            # Ids are never given out twice: what is below the next one and unknown was deleted.
+            if group and group < self.metadata.tree.next_group and group not in known:
+                self.host.remove_group(group)
+
+    def _end_queue(self, group: int) -> None:
+        queue = self._quorum.pop(group, None)
+        if queue is not None:
+            queue.on_deleted()
+            if group in self._member_of:
+                self.host.remove_group(group)
+            else:
+                self.host.unwatch_group(group)
+        self._member_of.discard(group)
+        self.classic.delete(group)
+
+    def _face(self, record: QueueRecord) -> Queue | None:
+        """This node's face of a queue; None when its files are damaged."""
+        if record.type is QueueType.QUORUM:
+            found = self._quorum.get(record.group)
+            return found if found is not None else self._open_quorum(record)
+        known = self.classic.queues.get(record.group)
+        if known is not None:
+            return known
+        if record.group in self.classic.damaged:
+            return None
+        declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
+        assert declared is not None
+        face = self.classic.open(record, declared.arguments)
+        if isinstance(face, RemoteQueue) and not self.is_up(record.home):
+            error = home_node_down(face.subject, self.node_name_of(record.home))
+            face.end(error, published_ok=False)
+        return face
+
+    def _open_quorum(self, record: QueueRecord) -> QuorumQueue:
+        queue = QuorumQueue(
+            vhost=record.vhost,
+            name=record.name,
+            group=record.group,
+            node=self.node_id,
+            host=self.host,
+            transport=self.control.transport,
+            clock=self._clock,
+            incarnations=self._incarnations,
+            members=record.members,
+            new_session=self.new_session,
+            ask_counts=self._ask_quorum_counts,
+        )
+        self._quorum[record.group] = queue
+        if self.node_id in record.members:
+            self._member_of.add(record.group)
+            declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
+            assert declared is not None
+            self.host.create_group(
+                record.group,
+                record.members,
+                QuorumMachine(_machine_settings(declared.arguments)),
+                queue,
+                leader_hint=record.home,
+            )
+        else:
+            self.host.watch_group(record.group, record.members, queue)
+        return queue
+
+    # --- what classic queues report ------------------------------------------------------
+
+    def on_unused(self, record: QueueRecord) -> None:
+        """The last consumer left: an auto-delete queue goes."""
+        place = self.metadata.tree.vhosts.get(record.vhost)
+        declared = place.topology.find_queue(record.name) if place is not None else None
+        if declared is not None and declared.auto_delete:
+            self._delete_later(record)
+
+    def on_expired(self, record: QueueRecord) -> None:
+        """Unused for longer than `x-expires`."""
+        self._delete_later(record)
+
+    def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
+        """A queue's files cannot be read or written."""
+        log.error("classic.disk_error", vhost=record.vhost, queue=record.name, reason=str(error))
+
+    def _delete_later(self, record: QueueRecord) -> None:
+        async def work() -> None:
+            try:
+                await self._change(
+                    DeleteQueue(vhost=record.vhost, name=record.name, group=record.group)
+                )
+            except BrokerError as error:
+                log.warning("queue.not_deleted", queue=record.name, reason=error.text)
+
+        self._spawn(work())
+
+    def _spawn(self, work: Any) -> None:
+        # Owned by the broker: `stop` cancels and awaits what is left.
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- direct reply-to -----------------------------------------------------------------
+
+    def register_reply(self, deliver: Callable[[bytes], None]) -> str:
+        """Returns a token under which records reach `deliver`."""
+        return self._replies.register(deliver)
+
+    def unregister_reply(self, token: str) -> None:
+        """The reply consumer is gone."""
+        self._replies.unregister(token)
+
+    def publish_reply(self, token: str, record: bytes) -> bool:
+        """Sends a record to a reply consumer; False when it is known to be gone."""
+        return self._replies.publish(token, record)
+
+    async def reply_exists(self, token: str) -> bool:
+        """Whether the reply consumer is there."""
+        return await self._replies.exists(token)
+
+    # --- alarms --------------------------------------------------------------------------
+
+    def set_alarm(self, name: str, on: bool) -> None:
+        """This node is short of `memory` or `disk`, or not any more."""
+        mine = self._alarms_by_node.get(self.node_id, frozenset())
+        changed = mine | {name} if on else mine - {name}
+        if changed == mine:
+            return
+        self._set_node_alarms(self.node_id, changed)
+        for node in self.running_nodes():
+            if node != self.node_id:
+                self.control.tell(node, KIND_ALARM, sorted(changed))
+
+    def alarms_of(self, node: int) -> frozenset[str]:
+        """What a node is short of."""
+        return self._alarms_by_node.get(node, frozenset())
+
+    def _set_node_alarms(self, node: int, alarms: frozenset[str]) -> None:
+        self._alarms_by_node[node] = alarms
+        effective = frozenset[str]().union(*self._alarms_by_node.values())
+        if effective != self.alarms:
+            self.alarms = effective
+            for listener in list(self.on_alarms):
+                listener(effective)
+
+    async def _on_alarm(self, node: int, body: Any) -> None:
+        self._set_node_alarms(node, frozenset(str(name) for name in body))
+
+    # --- lists over the cluster ----------------------------------------------------------
+
+    async def list_connections(self) -> list[dict[str, Any]]:
+        """Rows of all nodes."""
+        return await self._gather("connections")
+
+    async def list_channels(self) -> list[dict[str, Any]]:
+        """Rows of all nodes."""
+        return await self._gather("channels")
+
+    async def list_consumers(self) -> list[dict[str, Any]]:
+        """Rows of all nodes."""
+        return await self._gather("consumers")
+
+    async def list_nodes(self) -> dict[str, dict[str, Any]]:
+        """Resources of the nodes that answer, by name."""
+        rows = await self._gather("node")
+        return {str(row["name"]): row for row in rows}
+
+    async def queue_infos(self) -> dict[int, dict[str, Any]]:
+        """What the leading, or only, node of each queue says of it, by group id."""
+        rows = await self._gather("queues")
+        return {row["group"]: row for row in rows}
+
+    async def close_connection(self, name: str, reason: str) -> bool:
+        """Closes a client's connection, on whatever node; False when there is none."""
+        for node in self.running_nodes():
+            try:
+                if await self.control.request(
+                    node, KIND_CLOSE_CONNECTION, [name, reason], LIST_TIMEOUT_S
+                ):
+                    return True
+            except BrokerError:
+                continue
+        return False
+
+    async def _gather(self, what: str) -> list[dict[str, Any]]:
+        async def ask(node: int) -> list[dict[str, Any]]:
+            try:
+                return list(await self.control.request(node, KIND_LIST, what, LIST_TIMEOUT_S))
+            except BrokerError:
+                # A node that does not answer in time has no rows; the list still comes.
+                return []
+
+        found = await asyncio.gather(*(ask(node) for node in self.running_nodes()))
+        return [row for rows in found for row in rows]
+
+    #: Set by node.py: resources of this process (memory, disk, files, limits).
+    node_info: Callable[[], dict[str, Any]] = dict
+
+    async def _on_list(self, node: int, what: Any) -> list[dict[str, Any]]:
+        match what:
+            case "connections":
+                return [{**c.info(), "node": self.node_name} for c in self.connections.all()]
+            case "channels":
+                return [row for c in self.connections.all() for row in c.channel_infos()]
+            case "consumers":
+                return [row for c in self.connections.all() for row in c.consumer_infos()]
+            case "queues":
+                return self._local_queue_infos()
+            case "node":
+                alarms = self.alarms_of(self.node_id)
+                return [
+                    {
+                        **self.node_info(),
+                        "name": self.node_name,
+                        "id": self.node_id,
+                        "mem_alarm": "memory" in alarms,
+                        "disk_free_alarm": "disk" in alarms,
+                        "connections": len(self.connections),
+                        "uptime": self._clock.now_ms() - self.started_ms,
+                        "counters": self.counters.as_dict(),
+                    }
+                ]
+            case _:
+                return []
+
+    def _local_queue_infos(self) -> list[dict[str, Any]]:
+        """Queues that this node leads or is the home of."""
+        rows: list[dict[str, Any]] = []
+        for group, queue in self._quorum.items():
+            replica = self.host.replica(group)
+            if replica is not None and replica.is_leader:
+                rows.append({**queue.info(), "group": group})
+        for group, face in self.classic.queues.items():
+            if isinstance(face, LocalQueue):
+                rows.append({**face.info(), "group": group})
+        return rows
+
+    async def _on_close_connection(self, node: int, body: Any) -> bool:
+        name, reason = body
+        for connection in self.connections.all():
+            if connection.name == name:
+                connection.close(str(reason))
+                return True
+        return False
+
+    async def _ask_quorum_counts(self, leader: int, group: int) -> tuple[int, int]:
+        found = await self.control.request(leader, KIND_QUEUE_COUNTS, group, COUNTS_TIMEOUT_S)
+        return int(found[0]), int(found[1])
+
+    async def _on_quorum_counts(self, node: int, group: Any) -> tuple[int, int]:
+        queue = self._quorum.get(group)
+        if queue is None:
+            raise NotFound("the queue is not here")
+        return queue.local_counts()
+
+    # --- for management ------------------------------------------------------------------
+
+    def quorum_queue(self, group: int) -> QuorumQueue | None:
+        """This node's face of a quorum queue, if it is open."""
+        return self._quorum.get(group)
+
+    def quorum_queues(self) -> list[QuorumQueue]:
+        """All open faces of quorum queues on this node."""
+        return list(self._quorum.values())
+
+
+def generated_name(prefix: str) -> str:
+    """Returns a name that nobody else has: the prefix and 22 characters."""
+    return prefix + base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+
+
+def _check_length(name: str) -> None:
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise PreconditionFailed(f"name of more than {NAME_BYTES_MAX} bytes")
+
+
+def _machine_settings(arguments: Table) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    limit = arguments.get("x-delivery-limit")
+    if limit is not None and isinstance(limit.value, int):
+        settings["delivery_limit"] = limit.value
+    single = arguments.get("x-single-active-consumer")
+    if single is not None:
+        settings["single_active"] = bool(single.value)
+    return settings
+
+
+__all__ = ["Broker", "BrokerSettings", "Route", "User", "generated_name"]

@@ -1,0 +1,109 @@
+"""What a node knows of its client connections, and counters of what passes through its edges."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class ConnectionHandle(Protocol):
+    """What an edge's connection offers to lists and to operators."""
+
+    id: int
+    name: str
+    vhost: str
+
+    def info(self) -> dict[str, Any]:
+        """One row of the list of connections."""
+
+    def channel_infos(self) -> list[dict[str, Any]]:
+        """Rows of the list of channels."""
+
+    def consumer_infos(self) -> list[dict[str, Any]]:
+        """Rows of the list of consumers."""
+
+    def close(self, reason: str) -> None:
+        """Closes the connection with CONNECTION_FORCED and the reason."""
+
+
+class ConnectionRegistry:
+    """The open connections of one node."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, ConnectionHandle] = {}
+
+    def add(self, connection: ConnectionHandle) -> None:
+        """A connection has opened its virtual host."""
+        self._open[connection.id] = connection
+
+    def remove(self, connection: ConnectionHandle) -> None:
+        """A connection is gone."""
+        self._open.pop(connection.id, None)
+
+    def all(self) -> list[ConnectionHandle]:
+        """All of them."""
+        return list(self._open.values())
+
+    def get(self, owner: int) -> ConnectionHandle | None:
+        """The connection with that id."""
+        return self._open.get(owner)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+class Counters:
+    """Totals since the node started; the edges add to them, batch by batch."""
+
+    __slots__ = (
+        "acknowledged",
+        "auth_attempts",
+        "auth_failed",
+        "auth_succeeded",
+        "channels_closed",
+        "channels_opened",
+        "confirmed",
+        "connections_closed",
+        "connections_opened",
+        "delivered",
+        "delivered_no_ack",
+        "dropped_unroutable",
+        "get",
+        "get_empty",
+        "get_no_ack",
+        "published",
+        "queues_created",
+        "queues_declared",
+        "queues_deleted",
+        "redelivered",
+        "returned_unroutable",
+    )
+
+    acknowledged: int
+    auth_attempts: int
+    auth_failed: int
+    auth_succeeded: int
+    channels_closed: int
+    channels_opened: int
+    confirmed: int
+    connections_closed: int
+    connections_opened: int
+    delivered: int
+    delivered_no_ack: int
+    dropped_unroutable: int
+    get: int
+    get_empty: int
+    get_no_ack: int
+    published: int
+    queues_created: int
+    queues_declared: int
+    queues_deleted: int
+    redelivered: int
+    returned_unroutable: int
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    def as_dict(self) -> dict[str, int]:
+        """All totals by name."""
+        return {name: getattr(self, name) for name in self.__slots__}

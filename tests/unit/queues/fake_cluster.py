@@ -1,0 +1,278 @@
+"""A cluster without sockets, disks of logs and elections: every commit is immediate.
+
+Brokers, metadata stores, queue machines and classic queues are the real ones; only replication is
+replaced, by applying each batch on all members in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from convoymq.cluster.access import SHA256, hash_sha256
+from convoymq.cluster.commands import Bootstrap, PutNode
+from convoymq.cluster.control import ControlPlane
+from convoymq.cluster.metadata import MetadataMachine, User
+from convoymq.cluster.metadata_store import MetadataStore
+from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, CommandBuilder, Entry, frame_header
+from convoymq.model.tables import Table
+from convoymq.queues.broker import Broker, BrokerSettings
+
+INCARNATION = 7
+
+
+class Epoch:
+    def __init__(self) -> None:
+        self.value = 0
+
+    def bump(self) -> None:
+        self.value += 1
+
+
+class LoopClock:
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    def now_ms(self) -> int:
+        return 1_000_000 + int(self.loop.time() * 1000)
+
+    def monotonic_ms(self) -> int:
+        return int(self.loop.time() * 1000)
+
+    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
+        return self.loop.call_later(delay_ms / 1000, callback, *arguments)
+
+    def random(self) -> float:
+        return 0.5
+
+
+class Group:
+    """One group: its log, leader and members' machines."""
+
+    def __init__(self, group: int, leader: int) -> None:
+        self.group = group
+        self.leader = leader
+        self.entries: list[Entry] = []
+        self.replicas: dict[int, Any] = {}
+        self.sinks: dict[int, Any] = {}
+
+
+class FakeHost:
+    """The part of a replica host that the broker uses."""
+
+    def __init__(self, cluster: FakeCluster, node: int) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.builders: dict[int, CommandBuilder] = {}
+        self.groups: dict[int, Any] = {}
+
+    def create_group(
+        self, group: int, members: Sequence[int], machine: Any, sink: Any, *,
+        leader_hint: int = 0, learner: bool = False,
+    ) -> Any:  # fmt: skip
+        known = self.cluster.groups.setdefault(group, Group(group, leader_hint or members[0]))
+        replica = SimpleNamespace(machine=machine, is_leader=known.leader == self.node)
+        replica.propose = lambda *command: self.builder_of(group).add(
+            command[0], command[1], 0, 0, command[2], command[3], command[4]
+        )
+        for entry in known.entries:
+            machine.apply(entry.index, entry.time_ms, entry.data)
+        machine.effects.clear()
+        known.replicas[self.node] = self.groups[group] = replica
+        self.watch_group(group, members, sink)
+        return replica
+
+    def watch_group(self, group: int, members: Sequence[int], sink: Any) -> None:
+        known = self.cluster.groups.setdefault(group, Group(group, members[0]))
+        known.sinks[self.node] = sink
+        self.cluster.loop.call_soon(self._announce, group)
+
+    def _announce(self, group: int) -> None:
+        known = self.cluster.groups.get(group)
+        if known is None or not self.cluster.has_leaders:
+            return
+        leader = known.replicas.get(known.leader)
+        sink = known.sinks.get(self.node)
+        if leader is not None and sink is not None:
+            sink.on_leader(group, known.leader, 1)
+
+    def unwatch_group(self, group: int) -> None:
+        pass
+
+    def remove_group(self, group: int) -> None:
+        self.groups.pop(group, None)
+        self.cluster.groups.pop(group, None)
+
+    def replica(self, group: int) -> Any:
+        return self.groups.get(group)
+
+    def leader_of(self, group: int) -> int | None:
+        known = self.cluster.groups.get(group)
+        return known.leader if known and self.cluster.has_leaders else None
+
+    def builder_of(self, group: int) -> CommandBuilder:
+        if group not in self.builders:
+            self.builders[group] = CommandBuilder(self.cluster.wake)
+        return self.builders[group]
+
+    def is_replica_live(self, group: int, node: int) -> bool:
+        return node in self.cluster.groups[group].replicas
+
+    def read_entry(self, group: int, index: int) -> Entry:
+        return self.cluster.groups[group].entries[index - 1]
+
+    def on_frame(self, node: int, data: bytes) -> None:
+        _, kind, _, group, a, b, c, d = frame_header(data)
+        sink = self.cluster.groups[group].sinks[self.node]
+        sink.on_link_frame(node, kind, group, a, b, c, d, data[HEADER_SIZE:])
+
+
+class FakeTransport:
+    def __init__(self, cluster: FakeCluster, node: int) -> None:
+        self.cluster = cluster
+        self.node = node
+
+    def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
+        if self.is_connected(node):
+            self.cluster.frames.append((self.node, node, b"".join([frame, *body])))
+            self.cluster.wake()
+
+    def is_connected(self, node: int) -> bool:
+        return node in self.cluster.nodes and node not in self.cluster.down
+
+    def backlog_bytes(self, node: int) -> int:
+        return 0
+
+
+class FakeNode:
+    def __init__(self, cluster: FakeCluster, node: int, settings: BrokerSettings) -> None:
+        self.id = node
+        self.sessions = 0
+        self.host = FakeHost(cluster, node)
+        self.control = ControlPlane(node, FakeTransport(cluster, node))
+        clock = LoopClock()
+        self.machine = MetadataMachine()
+        self.store = MetadataStore(self.machine, self.host.builder_of(0), self.new_session(), clock)
+        self.host.create_group(0, (1,), self.machine, self.store, leader_hint=1)
+        self.epoch = Epoch()
+        self.broker = Broker(
+            node_id=node,
+            incarnation=INCARNATION,
+            host=self.host,
+            control=self.control,
+            metadata=self.store,
+            epoch=self.epoch,
+            clock=clock,
+            directory=cluster.directory / f"node-{node}",
+            new_session=self.new_session,
+            wake=cluster.wake,
+            settings=settings,
+        )
+
+    def new_session(self) -> int:
+        self.sessions += 1
+        return self.id << 56 | INCARNATION << 24 | self.sessions
+
+
+class FakeCluster:
+    """`async with FakeCluster(directory, nodes=3) as cluster`."""
+
+    def __init__(
+        self, directory: Path, nodes: int = 1, settings: BrokerSettings | None = None
+    ) -> None:
+        self.directory = directory
+        self.size = nodes
+        self.settings = settings or BrokerSettings()
+        self.nodes: dict[int, FakeNode] = {}
+        self.groups: dict[int, Group] = {}
+        self.frames: list[tuple[int, int, bytes]] = []
+        self.down: set[int] = set()
+        self.has_leaders = True
+        self._woken = False
+
+    async def __aenter__(self) -> FakeCluster:
+        self.loop = asyncio.get_running_loop()
+        for node in range(1, self.size + 1):
+            self.nodes[node] = FakeNode(self, node, self.settings)
+        await self.nodes[1].store.execute(
+            Bootstrap(
+                vhost="/",
+                user="guest",
+                password_hash=hash_sha256(b"guest"),
+                algorithm=SHA256,
+                cluster_name="fake",
+            )
+        )
+        for node, made in self.nodes.items():
+            await made.store.execute(PutNode(id=node, name=f"n{node}", incarnation=INCARNATION))
+            await made.broker.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for node in self.nodes.values():
+            await node.control.close()
+            await node.broker.stop()
+
+    @property
+    def guest(self) -> User:
+        return self.nodes[1].machine.users["guest"]
+
+    def wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self.loop.call_soon(self.round)
+
+    def round(self) -> None:
+        self._woken = False
+        for node in self.nodes.values():
+            node.broker.end_of_round()
+        frames, self.frames = self.frames, []
+        for sender, receiver, data in frames:
+            if sender in self.down or receiver in self.down:
+                continue
+            target = self.nodes[receiver]
+            if frame_header(data)[1] == FRAME_CONTROL:
+                target.control.on_frame(sender, data)
+            else:
+                target.host.on_frame(sender, data)
+        if self.has_leaders:
+            for group in list(self.groups.values()):
+                self._commit(group)
+        if self.frames:
+            self.wake()
+
+    def _commit(self, group: Group) -> None:
+        if group.leader not in group.replicas:
+            return
+        for node in self.nodes.values():
+            builder = node.host.builders.get(group.group)
+            if builder is None or not builder.used or node.id in self.down:
+                continue
+            index = len(group.entries) + 1
+            entry = builder.take_entry(group.group, index, 1, LoopClock().now_ms())
+            group.entries.append(entry)
+            for member, replica in list(group.replicas.items()):
+                if member in self.down:
+                    continue
+                machine = replica.machine
+                machine.apply(entry.index, entry.time_ms, entry.data)
+                effects, machine.effects = list(machine.effects), []
+                group.sinks[member].on_effects(effects, replica)
+
+    async def queue(self, node: int, name: str, **more: Any) -> tuple[str, int, int]:
+        """Declares a durable queue."""
+        arguments = Table.of(more.pop("arguments", {}))
+        properties = {"durable": True, "exclusive": False, "auto_delete": False, **more}
+        return await self.nodes[node].broker.declare_queue(
+            "/", name, arguments=arguments, **properties
+        )
+
+
+async def until(condition: Any, seconds: float = 10.0) -> None:
+    """Waits for a condition with a deadline."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)

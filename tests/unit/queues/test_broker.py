@@ -1,0 +1,316 @@
+"""The door for edges: permissions, declarations, routing, reply-to, lists."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convoymq.cluster.commands import PutPermission, PutTopicPermission, PutUser, PutVhost
+from convoymq.cluster.metadata import User
+from convoymq.model.errors import (
+    AccessRefused,
+    NotAllowed,
+    NotFound,
+    NotServed,
+    PreconditionFailed,
+    ResourceLocked,
+    Unavailable,
+)
+from convoymq.model.tables import Table
+from convoymq.queues.broker import Broker, BrokerSettings
+from tests.unit.queues.classic.support import Channel
+from tests.unit.queues.fake_cluster import FakeCluster, until
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
+    settings = BrokerSettings(operation_timeout_ms=300)
+    async with FakeCluster(tmp_path, nodes=3, settings=settings) as made:
+        yield made
+
+
+def channel(cluster: FakeCluster, node: int, name: str, owner: int | None = None) -> Channel:
+    made = Channel()
+    queue = cluster.nodes[node].broker.find_queue("/", name, owner)
+    made.client = queue.client(cluster.nodes[node].new_session(), made)
+    return made
+
+
+async def user(cluster: FakeCluster, **patterns: str) -> User:
+    store = cluster.nodes[1].store
+    await store.execute(PutUser(name="u"))
+    rules = {"configure": "", "write": "", "read": "", **patterns}
+    await store.execute(PutPermission(user="u", vhost="/", **rules))
+    return cluster.nodes[1].machine.users["u"]
+
+
+async def test_only_the_right_password_from_the_right_place_is_accepted(
+    cluster: FakeCluster,
+) -> None:
+    broker = cluster.nodes[2].broker
+    assert (await broker.authenticate("guest", b"guest", "127.0.0.1")).name == "guest"
+    assert (await broker.authenticate("guest", b"guest", "::ffff:127.0.0.1")).name == "guest"
+    for name, password, peer in (
+        ("guest", b"wrong", "127.0.0.1"),
+        ("guest", b"guest", "10.0.0.1"),
+        ("nobody", b"guest", "127.0.0.1"),
+    ):
+        with pytest.raises(AccessRefused, match="Login was refused"):
+            await broker.authenticate(name, password, peer)
+    assert broker.counters.auth_failed == 3
+
+
+async def test_a_virtual_host_must_exist_and_admit_the_user(cluster: FakeCluster) -> None:
+    broker = cluster.nodes[1].broker
+    broker.open_vhost(cluster.guest, "/")
+    with pytest.raises(NotAllowed, match="vhost x not found"):
+        broker.open_vhost(cluster.guest, "x")
+    await cluster.nodes[2].store.execute(PutVhost(name="v"))
+    await until(lambda: "v" in cluster.nodes[1].machine.vhosts)
+    with pytest.raises(NotAllowed, match="access to vhost 'v' refused for user 'guest'"):
+        broker.open_vhost(cluster.guest, "v")
+
+
+async def test_permissions_are_matched_by_name(cluster: FakeCluster) -> None:
+    someone = await user(cluster, write="^amq.default$|^mine", read="^mine")
+    broker = cluster.nodes[1].broker
+    broker.check_permission(someone, "/", "write", "exchange", "")
+    broker.check_permission(someone, "/", "read", "queue", "mine-1")
+    with pytest.raises(AccessRefused, match="configure access to queue 'mine-1' in"):
+        broker.check_permission(someone, "/", "configure", "queue", "mine-1")
+
+
+async def test_topic_permissions_bind_topic_exchanges_only(cluster: FakeCluster) -> None:
+    someone = await user(cluster)
+    store, broker = cluster.nodes[1].store, cluster.nodes[1].broker
+    assert not broker.has_topic_permissions(someone, "/")
+    for exchange in ("amq.topic", "amq.direct"):
+        await store.execute(
+            PutTopicPermission(user="u", vhost="/", exchange=exchange, write="^a", read="^b")
+        )
+    assert broker.has_topic_permissions(someone, "/")
+    broker.check_topic_permission(someone, "/", "write", "amq.topic", "a.b")
+    broker.check_topic_permission(someone, "/", "write", "amq.direct", "z")
+    with pytest.raises(AccessRefused, match=r"read access to topic 'a\.b' in exchange 'amq\.topic'"):
+        broker.check_topic_permission(someone, "/", "read", "amq.topic", "a.b")
+
+
+async def test_the_default_type_follows_the_properties(cluster: FakeCluster) -> None:
+    async def type_of(**properties: Any) -> str:
+        name, _, _ = await cluster.queue(1, properties.pop("name", "q"), **properties)
+        found = cluster.nodes[1].broker.find_queue("/", name, 1).type
+        await cluster.nodes[1].broker.delete_queue("/", name, owner=1)
+        return found
+
+    assert await type_of() == "quorum"
+    assert await type_of(durable=False) == "classic"
+    assert await type_of(auto_delete=True) == "classic"
+    assert await type_of(exclusive=True, owner=1) == "classic"
+    assert await type_of(name="") == "classic"
+    assert await type_of(arguments={"x-expires": 1000}) == "classic"
+    assert await type_of(arguments={"x-queue-type": "classic"}) == "classic"
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-queue-type": "classic"}])
+@pytest.mark.parametrize("node", [1, 2])
+async def test_a_declared_queue_works_from_every_node(
+    cluster: FakeCluster, arguments: dict[str, str], node: int
+) -> None:
+    assert await cluster.queue(1, "q", arguments=arguments) == ("q", 0, 0)
+    await until(lambda: "q" in cluster.nodes[node].machine.vhosts["/"].queues)
+    publisher, consumer = channel(cluster, 3, "q"), channel(cluster, node, "q")
+    publisher.publish(b"a", b"b", tag=1)
+    await until(lambda: ("published", [1, 2], True) in publisher.heard)
+    assert await cluster.queue(node, "q", arguments=arguments) == ("q", 2, 0)
+    consumer.consume(prefetch=10)
+    await until(lambda: consumer.deliveries() == [b"a", b"b"])
+    assert await cluster.nodes[node].broker.passive_declare("/", "q") == ("q", 0, 1)
+    assert await cluster.nodes[node].broker.delete_queue("/", "q") == 0
+    await until(lambda: ("cancelled", 1, "deleted") in consumer.heard)
+    with pytest.raises(NotFound):
+        cluster.nodes[node].broker.find_queue("/", "q")
+
+
+async def test_a_different_redeclare_is_refused(cluster: FakeCluster) -> None:
+    await cluster.queue(1, "q")
+    with pytest.raises(PreconditionFailed, match="inequivalent arg 'durable'"):
+        await cluster.queue(2, "q", durable=False)
+    with pytest.raises(AccessRefused, match="reserved prefix"):
+        await cluster.queue(2, "amq.mine")
+    with pytest.raises(PreconditionFailed, match="name of more than 255 bytes"):
+        await cluster.queue(2, "q" * 256)
+
+
+async def test_a_queue_without_a_leader_leaves_no_trace(cluster: FakeCluster) -> None:
+    broker = cluster.nodes[1].broker
+    await cluster.queue(1, "first")
+    # Group 0 commits on, but a new group finds nobody who announces himself.
+    for node in cluster.nodes.values():
+        node.host._announce = lambda group: None  # type: ignore[method-assign]
+        node.host.leader_of = lambda group: None  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        await cluster.queue(1, "q")
+    assert sorted(cluster.nodes[1].machine.vhosts["/"].queues) == ["first"]
+    with pytest.raises(NotFound):
+        broker.find_queue("/", "q")
+
+
+async def test_changes_without_a_majority_are_unavailable(cluster: FakeCluster) -> None:
+    cluster.has_leaders = False
+    with pytest.raises(Unavailable):
+        await cluster.queue(1, "q")
+
+
+async def test_exclusive_queues_belong_to_their_connection(cluster: FakeCluster) -> None:
+    name, _, _ = await cluster.queue(1, "", exclusive=True, durable=False, owner=5)
+    assert name.startswith("amq.gen-")
+    assert len(name) == len("amq.gen-") + 22
+    cluster.nodes[1].broker.find_queue("/", name, 5)
+    for node, owner in ((1, 6), (2, 5)):
+        await until(lambda node=node: name in cluster.nodes[node].machine.vhosts["/"].queues)
+        with pytest.raises(ResourceLocked):
+            cluster.nodes[node].broker.find_queue("/", name, owner)
+    # Anybody may publish to it: a reply comes from wherever the responder is.
+    (queue,) = cluster.nodes[2].broker.route("/", "", [name], None).queues
+    assert queue.name == name
+    await cluster.nodes[1].broker.connection_closed(5)
+    with pytest.raises(NotFound):
+        cluster.nodes[1].broker.find_queue("/", name, 5)
+
+
+async def test_an_auto_delete_queue_goes_with_its_last_consumer(cluster: FakeCluster) -> None:
+    await cluster.queue(1, "q", auto_delete=True, durable=False)
+    consumer = channel(cluster, 2, "q")
+    consumer.consume()
+    await until(lambda: consumer.heard)
+    consumer.client.cancel(1)
+    await until(lambda: "q" not in cluster.nodes[1].machine.vhosts["/"].queues)
+
+
+async def test_conditions_of_a_delete(cluster: FakeCluster) -> None:
+    broker = cluster.nodes[1].broker
+    await cluster.queue(1, "c", arguments={"x-queue-type": "classic"})
+    sender = channel(cluster, 1, "c")
+    sender.publish(b"a")
+    with pytest.raises(PreconditionFailed, match="not empty"):
+        await broker.delete_queue("/", "c", if_empty=True)
+    sender.consume()
+    await until(lambda: sender.got)
+    with pytest.raises(PreconditionFailed, match="in use"):
+        await broker.delete_queue("/", "c", if_unused=True)
+    await cluster.queue(1, "q")
+    with pytest.raises(NotServed, match="if-unused flag set are not supported by quorum queues"):
+        await broker.delete_queue("/", "q", if_unused=True)
+    assert await broker.delete_queue("/", "never-there") == 0
+
+
+async def test_routes_say_whether_they_may_be_remembered(cluster: FakeCluster) -> None:
+    node = cluster.nodes[1]
+    broker: Broker = node.broker
+    await cluster.queue(1, "q")
+    before = node.epoch.value
+    await broker.declare_exchange(
+        "/", "x", "topic", durable=True, auto_delete=False, internal=False
+    )
+    assert await broker.bind_queue("/", "q", "x", "a.*") is True
+    assert await broker.bind_queue("/", "q", "x", "a.*") is False
+    assert node.epoch.value > before
+    route = broker.route("/", "x", ["a.b"], None)
+    assert [queue.name for queue in route.queues] == ["q"]
+    assert route.cacheable
+    assert broker.route("/", "x", ["b", "a.c"], None).queues == route.queues
+    await broker.bind_exchange("/", "amq.headers", "x", "#")
+    assert not broker.route("/", "x", ["a.b"], Table.of({})).cacheable
+    await broker.unbind_exchange("/", "amq.headers", "x", "#")
+    await broker.unbind_queue("/", "q", "x", "a.*")
+    assert broker.route("/", "x", ["a.b"], None).queues == ()
+    await broker.delete_exchange("/", "x")
+    with pytest.raises(NotFound):
+        broker.route("/", "x", ["a.b"], None)
+
+
+async def test_replies_find_their_channel_on_other_nodes(cluster: FakeCluster) -> None:
+    heard: list[bytes] = []
+    asker, responder = cluster.nodes[1].broker, cluster.nodes[2].broker
+    token = asker.register_reply(heard.append)
+    assert await responder.reply_exists(token)
+    assert responder.publish_reply(token, b"far")
+    assert asker.publish_reply(token, b"near")
+    await until(lambda: sorted(heard) == [b"far", b"near"])
+    asker.unregister_reply(token)
+    assert not asker.publish_reply(token, b"x")
+    assert not await responder.reply_exists(token)
+    assert not await responder.reply_exists("nonsense")
+
+
+async def test_a_lost_home_node_is_named(cluster: FakeCluster) -> None:
+    await cluster.queue(1, "c", arguments={"x-queue-type": "classic"})
+    broker = cluster.nodes[2].broker
+    await until(lambda: "c" in cluster.nodes[2].machine.vhosts["/"].queues)
+    sender = channel(cluster, 2, "c")
+    cluster.down.add(1)
+    broker.on_node_down(1)
+    with pytest.raises(NotFound, match="home node 'n1' of durable queue 'c' in vhost '/' is down"):
+        broker.find_queue("/", "c")
+    sender.publish(b"a", tag=1)
+    await until(lambda: ("published", [1, 1], False) in sender.heard)
+    (queue,) = broker.route("/", "", ["c"], None).queues
+    late = Channel()
+    late.client = queue.client(cluster.nodes[2].new_session(), late)
+    late.publish(b"b", tag=1)
+    await until(lambda: ("published", [1, 1], False) in late.heard)
+    cluster.down.clear()
+    broker.on_node_up(1, 7)
+    assert await broker.passive_declare("/", "c") == ("c", 0, 0)
+
+
+async def test_alarms_count_for_the_whole_cluster(cluster: FakeCluster) -> None:
+    heard: list[frozenset[str]] = []
+    cluster.nodes[2].broker.on_alarms.append(heard.append)
+    cluster.nodes[1].broker.set_alarm("memory", True)
+    await until(lambda: heard == [frozenset({"memory"})])
+    cluster.nodes[2].broker.set_alarm("disk", True)
+    assert cluster.nodes[2].broker.alarms == {"memory", "disk"}
+    cluster.nodes[1].broker.set_alarm("memory", False)
+    await until(lambda: heard[-1] == {"disk"})
+
+
+async def test_lists_cover_the_cluster_and_connections_can_be_closed(cluster: FakeCluster) -> None:
+    class Connection:
+        id, name, vhost, closed = 1, "client", "/", ""
+
+        def info(self) -> dict[str, Any]:
+            return {"name": self.name}
+
+        def channel_infos(self) -> list[dict[str, Any]]:
+            return [{"name": "client (1)"}]
+
+        def consumer_infos(self) -> list[dict[str, Any]]:
+            return [{"consumer_tag": "c"}]
+
+        def close(self, reason: str) -> None:
+            self.closed = reason
+
+    connection = Connection()
+    cluster.nodes[2].broker.connections.add(connection)
+    broker = cluster.nodes[1].broker
+    assert await broker.list_connections() == [{"name": "client", "node": "n2"}]
+    assert await broker.list_channels() == [{"name": "client (1)"}]
+    assert await broker.list_consumers() == [{"consumer_tag": "c"}]
+    assert sorted(await broker.list_nodes()) == ["n1", "n2", "n3"]
+    assert await broker.close_connection("client", "why")
+    assert connection.closed == "why"
+    assert not await broker.close_connection("nobody", "why")
+
+
+async def test_a_new_face_of_an_old_name_is_another_queue(cluster: FakeCluster) -> None:
+    await cluster.queue(1, "q")
+    first = cluster.nodes[1].broker.find_queue("/", "q")
+    await cluster.nodes[1].broker.delete_queue("/", "q")
+    await cluster.queue(1, "q")
+    second = cluster.nodes[1].broker.find_queue("/", "q")
+    assert first is not second
+    assert (first.group, second.group) == (1, 2)
