@@ -21,6 +21,7 @@ SOURCE = ROOT / "src"
 #: Modules without pointers that are compiled as they are and can also run interpreted.
 PLAIN_MODULES = [
     "convoymq.replication.raft.core",
+    "convoymq.replication.raft.progress",
     "convoymq.queues.quorum.machine",
     "convoymq.queues.quorum.runs",
     "convoymq.cluster.replica",

@@ -1,0 +1,41 @@
+# Types of the compiled build; core.py is complete without them.
+import cython
+from libc.stdint cimport int64_t
+
+from convoymq.replication.raft.progress cimport Progress
+
+cdef class RaftCore:
+    cdef public int node, group, role, leader, transfer_target, election_ms
+    cdef public object log, connected, random, members, catch_up_to
+    cdef public int64_t incarnation, window_bytes
+    cdef public list effects, memberships, peers
+    cdef public dict progress, rejoining
+    cdef public int64_t term, voted_for, durable_term, durable_vote
+    cdef public int64_t commit_index, applied_index, match_index, term_start, reject_hint
+    cdef public bint reply_due, members_due, quarantined, amnesiac
+    cdef public set _votes
+    cdef public int64_t _vote_waiting
+    cdef public int _attempts
+    cdef public bint _in_contact, _armed
+    cpdef bint _log_is_up_to_date(self, int64_t last_index, int64_t last_term)
+    cpdef bint _may_commit(self, int64_t index)
+    cpdef int64_t _own_match(self)
+    cpdef int64_t _ack_index(self)
+    cpdef bint _may_vote(self, int candidate)
+    cpdef bint _may_stand(self)
+    cpdef bint _may_change_members(self)
+    cpdef bint _elected(self)
+    cpdef _truncate(self, int64_t index)
+    @cython.locals(last=int64_t, index=int64_t)
+    cpdef bint on_append(self, int node, int64_t term, int64_t previous, int64_t previous_term,
+                         int64_t commit, object entries) except *
+    cpdef int64_t take_reply(self)
+    cpdef bint on_commit(self, int node, int64_t term, int64_t commit) except *
+    cpdef on_written(self, int64_t index)
+    cpdef append_own(self, object entry)
+    @cython.locals(peer=Progress)
+    cpdef on_append_reply(self, int node, int64_t term, int64_t index, int64_t rejected,
+                          bint was_reset=*)
+    @cython.locals(peer=Progress, index=int64_t, before=int64_t)
+    cpdef _advance_commit(self)
+    cpdef on_applied(self, int64_t index)

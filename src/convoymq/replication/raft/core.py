@@ -1,0 +1,845 @@
+# cython: annotation_typing=False
+"""Raft for one group: who leads, what is in the log, what is committed. Sans-IO.
+
+| role          | becomes        | when                                                            |
+| FOLLOWER      | PRE_CANDIDATE  | election timer, member with a vote, nobody known to lead        |
+| PRE_CANDIDATE | CANDIDATE      | a majority would vote for it                                    |
+| CANDIDATE     | LEADER         | a majority voted for it, its own vote being durable             |
+| FOLLOWER      | CANDIDATE      | TIMEOUT_NOW from the leader (transfer)                          |
+| LEADER        | FOLLOWER       | no contact to a majority, or its removal is committed           |
+| any           | FOLLOWER       | a higher term; an append of the same term (not as leader)       |
+
+Inputs are the `on_…` methods. Outputs: `effects` (see `types`) for the general path; on the steady
+path the shell asks: which peers may be sent to (`peers`, `Progress.may_send`), what to answer the
+leader (`take_reply`), how far entries may be applied (`commit_index`). The log is changed through
+the `Log` protocol, in memory at once; that something is durable comes back as `on_written` and
+`on_vote_written`.
+
+There are no heartbeats: the shell says which nodes are reachable (`connected`, a set that all
+groups of a node share) and calls `on_suspected` or `on_reachable` when that changes.
+
+Invariants (`check` in production too): the term never falls, one vote per term, no committed entry
+is truncated, one leader per term. Tests call `check_invariants`.
+
+Source: D. Ongaro, Consensus: Bridging Theory and Practice, chapters 3, 4 and 9.6 (pre-vote). What
+differs is in docs/adr/0002-raft.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from convoymq.model.errors import PeerError, check
+from convoymq.replication.raft.membership import Learner, Membership, decode_membership
+from convoymq.replication.raft.progress import Progress
+from convoymq.replication.raft.quorum import has_majority, majority, quorum_index
+from convoymq.replication.raft.types import (
+    AMNESIAC,
+    ARM,
+    CANDIDATE,
+    DISARM,
+    FOLLOWER,
+    LEAD,
+    LEADER,
+    LOG_END,
+    LOG_END_REQUEST,
+    PRE_CANDIDATE,
+    PRE_VOTE,
+    PRE_VOTE_REPLY,
+    PROBE,
+    QUARANTINED,
+    REJOIN,
+    ROLE,
+    SEND,
+    TIMEOUT_NOW,
+    VOTE,
+    VOTE_REPLY,
+    WELCOME,
+    Effect,
+    Log,
+    LogEntry,
+)
+
+ENTRY_MEMBERSHIP = 2
+ENTRY_HEADER_SIZE = 48
+VOTE_BOUND = 256
+"""Saved votes from here on are no nodes."""
+QUICK_DELAY_SHARE = 0.5
+"""A follower whose leader just failed waits up to this share of the base; retries wait longer."""
+
+
+class RaftCore:
+    """One replica's part in the consensus of its group.
+
+    Args:
+        node: this node's id.
+        group: group id, for texts.
+        log: the group's log with term and vote as they were saved.
+        members: the configuration in force before any that the log holds.
+        connected: reachable nodes; shared, kept by the shell.
+        random: uniform in [0, 1).
+        election_ms: base of the election delays.
+        window_bytes: entries under way to one follower.
+        incarnation: this life of the node, for a replica that lost everything.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        group: int,
+        log: Log,
+        members: Membership,
+        connected: AbstractSet[int],
+        random: Callable[[], float],
+        election_ms: int = 150,
+        window_bytes: int = 16 << 20,
+        incarnation: int = 0,
+    ) -> None:
+        self.node = node
+        self.group = group
+        self.log = log
+        self.connected = connected
+        self.random = random
+        self.election_ms = election_ms
+        self.window_bytes = window_bytes
+        self.incarnation = incarnation
+        self.effects: list[Effect] = []
+        self.role = FOLLOWER
+        self.term = log.term
+        self.voted_for = log.voted_for
+        #: Term and vote that are durable.
+        self.durable_term = log.term
+        self.durable_vote = log.voted_for
+        self.leader = 0
+        self.commit_index = log.snapshot_index
+        self.applied_index = log.snapshot_index
+        #: Follower: the log agrees with the leader's up to here.
+        self.match_index = 0
+        #: Follower: where to try next, after a rejected append.
+        self.reject_hint = 0
+        self.reply_due = False
+        #: Configurations in force: (index of the entry, configuration), the last one counts.
+        self.memberships: list[tuple[int, Membership]] = [(log.snapshot_index, members)]
+        self.members = members
+        self.peers: list[Progress] = []
+        self.progress: dict[int, Progress] = {}
+        self.term_start = 0
+        self.transfer_target = 0
+        #: Replicas that lost everything and wait to be taken in anew: node -> incarnation.
+        self.rejoining: dict[int, int] = {}
+        self.members_due = False
+        self.quarantined = log.voted_for == QUARANTINED
+        self.amnesiac = log.voted_for == AMNESIAC
+        #: Quarantined: log position that ends it; -1 = not yet known.
+        self.catch_up_to = -1
+        self._votes: set[int] = set()
+        self._vote_waiting = 0
+        self._attempts = 0
+        self._in_contact = False
+        self._armed = False
+
+    # Rules: small, so that a planted bug is one of them overridden.
+
+    def _log_is_up_to_date(self, last_index: int, last_term: int) -> bool:
+        """A candidate's log holds at least what this one does (thesis 3.6.1)."""
+        own_term = self.log.last_term
+        return last_term > own_term or (last_term == own_term and last_index >= self.log.last_index)
+
+    def _may_commit(self, index: int) -> bool:
+        """Only entries of the current term are committed by count (thesis 3.6.2)."""
+        return self.log.term_at(index) == self.term
+
+    def _own_match(self) -> int:
+        """What the leader contributes to the count: what its own disk has."""
+        return self.log.written_index
+
+    def _ack_index(self) -> int:
+        """What a follower may promise to have: durable, and checked against this leader."""
+        written = self.log.written_index
+        return written if written < self.match_index else self.match_index
+
+    def _may_vote(self, candidate: int) -> bool:
+        """One vote per term; none while what was promised may be lost."""
+        return self.voted_for in (0, candidate) and not self.quarantined and not self.amnesiac
+
+    def _may_stand(self) -> bool:
+        """Only voters stand for election, with all that they ever acknowledged."""
+        return self.node in self.members.voters and not self.quarantined and not self.amnesiac
+
+    def _may_change_members(self) -> bool:
+        """One change at a time, and none before an entry of this term is committed."""
+        return self.memberships[-1][0] <= self.commit_index and self.term_start <= self.commit_index
+
+    def _elected(self) -> bool:
+        """A majority of the voters voted for this node."""
+        return has_majority(self._votes, self.members.voters)
+
+    # Start and time.
+
+    def start(self, memberships: Sequence[tuple[int, Membership]] = ()) -> None:
+        """Begins as a follower; `memberships` are those found in the log, ascending."""
+        self.memberships.extend(memberships)
+        self.members = self.memberships[-1][1]
+        self._arm(0.0 if self.members.voters == {self.node} else 1.0)
+        if self.amnesiac:
+            self._ask_to_rejoin()
+
+    def _arm(self, share: float) -> None:
+        """Election timer: quick after a failure was noticed, else between half and double."""
+        if share == 0.0:
+            delay = 0.0
+        elif share < 1.0:
+            delay = self.election_ms * (0.02 + share * self.random())
+        else:
+            delay = self.election_ms * (0.5 + 1.5 * self.random()) * min(max(self._attempts, 1), 4)
+        self._armed = True
+        self.effects.append((ARM, int(delay)))
+
+    def _disarm(self) -> None:
+        if self._armed:
+            self._armed = False
+            self.effects.append((DISARM,))
+
+    def on_election_timer(self) -> None:
+        """The timer that ARM asked for has run out."""
+        self._armed = False
+        if self.role == LEADER:
+            if not self._reaches_majority():
+                self._become_follower(self.term, 0)
+            return
+        if self.amnesiac:
+            self._ask_to_rejoin()
+            return
+        if self.leader and self._in_contact and self.leader in self.connected:
+            return
+        if not self._may_stand() or not self._reaches_majority():
+            # Comes again with the next node that becomes reachable.
+            self._forget_leader()
+            return
+        self._start_pre_vote()
+
+    def _reaches_majority(self) -> bool:
+        present = {self.node}
+        present.update(self.connected)
+        return has_majority(present, self.members.voters)
+
+    def on_suspected(self, node: int) -> None:
+        """A node is not reachable any more (already out of `connected`)."""
+        if self.role == LEADER:
+            peer = self.progress.get(node)
+            if peer is not None:
+                peer.connected = False
+                peer.forget_sent()
+            if node == self.transfer_target:
+                self.transfer_target = 0
+            if not self._armed and not self._reaches_majority():
+                self._arm(1.0)
+        elif self.leader == node or not self.leader:
+            self._in_contact = False
+            if not self._armed or self.leader == node:
+                self._arm(QUICK_DELAY_SHARE)
+
+    def on_reachable(self, node: int) -> None:
+        """A node is reachable (again); what was sent to it before may be lost."""
+        if self.role == LEADER:
+            peer = self.progress.get(node)
+            if peer is not None:
+                self._reconnect(peer)
+            if self._armed and self._reaches_majority():
+                self._disarm()
+            return
+        if node not in self.members.nodes and self.node in self.members.voters:
+            return
+        if self.amnesiac:
+            self._ask_to_rejoin()
+        elif (self.leader == node or not self.leader) and not self._armed:
+            # If it still leads it says so at once.
+            self._in_contact = False
+            self._arm(1.0)
+
+    def _reconnect(self, peer: Progress) -> None:
+        peer.connected = True
+        peer.commit_sent = 0
+        if peer.state == PROBE or peer.match:
+            peer.probe(peer.match + 1 if peer.match else self.log.last_index + 1)
+
+    # Elections.
+
+    def _set_vote(self, term: int, node: int) -> None:
+        check(
+            term > self.term or (term == self.term and self.voted_for in (0, node)),
+            f"group {self.group}: vote ({term}, {node}) after ({self.term}, {self.voted_for})",
+        )
+        if term > self.term:
+            self._vote_waiting = 0
+        if self.amnesiac:
+            node = AMNESIAC
+        elif self.quarantined and node == 0:
+            node = QUARANTINED
+        self.term = term
+        self.voted_for = node
+        self.log.save_vote(term, node)
+
+    def on_vote_written(self, term: int, voted_for: int) -> None:
+        """That term and vote are durable."""
+        self.durable_term = term
+        self.durable_vote = voted_for
+        if term != self.term or voted_for != self.voted_for:
+            return
+        if self._vote_waiting and voted_for == self._vote_waiting:
+            self.effects.append((SEND, self._vote_waiting, (VOTE_REPLY, term, True)))
+            self._vote_waiting = 0
+        elif voted_for == self.node and self.role == CANDIDATE:
+            self._votes.add(self.node)
+            self._count_votes()
+
+    def _become_follower(self, term: int, leader: int) -> None:
+        check(term >= self.term, f"group {self.group}: term {term} after {self.term}")
+        changed = self.role != FOLLOWER or leader != self.leader or term != self.term
+        was_leader = self.role == LEADER
+        if term > self.term:
+            self._set_vote(term, 0)
+        if changed:
+            self.match_index = 0
+            self.reply_due = False
+            self.catch_up_to = -1
+        self.role = FOLLOWER
+        self.leader = leader
+        self._votes.clear()
+        if was_leader:
+            self.peers.clear()
+            self.progress.clear()
+            self.transfer_target = 0
+            self.rejoining.clear()
+            self.members_due = False
+        if leader:
+            self._in_contact = True
+            self._attempts = 0
+            self._disarm()
+        elif changed or not self._armed:
+            self._arm(1.0)
+        if changed:
+            self.effects.append((ROLE,))
+
+    def _forget_leader(self) -> None:
+        if self.leader or self.role != FOLLOWER:
+            self.role = FOLLOWER
+            self.leader = 0
+            self.effects.append((ROLE,))
+
+    def _start_pre_vote(self) -> None:
+        self._attempts += 1
+        self.role = PRE_CANDIDATE
+        self.leader = 0
+        self._votes = {self.node}
+        self.effects.append((ROLE,))
+        if self._elected():
+            self._start_election()
+            return
+        self._arm(1.0)
+        message = (PRE_VOTE, self.term + 1, self.log.last_index, self.log.last_term)
+        self._ask_voters(message)
+
+    def _start_election(self) -> None:
+        self.role = CANDIDATE
+        self.leader = 0
+        self._votes = set()
+        self._set_vote(self.term + 1, self.node)
+        self.effects.append((ROLE,))
+        self._arm(1.0)
+        # Asking may overtake the own vote's way to the disk; counting it may not.
+        self._ask_voters((VOTE, self.term, self.log.last_index, self.log.last_term))
+
+    def _ask_voters(self, message: tuple[Any, ...]) -> None:
+        for node in sorted(self.members.voters):
+            if node != self.node:
+                self.effects.append((SEND, node, message))
+
+    def _count_votes(self) -> None:
+        if self.role == CANDIDATE and self.node in self._votes and self._elected():
+            self._become_leader()
+
+    def _become_leader(self) -> None:
+        self.role = LEADER
+        self.leader = self.node
+        self._attempts = 0
+        self._disarm()
+        self.term_start = self.log.last_index + 1
+        self.transfer_target = 0
+        self.rejoining.clear()
+        self.progress = {}
+        self._set_peers()
+        self.effects.append((LEAD,))
+        self.effects.append((ROLE,))
+
+    def on_message(self, node: int, message: Sequence[Any]) -> None:
+        """A general message of another node. Raises PeerError when it is malformed."""
+        try:
+            kind, term, *rest = message
+            if self.amnesiac:
+                # Whatever it said now might contradict what it said before.
+                if kind == WELCOME:
+                    self._on_welcome(node, term, *rest)
+            elif kind == PRE_VOTE:
+                self._on_pre_vote(node, term, *rest)
+            elif kind == PRE_VOTE_REPLY:
+                self._on_pre_vote_reply(node, term, *rest)
+            elif kind == VOTE:
+                self._on_vote(node, term, *rest)
+            elif kind == VOTE_REPLY:
+                self._on_vote_reply(node, term, *rest)
+            elif kind == TIMEOUT_NOW:
+                self._on_timeout_now(node, term)
+            elif kind == REJOIN:
+                self._on_rejoin(node, *rest)
+            elif kind == WELCOME:
+                pass
+            elif kind == LOG_END_REQUEST:
+                if self.role == LEADER and term == self.term:
+                    answer = (LOG_END, term, self.log.last_index)
+                    self.effects.append((SEND, node, answer))
+            elif kind == LOG_END:
+                if term == self.term and node == self.leader and self.catch_up_to < 0:
+                    self.catch_up_to = int(rest[0])
+                    self._end_quarantine()
+            else:
+                raise PeerError(f"Raft message of unknown kind {kind!r}")
+        except (TypeError, ValueError, IndexError) as error:
+            raise PeerError(f"malformed Raft message {message!r}: {error}") from None
+
+    def _on_pre_vote(self, node: int, term: int, last_index: int, last_term: int) -> None:
+        alive = (
+            self.leader != 0
+            and self.leader != node
+            and (self.role == LEADER or (self._in_contact and self.leader in self.connected))
+        )
+        granted = (
+            not alive
+            and not self.quarantined
+            and not self.amnesiac
+            and term > self.term
+            and self._log_is_up_to_date(last_index, last_term)
+        )
+        if not granted and self.role == LEADER:
+            # It does not know that this node leads: the next append tells.
+            peer = self.progress.get(node)
+            if peer is not None:
+                self._reconnect(peer)
+        leader = self.leader if alive else 0
+        reply = (PRE_VOTE_REPLY, self.term, granted, term, leader)
+        self.effects.append((SEND, node, reply))
+        if not granted and not alive and not self._armed:
+            self._arm(QUICK_DELAY_SHARE)
+
+    def _on_pre_vote_reply(
+        self, node: int, term: int, granted: bool, asked: int, leader: int
+    ) -> None:
+        if term > self.term:
+            self._become_follower(term, 0)
+            return
+        if self.role != PRE_CANDIDATE or asked != self.term + 1:
+            return
+        if granted:
+            self._votes.add(node)
+            if self._elected():
+                self._start_election()
+
+    def _on_vote(self, node: int, term: int, last_index: int, last_term: int) -> None:
+        if term > self.term:
+            self._become_follower(term, 0)
+        granted = (
+            term == self.term
+            and self.role in (FOLLOWER, PRE_CANDIDATE)
+            and self._may_vote(node)
+            and self._log_is_up_to_date(last_index, last_term)
+        )
+        if not granted:
+            self.effects.append((SEND, node, (VOTE_REPLY, self.term, False)))
+            return
+        if self.role != FOLLOWER:
+            self._become_follower(term, 0)
+        if self.voted_for != node:
+            self._set_vote(term, node)
+        self._arm(1.0)
+        if self.durable_term == term and self.durable_vote == node:
+            self.effects.append((SEND, node, (VOTE_REPLY, term, True)))
+        else:
+            self._vote_waiting = node
+
+    def _on_vote_reply(self, node: int, term: int, granted: bool) -> None:
+        if term > self.term:
+            self._become_follower(term, 0)
+        elif term == self.term and self.role == CANDIDATE and granted:
+            self._votes.add(node)
+            self._count_votes()
+
+    # Log: the follower's side.
+
+    def on_append(
+        self,
+        node: int,
+        term: int,
+        previous: int,
+        previous_term: int,
+        commit: int,
+        entries: Sequence[LogEntry],
+    ) -> bool:
+        """A leader's append (thesis 3.5). Returns False when it must be rejected: `reject_hint`
+        says up to where the logs may agree, unless `term` is higher than the leader's.
+
+        Raises PeerError when the entries do not follow each other.
+        """
+        log = self.log
+        if term < self.term or self.amnesiac:
+            self.reject_hint = log.last_index
+            return False
+        if term > self.term or self.role != FOLLOWER or self.leader != node:
+            check(
+                self.role != LEADER or term > self.term,
+                f"group {self.group}: nodes {self.node} and {node} both lead term {term}",
+            )
+            self._become_follower(term, node)
+            if self.quarantined:
+                self.effects.append((SEND, node, (LOG_END_REQUEST, term)))
+        elif not self._in_contact or self._armed:
+            self._in_contact = True
+            self._disarm()
+        last = log.last_index
+        if previous > last:
+            self.reject_hint = last
+            return False
+        # Up to the commit index every leader agrees; terms below may be forgotten.
+        if previous > self.commit_index and log.term_at(previous) != previous_term:
+            self.reject_hint = self._before_term_of(previous)
+            return False
+        index = previous
+        for entry in entries:
+            index += 1
+            if entry.index != index or entry.term > term:
+                raise PeerError(f"entry {entry.index} where {index} is due")
+            if index <= last:
+                if index <= self.commit_index:
+                    check(
+                        index < log.first_index or log.term_at(index) == entry.term,
+                        f"group {self.group}: committed entry {index} differs on {node}",
+                    )
+                    continue
+                if log.term_at(index) == entry.term:
+                    continue
+                self._truncate(index)
+                last = index - 1
+            log.append(entry)
+            if entry.kind == ENTRY_MEMBERSHIP:
+                self._adopt(index, entry)
+        if index > self.match_index:
+            self.match_index = index
+        if commit > self.match_index:
+            commit = self.match_index
+        if commit > self.commit_index:
+            self.commit_index = commit
+        if not entries or log.written_index >= index:
+            self.reply_due = True
+        if self.quarantined:
+            self._end_quarantine()
+        return True
+
+    def _before_term_of(self, index: int) -> int:
+        """Last index before the run of entries of one term: one reject skips a whole term."""
+        log = self.log
+        term = log.term_at(index)
+        index -= 1
+        while index > self.commit_index and log.term_at(index) == term:
+            index -= 1
+        return index
+
+    def _truncate(self, index: int) -> None:
+        check(
+            index > self.commit_index,
+            f"group {self.group}: truncation at {index}, committed {self.commit_index}",
+        )
+        self.log.truncate_from(index)
+        while len(self.memberships) > 1 and self.memberships[-1][0] >= index:
+            self.memberships.pop()
+        self.members = self.memberships[-1][1]
+
+    def take_reply(self) -> int:
+        """The index to acknowledge to the leader now, or -1."""
+        if not self.reply_due or self.durable_term != self.term or not self.leader:
+            return -1
+        self.reply_due = False
+        return self._ack_index()
+
+    def on_commit(self, node: int, term: int, commit: int) -> bool:
+        """A commit notice. Returns False when the sender must learn of a higher term."""
+        if term < self.term:
+            return False
+        if term > self.term or self.leader != node:
+            if self.amnesiac:
+                return True
+            self.on_append(node, term, 0, 0, 0, ())
+        if not self._in_contact or self._armed:
+            self._in_contact = True
+            self._disarm()
+        if commit > self.match_index:
+            commit = self.match_index
+        if commit > self.commit_index:
+            self.commit_index = commit
+        return True
+
+    def on_written(self, index: int) -> None:
+        """The own log is durable up to `index`."""
+        if self.role == LEADER:
+            self._advance_commit()
+        elif self.leader:
+            self.reply_due = True
+            if self.quarantined:
+                self._end_quarantine()
+
+    # Log: the leader's side.
+
+    def append_own(self, entry: LogEntry) -> None:
+        """Appends an entry that this leader made: index last + 1, current term."""
+        check(
+            self.role == LEADER and entry.term == self.term,
+            f"group {self.group}: entry of term {entry.term} made by {self.node} in {self.term}",
+        )
+        self.log.append(entry)
+        if entry.kind == ENTRY_MEMBERSHIP:
+            self._adopt(entry.index, entry)
+
+    def on_append_reply(
+        self, node: int, term: int, index: int, rejected: int, was_reset: bool = False
+    ) -> None:
+        """A follower has everything up to `index` (`rejected` 0), or did not take the append that
+        followed entry `rejected` and names `index` as the place to try next."""
+        if term != self.term or self.role != LEADER:
+            if term > self.term:
+                self._become_follower(term, 0)
+            return
+        peer = self.progress.get(node)
+        if peer is None:
+            return
+        if rejected:
+            peer.rejected(rejected, index, was_reset)
+        elif index > self.log.last_index:
+            raise PeerError(f"node {node} acknowledged {index}, the log ends before")
+        elif peer.acknowledged(index):
+            if peer.voter:
+                self._advance_commit()
+                if node == self.transfer_target:
+                    self._finish_transfer()
+            else:
+                self.members_due = True
+
+    def _advance_commit(self) -> None:
+        matches = [peer.match for peer in self.peers if peer.voter]
+        if self.node in self.members.voters:
+            matches.append(self._own_match())
+        index = quorum_index(matches)
+        if index > self.commit_index and self._may_commit(index):
+            before = self.commit_index
+            self.commit_index = index
+            if before < self.memberships[-1][0] <= index:
+                self._members_committed()
+            if before < self.term_start <= index:
+                self.members_due = True
+
+    def on_applied(self, index: int) -> None:
+        """The shell has applied everything up to `index`."""
+        check(
+            self.applied_index <= index <= self.commit_index,
+            f"group {self.group}: applied {index}, committed {self.commit_index}",
+        )
+        self.applied_index = index
+
+    # Membership.
+
+    def _adopt(self, index: int, entry: LogEntry) -> None:
+        """A configuration counts from when it is in the log (thesis 4.1)."""
+        members = decode_membership(entry.data[ENTRY_HEADER_SIZE:])
+        self.memberships.append((index, members))
+        self.members = members
+        if self.role == LEADER:
+            self._set_peers()
+
+    def members_at(self, index: int) -> Membership:
+        """The configuration in force at an index not below the snapshot's."""
+        return next(found for at, found in reversed(self.memberships) if at <= index)
+
+    def trim_memberships(self, index: int) -> None:
+        """Configurations replaced at or before `index` will not be asked for any more."""
+        while len(self.memberships) > 1 and self.memberships[1][0] <= index:
+            del self.memberships[0]
+
+    def _set_peers(self) -> None:
+        following = self.log.last_index + 1
+        nodes = self.members.nodes
+        self.progress = {n: peer for n, peer in self.progress.items() if n in nodes}
+        for node in sorted(nodes):
+            if node == self.node:
+                continue
+            peer = self.progress.get(node)
+            if peer is None:
+                peer = Progress(node, following, True, self.window_bytes)
+                peer.connected = node in self.connected
+                self.progress[node] = peer
+            peer.voter = node in self.members.voters
+        self.peers = [self.progress[node] for node in sorted(self.progress)]
+
+    def _members_committed(self) -> None:
+        self.members_due = True
+        if self.node not in self.members.voters:
+            # Removed: the most advanced of the others should not have to wait (thesis 4.2.2).
+            heirs = [peer for peer in self.peers if peer.voter and peer.connected]
+            if heirs:
+                heir = max(heirs, key=lambda peer: (peer.match, -peer.node))
+                self.effects.append((SEND, heir.node, (TIMEOUT_NOW, self.term)))
+            self._become_follower(self.term, 0)
+            return
+        for node, incarnation in list(self.rejoining.items()):
+            learner = self.members.learner(node)
+            if learner is not None and learner.incarnation == incarnation:
+                self._welcome(node, incarnation)
+
+    def change_members(self, members: Membership) -> str | None:
+        """Why the leader may not propose this configuration now; None = append it."""
+        if self.role != LEADER:
+            return "not leader"
+        if not self._may_change_members():
+            return "another change of members is under way"
+        if not members.voters or not members.is_single_step_from(self.members):
+            return "only one voter may change at a time"
+        return None
+
+    def next_members(self) -> Membership | None:
+        """The configuration that the leader should propose by itself now: a non-voter that has
+        caught up is promoted, a replica that lost everything is taken in anew."""
+        if self.role != LEADER or not self._may_change_members():
+            return None
+        for node, incarnation in self.rejoining.items():
+            learner = self.members.learner(node)
+            if node in self.members.voters or (learner and learner.incarnation != incarnation):
+                return self.members.without(node) if self.members.voters != {node} else None
+            if learner is None:
+                # Only when its removal is committed: that proves that no older leader counts it.
+                return self.members.with_learner(Learner(node, self.log.last_index, incarnation))
+        for learner in self.members.learners:
+            peer = self.progress.get(learner.node)
+            if peer is not None and learner.promote_at <= peer.match:
+                return self.members.promoted(learner.node)
+        self.members_due = False
+        return None
+
+    # A replica that lost its data.
+
+    def on_log_lost(self, vote_lost: bool) -> None:
+        """The log was wiped (it is empty now). No vote until caught up, or until taken in anew."""
+        self.memberships = [(0, self.members)]
+        self.commit_index = self.applied_index = 0
+        term = self.term + (self.voted_for != 0)
+        self.quarantined = not vote_lost and not self.amnesiac
+        self.amnesiac = self.amnesiac or vote_lost
+        if self.role != FOLLOWER:
+            self._become_follower(self.term, 0)
+        self.leader = 0
+        self.match_index = 0
+        self.catch_up_to = -1
+        self._set_vote(max(term, self.term), AMNESIAC if self.amnesiac else QUARANTINED)
+        self.effects.append((ROLE,))
+        if self.amnesiac:
+            self._ask_to_rejoin()
+
+    def _end_quarantine(self) -> None:
+        if self.quarantined and 0 <= self.catch_up_to <= self._ack_index():
+            # The saved mark goes with the next term: until then it only costs a vote.
+            self.quarantined = False
+
+    def _ask_to_rejoin(self) -> None:
+        for node in sorted(self.members.nodes):
+            if node != self.node and node in self.connected:
+                self.effects.append((SEND, node, (REJOIN, self.term, self.incarnation)))
+        self._arm(1.0)
+        self._attempts += 1
+
+    def _on_rejoin(self, node: int, incarnation: int) -> None:
+        if self.role != LEADER:
+            return
+        learner = self.members.learner(node)
+        self.rejoining[node] = incarnation
+        if (
+            learner is not None
+            and learner.incarnation == incarnation
+            and self.memberships[-1][0] <= self.commit_index
+        ):
+            self._welcome(node, incarnation)
+        self.members_due = True
+
+    def _welcome(self, node: int, incarnation: int) -> None:
+        self.rejoining.pop(node, None)
+        self.effects.append((SEND, node, (WELCOME, self.term, incarnation)))
+        self.progress[node].match = 0
+        self.progress[node].probe(1)
+
+    def _on_welcome(self, node: int, term: int, incarnation: int) -> None:
+        if not self.amnesiac or incarnation != self.incarnation or term < self.term:
+            return
+        self.amnesiac = False
+        self._set_vote(term + (term == self.term), 0)
+        self._become_follower(self.term, 0)
+
+    # Transfer of leadership (thesis 3.10).
+
+    def transfer(self, node: int) -> str | None:
+        """Hands leadership to a voter once it has the whole log; no proposals meanwhile."""
+        peer = self.progress.get(node) if self.role == LEADER else None
+        if peer is None:
+            return "not leader" if self.role != LEADER else f"node {node} is not a member"
+        if not peer.voter or not peer.connected:
+            return f"node {node} has no vote or is not reachable"
+        self.transfer_target = node
+        self._finish_transfer()
+        return None
+
+    def abort_transfer(self) -> None:
+        """Goes on leading: the target did not take over in time."""
+        self.transfer_target = 0
+
+    def _finish_transfer(self) -> None:
+        peer = self.progress[self.transfer_target]
+        if peer.match == self.log.last_index:
+            self.effects.append((SEND, peer.node, (TIMEOUT_NOW, self.term)))
+
+    def _on_timeout_now(self, node: int, term: int) -> None:
+        if term == self.term and self.role != LEADER and self._may_stand():
+            self._start_election()
+
+    # Snapshots.
+
+    def on_installed(self, index: int, members: Membership) -> None:
+        """A leader's snapshot replaced the log and the state."""
+        check(index >= self.commit_index, f"group {self.group}: snapshot {index} goes back")
+        self.memberships = [(index, members)]
+        self.members = members
+        self.commit_index = self.applied_index = index
+        self.match_index = max(self.match_index, index)
+        self.reply_due = True
+
+    def check_invariants(self) -> None:
+        """Asserts what the module text promises."""
+        log = self.log
+        assert self.applied_index <= self.commit_index <= log.last_index
+        assert log.term == self.term >= self.durable_term
+        assert self.term >= log.last_term
+        assert self.role != LEADER or self.leader == self.node
+        assert (self.role == LEADER) == bool(self.progress) or len(self.members.nodes) <= 1
+        assert self.members is self.memberships[-1][1]
+        assert [at for at, _ in self.memberships] == sorted(at for at, _ in self.memberships)
+        for peer in self.peers:
+            assert peer.match < peer.next_index <= log.last_index + 1
+            assert peer.in_flight_bytes >= 0
+        assert self.role != CANDIDATE or majority(len(self.members.voters)) > 0
+
+
+__all__ = ["RaftCore"]

@@ -1,0 +1,81 @@
+"""Who belongs to a group: voters, and non-voters on their way to become voters.
+
+Encoded form (body of a membership entry): u32 length, then msgpack [voters, [[node, promote at,
+incarnation], …]]; the length is there because entry bodies are padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from convoymq.model.errors import SyntaxFault
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A non-voter. It becomes a voter when its log reaches `promote_at`.
+
+    `incarnation` names the life of the node that asked to be taken in; 0 when it did not ask.
+    """
+
+    node: int
+    promote_at: int
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One configuration of a group. Changes differ from it by one node at most."""
+
+    voters: frozenset[int]
+    learners: tuple[Learner, ...] = ()
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """All nodes that have a replica."""
+        return self.voters | {learner.node for learner in self.learners}
+
+    def learner(self, node: int) -> Learner | None:
+        """The non-voter of that number."""
+        return next((found for found in self.learners if found.node == node), None)
+
+    def with_learner(self, learner: Learner) -> Membership:
+        """This and one non-voter more."""
+        others = tuple(other for other in self.learners if other.node != learner.node)
+        return Membership(self.voters - {learner.node}, (*others, learner))
+
+    def promoted(self, node: int) -> Membership:
+        """This with that non-voter as a voter."""
+        others = tuple(other for other in self.learners if other.node != node)
+        return Membership(self.voters | {node}, others)
+
+    def without(self, node: int) -> Membership:
+        """This without that node."""
+        others = tuple(other for other in self.learners if other.node != node)
+        return Membership(self.voters - {node}, others)
+
+    def is_single_step_from(self, other: Membership) -> bool:
+        """True when the voters differ by at most one: then any two majorities intersect."""
+        return len(self.voters ^ other.voters) <= 1
+
+    def encode(self) -> bytes:
+        """The body of a membership entry."""
+        learners = [[each.node, each.promote_at, each.incarnation] for each in self.learners]
+        body = msgspec.msgpack.encode([sorted(self.voters), learners])
+        return len(body).to_bytes(4, "little") + body
+
+
+def decode_membership(body: bytes) -> Membership:
+    """Reads what `Membership.encode` wrote, padding allowed. Raises SyntaxFault."""
+    size = int.from_bytes(body[:4], "little")
+    if len(body) < 4 or size > len(body) - 4:
+        raise SyntaxFault("a membership is cut off")
+    try:
+        voters, learners = msgspec.msgpack.decode(
+            body[4 : 4 + size], type=tuple[list[int], list[tuple[int, int, int]]]
+        )
+    except msgspec.DecodeError as error:
+        raise SyntaxFault(f"not a membership: {error}") from None
+    return Membership(frozenset(voters), tuple(Learner(*each) for each in learners))

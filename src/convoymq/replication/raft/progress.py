@@ -1,0 +1,100 @@
+# cython: annotation_typing=False
+"""What a leader knows of one other replica: how far its log agrees, and what is under way to it.
+
+| state     | sends                     | leaves by                                      |
+| PROBE     | one append, then waits    | success -> REPLICATE; entries gone -> SNAPSHOT |
+| REPLICATE | appends within the window | reject, link broken -> PROBE; gone -> SNAPSHOT |
+| SNAPSHOT  | nothing                   | installed, failed -> PROBE                     |
+
+Invariants: match < next; in_flight_bytes is the sum of what `_sent` holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from convoymq.replication.raft.types import PROBE, REPLICATE, SNAPSHOT
+
+
+class Progress:
+    """Progress of one peer."""
+
+    def __init__(self, node: int, next_index: int, voter: bool, window_bytes: int) -> None:
+        self.node = node
+        self.voter = voter
+        self.state = PROBE
+        self.match = 0
+        self.next_index = next_index
+        self.waiting = False
+        self._probed = 0
+        #: Highest commit index that was sent to it.
+        self.commit_sent = 0
+        self.in_flight_bytes = 0
+        self.window_bytes = window_bytes
+        self.connected = False
+        #: Since when (monotonic ms) nothing it owes has come; kept by the shell.
+        self.stalled_ms = 0
+        self._sent: deque[tuple[int, int]] = deque()
+
+    def may_send(self) -> bool:
+        """True when an append may go out now."""
+        if not self.connected or self.state == SNAPSHOT:
+            return False
+        if self.state == PROBE:
+            return not self.waiting
+        return self.in_flight_bytes < self.window_bytes
+
+    def sent(self, last: int, size: int) -> None:
+        """An append from `next_index` up to `last` (bytes `size`; 0 = no entries) went out."""
+        self.waiting = True
+        self._probed = self.next_index - 1
+        if size:
+            self.next_index = last + 1
+            self.in_flight_bytes += size
+            self._sent.append((last, size))
+
+    def acknowledged(self, index: int) -> bool:
+        """The peer has everything up to `index`, durably. Returns True when that is news."""
+        self.waiting = False
+        sent = self._sent
+        while sent and sent[0][0] <= index:
+            self.in_flight_bytes -= sent.popleft()[1]
+        if self.state == PROBE:
+            self.state = REPLICATE
+        if index >= self.next_index:
+            self.next_index = index + 1
+        if index <= self.match:
+            return False
+        self.match = index
+        return True
+
+    def rejected(self, previous: int, hint: int, was_reset: bool) -> bool:
+        """The peer's log does not hold (or contradicts) the entry `previous`, but may agree up to
+        `hint`. Returns False for an answer to something older."""
+        if was_reset:
+            self.match = 0
+        elif self.state == PROBE:
+            if not self.waiting or previous != self._probed:
+                return False
+        elif self.state == SNAPSHOT or previous <= self.match:
+            return False
+        self.probe(max(self.match, min(previous - 1, hint)) + 1)
+        return True
+
+    def probe(self, next_index: int) -> None:
+        """Finds out anew where the logs agree, beginning before `next_index`."""
+        self.state = PROBE
+        self.next_index = next_index
+        self.forget_sent()
+
+    def snapshot(self) -> None:
+        """The peer needs a snapshot."""
+        self.state = SNAPSHOT
+        self.forget_sent()
+
+    def forget_sent(self) -> None:
+        """Nothing is under way any more."""
+        self.waiting = False
+        self._sent.clear()
+        self.in_flight_bytes = 0
+        self.stalled_ms = 0

@@ -1,0 +1,104 @@
+"""Words of the Raft core: roles, message kinds, effects, and what it needs of a log.
+
+An effect is a tuple whose first item is one of the constants below; the shell carries them out in
+order. Tuples, not dataclasses: the same list serves thousands of groups on every round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+FOLLOWER = 0
+PRE_CANDIDATE = 1
+CANDIDATE = 2
+LEADER = 3
+ROLE_NAMES = ("follower", "pre_candidate", "candidate", "leader")
+
+#: Kinds of general messages: (kind, term, …), sent as msgpack in a RAFT frame.
+PRE_VOTE = 1
+"""(kind, term it would stand in, last index, last term)"""
+PRE_VOTE_REPLY = 2
+"""(kind, term of the answerer, granted, term asked for, leader known or 0)"""
+VOTE = 3
+"""(kind, term, last index, last term)"""
+VOTE_REPLY = 4
+"""(kind, term, granted)"""
+TIMEOUT_NOW = 5
+"""(kind, term): stand for election at once"""
+LOG_END_REQUEST = 6
+"""(kind, term): a replica that lost its log asks how far it has to catch up"""
+LOG_END = 7
+"""(kind, term, last index)"""
+REJOIN = 8
+"""(kind, term, incarnation): a replica lost log and vote and asks to be taken in anew"""
+WELCOME = 9
+"""(kind, term, incarnation): it has been, as a non-voter"""
+
+#: Values of the saved vote that are no nodes.
+QUARANTINED = 0xFFFE
+"""The log was lost, the vote was not: no vote until caught up."""
+AMNESIAC = 0xFFFF
+"""Log and vote were lost: no vote and no acknowledgement until taken in anew."""
+
+SEND = 1
+"""(effect, node, message tuple)"""
+ARM = 2
+"""(effect, delay ms): (re)start the group's one election timer"""
+DISARM = 3
+"""(effect,): stop it"""
+ROLE = 4
+"""(effect,): role, term or leader changed"""
+LEAD = 5
+"""(effect,): became leader; append the entry that opens the term"""
+
+Effect = tuple[Any, ...]
+
+PROBE = 0
+"""Where the follower's log agrees is being found out: one append at a time."""
+REPLICATE = 1
+"""Appends are sent without waiting for replies."""
+SNAPSHOT = 2
+"""The follower receives a snapshot: no appends."""
+STATE_NAMES = ("probe", "replicate", "snapshot")
+
+
+class LogEntry(Protocol):
+    """What the core looks at in an entry."""
+
+    index: int
+    term: int
+    kind: int
+    size: int
+    data: bytes
+
+
+class Log(Protocol):
+    """The group's log: changes show at once in memory, durability is reported later."""
+
+    first_index: int
+    last_index: int
+    last_term: int
+    written_index: int
+    term: int
+    voted_for: int
+    snapshot_index: int
+
+    def term_at(self, index: int) -> int:
+        """Term of an entry; 0 for index 0. Raises LookupError when it is not known any more."""
+
+    def append(self, entry: Any) -> None:
+        """Adds the next entry."""
+
+    def truncate_from(self, index: int) -> None:
+        """Removes the entries >= index."""
+
+    def save_vote(self, term: int, voted_for: int) -> None:
+        """Records term and vote; durable when the shell calls `RaftCore.on_vote_written`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotNow:
+    """A request that the core cannot follow now, and why."""
+
+    reason: str
