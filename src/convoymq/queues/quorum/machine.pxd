@@ -9,7 +9,7 @@ cdef class Session:
     cdef public int node
     cdef public uint64_t seq
     cdef public dict consumers
-    cdef public object replies
+    cdef public list replies
     cdef public Py_ssize_t applied_at
 
 cdef class Consumer:

@@ -143,7 +143,7 @@ class Session:
         self.seq = 0
         self.consumers: dict[int, Consumer] = {}
         #: (seq, status, reply) of the latest commands whose answer says more than "applied".
-        self.replies: deque[tuple[int, int, Any]] = deque()
+        self.replies: list[tuple[int, int, Any]] = []
         #: Where in `effects` this entry's APPLIED of the session lies; -1 = none yet.
         self.applied_at = -1
 
@@ -294,7 +294,7 @@ class QuorumMachine:
             return
         session.replies.append((session.seq, status, reply))
         if len(session.replies) > REPLIES_KEPT_MAX:
-            session.replies.popleft()
+            del session.replies[0]
         self.effects.append((EFFECT_APPLIED, session.id, session.seq, status, reply))
         session.applied_at = -1
 

@@ -280,6 +280,19 @@ class Cluster:
             self.nodes[target].queue.on_link_frame(source, type, group, a, b, c, d, body)
         return True
 
+    def install_snapshot(self, id: int) -> None:
+        """A replica that lags gets the leader's state instead of the entries in between."""
+        assert self.leader is not None
+        source, node = self.nodes[self.leader].own, self.nodes[id]
+        assert source is not None
+        assert node.own is not None
+        node.own.machine.restore(source.machine.snapshot())
+        node.own.applied = source.applied
+        node.own.machine.resend(id)
+        effects = list(node.own.machine.effects)
+        node.own.machine.effects.clear()
+        node.queue.on_effects(effects, node.own)
+
     def elect(self, leader: int | None) -> None:
         """A new leader, which has applied everything, as everybody learns."""
         self.leader = leader
