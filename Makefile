@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
 
-.PHONY: help setup build demo test lint types unit sim bench clean
+.PHONY: help setup build demo test lint types unit sim bench rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,6 +41,12 @@ sim: setup ## Run the simulator: make sim SEEDS=20000
 
 bench: setup ## Compare with RabbitMQ on this machine, in one run
 	$(BIN)/python benchmarks/compare.py
+
+rabbitmq: ## Install Debian's RabbitMQ, to compare with
+	tools/install_rabbitmq.sh
+
+interop-rabbitmq: setup ## Run the interop tests against RabbitMQ: they must test AMQP, not ConvoyMQ
+	CONVOY_TEST_SYSTEM=rabbitmq $(BIN)/python -m pytest -q tests/interop
 
 clean: ## Remove what was built
 	rm -rf build $(VENV) src/*.egg-info

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.systems import connect
 
 from tests.clusters import Cluster
+from tests.interop.celery_app import make_app
 from tests.interop.conftest import Names
 from tests.interop.failover import LEADER, leader_killed, uris_from
 from tests.interop.helpers import eventually
@@ -44,9 +44,7 @@ class Celery:
 
 
 @pytest.fixture
-def celery(
-    cluster: Cluster, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], Celery]]:
+def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Callable[[str], Celery]]:
     """Starts Celery on a queue of the given type: the worker's first node is the leader."""
     workers: list[subprocess.Popen[bytes]] = []
     apps: list[Any] = []
@@ -74,14 +72,8 @@ def celery(
             )
         eventually(lambda: " ready." in log.read_text() or workers[-1].poll() is not None)
         assert workers[-1].poll() is None, log.read_text()[-3000:]
-        for key, value in settings.items():
-            monkeypatch.setenv(key, value)
-        monkeypatch.setenv("CELERY_TEST_BROKER", ";".join(uris_from(cluster, 0)))
-        sys.modules.pop("tests.interop.celery_app", None)
-        from tests.interop import celery_app
-
-        apps.append(celery_app.app)
-        return Celery(celery_app.app, queue, workers[-1], log)
+        apps.append(make_app(";".join(uris_from(cluster, 0)), queue, kind))
+        return Celery(apps[-1], queue, workers[-1], log)
 
     yield start
     for worker in workers:
@@ -106,7 +98,6 @@ def test_tasks_survive_the_death_of_the_leader(
     celery: Callable[[str], Celery], cluster: Cluster
 ) -> None:
     started = celery("quorum")
-    connection = connect(cluster.uris[0])
     with leader_killed(cluster, True) as strike:
         results = []
         for number in range(TASKS):
@@ -114,5 +105,4 @@ def test_tasks_survive_the_death_of_the_leader(
                 strike()
             results.append(started.send("interop.square", number))
         answers = [result.get(timeout=RESULT_LIMIT_S) for result in results]
-    connection.close()
     assert answers == [number * number for number in range(TASKS)]
