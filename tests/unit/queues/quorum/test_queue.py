@@ -327,7 +327,8 @@ class Faults:
         elif kind == "none":
             cluster.elect(None)
         else:
-            cluster.elect(rng.choice([n for n in (1, 2, 3) if not cluster.nodes[n].stalled]))
+            able = [n for n in (1, 2, 3) if not cluster.nodes[n].stalled]
+            cluster.elect(rng.choice(able) if able else None)
 
     def mend(self) -> None:
         self.cluster.drop_frames = set()
