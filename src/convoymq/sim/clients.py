@@ -1,0 +1,408 @@
+"""Simulated channels: they publish, consume, acknowledge, reject, get, cancel, close, and reopen.
+
+A channel uses the real client of a quorum queue, as an AMQP channel does, and reports to the
+referee what it is told. What it does is drawn from the run's randomness. Every message is one of a
+kind: its body begins with the publisher's number and a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from convoymq.kernels import batch
+from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
+from convoymq.sim.clock import Life, Scheduler
+from convoymq.sim.referee import InvariantBroken, Referee, identity_of
+from convoymq.sim.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """What channels do in one run. Chances are per turn of a channel."""
+
+    turn_min_us: int = 1_000
+    turn_max_us: int = 40_000
+    publish_chance: float = 0.6
+    burst_max: int = 8
+    unconfirmed_max: int = 40
+    body_max: int = 200
+    body_large_chance: float = 0.0
+    body_large_max: int = 20_000
+    consume_chance: float = 0.2
+    prefetch_max: int = 20
+    no_ack_chance: float = 0.1
+    priority_chance: float = 0.2
+    settle_chance: float = 0.6
+    reject_chance: float = 0.05
+    requeue_chance: float = 0.1
+    get_chance: float = 0.02
+    cancel_chance: float = 0.02
+    credit_chance: float = 0.02
+    purge_chance: float = 0.0
+    close_chance: float = 0.01
+
+
+class Workload:
+    """Counters over all channels of a world."""
+
+    def __init__(self) -> None:
+        self.publishers = 0
+        self.published = 0
+        self.confirmed = 0
+        self.delivered = 0
+        self.settled = 0
+        self.channels = 0
+
+
+class Channel:
+    """One channel of one node into one queue; implements `ClientEvents`.
+
+    Args:
+        publishes, consumes: what it does.
+        refer: the referee of its queue.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        trace: Trace,
+        life: Life,
+        node: int,
+        group: int,
+        queue: Queue,
+        session: int,
+        config: ClientConfig,
+        workload: Workload,
+        referee: Referee,
+        publishes: bool,
+        consumes: bool,
+        on_closed: Callable[[Channel], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._trace = trace
+        self._life = life
+        self.node = node
+        self.group = group
+        self.config = config
+        self._workload = workload
+        self._referee = referee
+        self.publishes = publishes
+        self.consumes = consumes
+        self._on_closed = on_closed
+        workload.publishers += 1
+        workload.channels += 1
+        self.publisher = workload.publishers
+        self.name = f"chan{self.publisher}"
+        self._count = 0
+        self._tag = 0
+        self.unconfirmed: dict[int, bytes] = {}
+        self.confirmed: list[bytes] = []
+        self.refused = 0
+        self._numbers = 0
+        self._consumers: dict[int, bool] = {}
+        """Number -> no_ack, of consumers that are subscribed."""
+        self._asked: set[int] = set()
+        self._last_id: dict[int, int] = {}
+        self._last_fresh: dict[tuple[int, int], int] = {}
+        self.held: dict[int, list[int]] = {}
+        """Consumer number -> message ids not settled yet, ascending."""
+        self.blocked = False
+        self.closed = False
+        self.draining = False
+        self._gets = 0
+        self.client: QueueClient = queue.client(session, self)
+        self._session: int = self.client.target.session
+        self._next_turn()
+
+    # Turns.
+
+    def _next_turn(self) -> None:
+        delay_us = self._scheduler.between(self.config.turn_min_us, self.config.turn_max_us)
+        self._scheduler.after(delay_us, self._life, self._turn)
+
+    def _turn(self) -> None:
+        if self.closed:
+            return
+        config = self.config
+        chance = self._scheduler.chance
+        if self.draining:
+            self._drain()
+        else:
+            if self.publishes and not self.blocked and chance(config.publish_chance):
+                self._publish()
+            if self.consumes:
+                self._consume_turn()
+            if chance(config.purge_chance):
+                self.client.purge()
+            if chance(config.close_chance):
+                self.close()
+                return
+        self._next_turn()
+
+    def _consume_turn(self) -> None:
+        config = self.config
+        chance = self._scheduler.chance
+        subscribed = len(self._consumers) + len(self._asked)
+        if not subscribed or (subscribed < 3 and chance(config.consume_chance * 0.1)):
+            if chance(config.consume_chance):
+                self._subscribe()
+        elif chance(config.cancel_chance):
+            number = self._scheduler.rng.choice(sorted(self._consumers)) if self._consumers else 0
+            if number:
+                self._trace.add(self.name, f"cancel {number}")
+                self.client.cancel(number)
+                del self._consumers[number]
+        elif self._consumers and chance(config.credit_chance):
+            number = self._scheduler.rng.choice(sorted(self._consumers))
+            if not self._consumers[number]:
+                self.client.set_credit(number, self._scheduler.between(1, config.prefetch_max))
+        if chance(config.get_chance):
+            self._gets += 1
+            self.client.get(no_ack=chance(0.3))
+        if self.held and chance(config.settle_chance):
+            self._settle_some()
+
+    def _drain(self) -> None:
+        """The quiet phase: consume and acknowledge everything, publish nothing."""
+        if self.consumes and not self._consumers and not self._asked:
+            self._subscribe()
+        for number in sorted(self.held):
+            self._settle(number, self.held.pop(number))
+
+    def drain(self) -> None:
+        """From now on only what empties the queue."""
+        self.draining = True
+
+    # Publishing.
+
+    def _publish(self) -> None:
+        config = self.config
+        for _ in range(self._scheduler.between(1, config.burst_max)):
+            if len(self.unconfirmed) >= config.unconfirmed_max:
+                return
+            self._count += 1
+            self._tag += 1
+            identity = self.publisher.to_bytes(4, "big") + self._count.to_bytes(8, "big")
+            large = self._scheduler.chance(config.body_large_chance)
+            size = self._scheduler.skewed(0, config.body_large_max if large else config.body_max)
+            body = identity + bytes(size)
+            self.unconfirmed[self._tag] = identity
+            self._workload.published += 1
+            self.client.target.publish(_record(body), len(body), self._tag)
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """Confirms."""
+        for i in range(0, len(tags), 2):
+            for tag in range(tags[i], tags[i + 1] + 1):
+                identity = self.unconfirmed.pop(tag, None)
+                if identity is None:
+                    raise InvariantBroken(f"{self.name}: tag {tag} was confirmed twice or unasked")
+                if ok:
+                    self._referee.on_confirmed(identity)
+                    self._workload.confirmed += 1
+                else:
+                    self.refused += 1
+        if not ok:
+            self._trace.add(self.name, f"publishes {list(tags)} are not safe")
+
+    # Consuming.
+
+    def _subscribe(self) -> None:
+        config = self.config
+        self._numbers += 1
+        spec = ConsumerSpec(
+            number=self._numbers,
+            tag=f"{self.name}-{self._numbers}",
+            prefetch=self._scheduler.between(1, config.prefetch_max),
+            no_ack=self._scheduler.chance(config.no_ack_chance),
+            priority=self._scheduler.between(-1, 2)
+            if self._scheduler.chance(config.priority_chance)
+            else 0,
+        )
+        self._asked.add(spec.number)
+        self._consumers[spec.number] = spec.no_ack
+        self._trace.add(self.name, f"subscribe {spec.number} prefetch {spec.prefetch}")
+        self.client.subscribe(spec)
+
+    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
+        """Subscribed, or refused."""
+        if consumer not in self._asked:
+            raise InvariantBroken(f"{self.name}: consumer {consumer} was answered twice")
+        self._asked.discard(consumer)
+        if error is not None:
+            self._trace.add(self.name, f"consumer {consumer} refused: {error}")
+            self._consumers.pop(consumer, None)
+
+    def on_deliver(
+        self,
+        client: QueueClient,
+        consumer: int,
+        first_id: int,
+        block: bytes,
+        command: int,
+        first: int,
+        count: int,
+        acquired: int,
+        delivery_count: int,
+    ) -> None:
+        """Messages arrive."""
+        if consumer in self._asked:
+            raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
+        self._renewed()
+        if first_id <= self._last_id.get(consumer, -1):
+            raise InvariantBroken(
+                f"{self.name}: consumer {consumer} got id {first_id}"
+                f" after {self._last_id[consumer]}"
+            )
+        self._last_id[consumer] = first_id + count - 1
+        session = self.client.target.session
+        for i in range(count):
+            identity = identity_of(batch.record(block, command, first + i))
+            self._referee.on_received(session, consumer, first_id + i, identity, acquired)
+            if not acquired:
+                publisher = int.from_bytes(identity[:4], "big")
+                number = int.from_bytes(identity[4:], "big")
+                if number <= self._last_fresh.get((consumer, publisher), 0):
+                    raise InvariantBroken(
+                        f"{self.name}: consumer {consumer} got {publisher}:{number} after"
+                        f" {self._last_fresh[(consumer, publisher)]}"
+                    )
+                self._last_fresh[(consumer, publisher)] = number
+        self._workload.delivered += count
+        ids = list(range(first_id, first_id + count))
+        if self._consumers.get(consumer, False):
+            self._settle(consumer, ids)
+        else:
+            self.held.setdefault(consumer, []).extend(ids)
+
+    def on_get(
+        self,
+        client: QueueClient,
+        block: bytes | None,
+        command: int,
+        record: int,
+        get_id: int,
+        acquired: int,
+        delivery_count: int,
+        ready: int,
+        error: Exception | None,
+    ) -> None:
+        """An answer to get."""
+        self._gets -= 1
+        if self._gets < 0:
+            raise InvariantBroken(f"{self.name}: more answers to get than calls")
+        self._renewed()
+        if block is None:
+            return
+        identity = identity_of(batch.record(block, command, record))
+        self._referee.on_received(self.client.target.session, 0, get_id, identity, acquired)
+        self._workload.delivered += 1
+        ids = self.held.setdefault(0, [])
+        ids.append(get_id)
+        ids.sort()
+
+    def _settle_some(self) -> None:
+        number = self._scheduler.rng.choice(sorted(self.held))
+        ids = self.held[number]
+        draw = self._scheduler.rng.random()
+        if draw < 0.4:
+            # multiple: everything up to one of them
+            at = self._scheduler.between(1, len(ids))
+            chosen, rest = ids[:at], ids[at:]
+        elif draw < 0.7:
+            # out of order: some of them
+            chosen = [m for m in ids if self._scheduler.chance(0.5)]
+            taken = set(chosen)
+            rest = [m for m in ids if m not in taken]
+        else:
+            chosen, rest = ids[:1], ids[1:]
+        if rest:
+            self.held[number] = rest
+        else:
+            del self.held[number]
+        if chosen:
+            self._settle(number, chosen)
+
+    def _settle(self, consumer: int, ids: list[int]) -> None:
+        self._renewed()
+        config = self.config
+        ranges = _ranges(ids)
+        no_ack = self._consumers.get(consumer, False)
+        draw = 1.0 if no_ack or self.draining else self._scheduler.rng.random()
+        if draw < config.reject_chance:
+            self.client.discard(consumer, ranges)
+        elif draw < config.reject_chance + config.requeue_chance:
+            self.client.return_(consumer, ranges, failed=self._scheduler.chance(0.5))
+        else:
+            self.client.settle(consumer, ranges)
+        self._workload.settled += len(ids)
+
+    def _renewed(self) -> None:
+        """After the queue ended the session, what was held is not ours any more."""
+        if self.client.target.session != self._session:
+            self._session = self.client.target.session
+            self.held.clear()
+            self._last_id.clear()
+            self._last_fresh.clear()
+
+    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
+        """Cancelled."""
+
+    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
+        """The queue ended a consumer."""
+        self._trace.add(self.name, f"consumer {consumer} was cancelled: {reason}")
+        self._consumers.pop(consumer, None)
+        self.held.pop(consumer, None)
+
+    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
+        """Purged."""
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """Flow control."""
+        self.blocked = blocked
+
+    # The end.
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._trace.add(self.name, "close")
+        self.closed = True
+        self.client.close()
+        self._on_closed(self)
+
+    def waits_for(self) -> str:
+        """What is still outstanding; empty when nothing is."""
+        missing = []
+        if self.unconfirmed:
+            missing.append(f"{len(self.unconfirmed)} confirms")
+        if self._asked:
+            missing.append(f"answers of consumers {sorted(self._asked)}")
+        if self._gets:
+            missing.append(f"{self._gets} answers to get")
+        if self.client.target.pending:
+            missing.append(f"{len(self.client.target.pending)} commands")
+        if self.held:
+            missing.append("settling")
+        return ", ".join(missing)
+
+
+def _record(body: bytes) -> tuple[bytes, ...]:
+    """The parts of a message as the edge hands them over (docs/formats/entries-and-frames.md)."""
+    header = (
+        b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00"
+        + len(body).to_bytes(8, "big")
+        + b"\x00\x00\xce"
+    )
+    return (b"\x00\x01q", header, b"\x03\x00\x01" + len(body).to_bytes(4, "big"), body, b"\xce")
+
+
+def _ranges(ids: list[int]) -> list[int]:
+    made: list[int] = []
+    for message_id in ids:
+        if made and made[-1] == message_id - 1:
+            made[-1] = message_id
+        else:
+            made += (message_id, message_id)
+    return made

@@ -1,0 +1,127 @@
+"""Simulated time: one heap of events, one source of randomness.
+
+Everything that happens in a simulation is an event in this heap, and everything that is drawn comes
+from `Scheduler.random`; so a seed decides the whole run. Times are whole microseconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+EPOCH_MS = 1_767_225_600_000
+"""Wall clock at the start of a simulation: 2026-01-01 UTC."""
+
+
+class Life:
+    """One run of a node, from start to crash: what belongs to it dies with it."""
+
+    __slots__ = ("alive", "frozen_until_us", "name", "wall_offset_ms")
+
+    def __init__(self, name: str, wall_offset_ms: int = 0) -> None:
+        self.name = name
+        self.alive = True
+        self.frozen_until_us = 0
+        self.wall_offset_ms = wall_offset_ms
+
+
+class Timer:
+    """A scheduled call."""
+
+    __slots__ = ("arguments", "callback", "life")
+
+    def __init__(
+        self, life: Life | None, callback: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> None:
+        self.life = life
+        self.callback: Callable[..., Any] | None = callback
+        self.arguments = arguments
+
+    def cancel(self) -> None:
+        """It will not be called."""
+        self.callback = None
+        self.arguments = ()
+
+
+class Scheduler:
+    """The event heap. Ties are broken by the order of scheduling."""
+
+    def __init__(self, seed: int) -> None:
+        self.now_us = 0
+        self.rng = Random(seed)
+        self.events = 0
+        """Events carried out."""
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._counter = 0
+
+    def after(
+        self, delay_us: int, life: Life | None, callback: Callable[..., Any], *arguments: Any
+    ) -> Timer:
+        """Calls back after the delay, unless `life` has ended by then."""
+        timer = Timer(life, callback, arguments)
+        self._counter += 1
+        heapq.heappush(self._heap, (self.now_us + max(0, delay_us), self._counter, timer))
+        return timer
+
+    def step(self, until_us: int) -> bool:
+        """Carries out the next event due by `until_us`; False when there is none."""
+        heap = self._heap
+        while heap:
+            due_us, number, timer = heap[0]
+            if due_us > until_us:
+                return False
+            heapq.heappop(heap)
+            life = timer.life
+            if timer.callback is None or (life is not None and not life.alive):
+                continue
+            if life is not None and life.frozen_until_us > due_us:
+                # The process is stopped: everything waits, in its order.
+                heapq.heappush(heap, (life.frozen_until_us, number, timer))
+                continue
+            self.now_us = max(self.now_us, due_us)
+            self.events += 1
+            callback = timer.callback
+            timer.callback = None
+            callback(*timer.arguments)
+            return True
+        return False
+
+    # Draws.
+
+    def chance(self, probability: float) -> bool:
+        """True with that probability; draws nothing when it is zero."""
+        return probability > 0 and self.rng.random() < probability
+
+    def between(self, low: int, high: int) -> int:
+        """A whole number in [low, high]."""
+        return low if high <= low else low + int(self.rng.random() * (high - low + 1))
+
+    def skewed(self, low: int, high: int) -> int:
+        """In [low, high], most often small: the cube of a uniform draw."""
+        return low + int((high - low) * self.rng.random() ** 3)
+
+
+class NodeClock:
+    """The `Clock` that one run of a node sees."""
+
+    def __init__(self, scheduler: Scheduler, life: Life) -> None:
+        self._scheduler = scheduler
+        self._life = life
+
+    def now_ms(self) -> int:
+        """Wall clock, with this node's error."""
+        return EPOCH_MS + self._scheduler.now_us // 1000 + self._life.wall_offset_ms
+
+    def monotonic_ms(self) -> int:
+        """Simulated time."""
+        return self._scheduler.now_us // 1000
+
+    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Timer:
+        """Calls back in this life, or never."""
+        return self._scheduler.after(int(delay_ms * 1000), self._life, callback, *arguments)
+
+    def random(self) -> float:
+        """Uniform in [0, 1)."""
+        return self._scheduler.rng.random()

@@ -1,0 +1,256 @@
+"""What must hold in every Raft group, whatever fails; watched from outside, step by step.
+
+| invariant | how it is watched |
+|---|---|
+| election safety | at most one node leads in a term |
+| one vote a term | the votes on the wire: a node grants one candidate a term, over restarts too |
+| log matching | an entry of a term and index has one content and one predecessor, on every node |
+| leader completeness | whoever starts to lead holds the last entry known to be committed |
+| state machine safety | every replica applies the same entry at an index, without gaps |
+| commit means majority | when an entry is first applied, a majority of voters has it on disk |
+| no committed entry is truncated | every truncation is compared with what is committed |
+| terms and votes last | a restarted node knows every term that it has answered in |
+| storage keeps its word | what was reported written is there after a crash |
+| equal states | replicas that applied the same index have the same hash, snapshots included |
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from convoymq.kernels.batch import ENTRY_COMMANDS, Entry
+from convoymq.sim.referee import InvariantBroken, Referee
+
+
+class GroupChecker:
+    """Watches one Raft group on all nodes.
+
+    Args:
+        hash_every: state hashes are compared at indexes that this divides.
+    """
+
+    def __init__(self, group: int, referee: Referee, hash_every: int) -> None:
+        self.group = group
+        self.referee = referee
+        self.hash_every = hash_every
+        self.leaders: dict[int, int] = {}
+        """Term -> node."""
+        self.entries: dict[tuple[int, int], tuple[int, int]] = {}
+        """(term, index) -> (CRC, previous term)."""
+        self.committed: dict[int, int] = {}
+        """Index -> term."""
+        self.commit_index = 0
+        self.commit_seen: dict[int, int] = {}
+        """Node -> how far its commit index was looked at."""
+        self.hashes: dict[int, int] = {}
+        self.votes: dict[tuple[int, int], int] = {}
+        """(node, term) -> candidate."""
+        self.answered: dict[int, int] = {}
+        """Node -> highest term that it has answered in."""
+        self.terms: dict[int, int] = {}
+        """Node -> term in its present life."""
+        self.configurations: list[frozenset[int]] = []
+        self.logs: dict[int, Any] = {}
+        """Node -> its log, also of the last life of a node that is down."""
+        self.excused: set[int] = set()
+        """Nodes whose disk lost what it had written: wiped, or damaged."""
+
+    def fail(self, text: str) -> None:
+        """Stops the run."""
+        raise InvariantBroken(f"group {self.group}: {text}")
+
+    # The log.
+
+    def on_append(self, node: int, log: Any, entry: Entry) -> None:
+        """A node appends an entry."""
+        index, term = entry.index, entry.term
+        previous = log.last_term if log.last_index else 0
+        seen = (zlib.crc32(entry.data), previous)
+        known = self.entries.setdefault((term, index), seen)
+        if known != seen:
+            what = "content" if known[0] != seen[0] else "predecessor"
+            self.fail(f"entry {index} of term {term} has another {what} on node {node}")
+        committed = self.committed.get(index)
+        if committed is not None and committed != term and node not in self.excused:
+            self.fail(
+                f"node {node} appends {index} of term {term}, but {committed} is committed there"
+            )
+
+    def on_truncate(self, node: int, log: Any, index: int) -> None:
+        """A node drops its entries from `index` on."""
+        for at in range(max(index, log.first_index), log.last_index + 1):
+            committed = self.committed.get(at)
+            if committed is None:
+                break
+            if committed == log.term_at(at):
+                self.fail(f"node {node} truncates {at} of term {committed}, which is committed")
+
+    def on_apply(self, node: int, replica: Any, index: int, term: int, data: bytes) -> None:
+        """A node applies an entry."""
+        if replica is not None:
+            self._commits(node, replica, index)
+        known = self.committed.get(index)
+        if known is None:
+            self.fail(f"node {node} applies {index}, which is not committed")
+        elif known != term:
+            self.fail(f"node {node} applies {index} of term {term}, but {known} is committed")
+        content = self.entries.get((term, index))
+        if content is not None and content[0] != zlib.crc32(data):
+            self.fail(f"node {node} applies another content of entry {index} than was appended")
+
+    def _commits(self, node: int, replica: Any, upto: int) -> None:
+        """A node holds everything up to `upto` for committed."""
+        seen = self.commit_seen.get(node, 0)
+        if upto <= seen:
+            return
+        self.commit_seen[node] = upto
+        log = replica.log
+        for index in range(max(seen + 1, log.first_index), upto + 1):
+            if index > log.last_index:
+                self.fail(f"node {node} commits {index}, its log ends at {log.last_index}")
+            term = log.term_at(index)
+            known = self.committed.get(index)
+            if known is None:
+                self.committed[index] = term
+                self.commit_index = max(self.commit_index, index)
+                self._check_majority(node, replica, term, index)
+            elif known != term:
+                self.fail(f"node {node} commits {index} of term {term}, others that of {known}")
+
+    def _check_majority(self, node: int, replica: Any, term: int, index: int) -> None:
+        voters = frozenset(replica.members)
+        if not self.configurations or self.configurations[-1] != voters:
+            self.configurations.append(voters)
+        having = set()
+        for other, log in self.logs.items():
+            held = log.written_index >= index >= log.first_index and log.term_at(index) == term
+            if held or log.snapshot_index >= index:
+                having.add(other)
+        for candidate in self.configurations[-3:]:
+            if 2 * len(candidate & having) > len(candidate):
+                return
+        self.fail(
+            f"node {node} commits {index} of term {term}, which only {sorted(having)} of"
+            f" {sorted(voters)} have on disk"
+        )
+
+    # Roles and terms.
+
+    def on_poll(self, node: int, replica: Any) -> None:
+        """After a node did something."""
+        term = replica.term
+        last = self.terms.get(node, 0)
+        if term != last:
+            if term < last:
+                self.fail(f"the term of node {node} fell from {last} to {term}")
+            self.terms[node] = term
+        self._commits(node, replica, replica.commit_index)
+        if replica.is_leader and self.leaders.get(term) != node:
+            self._on_leader(node, replica, term)
+
+    def _on_leader(self, node: int, replica: Any, term: int) -> None:
+        other = self.leaders.get(term)
+        if other is not None:
+            self.fail(f"nodes {other} and {node} both lead in term {term}")
+        self.leaders[term] = node
+        last = self.commit_index
+        if not last:
+            return
+        known = self.committed[last]
+        log = replica.log
+        if known > term:
+            return
+        if log.last_index < last:
+            self.fail(
+                f"node {node} leads in term {term} without entry {last} of term {known}, which is"
+                f" committed (its log ends at {log.last_index})"
+            )
+        if last >= log.first_index and log.term_at(last) != known:
+            self.fail(
+                f"node {node} leads in term {term} with entry {last} of term {log.term_at(last)},"
+                f" but that of term {known} is committed"
+            )
+
+    def on_vote(self, node: int, term: int, candidate: int) -> None:
+        """A node sends a vote (not a pre-vote) for a candidate."""
+        known = self.votes.setdefault((node, term), candidate)
+        if known != candidate:
+            self.fail(f"node {node} votes for {known} and for {candidate} in term {term}")
+        self.on_answer(node, term)
+
+    def on_answer(self, node: int, term: int) -> None:
+        """A node sends an answer of a term."""
+        if term > self.answered.get(node, 0):
+            self.answered[node] = term
+
+    # Lives.
+
+    def on_recovered(self, node: int, log: Any) -> None:
+        """A node has read its log from disk."""
+        old = self.logs.get(node)
+        self.logs[node] = log
+        self.terms[node] = log.term
+        self.commit_seen[node] = 0
+        if log.damaged is not None:
+            self.excused.add(node)
+        if node in self.excused:
+            return
+        if log.term < self.answered.get(node, 0):
+            self.fail(
+                f"node {node} is back in term {log.term}, but has answered in {self.answered[node]}"
+            )
+        vote = self.votes.get((node, log.term))
+        if vote is not None and log.voted_for != vote:
+            self.fail(
+                f"node {node} has forgotten its vote of term {log.term} for {vote}"
+                f" (knows {log.voted_for})"
+            )
+        if old is None:
+            return
+        written = old.written_index
+        if log.last_index < written:
+            self.fail(f"node {node} had written {written}, but is back with {log.last_index}")
+        if written >= max(log.first_index, old.first_index) and (
+            log.term_at(written) != old.term_at(written)
+        ):
+            self.fail(f"node {node} is back with another entry {written} than it had written")
+
+    def on_wiped(self, node: int) -> None:
+        """A node's disk was replaced."""
+        self.logs.pop(node, None)
+        self.terms.pop(node, None)
+        self.answered.pop(node, None)
+        self.excused.add(node)
+
+    # States.
+
+    def on_state(self, node: int, machine: Any, index: int, *, restored: bool = False) -> None:
+        """A machine is at `index`."""
+        if index % self.hash_every and not restored:
+            return
+        found = machine.state_hash()
+        known = self.hashes.setdefault(index, found)
+        if known != found:
+            self.fail(f"the state of node {node} at entry {index} differs from that of others")
+
+
+def observe_log(checker: GroupChecker, node: int, log: Any) -> None:
+    """Has the checker hear of every change of a node's log."""
+    append, truncate = log.append, log.truncate_from
+
+    def watched_append(entry: Entry) -> None:
+        checker.on_append(node, log, entry)
+        append(entry)
+
+    def watched_truncate(index: int) -> None:
+        checker.on_truncate(node, log, index)
+        truncate(index)
+
+    log.append = watched_append
+    log.truncate_from = watched_truncate
+
+
+def is_commands(entry: Entry) -> bool:
+    """True for an entry that a machine applies."""
+    return entry.kind == ENTRY_COMMANDS

@@ -1,0 +1,434 @@
+"""The simulated network: the `Transport` of every node, and the faults of its links.
+
+A link joins two nodes as one TCP connection does: both directions keep their order while it lasts,
+everything in flight may go when it breaks, and both ends learn of a break at their own time. So
+loss, duplication and reordering happen where production can show them: around breaks. Frames of a
+broken connection may still arrive after the next one is up (`stale`): they were in a socket buffer
+that is read late. Delay, bursts, stalls and one-way partitions happen inside a connection.
+
+The failure detector is simulated by its verdicts: a node suspects a peer that it has not been able
+to hear for a drawn timeout, and is told when it hears it again; `suspect_falsely` makes one wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from convoymq.sim.clock import Life, Scheduler
+from convoymq.sim.trace import Trace
+
+STALE_FRAMES_MAX = 8
+
+
+class Receiver(Protocol):
+    """What a running node hears from the network."""
+
+    life: Life
+    incarnation: int
+
+    def on_frame(self, peer: int, data: bytes) -> None:
+        """A whole link frame arrived."""
+
+    def on_link_up(self, peer: int, incarnation: int) -> None:
+        """A connection to that run of the peer works."""
+
+    def on_link_down(self, peer: int, definite: bool) -> None:
+        """The connection is gone; `definite`: the peer's process is known to be gone."""
+
+    def on_suspected(self, peer: int, suspected: bool) -> None:
+        """The failure detector changed its mind about a linked peer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NetworkConfig:
+    """Rates of one run. Times in microseconds."""
+
+    delay_min_us: int = 50
+    delay_max_us: int = 400
+    spike_chance: float = 0.0
+    """Of a frame being held up (with all behind it) for up to `spike_max_us`."""
+    spike_max_us: int = 50_000
+    loss_chance: float = 0.0
+    """Of a frame being lost: the connection carries nothing more and breaks a little later."""
+    stale_chance: float = 0.0
+    """Of each frame lost in a break arriving on the next one, out of order, perhaps twice."""
+    suspect_min_us: int = 150_000
+    suspect_max_us: int = 1_000_000
+    reconnect_max_us: int = 200_000
+
+
+class Direction:
+    """Frames from one node to another on the present connection."""
+
+    __slots__ = ("blocked", "bytes", "frames", "last_us", "lost", "pumping")
+
+    def __init__(self) -> None:
+        self.frames: deque[tuple[int, bytes]] = deque()
+        """(arrival time, frame)"""
+        self.bytes = 0
+        self.last_us = 0
+        self.blocked = False
+        """Nothing gets through, nothing is lost: a partition, or a stalled connection."""
+        self.lost = False
+        """A frame was lost: nothing behind it may arrive."""
+        self.pumping = False
+
+    def clear(self) -> list[bytes]:
+        """Loses what is in flight; returns it."""
+        gone = [frame for _, frame in self.frames]
+        self.frames.clear()
+        self.bytes = 0
+        self.lost = False
+        return gone
+
+
+class Network:
+    """All links between the nodes of a world."""
+
+    def __init__(self, scheduler: Scheduler, trace: Trace, config: NetworkConfig) -> None:
+        self.scheduler = scheduler
+        self.trace = trace
+        self.config = config
+        self.receivers: dict[int, Receiver] = {}
+        """Running nodes."""
+        self._directions: dict[tuple[int, int], Direction] = {}
+        self._epochs: dict[tuple[int, int], int] = {}
+        """Pair -> number of its present connection; odd while there is one."""
+        self._seen: dict[tuple[int, int], int] = {}
+        """(node, peer) -> epoch of the connection that the node believes in; missing = none."""
+        self._suspected: set[tuple[int, int]] = set()
+        self._cut: set[tuple[int, int]] = set()
+        """Directions through which nothing gets."""
+        self._stale: dict[tuple[int, int], list[bytes]] = {}
+        self.bytes_sent = 0
+        self.frames_sent = 0
+        self.on_frame_sent: Callable[[int, int, bytes], None] | None = None
+
+    # Nodes.
+
+    def start(self, node: int, receiver: Receiver) -> None:
+        """A node begins to run and to connect."""
+        self.receivers[node] = receiver
+        for peer in sorted(self.receivers):
+            if peer != node:
+                self._connect_later(node, peer)
+
+    def stop(self, node: int, *, refuses: bool) -> None:
+        """A node is gone at once; its peers learn it at their time.
+
+        `refuses`: only the process died, so its machine refuses connections and peers are sure.
+        """
+        self.receivers.pop(node, None)
+        if refuses:
+            for peer in sorted(self.receivers):
+                delay_us = self.scheduler.between(1000, 500_000)
+                life = self.receivers[peer].life
+                self.scheduler.after(delay_us, life, self._refused, peer, node)
+        for key in [k for k in self._seen if k[0] == node]:
+            del self._seen[key]
+        self._suspected = {k for k in self._suspected if k[0] != node}
+        for a, b in list(self._epochs):
+            if node in (a, b):
+                self.break_link(a, b)
+
+    # Connections.
+
+    def _direction(self, source: int, target: int) -> Direction:
+        found = self._directions.get((source, target))
+        if found is None:
+            found = self._directions[(source, target)] = Direction()
+        return found
+
+    def _connect_later(self, a: int, b: int) -> None:
+        delay_us = self.scheduler.between(100, self.config.reconnect_max_us)
+        self.scheduler.after(delay_us, None, self._connect, min(a, b), max(a, b))
+
+    def _connect(self, a: int, b: int) -> None:
+        epoch = self._epochs.get((a, b), 0)
+        if epoch & 1 or a not in self.receivers or b not in self.receivers:
+            return
+        if (a, b) in self._cut or (b, a) in self._cut:
+            self._connect_later(a, b)
+            return
+        if any(self.receivers[n].life.frozen_until_us > self.scheduler.now_us for n in (a, b)):
+            self._connect_later(a, b)
+            return
+        self._epochs[(a, b)] = epoch + 1
+        for source, target in ((a, b), (b, a)):
+            direction = self._direction(source, target)
+            direction.clear()
+            direction.blocked = False
+            direction.last_us = self.scheduler.now_us
+            delay_us = self.scheduler.between(0, 2000)
+            receiver = self.receivers[target]
+            self.scheduler.after(delay_us, receiver.life, self._linked, target, source, epoch + 1)
+
+    def _linked(self, node: int, peer: int, epoch: int) -> None:
+        if self._epochs[_pair(node, peer)] != epoch or peer not in self.receivers:
+            return
+        if (node, peer) in self._seen:
+            self._unlinked(node, peer, self._seen[(node, peer)])
+        self._seen[(node, peer)] = epoch
+        self._suspected.discard((node, peer))
+        self.trace.add(f"node{node}", f"link up {peer}")
+        receiver = self.receivers[node]
+        receiver.on_link_up(peer, self.receivers[peer].incarnation)
+        stale = self._stale.pop((peer, node), None)
+        if stale:
+            self.trace.fault("stale_frames", f"{peer}->{node}", str(len(stale)))
+            for data in stale:
+                self._queue(peer, node, data)
+        self._pump(peer, node)
+
+    def _unlinked(self, node: int, peer: int, epoch: int) -> None:
+        if self._seen.get((node, peer)) != epoch:
+            return
+        del self._seen[(node, peer)]
+        self._suspected.discard((node, peer))
+        self.trace.add(f"node{node}", f"link down {peer}")
+        receiver = self.receivers.get(node)
+        if receiver is not None:
+            receiver.on_link_down(peer, False)
+
+    def break_link(self, a: int, b: int) -> None:
+        """The connection breaks: a prefix of what is in flight still arrives, the rest is lost."""
+        pair = _pair(a, b)
+        epoch = self._epochs.get(pair, 0)
+        if not epoch & 1:
+            return
+        self._epochs[pair] = epoch + 1
+        for source, target in (pair, (pair[1], pair[0])):
+            direction = self._direction(source, target)
+            gone = direction.clear()
+            receiver = self.receivers.get(target)
+            if receiver is None:
+                continue
+            if self.config.stale_chance and source in self.receivers:
+                kept = [d for d in gone if self.scheduler.chance(self.config.stale_chance)]
+                kept += [d for d in kept if self.scheduler.chance(0.2)]
+                self.scheduler.rng.shuffle(kept)
+                if kept:
+                    self._stale[(source, target)] = kept[:STALE_FRAMES_MAX]
+            if (target, source) in self._seen:
+                delay_us = self.scheduler.skewed(0, 100_000)
+                self.scheduler.after(delay_us, receiver.life, self._unlinked, target, source, epoch)
+        if a in self.receivers and b in self.receivers:
+            self._connect_later(a, b)
+
+    def _refused(self, node: int, peer: int) -> None:
+        if peer not in self.receivers and (node, peer) not in self._seen:
+            self.trace.add(f"node{node}", f"sure that {peer} is gone")
+            self.receivers[node].on_link_down(peer, True)
+
+    def links(self) -> list[tuple[int, int]]:
+        """Pairs with a connection."""
+        return sorted(pair for pair, epoch in self._epochs.items() if epoch & 1)
+
+    # Frames.
+
+    def send(self, source: int, target: int, frame: bytes, body: Sequence[bytes]) -> None:
+        """One node hands over a frame."""
+        epoch = self._seen.get((source, target))
+        if epoch is None:
+            return
+        data = b"".join((frame, *body)) if body else bytes(frame)
+        self.frames_sent += 1
+        self.bytes_sent += len(data)
+        if self.on_frame_sent is not None:
+            self.on_frame_sent(source, target, data)
+        if self._epochs[_pair(source, target)] != epoch:
+            return
+        self._queue(source, target, data)
+
+    def _queue(self, source: int, target: int, data: bytes) -> None:
+        direction = self._direction(source, target)
+        if direction.lost:
+            return
+        config = self.config
+        scheduler = self.scheduler
+        if scheduler.chance(config.loss_chance):
+            direction.lost = True
+            self.trace.fault("frame_lost", f"{source}->{target}")
+            epoch = self._epochs[_pair(source, target)]
+            scheduler.after(
+                scheduler.between(1000, 300_000), None, self._break_if, source, target, epoch
+            )
+            return
+        delay_us = scheduler.between(config.delay_min_us, config.delay_max_us)
+        if scheduler.chance(config.spike_chance):
+            delay_us += scheduler.skewed(0, config.spike_max_us)
+            self.trace.faults["frame_delayed"] += 1
+        direction.last_us = max(direction.last_us, scheduler.now_us + delay_us)
+        direction.frames.append((direction.last_us, data))
+        direction.bytes += len(data)
+        self._pump(source, target)
+
+    def _break_if(self, a: int, b: int, epoch: int) -> None:
+        if self._epochs[_pair(a, b)] == epoch:
+            self.break_link(a, b)
+
+    def _pump(self, source: int, target: int) -> None:
+        direction = self._direction(source, target)
+        if direction.pumping or direction.blocked or not direction.frames:
+            return
+        receiver = self.receivers.get(target)
+        if receiver is None:
+            return
+        direction.pumping = True
+        delay_us = direction.frames[0][0] - self.scheduler.now_us
+        epoch = self._epochs[_pair(source, target)]
+        # Not bound to the receiver's life: the flag must fall whoever lives then.
+        self.scheduler.after(delay_us, None, self._arrive, source, target, epoch)
+
+    def _arrive(self, source: int, target: int, epoch: int) -> None:
+        direction = self._direction(source, target)
+        direction.pumping = False
+        receiver = self.receivers.get(target)
+        if receiver is None:
+            return
+        if self._epochs[_pair(source, target)] != epoch or direction.blocked:
+            self._pump(source, target)
+            return
+        if self._seen.get((target, source)) != epoch:
+            # The receiver has not finished connecting: `_linked` goes on.
+            return
+        now_us = self.scheduler.now_us
+        if receiver.life.frozen_until_us > now_us:
+            direction.pumping = True
+            self.scheduler.after(
+                receiver.life.frozen_until_us - now_us, None, self._arrive, source, target, epoch
+            )
+            return
+        if direction.frames and direction.frames[0][0] <= now_us:
+            _, data = direction.frames.popleft()
+            direction.bytes -= len(data)
+            if (target, source) in self._suspected:
+                self._trust(target, source)
+            receiver.on_frame(source, data)
+        self._pump(source, target)
+
+    def is_connected(self, node: int, peer: int) -> bool:
+        """The node believes that the link works and the peer lives."""
+        return (node, peer) in self._seen and (node, peer) not in self._suspected
+
+    def backlog_bytes(self, node: int, peer: int) -> int:
+        """Bytes that have not arrived."""
+        found = self._directions.get((node, peer))
+        return found.bytes if found is not None else 0
+
+    # Partitions, stalls, suspicion.
+
+    def cut(self, source: int, target: int, *, breaks: bool) -> None:
+        """Nothing gets from source to target until `heal`. Held, or lost with the connection."""
+        self._cut.add((source, target))
+        direction = self._direction(source, target)
+        direction.blocked = True
+        self._suspect_later(target, source)
+        if breaks:
+            epoch = self._epochs.get(_pair(source, target), 0)
+            if epoch & 1:
+                delay_us = self.scheduler.between(0, 3_000_000)
+                self.scheduler.after(delay_us, None, self._break_if, source, target, epoch)
+
+    def heal(self, source: int, target: int) -> None:
+        """Undoes `cut`."""
+        self._cut.discard((source, target))
+        direction = self._direction(source, target)
+        if direction.blocked:
+            direction.blocked = False
+            now_us = self.scheduler.now_us
+            held = direction.frames
+            direction.frames = deque((max(due, now_us + 100), data) for due, data in held)
+            direction.last_us = max(direction.last_us, now_us + 100)
+            self._pump(source, target)
+        self._trust_later(target, source)
+
+    def is_cut(self, source: int, target: int) -> bool:
+        """True between `cut` and `heal`."""
+        return (source, target) in self._cut
+
+    def heal_all(self) -> None:
+        """Everything gets through again."""
+        for source, target in sorted(self._cut):
+            self.heal(source, target)
+
+    def silence(self, node: int) -> None:
+        """The node stopped running for a while: its peers will suspect it."""
+        for peer in sorted(self.receivers):
+            if peer != node:
+                self._suspect_later(peer, node)
+
+    def suspect_falsely(self, node: int, peer: int, duration_us: int) -> None:
+        """The node suspects a live peer for a while."""
+        self._suspect(node, peer)
+        self.scheduler.after(duration_us, None, self._trust, node, peer)
+
+    def _suspect_later(self, node: int, peer: int) -> None:
+        receiver = self.receivers.get(node)
+        if receiver is None:
+            return
+        delay_us = self.scheduler.between(self.config.suspect_min_us, self.config.suspect_max_us)
+        self.scheduler.after(delay_us, receiver.life, self._suspect_if_silent, node, peer)
+
+    def _suspect_if_silent(self, node: int, peer: int) -> None:
+        other = self.receivers.get(peer)
+        frozen = other is not None and other.life.frozen_until_us > self.scheduler.now_us
+        if frozen or (peer, node) in self._cut:
+            self._suspect(node, peer)
+            if frozen and other is not None:
+                wait_us = other.life.frozen_until_us - self.scheduler.now_us
+                self.scheduler.after(wait_us + 1000, None, self._trust, node, peer)
+
+    def _suspect(self, node: int, peer: int) -> None:
+        if (node, peer) in self._seen and (node, peer) not in self._suspected:
+            self._suspected.add((node, peer))
+            self.trace.add(f"node{node}", f"suspects {peer}")
+            self.receivers[node].on_suspected(peer, True)
+
+    def _trust_later(self, node: int, peer: int) -> None:
+        self.scheduler.after(self.scheduler.between(0, 120_000), None, self._trust, node, peer)
+
+    def _trust(self, node: int, peer: int) -> None:
+        receiver = self.receivers.get(node)
+        if receiver is None or (node, peer) not in self._suspected or (peer, node) in self._cut:
+            return
+        if receiver.life.frozen_until_us > self.scheduler.now_us:
+            self._trust_later(node, peer)
+            return
+        other = self.receivers.get(peer)
+        if other is not None and other.life.frozen_until_us > self.scheduler.now_us:
+            wait_us = other.life.frozen_until_us - self.scheduler.now_us
+            self.scheduler.after(wait_us + 1000, None, self._trust, node, peer)
+            return
+        self._suspected.discard((node, peer))
+        self.trace.add(f"node{node}", f"trusts {peer}")
+        receiver.on_suspected(peer, False)
+
+
+class NodeTransport:
+    """One node's `Transport`."""
+
+    def __init__(self, network: Network, node: int, life: Life) -> None:
+        self._network = network
+        self._node = node
+        self._life = life
+
+    def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
+        """Hands a frame to the link."""
+        if self._life.alive:
+            self._network.send(self._node, node, frame, body)
+
+    def is_connected(self, node: int) -> bool:
+        """Linked and not suspected."""
+        return self._network.is_connected(self._node, node)
+
+    def backlog_bytes(self, node: int) -> int:
+        """Not yet arrived."""
+        return self._network.backlog_bytes(self._node, node)
+
+
+def _pair(a: int, b: int) -> tuple[int, int]:
+    return (a, b) if a < b else (b, a)

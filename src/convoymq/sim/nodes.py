@@ -1,0 +1,230 @@
+"""A simulated node: the real replica host, storage and queues on simulated disk, clock and network.
+
+It does what `node` does in production: hands events in, ends rounds, ticks. Its disk, its clock's
+error and its incarnation outlive its lives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from convoymq.cluster.host import RaftConfig, ReplicaHost
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.queue import TICK_MS, QuorumQueue
+from convoymq.sim.clock import Life, NodeClock
+from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
+from convoymq.sim.invariants import observe_log
+from convoymq.sim.network import NodeTransport
+from convoymq.storage.store import Storage
+
+if TYPE_CHECKING:
+    from convoymq.sim.world import World
+
+HOST_TICK_MS = 100
+STORAGE_TICK_MS = 250
+FIRST_INCARNATION = 30_000_000
+
+
+class WatchedMachine(QuorumMachine):
+    """A quorum queue's machine that reports what it applies."""
+
+    def __init__(self, settings: dict[str, Any], node: SimNode, group: int) -> None:
+        super().__init__(settings)
+        self.node = node
+        self.group = group
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        """Applies, and reports."""
+        before = len(self.effects)
+        super().apply(index, time_ms, data)
+        self.node.world.on_applied(self.node, self.group, self, data, self.effects[before:])
+
+    def restore(self, state: bytes) -> None:
+        """Restores, and reports."""
+        super().restore(state)
+        self.node.world.on_restored(self.node, self.group, self)
+
+
+class WatchedStorage(Storage):
+    """Storage whose logs report to the checkers, those that are opened later too."""
+
+    def __init__(self, node: SimNode, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._node = node
+
+    def open_group(self, group: int) -> Any:
+        """Opens, and watches what is new."""
+        new = group not in self.logs
+        log = super().open_group(group)
+        if new:
+            self._node.watch_log(group, log)
+        return log
+
+
+class SimNode:
+    """One node of a world."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.name = f"node{number}"
+        self.disk = SimDisk()
+        self.disk.owner = number
+        self.slow = [0]
+        self.life = Life(self.name)
+        self.life.alive = False
+        self.incarnation = FIRST_INCARNATION
+        self.wall_offset_ms = 0
+        self.incarnations: dict[int, int] = {}
+        self.queues: dict[int, QuorumQueue] = {}
+        self.host: Any = None
+        self.storage: Any = None
+        self.flusher: Any = None
+        self._sessions = 0
+        self._round_due = False
+
+    @property
+    def alive(self) -> bool:
+        """True while it runs."""
+        return self.life.alive
+
+    # Life.
+
+    def start(self) -> None:
+        """Starts, or starts again: recovers and joins. A crash may come in the middle."""
+        world = self.world
+        self.incarnation += 1
+        self.life = Life(self.name, self.wall_offset_ms)
+        world.trace.add(self.name, f"start {self.incarnation}")
+        scheduler = world.scheduler
+        disk_config = world.plan.disk
+        self.clock = NodeClock(scheduler, self.life)
+        self.flusher = SimFlusher(scheduler, self.life, disk_config, self.slow)
+        worker = SimWorker(scheduler, self.life, disk_config, self.slow)
+        self.incarnations = {self.number: self.incarnation}
+        self.queues = {}
+        self._sessions = 0
+        self._round_due = False
+        self.transport = NodeTransport(world.network, self.number, self.life)
+        self.storage = WatchedStorage(self, self.disk, self.flusher, worker, world.plan.storage)
+        report = self.storage.recover()
+        for damage in report.damages:
+            world.trace.add(self.name, f"damage: {damage}")
+        for group, log in sorted(self.storage.logs.items()):
+            self.watch_log(group, log)
+        self.host = ReplicaHost(
+            node=self.number,
+            incarnation=self.incarnation,
+            storage=self.storage,
+            transport=self.transport,
+            clock=self.clock,
+            config=RaftConfig(),
+            on_dirty=self._on_dirty,
+        )
+        for group in sorted(world.groups):
+            self.open_group(group)
+        scheduler.after(scheduler.between(0, HOST_TICK_MS * 1000), self.life, self._tick_host)
+        scheduler.after(scheduler.between(0, STORAGE_TICK_MS * 1000), self.life, self._tick_storage)
+        scheduler.after(scheduler.between(0, TICK_MS * 1000), self.life, self._tick_queues)
+        world.network.start(self.number, self)
+        self._on_dirty()
+
+    def open_group(self, group: int) -> None:
+        """Becomes what the metadata say: a member of the group, or one who watches."""
+        known = self.world.groups[group]
+        queue = self.queues.get(group)
+        if queue is None:
+            queue = QuorumQueue(
+                vhost="/",
+                name=f"q{group}",
+                group=group,
+                node=self.number,
+                host=self.host,
+                transport=self.transport,
+                clock=self.clock,
+                incarnations=self.incarnations,
+                members=sorted(known.members),
+                new_session=self.new_session,
+            )
+            self.queues[group] = queue
+        if self.number in known.members:
+            machine = WatchedMachine(dict(known.settings), self, group)
+            self.host.create_group(
+                group,
+                sorted(known.voters),
+                machine,
+                queue,
+                leader_hint=known.hint,
+                learner=self.number not in known.voters,
+            )
+        else:
+            self.host.watch_group(group, sorted(known.members), queue)
+
+    def watch_log(self, group: int, log: Any) -> None:
+        """Has the group's checker follow this log."""
+        checker = self.world.checkers[group]
+        checker.on_recovered(self.number, log)
+        observe_log(checker, self.number, log)
+
+    def new_session(self) -> int:
+        """Numbers a session of this node."""
+        self._sessions += 1
+        return self.number << 56 | self.incarnation << 24 | self._sessions
+
+    # Rounds.
+
+    def _on_dirty(self) -> None:
+        if not self._round_due:
+            self._round_due = True
+            delay_us = self.world.scheduler.between(0, self.world.plan.round_us_max)
+            self.world.scheduler.after(delay_us, self.life, self._end_round)
+
+    def _end_round(self) -> None:
+        self._round_due = False
+        self.host.end_of_round()
+        self.world.poll(self)
+
+    def _tick_host(self) -> None:
+        self.world.scheduler.after(HOST_TICK_MS * 1000, self.life, self._tick_host)
+        self.host.tick()
+        self.world.poll(self)
+
+    def _tick_storage(self) -> None:
+        self.world.scheduler.after(STORAGE_TICK_MS * 1000, self.life, self._tick_storage)
+        self.storage.tick()
+
+    def _tick_queues(self) -> None:
+        self.world.scheduler.after(TICK_MS * 1000, self.life, self._tick_queues)
+        for queue in self.queues.values():
+            queue.tick()
+
+    # What the network says.
+
+    def on_frame(self, peer: int, data: bytes) -> None:
+        """A frame arrived."""
+        self.host.on_frame(peer, data)
+        self.world.poll(self)
+
+    def on_link_up(self, peer: int, incarnation: int) -> None:
+        """A peer is linked."""
+        self.incarnations[peer] = incarnation
+        self.host.on_link_up(peer, incarnation)
+        for queue in list(self.queues.values()):
+            queue.on_node_up(peer)
+
+    def on_link_down(self, peer: int, definite: bool) -> None:
+        """A peer is unlinked, or known to be gone."""
+        self.host.on_link_down(peer, definite=definite)
+        for queue in list(self.queues.values()):
+            queue.on_node_down(peer, definite=definite)
+
+    def on_suspected(self, peer: int, suspected: bool) -> None:
+        """The detector's verdict about a linked peer."""
+        if suspected:
+            self.host.on_suspect(peer)
+            for queue in list(self.queues.values()):
+                queue.on_node_down(peer, definite=False)
+        else:
+            self.host.on_unsuspect(peer)
+            for queue in list(self.queues.values()):
+                queue.on_node_up(peer)

@@ -1,0 +1,346 @@
+"""One simulated cluster and its run: chaos first, then everything heals and all promises fall due.
+
+Safety is checked all the time, liveness in the second phase: within a bounded simulated time every
+publish is answered, every command applied, every message settled or dropped by a rule, and all
+replicas are equal.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from convoymq.cluster.interfaces import Effect
+from convoymq.kernels import batch
+from convoymq.queues.quorum.invariants import check_invariants
+from convoymq.replication.raft.types import VOTE_REPLY
+from convoymq.sim.clients import Channel, Workload
+from convoymq.sim.clock import Scheduler
+from convoymq.sim.disk import PowerLost
+from convoymq.sim.faults import Injector, Plan, draw_plan
+from convoymq.sim.invariants import GroupChecker
+from convoymq.sim.network import Network
+from convoymq.sim.nodes import SimNode
+from convoymq.sim.referee import Place, Referee
+from convoymq.sim.trace import Trace
+
+LIVENESS_LIMIT_US = 90_000_000
+CHECK_EVERY_US = 200_000
+EVENTS_MAX = 3_000_000
+
+
+class NotLive(AssertionError):
+    """Something that had to happen in the quiet phase did not."""
+
+
+@dataclass(slots=True)
+class GroupPlace:
+    """Where a group's replicas are, as the metadata would say."""
+
+    members: set[int]
+    voters: set[int]
+    hint: int
+    settings: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a run gave."""
+
+    seed: int
+    failure: str | None = None
+    detail: str = ""
+    simulated_us: int = 0
+    events: int = 0
+    digest: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    workload: dict[str, int] = field(default_factory=dict)
+    tail: list[str] = field(default_factory=list)
+
+
+class World:
+    """A cluster under test."""
+
+    def __init__(self, plan: Plan, sink: Callable[[str], None] | None = None) -> None:
+        self.plan = plan
+        self.scheduler = Scheduler(plan.seed)
+        self.trace = Trace(lambda: self.scheduler.now_us, sink)
+        self.network = Network(self.scheduler, self.trace, plan.network)
+        self.network.on_frame_sent = self._on_frame_sent
+        self.workload = Workload()
+        self.channels: list[Channel] = []
+        self.quiet = False
+        self.groups: dict[int, GroupPlace] = {}
+        self.referees: dict[int, Referee] = {}
+        self.checkers: dict[int, GroupChecker] = {}
+        self.nodes = {number: SimNode(self, number) for number in range(1, plan.nodes + 1)}
+        rng = self.scheduler.rng
+        for group in range(1, plan.groups + 1):
+            size = plan.nodes if plan.nodes == 3 or rng.random() < 0.5 else 3
+            members = set(rng.sample(sorted(self.nodes), size))
+            settings = dict(plan.settings)
+            self.groups[group] = GroupPlace(
+                members, set(members), rng.choice(sorted(members)), settings
+            )
+            self.referees[group] = Referee(group, settings["delivery_limit"])
+            self.checkers[group] = GroupChecker(group, self.referees[group], plan.hash_every)
+        self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
+        for group, place in self.groups.items():
+            self.trace.add("world", f"group {group} on {sorted(place.members)} {place.settings}")
+
+    # Running.
+
+    def run(self) -> None:
+        """Chaos, then quiet. Raises what broke."""
+        for node in self.nodes.values():
+            self._start(node)
+        injector = Injector(self)
+        self.scheduler.after(0, None, self._keep_channels)
+        self._run_until(self.plan.duration_us)
+        injector.stop()
+        self._heal()
+        limit_us = self.scheduler.now_us + LIVENESS_LIMIT_US
+        while True:
+            self._run_until(self.scheduler.now_us + CHECK_EVERY_US)
+            waiting = self._unfinished()
+            if not waiting:
+                break
+            if self.scheduler.now_us >= limit_us:
+                raise NotLive("still waiting for: " + "; ".join(waiting[:20]))
+        self._final_checks()
+
+    def _run_until(self, until_us: int) -> None:
+        scheduler = self.scheduler
+        while scheduler.events < EVENTS_MAX:
+            try:
+                if not scheduler.step(until_us):
+                    break
+            except PowerLost as lost:
+                self.crash(self.nodes[lost.node], restart_us=scheduler.skewed(1000, 2_000_000))
+        else:
+            raise NotLive(f"more than {EVENTS_MAX} events: somebody is turning in circles")
+        scheduler.now_us = max(scheduler.now_us, until_us)
+
+    def _start(self, node: SimNode) -> None:
+        if node.alive:
+            return
+        try:
+            node.start()
+        except OSError as error:
+            # A disk that cannot be read or written now: production exits and is started again.
+            self.trace.add(node.name, f"cannot start: {error}")
+            self.crash(node, restart_us=500_000)
+
+    def crash(
+        self,
+        node: SimNode,
+        *,
+        restart_us: int,
+        keep: float = 0.5,
+        refuses: bool = False,
+        wipe: bool = False,
+    ) -> None:
+        """Stops a node at once. `keep`: chance of each unsynced sector to be on the disk."""
+        self.trace.add(node.name, f"down for {restart_us / 1e6:.3f} s")
+        node.life.alive = False
+        self.network.stop(node.number, refuses=refuses)
+        chance = self.scheduler.chance
+        node.disk.lose_power(lambda: chance(keep))
+        if wipe:
+            node.disk.wipe()
+            for checker in self.checkers.values():
+                checker.on_wiped(node.number)
+        self.channels = [c for c in self.channels if c.node != node.number]
+        self.scheduler.after(restart_us, None, self._start, node)
+
+    def _heal(self) -> None:
+        self.trace.add("world", "quiet: everything heals")
+        self.quiet = True
+        self.network.heal_all()
+        config = self.plan.network
+        config.loss_chance = config.spike_chance = 0.0
+        for node in self.nodes.values():
+            node.disk.operations_left = -1
+            node.disk.failing = False
+            node.disk.empty()
+            node.slow[0] = 0
+        self.plan.disk.spike_chance = 0.0
+        for channel in self.channels:
+            channel.drain()
+
+    # Channels.
+
+    def _keep_channels(self) -> None:
+        """Opens channels where there are too few; one by one, for ever."""
+        self.scheduler.after(self.scheduler.between(5_000, 60_000), None, self._keep_channels)
+        for node in self.nodes.values():
+            if not node.alive:
+                continue
+            for group in self.groups:
+                mine = [c for c in self.channels if c.node == node.number and c.group == group]
+                if len(mine) < self.plan.channels_max and self.scheduler.chance(0.3):
+                    self._open_channel(node, group, bool(mine))
+                    return
+
+    def _open_channel(self, node: SimNode, group: int, second: bool) -> None:
+        draw = self.scheduler.rng.random()
+        consumes = draw < 0.75 or self.quiet
+        publishes = not self.quiet and (draw > 0.4 or second)
+        channel = Channel(
+            scheduler=self.scheduler,
+            trace=self.trace,
+            life=node.life,
+            node=node.number,
+            group=group,
+            queue=node.queues[group],
+            session=node.new_session(),
+            config=self.plan.clients,
+            workload=self.workload,
+            referee=self.referees[group],
+            publishes=publishes,
+            consumes=consumes,
+            on_closed=self._on_closed,
+        )
+        if self.quiet:
+            channel.drain()
+        self.trace.add(channel.name, f"open, publishes {publishes}, consumes {consumes}")
+        self.channels.append(channel)
+
+    def _on_closed(self, channel: Channel) -> None:
+        self.channels.remove(channel)
+
+    # What nodes report.
+
+    def poll(self, node: SimNode) -> None:
+        """After a node did something: looks at its replicas."""
+        for group, replica in node.host.groups.items():
+            self.checkers[group].on_poll(node.number, replica)
+
+    def on_applied(
+        self, node: SimNode, group: int, machine: Any, data: bytes, effects: list[Effect]
+    ) -> None:
+        """A replica applied an entry of commands."""
+        entry = batch.Entry(data)
+        checker = self.checkers[group]
+        referee = self.referees[group]
+        checker.on_apply(node.number, node.host.replica(group), entry.index, entry.term, data)
+        if entry.index > referee.index:
+            self.trace.mix(entry.index << 16 | group)
+            referee.on_entry(entry.index, data, effects)
+            referee.sync_returns(machine)
+            referee.check_machine(machine)
+            check_invariants(machine)
+        checker.on_state(node.number, machine, entry.index)
+
+    def on_restored(self, node: SimNode, group: int, machine: Any) -> None:
+        """A replica took its state from a snapshot."""
+        self.checkers[group].on_state(node.number, machine, machine.index, restored=True)
+
+    def _on_frame_sent(self, source: int, target: int, data: bytes) -> None:
+        kind = data[4]
+        if kind == batch.FRAME_APPEND_REPLY:
+            _, _, _, group, term, _, rejected, _ = batch.frame_header(data)
+            if not rejected:
+                self.checkers[group].on_answer(source, term)
+        elif kind == batch.FRAME_RAFT:
+            group = batch.frame_header(data)[3]
+            message = msgspec.msgpack.decode(data[batch.HEADER_SIZE :])
+            if message[0] == VOTE_REPLY and message[2]:
+                self.checkers[group].on_vote(source, message[1], target)
+
+    def leads(self, node: SimNode) -> list[int]:
+        """Groups that this node believes to lead."""
+        if not node.alive or node.host is None:
+            return []
+        return [g for g, replica in node.host.groups.items() if replica.is_leader]
+
+    # Faults that need to know more.
+
+    def may_lose(self, number: int) -> bool:
+        """True when no other node has lost anything that it has not got back."""
+        return not any(
+            other != number for checker in self.checkers.values() for other in checker.excused
+        )
+
+    def excuse(self, number: int) -> None:
+        """This node's disk may not keep its word any more."""
+        for checker in self.checkers.values():
+            checker.excused.add(number)
+
+    def change_membership(self, group: int) -> None:
+        """Adds or removes a member, by whoever leads."""
+
+    # The end.
+
+    def _unfinished(self) -> list[str]:
+        found: list[str] = []
+        for node in self.nodes.values():
+            if not node.alive:
+                found.append(f"{node.name} is down")
+        if found:
+            return found
+        for channel in self.channels:
+            waits = channel.waits_for()
+            if waits:
+                found.append(f"{channel.name} waits for {waits}")
+        for group, referee in self.referees.items():
+            place = self.groups[group]
+            left = referee.places[Place.READY] + referee.places[Place.HELD]
+            if left:
+                found.append(f"queue {group} holds {left}: {referee.open_messages()[:3]}")
+            replicas = [
+                node.host.groups[group] for n, node in self.nodes.items() if n in place.members
+            ]
+            states = {(r.last_applied, r.log.last_index) for r in replicas}
+            if len(states) > 1:
+                found.append(f"replicas of {group} are at {sorted(states)}")
+            if sum(r.is_leader for r in replicas) != 1:
+                found.append(f"group {group} has no single leader")
+        return found
+
+    def _final_checks(self) -> None:
+        for group, place in self.groups.items():
+            hashes = {
+                number: self.nodes[number].host.groups[group].machine.state_hash()
+                for number in sorted(place.members)
+            }
+            if len(set(hashes.values())) > 1:
+                self.checkers[group].fail(f"states differ at the end: {hashes}")
+
+
+def run_seed(
+    seed: int,
+    faults: Collection[str] | None = None,
+    sink: Callable[[str], None] | None = None,
+    prepare: Callable[[World], None] | None = None,
+) -> Result:
+    """Runs one seed; a failure is in the result, with the tail of the trace."""
+    result = Result(seed)
+    world = World(draw_plan(seed, faults), sink)
+    if prepare is not None:
+        prepare(world)
+    try:
+        world.run()
+    except Exception as error:
+        result.failure = f"{type(error).__name__}: {error}"
+        result.detail = traceback.format_exc()
+        world.trace.add("world", result.failure)
+    result.simulated_us = world.scheduler.now_us
+    result.events = world.scheduler.events
+    result.digest = world.trace.digest
+    result.faults = world.trace.faults
+    result.tail = list(world.trace.tail)
+    load = world.workload
+    result.workload = {
+        "published": load.published,
+        "confirmed": load.confirmed,
+        "delivered": load.delivered,
+        "settled": load.settled,
+        "channels": load.channels,
+    }
+    return result
