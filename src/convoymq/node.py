@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from convoymq.cluster.control import KIND_FREE, KIND_JOIN, ControlPlane
+from convoymq.cluster.control import KIND_JOIN, ControlPlane
 from convoymq.cluster.host import RaftConfig as HostConfig
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
@@ -41,7 +41,7 @@ from convoymq.kernels.flusher import (
 )
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
 from convoymq.model.config import Config, ConfigError
-from convoymq.model.errors import BrokerError, Misuse, Unavailable
+from convoymq.model.errors import BrokerError, InvariantViolated, Misuse, Unavailable
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
 from convoymq.storage.threads import ThreadWorker
@@ -60,7 +60,7 @@ FORM_PATIENCE_S = 3.0
 JOIN_TIMEOUT_S = 5.0
 REGISTER_TIMEOUT_S = 10.0
 FREE_HEAP_MAX = 48 << 20
-KIND_PING = KIND_FREE
+EXIT_FAULT = 70
 
 
 class LoopClock:
@@ -207,6 +207,7 @@ class Node:
             BrokerError, OSError: the node cannot start; the text says why.
         """
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_fault)
         self.clock = LoopClock(self._loop)
         self.started_ms = self.clock.now_ms()
         self.data = DataDirectory(self.config.node.data_dir, self.id)
@@ -220,6 +221,14 @@ class Node:
     def stop(self) -> None:
         """Asks for an orderly end."""
         self._stop.set()
+
+    def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback that nobody expected."""
+        error = context.get("exception")
+        self.log.error("node.fault", message=context.get("message"), exc_info=error)
+        if isinstance(error, InvariantViolated):
+            # What this node believes is wrong: the others must not hear more of it.
+            os._exit(EXIT_FAULT)
 
     def _watch_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -275,15 +284,13 @@ class Node:
         async with self.links:
             work = asyncio.ensure_future(self._start_and_wait())
             stopped = asyncio.ensure_future(self._stop.wait())
-            try:
-                await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                stopped.cancel()
-                if not work.done():
-                    work.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await work
-                await self._close()
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+            work.cancel()
+            (failure,) = await asyncio.gather(work, return_exceptions=True)
+            await self._close()
+            if isinstance(failure, Exception):
+                raise failure
 
     async def _start_and_wait(self) -> None:
         await self._form()

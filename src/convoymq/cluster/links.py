@@ -972,9 +972,9 @@ def _listen(address: Address) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address.host, address.port))
         sock.listen(128)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(error.errno, f"cluster.listen = {address}: {error.strerror}") from None
     return sock
 
 

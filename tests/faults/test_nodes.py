@@ -1,0 +1,114 @@
+"""Three real nodes: they form, survive the loss of one, take it back, with and without its data."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pika
+import pika.exceptions
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+BASE_PORT = 53200
+DEADLINE_S = 20.0
+QUEUE = "orders"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path, 3, BASE_PORT) as made:
+        made.wait_ready(DEADLINE_S)
+        yield made
+
+
+def connect(cluster: LocalCluster, number: int) -> pika.BlockingConnection:
+    port = cluster.nodes[number - 1].amqp_port
+    return pika.BlockingConnection(
+        pika.ConnectionParameters("127.0.0.1", port, socket_timeout=5, heartbeat=0)
+    )
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def publish(cluster: LocalCluster, number: int, first: int, count: int) -> None:
+    with closing(connect(cluster, number)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+        for i in range(first, first + count):
+            channel.basic_publish("", QUEUE, b"%d" % i, pika.BasicProperties(delivery_mode=2))
+
+
+def consume(cluster: LocalCluster, number: int, count: int) -> list[int]:
+    found: list[int] = []
+    with closing(connect(cluster, number)) as connection:
+        channel = connection.channel()
+        for method, _, body in channel.consume(QUEUE, inactivity_timeout=DEADLINE_S):
+            assert method is not None, f"only {len(found)} messages came"
+            found.append(int(body))
+            channel.basic_ack(method.delivery_tag)
+            if len(found) == count:
+                break
+        channel.cancel()
+    return found
+
+
+def test_a_message_goes_in_at_one_node_and_out_at_another(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 50)
+    publish(cluster, 2, 50, 50)
+    assert consume(cluster, 3, 100) == list(range(100))
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3])
+def test_nothing_is_lost_when_a_node_is_killed(cluster: LocalCluster, victim: int) -> None:
+    publish(cluster, 1, 0, 50)
+    cluster.kill(victim, signal.SIGKILL)
+    other = victim % 3 + 1
+    publish(cluster, other, 50, 50)
+    cluster.start_node(victim)
+    cluster.wait_ready(DEADLINE_S)
+    assert consume(cluster, victim, 100) == list(range(100))
+
+
+def test_a_stopped_leader_is_replaced_within_two_seconds(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 10)
+    cluster.kill(1, signal.SIGSTOP)
+    started = time.monotonic()
+    publish(cluster, 2, 10, 10)
+    took = time.monotonic() - started
+    cluster.kill(1, signal.SIGCONT)
+    assert took < 2.0
+    assert consume(cluster, 3, 20) == list(range(20))
+
+
+def test_the_whole_cluster_can_be_stopped_and_started(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 20)
+    for number in (1, 2, 3):
+        cluster.kill(number, signal.SIGTERM)
+    until(lambda: cluster.poll() is not None and not cluster.pids(), "the nodes do not stop")
+    for number in (3, 2, 1):
+        cluster.start_node(number)
+    cluster.wait_ready(DEADLINE_S)
+    assert consume(cluster, 2, 20) == list(range(20))
+
+
+def test_a_node_without_its_data_is_taken_back(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 20)
+    cluster.kill(3, signal.SIGKILL)
+    shutil.rmtree(cluster.data / "node-3" / "data")
+    cluster.start_node(3)
+    cluster.wait_ready(DEADLINE_S)
+    assert consume(cluster, 3, 20) == list(range(20))
