@@ -3,7 +3,7 @@
 A configuration file holds `key = value` lines; `#` starts a comment. Key names are RabbitMQ's
 where the meaning is the same. In the environment a key is written in capitals, with `CONVOY_` in
 front and `_` for every dot: `raft.segment_max_entries` is `CONVOY_RAFT_SEGMENT_MAX_ENTRIES`. An
-unknown key is an error that names the nearest known one. docs/configuration.md is made here, by `reference`.
+unknown key is an error that names the nearest known one. `reference` makes docs/configuration.md.
 """
 
 from __future__ import annotations
