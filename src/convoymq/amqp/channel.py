@@ -452,6 +452,8 @@ class Channel:
                     self.lane.remove_slot(slot)
                 del self._clients[queue]
                 client.close()
+                # A later stream into that queue must not be taken for the closed one.
+                self.session = self.broker.new_session()
             else:
                 self._idle_seqs[queue] = target.seq
 

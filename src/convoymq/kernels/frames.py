@@ -55,6 +55,10 @@ _ANSWERED = cython.declare(cython.int, 0x4000)
 _NACK = cython.declare(cython.int, 0x8000)
 _IDLE_CAPACITY = cython.declare(cython.Py_ssize_t, 16 << 10)
 
+# As C variables: literals above 63 bits would be Python numbers.
+_HASH_SEED = cython.declare(uint64_t, 0x9E3779B97F4A7C15)
+_HASH_FACTOR = cython.declare(uint64_t, 0xFF51AFD7ED558CCD)
+
 _PUBLISH = cython.declare(uint32_t, (60 << 16) | 40)
 _ACK = cython.declare(uint32_t, (60 << 16) | 80)
 _REJECT = cython.declare(uint32_t, (60 << 16) | 90)
@@ -317,10 +321,15 @@ def _walk_properties(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
     if flags & 1:
         return -1
     at: cython.Py_ssize_t = 14
-    bit: cython.int
-    for bit in range(15, 1, -1):
-        if not (flags >> bit) & 1:
+    bit: cython.int = 16
+    # Bits 15 to 2 in turn; bit 1 has no property.
+    flags &= 0xFFFC
+    while flags & 0xFFFF:
+        bit -= 1
+        if not flags & 0x8000:
+            flags <<= 1
             continue
+        flags <<= 1
         if bit == 13:
             if n - at < 4:
                 return -1
@@ -735,18 +744,18 @@ def _drop_routes(lane: Lane) -> cython.void:
 @cython.inline
 @cython.exceptval(check=False)
 def _hash(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint64_t:
-    h: uint64_t = 0x9E3779B97F4A7C15 ^ cython.cast(uint64_t, n)
+    h: uint64_t = _HASH_SEED ^ cython.cast(uint64_t, n)
     v: uint64_t
     while n >= 8:
         string.memcpy(cython.address(v), p, 8)
-        h = (h ^ v) * cython.cast(uint64_t, 0xFF51AFD7ED558CCD)
+        h = (h ^ v) * _HASH_FACTOR
         h ^= h >> 32
         p += 8
         n -= 8
     if n:
         v = 0
         string.memcpy(cython.address(v), p, n)
-        h = (h ^ v) * cython.cast(uint64_t, 0xFF51AFD7ED558CCD)
+        h = (h ^ v) * _HASH_FACTOR
     return h ^ (h >> 29)
 
 
