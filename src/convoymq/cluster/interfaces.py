@@ -65,7 +65,15 @@ class EffectSink(Protocol):
         forwards those for nodes without a replica when `replica.is_leader`."""
 
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
-        """This node learned who leads the group (None: nobody known)."""
+        """This node learned who leads the group (None: nobody known). For a leader: after the no-op
+        of its term was applied here, and again when the link to it came back: whatever is
+        pending is resent then."""
+
+    def on_link_frame(
+        self, node: int, kind: int, group: int, a: int, b: int, c: int, d: int, body: bytes
+    ) -> None:
+        """An APPLIED or DELIVER frame: an effect that another node's replica carries out for
+        this one."""
 
 
 class Transport(Protocol):

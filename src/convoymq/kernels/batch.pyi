@@ -81,8 +81,15 @@ class CommandBuilder:
     used: int
     """Bytes of commands so far (0 = nothing to send)."""
     full: bool
-    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
-        """`on_first` is called whenever the builder goes from empty to non-empty."""
+    on_first: Callable[[], None] | None
+    """Called whenever the builder goes from empty to non-empty."""
+    on_full: Callable[[], None] | None
+    """Called before another record is added to a full builder: it has to be taken."""
+    def __init__(
+        self,
+        on_first: Callable[[], None] | None = None,
+        on_full: Callable[[], None] | None = None,
+    ) -> None: ...
     def add(
         self, type: int, flags: int, session: int, seq: int, count: int, arg: int, body: bytes = b""
     ) -> None:
