@@ -24,7 +24,7 @@ Run = tuple[int, int, int, int, int, int, int]
 LOW = 0xFFFFFFFF
 #: Free words in front from which on the words move down; spare words that an empty container keeps.
 COMPACT_WORDS = 1024
-SPARE_WORDS_MAX = 8192
+SPARE_WORDS_MAX = 1024
 #: Least growth of a container; a multiple of every run size.
 GROW_WORDS_MIN = 60
 

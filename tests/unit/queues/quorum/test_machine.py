@@ -518,6 +518,20 @@ def test_a_suspected_active_consumer_waits_and_keeps_its_messages() -> None:
     assert queue.status() == {A: "waiting", B: "single_active"}
 
 
+def test_a_suspected_consumer_is_not_activated() -> None:
+    queue = single()
+    queue.log.checkout(A, 1)
+    queue.log.checkout(B, 1, priority=5)
+    queue.log.checkout(C, 1)
+    queue.log.node_down(2)
+    queue.log.close(A)
+    queue.step()
+    assert queue.status() == {B: "suspected_down", C: "single_active"}
+    queue.log.node_up(2)
+    queue.step()
+    assert queue.status() == {B: "single_active", C: "waiting"}
+
+
 def test_get_is_refused_with_single_active_consumer() -> None:
     queue = single()
     queue.log.get(A)

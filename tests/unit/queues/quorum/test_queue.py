@@ -88,6 +88,46 @@ def test_leader_change_resends_what_was_pending_once() -> None:
     assert cluster.nodes[1].own.machine.published == 10  # type: ignore[union-attr]
 
 
+def test_a_gap_is_filled_without_waiting_for_a_tick() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    publish(client, 1, 1)
+    cluster.run()
+    cluster.cut = {4}
+    publish(client, 2, 1)
+    cluster.run()
+    cluster.cut = set()
+    publish(client, 3, 1)
+    cluster.run()
+    assert events.confirmed == [1, 2, 3]
+
+
+def test_commands_of_the_round_of_an_election_are_not_left_behind() -> None:
+    """The open command reaches the new leader ahead of the older ones that are resent with it."""
+    cluster = Cluster()
+    client, events = cluster.nodes[2].open()
+    publish(client, 1, 1)
+    cluster.run()
+    cluster.elect(None)
+    publish(client, 2, 1)
+    cluster.run()
+    publish(client, 3, 1)
+    cluster.elect(3)
+    cluster.run()
+    assert events.confirmed == [1, 2, 3]
+
+
+def test_a_cancellation_reaches_a_node_that_has_to_be_sent_for_from_now_on() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[2].open()
+    client.subscribe(spec())
+    cluster.run()
+    cluster.nodes[2].stalled = True
+    cluster.nodes[1].builder.add(batch.CMD_DELETE, 0, 0, 0, 0, 0)
+    cluster.run()
+    assert events.heard[-1] == ("cancelled", 1, "deleted")
+
+
 def test_answers_lost_with_the_old_leader_come_from_the_new_one() -> None:
     cluster = Cluster()
     sink, deliveries = cluster.nodes[4].open()
