@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import Misuse, Refused, check
-from convoymq.storage.segments import Piece, Segment, SegmentWriter, group_path
+from convoymq.storage.receiver import SnapshotReceiver
+from convoymq.storage.segments import ERA_SHIFT, Segment, group_path
 from convoymq.storage.snapshots import read_snapshot, write_snapshot
-from convoymq.storage.types import Damage, EntryGone, Snapshot, StorageFault
+from convoymq.storage.types import Damage, Done, EntryGone, Snapshot, StorageFault
 from convoymq.storage.wal import KIND_VOID, KIND_VOTE, PLACE_FILE_SHIFT, PLACE_OFFSET_MASK
 
 if TYPE_CHECKING:
     from convoymq.storage.store import Storage
-
-Done = Callable[[BaseException | None], None]
 
 
 def _nothing(*_: Any) -> None:
@@ -66,9 +65,11 @@ class GroupLog:
         self.sizes: array[int] = array("I")
         self.segments: list[Segment] = []
         self.next_order = 1
-        """Order of the next segment file."""
-        self.first_segment = 0
-        """Segments of lower order are void."""
+        """Order of the next segment file; its era are the bits above ERA_SHIFT."""
+        self.era = 0
+        """Segments of another era are void: they belong to a log that was replaced, or to one that
+        never took its place."""
+        self.eras_used = 0
         self.stale_index = 0
         """Segment files still hold truncated entries from here on; 0 = none does."""
         self.stale_names: list[str] = []
@@ -456,12 +457,12 @@ class GroupLog:
             self._snapshot_waiting.append((snapshot, answer))
             return
         epoch = self.epoch
-        first_segment = self.first_segment
+        era = self.era
         directory = self._store.directory
         group = self.group
 
         def work() -> None:
-            write_snapshot(directory, group, snapshot, first_segment)
+            write_snapshot(directory, group, snapshot, era)
 
         def finished(_: Any, error: BaseException | None) -> None:
             if error is None and epoch == self.epoch and snapshot.index > self.snapshot_index:
@@ -480,6 +481,21 @@ class GroupLog:
         self.snapshot_index = snapshot.index
         self.snapshot_term = snapshot.term
         self.snapshot_membership = snapshot.membership
+
+    def new_era(self) -> int:
+        """A number for a log that may replace this one."""
+        self.eras_used += 1
+        return self.eras_used
+
+    def begin_era(self, era: int) -> None:
+        """The segments from now on belong to another log than those before."""
+        self.era = era
+        self.eras_used = max(self.eras_used, era)
+        self.next_order = era << ERA_SHIFT
+
+    def claim_snapshot(self, index: int) -> None:
+        """Snapshots up to `index` are not to be saved any more."""
+        self._snapshot_submitted = index
 
     def read_snapshot(self) -> Snapshot | None:
         """The saved snapshot, from disk. Raises StorageFault when it is damaged."""
@@ -535,11 +551,15 @@ class GroupLog:
         if self.receiver is not None:
             self.receiver.abort()
         self._reset(0, 0)
-        self.first_segment = self.next_order
+        self.begin_era(self.new_era())
         directory, group = self._store.directory, self.group
         guard = self.damaged or Damage(file="", offset=0, group=group, reason="is being wiped")
         self.damaged = guard
         answer: Done = done if done is not None else _nothing
+
+        def written() -> None:
+            # Only now: what is half removed could not be told from what was lost.
+            self._store.worker.submit(work, finished)
 
         def work() -> None:
             if directory.exists(group_path(group)):
@@ -547,20 +567,14 @@ class GroupLog:
                 directory.sync("groups")
 
         def finished(_: Any, error: BaseException | None) -> None:
-            if error is not None:
-                answer(error)
-                return
-            self._wal.seal()
-            self._wal.add_control(KIND_VOID, group, 0, 0)
-            self._wal.tell(written)
-            self._wal.kick()
-
-        def written() -> None:
-            if self.damaged is guard:
+            if self.damaged is guard and error is None:
                 self.damaged = None
-            answer(None)
+            answer(error)
 
-        self._store.worker.submit(work, finished)
+        self._wal.seal()
+        self._wal.add_control(KIND_VOID, group, 0, 0, era=self.era)
+        self._wal.tell(written)
+        self._wal.kick()
 
     # For recovery and the roll over.
 
@@ -619,101 +633,3 @@ class GroupLog:
             del self._run_starts[:at]
             del self._run_terms[:at]
             assert term == self.term_at(index - 1)
-
-
-class SnapshotReceiver:
-    """Takes a leader's snapshot: first the live entries it leaves behind, then the state.
-
-    Nothing of the former log is touched before `finish` is durable.
-    """
-
-    def __init__(self, log: GroupLog, store: Storage, index: int, term: int) -> None:
-        self.log = log
-        self.index = index
-        self.term = term
-        self.backlog_bytes = 0
-        """Bytes taken and not yet written."""
-        self._store = store
-        self._last = 0
-        self._first_order = log.next_order
-        config = store.config
-        self._writer = SegmentWriter(
-            store.directory,
-            log.group,
-            self._first_order,
-            config.segment_max_entries,
-            config.segment_max_size_bytes,
-        )
-        self._failure: BaseException | None = None
-        self._aborted = False
-        self._finishing = False
-
-    def add_entries(self, entries: list[Entry]) -> None:
-        """Takes live entries, ascending, up to the snapshot's index. Raises Misuse."""
-        size = 0
-        for entry in entries:
-            if not self._last < entry.index <= self.index or entry.group != self.log.group:
-                raise Misuse(f"entry {entry.index} does not belong to this snapshot")
-            self._last = entry.index
-            size += entry.size
-        # One order for each entry at most; orders are plenty.
-        self.log.next_order += len(entries)
-        self.backlog_bytes += size
-        writer = self._writer
-
-        def work() -> None:
-            if not self._aborted and self._failure is None:
-                for entry in entries:
-                    writer.add(entry.index, entry.term, entry.data)
-
-        def done(_: Any, error: BaseException | None) -> None:
-            self.backlog_bytes -= size
-            self._failure = self._failure or error
-
-        self._store.worker.submit(work, done)
-
-    def finish(self, membership: bytes, state: bytes, done: Done) -> None:
-        """Makes the snapshot the log: done(None) when that is durable, done(error) when it failed
-        and the former log stands."""
-        log, store = self.log, self._store
-        snapshot = Snapshot(index=self.index, term=self.term, membership=membership, state=state)
-        order = self._first_order
-        writer = self._writer
-        epoch = log.epoch
-        self._finishing = True
-
-        def work() -> list[Segment]:
-            if self._failure is not None:
-                raise self._failure
-            segments = writer.finish()
-            write_snapshot(store.directory, log.group, snapshot, order)
-            return segments
-
-        def written(segments: list[Segment] | None, error: BaseException | None) -> None:
-            if log.receiver is self:
-                log.receiver = None
-            if error is not None or segments is None or log.removed or log.epoch != epoch:
-                done(error or Refused("the log was replaced meanwhile"))
-                return
-            old = [segment.name for segment in log.segments] + log.stale_names
-            log.replaced(snapshot, segments)
-            log.first_segment = order
-            wal = store.wal
-            wal.seal()
-            wal.add_control(KIND_VOID, log.group, snapshot.index, snapshot.term)
-            wal.tell(lambda: done(None))
-            wal.kick()
-            store.remove_files(group_path(log.group), old)
-
-        store.worker.submit(work, written)
-
-    def abort(self) -> None:
-        """Gives up; the former log stands. Too late once `finish` was called."""
-        if self._finishing:
-            return
-        self._aborted = True
-        if self.log.receiver is self:
-            self.log.receiver = None
-
-
-__all__ = ["Done", "GroupLog", "Piece", "SnapshotReceiver"]

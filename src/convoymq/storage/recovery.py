@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from convoymq.storage.log import GroupLog
-from convoymq.storage.segments import Segment, group_path, load_segment
-from convoymq.storage.snapshots import read_snapshot
+from convoymq.storage.segments import ERA_SHIFT, ORDER_MASK, Segment, group_path, load_segment
+from convoymq.storage.snapshots import read_snapshot, snapshot_name
 from convoymq.storage.types import Damage, RecoveryReport, Snapshot, StorageFault
 from convoymq.storage.wal import (
     BATCH_HEADER,
@@ -56,6 +56,7 @@ class Found:
     __slots__ = (
         "base",
         "damage",
+        "era",
         "holed",
         "places",
         "runs",
@@ -71,6 +72,8 @@ class Found:
         self.vote_lost = False
         self.damage: Damage | None = None
         self.holed = False
+        self.era = 0
+        """Segments and snapshots of earlier eras are void."""
         self.clear()
 
     def clear(self) -> None:
@@ -131,6 +134,10 @@ def recover(store: Storage) -> RecoveryReport:
     _load_groups(store, report, reader)
     store.wal.start(reader.last_generation, reader.sequence, reader.previous)
     store.wal.adopt_pool(reader.pool)
+    for group in reader.replaced:
+        # The WAL did not know yet; what follows must not be joined with what was dropped.
+        log = store.logs[group]
+        store.wal.add_control(KIND_VOID, group, log.snapshot_index, log.snapshot_term, era=log.era)
     report.groups = len(store.logs)
     report.entries = sum(log.last_index + 1 - log.first_index for log in store.logs.values())
     return report
@@ -145,6 +152,8 @@ class _WalReader:
         self._report = report
         self.found: dict[int, Found] = {}
         self.removed: set[int] = set()
+        self.replaced: list[int] = []
+        """Groups whose WAL entries belong to a log that their snapshot replaced."""
         self.pool: list[str] = []
         self.last_generation = 0
         self.sequence = 0
@@ -393,7 +402,7 @@ class _WalReader:
 
     def _apply(self, file: WalFile, view: memoryview, offset: int, size: int) -> None:
         """Takes one record that is whole."""
-        _, _, index, term, _, group, kind, _ = RECORD_HEAD.unpack_from(view)
+        _, _, index, term, order, group, kind, _ = RECORD_HEAD.unpack_from(view)
         if kind < KIND_CONTROL:
             place = file.generation << PLACE_FILE_SHIFT | offset >> 3
             self._of(group).add(index, term, place, size)
@@ -402,8 +411,10 @@ class _WalReader:
         elif kind == KIND_TABLE:
             self._tables += 1
             rows = view[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + index * VOTE_ROW.size]
-            for owner, voted_for, owner_term in VOTE_ROW.iter_unpack(rows):
+            for owner, voted_for, owner_term, era in VOTE_ROW.iter_unpack(rows):
                 self._vote(owner, owner_term, voted_for)
+                found = self._of(owner)
+                found.era = max(found.era, era)
         elif kind == KIND_REMOVED:
             self.found.pop(group, None)
             self.removed.add(group)
@@ -413,6 +424,7 @@ class _WalReader:
             found.base = index + 1
             found.damage = None
             found.holed = False
+            found.era = max(found.era, order)
         elif kind != KIND_FENCE:
             raise StorageFault(f"record kind {kind} is not known", path=file.name, offset=offset)
 
@@ -510,12 +522,15 @@ def _load_groups(store: Storage, report: RecoveryReport, reader: _WalReader) -> 
             report.stale.append(group_path(group))
         else:
             on_disk.add(group)
+    if report.stale:
+        directory.sync("groups")
     for group in sorted(on_disk | set(reader.found)):
         log = store.open_group(group)
         found = reader.found.get(group, Found())
         log.term, log.voted_for = found.term, found.voted_for
         try:
-            _load_group(store, report, log, found, present=group in on_disk)
+            if _load_group(store, report, log, found, present=group in on_disk):
+                reader.replaced.append(group)
         except StorageFault as fault:
             damage = Damage(
                 file=fault.path,
@@ -535,26 +550,30 @@ def _load_groups(store: Storage, report: RecoveryReport, reader: _WalReader) -> 
 
 def _mark(log: GroupLog, damage: Damage) -> None:
     """Leaves a damaged group nothing but its vote."""
-    orders = log.next_order
     log.clear()
-    log.next_order = orders
     log.damaged = damage
 
 
 def _load_group(
     store: Storage, report: RecoveryReport, log: GroupLog, found: Found, *, present: bool
-) -> None:
-    """Joins a group's three sources. Raises StorageFault for damage."""
+) -> bool:
+    """Joins a group's three sources; True when the WAL's entries are void. Raises StorageFault."""
+    replaced = False
     snapshot: Snapshot | None = None
     segments: list[Segment] = []
     runs: list[tuple[int, int]] = []
+    log.begin_era(found.era)
     if present:
-        segments, runs, snapshot = _load_directory(store, report, log)
+        segments, runs, snapshot = _load_directory(store, report, log, found.era)
     if found.damage is not None:
         raise StorageFault(found.damage.reason, path=found.damage.file, offset=found.damage.offset)
     saved = (snapshot.index, snapshot.term) if snapshot is not None else (0, 0)
     if snapshot is not None:
-        _check_against_snapshot(found, saved)
+        # The WAL has not heard of the snapshot's era: it still tells of the log before.
+        replaced = log.era > found.era
+        if replaced:
+            found.clear()
+            found.holed = False
         log.snapshot_index, log.snapshot_term = saved
         log.snapshot_membership = snapshot.membership
     if found.holed:
@@ -585,48 +604,36 @@ def _load_group(
     log.set_runs(runs)
     log.restart_memory()
     log.last_term = log.term_at(log.last_index) if log.last_index else 0
-
-
-def _check_against_snapshot(found: Found, saved: tuple[int, int]) -> None:
-    """Drops the WAL's entries where they belong to a log that the snapshot replaced."""
-    index, term = saved
-    last = found.base + len(found.places) - 1
-    if not found.places:
-        found.holed = False
-        return
-    replaced = last < index
-    if found.base <= index <= last:
-        owner = next(t for start, t in reversed(found.runs) if start <= index)
-        replaced = owner != term
-    if replaced:
-        found.clear()
-        found.holed = False
+    return replaced
 
 
 def _load_directory(
-    store: Storage, report: RecoveryReport, log: GroupLog
+    store: Storage, report: RecoveryReport, log: GroupLog, era: int
 ) -> tuple[list[Segment], list[tuple[int, int]], Snapshot | None]:
     directory = store.directory
     path = group_path(log.group)
     names = directory.list(path)
-    # Orders are never used twice, whatever becomes of the files.
-    orders = [int(name[:16], 16) for name in names if name.endswith((".seg", ".seg.part"))]
-    log.next_order = max(orders, default=0) + 1
+    orders = [int(name[:-4], 16) for name in names if name.endswith(".seg")]
+    log.eras_used = max([era, *(order >> ERA_SHIFT for order in orders)])
     for name in names:
         if name.endswith(".part"):
             directory.remove(f"{path}/{name}")
             report.stale.append(f"{path}/{name}")
     loaded = read_snapshot(directory, log.group)
     snapshot: Snapshot | None = None
-    if loaded is not None:
-        snapshot, log.first_segment = loaded
-        log.next_order = max(log.next_order, log.first_segment + 1)
+    if loaded is not None and loaded[1] >= era:
+        snapshot, era = loaded
+    elif loaded is not None:
+        directory.remove(snapshot_name(log.group))
+        report.stale.append(snapshot_name(log.group))
+    log.begin_era(era)
+    log.next_order += max([o + 1 for o in orders if o >> ERA_SHIFT == era], default=0) & ORDER_MASK
     segments: list[Segment] = []
     runs: list[tuple[int, int]] = []
     for name in names:
         if not name.endswith(".seg"):
             continue
-        if int(name[:-4], 16) < log.first_segment:
+        if int(name[:-4], 16) >> ERA_SHIFT != era:
             directory.remove(f"{path}/{name}")
             report.stale.append(f"{path}/{name}")
             continue

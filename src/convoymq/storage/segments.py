@@ -16,8 +16,8 @@ from crc32c import crc32c
 from convoymq.storage.types import Directory, File, StorageFault
 
 SEGMENT_MAGIC = b"CVYSEGM\x01"
-SEGMENT_HEADER = struct.Struct("<8sIIQII")
-"""magic+version, group, spare, order, crc32c of the bytes before it, spare."""
+SEGMENT_HEADER = struct.Struct("<8sIII4x")
+"""magic+version, group, spare, crc32c of the bytes before it, spare."""
 INDEX_ROW = struct.Struct("<QQII")
 """index, term, offset / 8, size / 8."""
 FOOTER_MAGIC = b"CVYSEGI\x01"
@@ -25,6 +25,8 @@ FOOTER = struct.Struct("<8sIIQII")
 """magic+version, rows, crc32c of the rows, their offset, crc32c of the bytes before, spare."""
 
 _ENTRY_HEAD = struct.Struct("<IIQQQIBB")
+ERA_SHIFT = 40
+ORDER_MASK = (1 << ERA_SHIFT) - 1
 COPY_SPAN_BYTES = 4 << 20
 COPY_GAP_BYTES = 64 << 10
 
@@ -157,15 +159,16 @@ def read_piece(piece: Piece, group: int) -> Iterator[tuple[int, int, memoryview]
 class SegmentWriter:
     """Writes entries to as many segment files as the limits ask for.
 
-    The files get the orders from `order` on; nothing is visible before `finish`.
+    Nothing is visible before `finish`, which gives the files their orders. `tag`: unique among the
+    group's writers.
     """
 
     def __init__(
-        self, directory: Directory, group: int, order: int, entries_max: int, size_max: int
+        self, directory: Directory, group: int, tag: int, entries_max: int, size_max: int
     ) -> None:
         self._directory = directory
         self._group = group
-        self._order = order
+        self._tag = tag
         self._entries_max = entries_max
         self._size_max = size_max
         self._file: File | None = None
@@ -176,7 +179,7 @@ class SegmentWriter:
         self._indexes: array[int] = array("Q")
         self._offsets: array[int] = array("I")
         self._sizes: array[int] = array("I")
-        self._finished: list[tuple[str, Segment]] = []
+        self._finished: list[tuple[str, array[int], array[int], array[int]]] = []
 
     def add(self, index: int, term: int, data: bytes | memoryview) -> None:
         """Appends an entry; indexes ascend."""
@@ -199,10 +202,11 @@ class SegmentWriter:
 
     def _open(self) -> None:
         self._directory.make(group_path(self._group))
-        file = self._directory.open(segment_name(self._group, self._order) + ".part", create=True)
+        name = f"{group_path(self._group)}/{self._tag:x}-{len(self._finished)}.part"
+        file = self._directory.open(name, create=True)
         file.truncate(0)
-        head = SEGMENT_HEADER.pack(SEGMENT_MAGIC, self._group, 0, self._order, 0, 0)
-        head = head[:24] + struct.pack("<II", crc32c(head[:24]), 0)
+        head = SEGMENT_HEADER.pack(SEGMENT_MAGIC, self._group, 0, 0)
+        head = head[:16] + struct.pack("<II", crc32c(head[:16]), 0)
         self._file = file
         self._buffers = [head]
         self._buffered = self._at = len(head)
@@ -225,22 +229,23 @@ class SegmentWriter:
         self._at += len(rows) + len(foot)
         self._write()
         self._file.sync()
-        name = segment_name(self._group, self._order)
-        segment = Segment(name, self._order, self._indexes, self._offsets, self._sizes)
+        self._finished.append((self._file.name, self._indexes, self._offsets, self._sizes))
         self._file.close()
-        self._finished.append((self._file.name, segment))
         self._file = None
-        self._order += 1
 
-    def finish(self) -> list[Segment]:
-        """Makes the segments visible and durable."""
+    def finish(self, order: int) -> list[Segment]:
+        """Makes the segments visible and durable, with orders from `order` on."""
         if self._file is not None:
             self._close()
-        if self._finished:
-            for temporary, segment in self._finished:
-                self._directory.rename(temporary, segment.name)
+        segments = []
+        for temporary, indexes, offsets, sizes in self._finished:
+            name = segment_name(self._group, order)
+            self._directory.rename(temporary, name)
+            segments.append(Segment(name, order, indexes, offsets, sizes))
+            order += 1
+        if segments:
             self._directory.sync(group_path(self._group))
-        return [segment for _, segment in self._finished]
+        return segments
 
 
 def copy_to_segments(
@@ -256,7 +261,7 @@ def copy_to_segments(
     for piece in pieces:
         for index, term, view in read_piece(piece, group):
             writer.add(index, term, view)
-    return writer.finish()
+    return writer.finish(order)
 
 
 def load_segment(
@@ -268,8 +273,8 @@ def load_segment(
     head = file.pread(SEGMENT_HEADER.size, 0)
     if size < SEGMENT_HEADER.size + FOOTER.size or head[:8] != SEGMENT_MAGIC:
         raise StorageFault("not a segment file", path=name, offset=0)
-    _, owner, _, order, checksum, _ = SEGMENT_HEADER.unpack(head)
-    if crc32c(head[:24]) != checksum or owner != group:
+    _, owner, _, checksum = SEGMENT_HEADER.unpack(head)
+    if crc32c(head[:16]) != checksum or owner != group:
         raise StorageFault("the segment's header is damaged", path=name, offset=0)
     foot = file.pread(FOOTER.size, size - FOOTER.size)
     magic, count, rows_checksum, at, checksum, _ = FOOTER.unpack(foot)
@@ -290,6 +295,7 @@ def load_segment(
         if term != last_term:
             terms.append((index, term))
             last_term = term
+    order = int(name.rpartition("/")[2][:-4], 16)
     segment = Segment(name, order, indexes, offsets, sizes)
     file.close()
     return segment, terms

@@ -12,7 +12,7 @@ from convoymq.storage.types import Directory, Snapshot, StorageFault
 
 SNAPSHOT_MAGIC = b"CVYSNAP\x01"
 SNAPSHOT_HEADER = struct.Struct("<8sIIQQQQII")
-"""magic+version, group, bytes of membership, index, term, first segment, bytes of state, crc32c of
+"""magic+version, group, bytes of membership, index, term, era, bytes of state, crc32c of
 membership and state, crc32c of the header bytes before."""
 CHUNK_BYTES = 1_000_000
 
@@ -22,10 +22,8 @@ def snapshot_name(group: int) -> str:
     return f"{group_path(group)}/snapshot"
 
 
-def write_snapshot(
-    directory: Directory, group: int, snapshot: Snapshot, first_segment: int
-) -> None:
-    """Replaces the group's snapshot; durable on return. Segments below `first_segment` are void."""
+def write_snapshot(directory: Directory, group: int, snapshot: Snapshot, era: int) -> None:
+    """Replaces the group's snapshot; durable on return. Only segments of `era` are valid."""
     directory.make(group_path(group))
     head = SNAPSHOT_HEADER.pack(
         SNAPSHOT_MAGIC,
@@ -33,7 +31,7 @@ def write_snapshot(
         len(snapshot.membership),
         snapshot.index,
         snapshot.term,
-        first_segment,
+        era,
         len(snapshot.state),
         crc32c(snapshot.state, crc32c(snapshot.membership)),
         0,
@@ -50,7 +48,7 @@ def write_snapshot(
 
 
 def read_snapshot(directory: Directory, group: int) -> tuple[Snapshot, int] | None:
-    """The group's snapshot and its first valid segment, or None. Raises StorageFault."""
+    """The group's snapshot and the era of its segments, or None. Raises StorageFault."""
     name = snapshot_name(group)
     try:
         file = directory.open(name)
@@ -60,7 +58,7 @@ def read_snapshot(directory: Directory, group: int) -> tuple[Snapshot, int] | No
     head = file.pread(SNAPSHOT_HEADER.size, 0)
     if len(head) != SNAPSHOT_HEADER.size or head[:8] != SNAPSHOT_MAGIC:
         raise StorageFault("not a snapshot file", path=name, offset=0)
-    (_, owner, membership_size, index, term, first_segment, state_size, checksum, head_checksum) = (
+    (_, owner, membership_size, index, term, era, state_size, checksum, head_checksum) = (
         SNAPSHOT_HEADER.unpack(head)
     )
     if crc32c(head[:-4]) != head_checksum or owner != group:
@@ -74,7 +72,7 @@ def read_snapshot(directory: Directory, group: int) -> tuple[Snapshot, int] | No
     snapshot = Snapshot(
         index=index, term=term, membership=body[:membership_size], state=body[membership_size:]
     )
-    return snapshot, first_segment
+    return snapshot, era
 
 
 def snapshot_chunks(state: bytes, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes, bool]]:

@@ -259,8 +259,8 @@ class Storage:
         """A log found itself damaged."""
         self.on_damaged(damage)
 
-    def _hard_states(self) -> list[tuple[int, int, int]]:
-        return [(log.group, log.voted_for, log.term) for log in self.logs.values()]
+    def _hard_states(self) -> list[tuple[int, int, int, int]]:
+        return [(log.group, log.voted_for, log.term, log.era) for log in self.logs.values()]
 
     # Roll over.
 
@@ -347,7 +347,9 @@ class Storage:
             piece.offsets.extend([p - base_place for p in log.places[a - first : b - first + 1]])
             piece.sizes.extend(log.sizes[a - first : b - first + 1])
         order = log.next_order
-        log.next_order += len(piece.indexes)
+        log.next_order += 2 + count // self.config.segment_max_entries
+        # Two neighbours of what was closed for its size are together larger than the limit.
+        log.next_order += 2 * (sum(log.sizes[:count]) << 3) // self.config.segment_max_size_bytes
         epoch = log.epoch
         config, directory, group = self.config, self.directory, log.group
         self.worker.submit(
@@ -427,7 +429,7 @@ class Storage:
         for _ in range(min(len(groups), 256)):
             self._reclaim_at += 1
             log = self.logs[groups[self._reclaim_at % len(groups)]]
-            if log.segments and log.damaged is None:
+            if log.segments and log.damaged is None and log.receiver is None:
                 self._reclaim(log)
                 return
 
@@ -530,6 +532,8 @@ class Storage:
             return
         old = [segment for segment, _ in run]
         last = old[-1]
+        tag = log.next_order
+        log.next_order += 1
         log.compacting = True
         epoch = log.epoch
         config, directory, group = self.config, self.directory, log.group
@@ -537,12 +541,12 @@ class Storage:
         def work() -> list[Segment]:
             # The limits held for each source; one file takes all, whatever a changed config says.
             writer = SegmentWriter(
-                directory, group, last.order, 1 << 30, max(config.segment_max_size_bytes, 1 << 34)
+                directory, group, tag, 1 << 30, max(config.segment_max_size_bytes, 1 << 34)
             )
             for piece in pieces:
                 for index, term, view in read_piece(piece, group):
                     writer.add(index, term, view)
-            return writer.finish()
+            return writer.finish(last.order)
 
         def done(made: list[Segment] | None, error: BaseException | None) -> None:
             log.compacting = False

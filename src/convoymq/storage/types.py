@@ -17,6 +17,7 @@ from convoymq.model.errors import StorageFault
 __all__ = [
     "Damage",
     "Directory",
+    "Done",
     "EntryGone",
     "File",
     "Flusher",
@@ -28,6 +29,10 @@ __all__ = [
     "SyncMethod",
     "Worker",
 ]
+
+
+Done = Callable[[BaseException | None], None]
+"""Told None when something is durable, the error when it failed."""
 
 
 class EntryGone(LookupError):

@@ -44,8 +44,8 @@ KIND_REMOVED = 130
 KIND_VOID = 131
 KIND_FENCE = 132
 
-VOTE_ROW = struct.Struct("<IIQ")
-"""A row of the table: group, voted for, term."""
+VOTE_ROW = struct.Struct("<IIQQ")
+"""A row of the table: group, voted for, term, era."""
 
 PLACE_FILE_SHIFT = 40
 PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
@@ -134,14 +134,14 @@ class Wal:
         flusher: Flusher,
         worker: Worker,
         config: StorageConfig,
-        hard_states: Callable[[], list[tuple[int, int, int]]],
+        hard_states: Callable[[], list[tuple[int, int, int, int]]],
     ) -> None:
         self._directory = directory
         self._flusher = flusher
         self._worker = worker
         self._config = config
         self._hard_states = hard_states
-        """(group, voted for, term) of every group."""
+        """(group, voted for, term, era) of every group."""
         self.files: dict[int, WalFile] = {}
         """Generation -> file, in order: everything that holds records."""
         self.current: WalFile | None = None
@@ -205,9 +205,11 @@ class Wal:
             batch.dirty.append(log)
         return place
 
-    def add_control(self, kind: int, group: int, index: int, term: int, body: bytes = b"") -> int:
-        """Queues a record of storage's own."""
-        return self.add(make_entry(group, index, term, 0, kind, body).data, group)
+    def add_control(
+        self, kind: int, group: int, index: int, term: int, body: bytes = b"", *, era: int = 0
+    ) -> int:
+        """Queues a record of storage's own. `era` takes the place of an entry's time."""
+        return self.add(make_entry(group, index, term, era, kind, body).data, group)
 
     def tell(self, note: Any) -> None:
         """`note` (a vote, or a callable) is told when all queued so far is durable."""

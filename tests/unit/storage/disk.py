@@ -53,7 +53,8 @@ class Model:
         self.dead: set[int] = set()
         """Indexes <= applied whose body is not needed any more."""
         self.snapshot = 0
-        self.removed = False
+        self.successor: Model | None = None
+        """What the log holds when the snapshot being installed is durable."""
 
     def live_ranges(self) -> list[tuple[int, int]]:
         """As a machine would say it."""
@@ -77,7 +78,10 @@ class Node:
         self.config = config
         self.disk = disk or MemoryDirectory()
         self.models: dict[int, Model] = {}
+        self.groups = [1, 2, 3, 4]
         self.removed: set[int] = set()
+        """Groups whose removal is durable."""
+        self.removing: set[int] = set()
         self.start()
 
     def start(self) -> RecoveryReport:
@@ -89,6 +93,8 @@ class Node:
         self.storage.planner = self.plan
         for group, log in self.storage.logs.items():
             self._listen(group, log)
+        for group in self.removing & set(self.storage.logs):
+            self.storage.remove_group(group)
         return self.report
 
     def _listen(self, group: int, log: GroupLog) -> None:
@@ -168,6 +174,57 @@ class Node:
         model.vote = (log.term + 1, self.random.randrange(4))
         log.save_vote(*model.vote)
 
+    def install(self, group: int) -> None:
+        """Receives a snapshot from a leader whose log went another way above what is applied."""
+        log, model, rnd = self.log(group), self.models[group], self.random
+        index = rnd.randint(model.applied + 1, max(model.applied + 1, model.last) + 5)
+        term = log.last_term + 1
+        new = Model()
+        new.applied = new.last = new.written = index
+        new.vote, new.vote_written = model.vote, model.vote_written
+        live = sorted(rnd.sample(range(1, index + 1), min(index, rnd.randrange(30))))
+        new.dead = set(range(1, index + 1)) - set(live)
+        new.ever = model.ever
+        for i in live:
+            entry = model.entries.get(i) if i <= model.applied else None
+            new.entries[i] = entry or entry_of(group, i, term, rnd.choice([40, 900]))
+            new.ever.add((i, new.entries[i].term, new.entries[i].data))
+        model.successor = new
+        receiver = log.receive_snapshot(index, term)
+        receiver.add_entries([new.entries[i] for i in live[: len(live) // 2]])
+        receiver.add_entries([new.entries[i] for i in live[len(live) // 2 :]])
+
+        def done(error: BaseException | None) -> None:
+            model.successor = None
+            if error is None:
+                self._succeed(model, new)
+
+        receiver.finish(b"m%d" % group, b"state of %d at %d" % (group, index), done)
+
+    def _succeed(self, model: Model, new: Model) -> None:
+        for name in ("entries", "last", "written", "applied", "dead"):
+            setattr(model, name, getattr(new, name))
+
+    def wipe(self, group: int) -> None:
+        """Empties a group's log."""
+        model = self.models[group]
+        new = Model()
+        model.successor = new
+
+        def done(error: BaseException | None) -> None:
+            model.successor = None
+            if error is None:
+                self._succeed(model, new)
+
+        self.log(group).wipe(done)
+
+    def remove(self, group: int) -> None:
+        """Removes a group for ever; another takes its place in the test."""
+        self.groups[self.groups.index(group)] = max(self.groups) + 1
+        self.removing.add(group)
+        self.storage.remove_group(group)
+        self.storage.wal.tell(lambda: self.removed.add(group))
+
     def apply(self, group: int) -> None:
         """The machine moves on and settles some of its entries."""
         model = self.models[group]
@@ -196,9 +253,15 @@ class Node:
         for group in self.removed:
             assert group not in self.storage.logs
         for group, model in self.models.items():
-            if group in self.removed:
+            if group in self.removing:
                 continue
             log = self.storage.logs.get(group)
+            if model.successor is not None:
+                new, model.successor = model.successor, None
+                if log is not None:
+                    replaced = new.last and log.snapshot_index == new.last
+                    if replaced or (not new.last and log.last_index == 0):
+                        self._succeed(model, new)
             if log is None:
                 assert model.written == 0
                 assert model.vote_written == (0, 0)
@@ -238,7 +301,7 @@ class Node:
     def check(self) -> None:
         """While running: the log equals the model."""
         for group, model in self.models.items():
-            if group in self.removed:
+            if group in self.removing or model.successor is not None:
                 continue
             log = self.log(group)
             log.check_invariants()
@@ -257,12 +320,15 @@ class Node:
                 )
                 assert all(e.data == model.entries[e.index].data for e in got)
 
-    def step(self, groups: int = 4) -> None:
+    def step(self) -> None:
         """Does one random thing."""
         rnd = self.random
-        group = rnd.choice([g for g in range(1, groups + 1) if g not in self.removed])
-        self.log(group)
-        choice = rnd.random()
+        group = rnd.choice(self.groups)
+        if group in self.models and self.models[group].successor is not None:
+            group = 0
+        choice = rnd.random() if group else rnd.uniform(0.62, 0.95)
+        if group:
+            self.log(group)
         if choice < 0.35:
             self.append(group, rnd.randint(1, 8), rnd.choice([0, 8, 100, 1000, 3000]))
         elif choice < 0.42:
@@ -285,6 +351,12 @@ class Node:
             model = self.models[group]
             if model.last:
                 self.log(group).forget(rnd.randint(0, model.last))
+        elif choice < 0.985:
+            self.install(group)
+        elif choice < 0.987:
+            self.wipe(group)
+        elif choice < 0.99:
+            self.remove(group)
         else:
             self.storage.wal.seal()
 
