@@ -266,11 +266,14 @@ class QuorumQueue(Queue):
                     self._forward(target, effect, final=False)
 
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
-        """Sends what is pending to a new leader; as leader, takes over for others."""
+        """Sends what is pending to a new leader; as leader, takes over for others.
+
+        Called again for the same leader, it says that what was sent may have been lost.
+        """
         changed = (leader, term) != (self.leader, self.term)
         self.leader = leader
         self.term = term
-        if leader is None or not changed:
+        if leader is None:
             return
         for waiter in self._waiting:
             if not waiter.done():
@@ -278,6 +281,8 @@ class QuorumQueue(Queue):
         self._waiting.clear()
         for client in list(self._clients.values()):
             client.resend(now=True)
+        if not changed:
+            return
         self._proxied.clear()
         replica = self._host.replica(self.group)
         if leader == self.node and replica is not None and replica.is_leader:
