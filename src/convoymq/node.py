@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import random
@@ -25,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from convoymq.cluster.control import KIND_JOIN, ControlPlane
-from convoymq.cluster.host import RaftConfig as HostConfig
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links
@@ -42,6 +42,7 @@ from convoymq.kernels.flusher import (
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
 from convoymq.model.config import Config, ConfigError
 from convoymq.model.errors import BrokerError, InvariantViolated, Misuse, Unavailable
+from convoymq.replication.raft.draft_types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
 from convoymq.storage.threads import ThreadWorker
@@ -60,6 +61,8 @@ FORM_PATIENCE_S = 3.0
 JOIN_TIMEOUT_S = 5.0
 REGISTER_TIMEOUT_S = 10.0
 FREE_HEAP_MAX = 48 << 20
+CLIENTS_LEAVE_S = 1.0
+"""How long a stopping node waits for its clients to answer its close."""
 EXIT_FAULT = 70
 
 
@@ -190,6 +193,7 @@ class Node:
         self.usable = False
         self._stop = asyncio.Event()
         self._scheduled = False
+        self._closed = False
         self._ticks = 0
         self._free_before = 0
         self._timers: list[asyncio.TimerHandle] = []
@@ -279,7 +283,11 @@ class Node:
             config=host_config(config),
             on_dirty=self.wake,
         )
+        # Entries leave for the followers before anything is applied: they flush meanwhile.
+        self.host.after_seal = self.links.flush
+        self.host.on_note = self._on_note
         self.links.formed = self._is_formed()
+        import_edges()
         self._tick()
         async with self.links:
             work = asyncio.ensure_future(self._start_and_wait())
@@ -319,8 +327,9 @@ class Node:
                 await self._until(lambda: not self._leads_with_others(), 1.0)
                 if self.management is not None:
                     await self.management.stop()
-                for listener in self.listeners:
-                    await listener.stop()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CLIENTS_LEAVE_S):
+                        await asyncio.gather(*(each.stop() for each in self.listeners))
                 if self.broker is not None:
                     await self.broker.stop()
                 await self.control.close()
@@ -328,6 +337,7 @@ class Node:
                 closed = asyncio.Event()
                 self.storage.close(closed.set)
                 await closed.wait()
+        self._closed = True
         for timer in self._timers:
             timer.cancel()
         self._shell.close()
@@ -357,6 +367,8 @@ class Node:
 
     def _end_of_round(self) -> None:
         self._scheduled = False
+        if self._closed:
+            return
         broker = self.broker
         if broker is not None:
             broker.end_of_round()
@@ -371,6 +383,9 @@ class Node:
         self._ticks += 1
         if self._ticks % STORAGE_TICKS == 0:
             self.storage.tick()
+
+    def _on_note(self, event: str, fields: dict[str, Any]) -> None:
+        self.log.info(event, **fields)
 
     # -- links ------------------------------------------------------------------------------
 
@@ -690,7 +705,10 @@ def memory_limit(config: Config) -> int:
 
 def host_config(config: Config) -> HostConfig:
     """The replica host's part of the configuration."""
-    return HostConfig()
+    return HostConfig(
+        election_min_ms=config.raft.election_timeout_ms,
+        in_flight_bytes_max=config.raft.link_window_bytes,
+    )
 
 
 class StorageShell:
@@ -732,6 +750,12 @@ _SYNC_METHODS = {
     SyncMethod.O_DSYNC: SYNC_DSYNC,
     SyncMethod.NONE: SYNC_NONE,
 }
+
+
+def import_edges() -> None:
+    """Imports what serving clients needs, before other nodes listen for signs of life."""
+    for name in ("convoymq.queues.broker", "convoymq.amqp.listener", "convoymq.cluster.access"):
+        importlib.import_module(name)
 
 
 def client_tls(config: Config) -> ssl.SSLContext:

@@ -484,7 +484,7 @@ class RaftConfig:
     )
     link_window_bytes: int = _key(
         "raft.link_window_bytes",
-        16 << 20,
+        8 << 20,
         "Log entries are held back while more than this waits on the link to a follower.",
         parse=parse_bytes,
         unit="bytes",
