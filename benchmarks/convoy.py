@@ -61,7 +61,7 @@ class ConvoyCluster(LocalCluster):
         with self.log_path(node).open("ab") as output:
             return subprocess.Popen(
                 [*NODE_COMMAND, str(self.directory / f"{node.name}.conf")],
-                env=os.environ.copy(),
+                env=os.environ | {"PYTHONFAULTHANDLER": "1"},
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kombu.pools
 import pytest
 
 from tests.clusters import Cluster
@@ -81,6 +84,12 @@ def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Callable[
         worker.wait()
     for app in apps:
         app.close()
+    # What Celery leaves to the collector must not be charged to the next test.
+    apps.clear()
+    kombu.pools.reset()  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
