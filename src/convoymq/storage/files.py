@@ -228,6 +228,24 @@ class MemoryFile:
         pass
 
 
+class _NameChange:
+    """A creation (no old name), a removal (no new name) or a renaming that is not durable yet."""
+
+    __slots__ = ("inode", "new", "old")
+
+    def __init__(self, old: str, new: str, inode: MemoryInode | None) -> None:
+        self.old = old
+        self.new = new
+        self.inode = inode
+
+    def carry_out(self, names: dict[str, MemoryInode | None]) -> None:
+        """Changes the names."""
+        if self.old and (not self.new or names.get(self.old) is self.inode):
+            names.pop(self.old, None)
+        if self.new:
+            names[self.new] = self.inode
+
+
 class MemoryDirectory:
     """A disk in memory. `capacity` bounds the sum of all file sizes, in bytes."""
 
@@ -235,6 +253,7 @@ class MemoryDirectory:
         self.capacity = capacity
         self.names: dict[str, MemoryInode | None] = {}
         """Path -> inode, None for a directory."""
+        self._changes: list[_NameChange] = []
         self.durable_names: dict[str, MemoryInode | None] = {}
         self.operation: Callable[[str, str], None] | None = None
         """Called with (operation, path) before each one; may raise to inject a fault."""
@@ -255,21 +274,15 @@ class MemoryDirectory:
 
     def crash(self, keep: Callable[[], bool]) -> None:
         """Loses power. `keep()` decides for each unsynced sector and each unsynced name change.
+        A rename happens whole or not at all.
 
         Files opened before are of no use afterwards.
         """
-        names = dict(self.durable_names)
-        changed = {
-            path
-            for path in {**self.names, **names}
-            if self.names.get(path, _GONE) is not names.get(path, _GONE)
-        }
-        for path in sorted(changed):
+        names = self.durable_names
+        for change in self._changes:
             if keep():
-                if path in self.names:
-                    names[path] = self.names[path]
-                else:
-                    names.pop(path, None)
+                change.carry_out(names)
+        self._changes = []
         for inode in {id(i): i for i in names.values() if i is not None}.values():
             inode.crash(keep)
         self.names = names
@@ -301,16 +314,19 @@ class MemoryDirectory:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             self.on_operation("create", path)
             inode = self.names[path] = MemoryInode()
+            self._changes.append(_NameChange("", path, inode))
         return MemoryFile(self, inode, path)
 
     def remove(self, path: str) -> None:
         self.on_operation("remove", path)
         for name in [n for n in self.names if n == path or n.startswith(path + "/")]:
             del self.names[name]
+            self._changes.append(_NameChange(name, "", None))
 
     def rename(self, old: str, new: str) -> None:
         self.on_operation("rename", old)
-        self.names[new] = self.names.pop(old)
+        inode = self.names[new] = self.names.pop(old)
+        self._changes.append(_NameChange(old, new, inode))
 
     def sync(self, path: str = "") -> None:
         self.on_operation("sync", path)
@@ -319,15 +335,15 @@ class MemoryDirectory:
         def inside(name: str) -> bool:
             return name.startswith(start) and "/" not in name[len(start) :]
 
-        for name in [n for n in self.durable_names if inside(n) and n not in self.names]:
-            for below in [b for b in self.durable_names if b == name or b.startswith(name + "/")]:
-                del self.durable_names[below]
-        for name, inode in self.names.items():
-            if inside(name):
-                self.durable_names[name] = inode
+        removed = tuple(c.old + "/" for c in self._changes if not c.new and inside(c.old))
+        later = []
+        for change in self._changes:
+            name = change.new or change.old
+            if inside(name) or (removed and name.startswith(removed)):
+                change.carry_out(self.durable_names)
+            else:
+                later.append(change)
+        self._changes = later
 
     def free_bytes(self) -> int:
         return self.capacity - self.used_bytes()
-
-
-_GONE = MemoryInode()

@@ -296,6 +296,9 @@ class Storage:
                 return
             self._rolling_logs.pop()
         self._rolling = None
+        if self.wal.written_sequence < self.wal.barrier:
+            self._stalled = True
+            return
         self.rolled_files += 1
         self.wal.release(file)
         next_file = self.wal.oldest_full()

@@ -155,6 +155,9 @@ class Wal:
         self.sequence = 0
         """Last sequence given out."""
         self.written_sequence = 0
+        self.barrier = 0
+        """No file may go before the batch of this sequence is durable: it voids entries that the
+        logs in memory have forgotten already."""
         self._previous = (0, 0, 0)
         self._open: Batch | None = None
         self._sealed: deque[Batch] = deque()
@@ -209,7 +212,10 @@ class Wal:
         self, kind: int, group: int, index: int, term: int, body: bytes = b"", *, era: int = 0
     ) -> int:
         """Queues a record of storage's own. `era` takes the place of an entry's time."""
-        return self.add(make_entry(group, index, term, era, kind, body).data, group)
+        place = self.add(make_entry(group, index, term, era, kind, body).data, group)
+        if kind in (KIND_VOID, KIND_REMOVED):
+            self.barrier = self.sequence
+        return place
 
     def tell(self, note: Any) -> None:
         """`note` (a vote, or a callable) is told when all queued so far is durable."""
