@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from convoymq.cluster.control import KIND_JOIN, ControlPlane
-from convoymq.cluster.host import ReplicaHost
+from convoymq.cluster.draft_host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links
 from convoymq.cluster.metadata import MetadataMachine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from convoymq.cluster.host import RaftConfig, ReplicaHost
+from convoymq.cluster.draft_host import RaftConfig, ReplicaHost
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import TICK_MS, QuorumQueue
 from convoymq.sim.clock import Life, NodeClock
@@ -51,12 +51,13 @@ class WatchedStorage(Storage):
     def __init__(self, node: SimNode, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._node = node
+        self.recovered = False
 
     def open_group(self, group: int) -> Any:
         """Opens, and watches what is new."""
         new = group not in self.logs
         log = super().open_group(group)
-        if new:
+        if new and self.recovered:
             self._node.watch_log(group, log)
         return log
 
@@ -99,8 +100,8 @@ class SimNode:
         scheduler = world.scheduler
         disk_config = world.plan.disk
         self.clock = NodeClock(scheduler, self.life)
-        self.flusher = SimFlusher(scheduler, self.life, disk_config, self.slow)
-        worker = SimWorker(scheduler, self.life, disk_config, self.slow)
+        self.flusher = SimFlusher(scheduler, self.life, disk_config, self.slow, self.wake)
+        worker = SimWorker(scheduler, self.life, disk_config, self.slow, self.wake)
         self.incarnations = {self.number: self.incarnation}
         self.queues = {}
         self._sessions = 0
@@ -108,6 +109,7 @@ class SimNode:
         self.transport = NodeTransport(world.network, self.number, self.life)
         self.storage = WatchedStorage(self, self.disk, self.flusher, worker, world.plan.storage)
         report = self.storage.recover()
+        self.storage.recovered = True
         for damage in report.damages:
             world.trace.add(self.name, f"damage: {damage}")
         for group, log in sorted(self.storage.logs.items()):
@@ -119,7 +121,7 @@ class SimNode:
             transport=self.transport,
             clock=self.clock,
             config=RaftConfig(),
-            on_dirty=self._on_dirty,
+            on_dirty=self.wake,
         )
         for group in sorted(world.groups):
             self.open_group(group)
@@ -127,7 +129,7 @@ class SimNode:
         scheduler.after(scheduler.between(0, STORAGE_TICK_MS * 1000), self.life, self._tick_storage)
         scheduler.after(scheduler.between(0, TICK_MS * 1000), self.life, self._tick_queues)
         world.network.start(self.number, self)
-        self._on_dirty()
+        self.wake()
 
     def open_group(self, group: int) -> None:
         """Becomes what the metadata say: a member of the group, or one who watches."""
@@ -173,7 +175,8 @@ class SimNode:
 
     # Rounds.
 
-    def _on_dirty(self) -> None:
+    def wake(self) -> None:
+        """There is something to do: a round ends soon, as in production after every input."""
         if not self._round_due:
             self._round_due = True
             delay_us = self.world.scheduler.between(0, self.world.plan.round_us_max)
@@ -187,22 +190,26 @@ class SimNode:
     def _tick_host(self) -> None:
         self.world.scheduler.after(HOST_TICK_MS * 1000, self.life, self._tick_host)
         self.host.tick()
+        self.wake()
         self.world.poll(self)
 
     def _tick_storage(self) -> None:
         self.world.scheduler.after(STORAGE_TICK_MS * 1000, self.life, self._tick_storage)
         self.storage.tick()
+        self.wake()
 
     def _tick_queues(self) -> None:
         self.world.scheduler.after(TICK_MS * 1000, self.life, self._tick_queues)
         for queue in self.queues.values():
             queue.tick()
+        self.wake()
 
     # What the network says.
 
     def on_frame(self, peer: int, data: bytes) -> None:
         """A frame arrived."""
         self.host.on_frame(peer, data)
+        self.wake()
         self.world.poll(self)
 
     def on_link_up(self, peer: int, incarnation: int) -> None:
@@ -211,12 +218,14 @@ class SimNode:
         self.host.on_link_up(peer, incarnation)
         for queue in list(self.queues.values()):
             queue.on_node_up(peer)
+        self.wake()
 
     def on_link_down(self, peer: int, definite: bool) -> None:
         """A peer is unlinked, or known to be gone."""
         self.host.on_link_down(peer, definite=definite)
         for queue in list(self.queues.values()):
             queue.on_node_down(peer, definite=definite)
+        self.wake()
 
     def on_suspected(self, peer: int, suspected: bool) -> None:
         """The detector's verdict about a linked peer."""
@@ -228,3 +237,4 @@ class SimNode:
             self.host.on_unsuspect(peer)
             for queue in list(self.queues.values()):
                 queue.on_node_up(peer)
+        self.wake()

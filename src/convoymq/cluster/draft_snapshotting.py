@@ -16,7 +16,7 @@ from convoymq.replication.raft.draft_types import SnapshotAck, SnapshotBegin, Sn
 from convoymq.storage.types import EntryGone
 
 if TYPE_CHECKING:
-    from convoymq.cluster.replica import Replica
+    from convoymq.cluster.draft_replica import Replica
 
 
 class SnapshotSender:
@@ -143,7 +143,7 @@ class SnapshotReceiver:
         self._receipt.add_entries(entries)
 
     def _finish(self) -> None:
-        from convoymq.cluster.replica import encode_membership
+        from convoymq.cluster.draft_replica import encode_membership
 
         state = b"".join(self._state)
         self._receipt.finish(

@@ -1,0 +1,565 @@
+"""All Raft groups of one node, and everything that happens to them in a loop round.
+
+Frames, link events, flush completions and new commands only mark groups as dirty; `end_of_round` then
+seals batches, starts the flush, applies what is committed and sends commit notices. A group that
+nobody marks costs nothing: there is no per-group timer or heartbeat.
+
+`watch_group` is for a node that has clients of a group but no replica of it: it learns the
+leader by asking the members, and forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from convoymq.cluster.interfaces import Clock, EffectSink, Machine, Transport
+from convoymq.cluster.draft_replica import Replica, encoded
+from convoymq.kernels import batch
+from convoymq.kernels.batch import CommandBuilder, Entry, frame, frame_header
+from convoymq.model.errors import Misuse
+from convoymq.replication.raft.draft_types import (
+    LeaderIs,
+    Membership,
+    Message,
+    RaftConfig,
+    decode,
+)
+from convoymq.storage.types import GroupPlan
+
+#: Frames kept for a group that is not created here yet (its members learn of it at different times).
+EARLY_FRAMES_MAX = 64
+EARLY_GROUPS_MAX = 4096
+ROUNDS_MAX = 8
+ASK_LEADER_MS = 200
+
+
+class HostCounters:
+    """What happened so far on this node, over all groups."""
+
+    __slots__ = (
+        "bytes_appended",
+        "effects_forwarded",
+        "effects_local",
+        "elections",
+        "entries_appended",
+        "leader_changes",
+        "snapshots_installed",
+        "snapshots_sent",
+    )
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    bytes_appended: int
+    effects_forwarded: int
+    effects_local: int
+    elections: int
+    entries_appended: int
+    leader_changes: int
+    snapshots_installed: int
+    snapshots_sent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus:
+    """A look at one group from this node."""
+
+    group: int
+    role: str
+    leader: int
+    term: int
+    commit_index: int
+    last_applied: int
+    last_index: int
+    written_index: int
+    snapshot_index: int
+    voters: tuple[int, ...]
+    learners: tuple[int, ...]
+    match: dict[int, int]
+    """Leader: last index known to be durable on each follower."""
+
+
+class Watched:
+    """A group without a replica here."""
+
+    __slots__ = ("asked_at", "builder", "group", "leader", "members", "sink", "term", "turn")
+
+    def __init__(self, group: int, members: Sequence[int], sink: EffectSink) -> None:
+        self.group = group
+        self.members = tuple(members)
+        self.sink = sink
+        self.builder: CommandBuilder = CommandBuilder()
+        self.leader = 0
+        self.term = 0
+        self.asked_at = 0
+        self.turn = 0
+
+
+class ReplicaHost:
+    """See the module docstring. Single threaded; nothing here blocks but reads of old entries."""
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        incarnation: int,
+        storage: Any,
+        transport: Transport,
+        clock: Clock,
+        config: RaftConfig | None = None,
+        on_dirty: Callable[[], None] | None = None,
+    ) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.storage = storage
+        self.transport = transport
+        self.clock = clock
+        self.config = config or RaftConfig()
+        self.on_dirty = on_dirty
+        self.groups: dict[int, Replica] = {}
+        self.watched: dict[int, Watched] = {}
+        self.counters = HostCounters()
+        #: Nodes whose link is up and that are not suspected; nodes known to be gone.
+        self.reachable: set[int] = set()
+        self.gone: set[int] = set()
+        self.incarnations: dict[int, int] = {}
+        #: Groups with something outstanding: only these are ticked.
+        self.active: set[int] = set()
+        self.now = clock.monotonic_ms()
+        self.on_note: Callable[[str, dict[str, Any]], None] | None = None
+        self.on_membership_changed: Callable[[int, Membership], None] | None = None
+        #: Called after sealing, before applying: lets the shell write to the links at once.
+        self.after_seal: Callable[[], None] | None = None
+        self._initial_states: dict[int, bytes] = {}
+        self._early: dict[int, list[tuple[int, bytes]]] = {}
+        self._removed: set[int] = set()
+        self._dirty: list[Replica | Watched] = []
+        self._apply: list[Replica] = []
+        self._notices: list[Replica] = []
+        self._woken = False
+        self._transfers = 0
+        storage.planner = self.plan
+
+    # -- groups --------------------------------------------------------------------------------------
+
+    def create_group(
+        self,
+        group: int,
+        members: Sequence[int],
+        machine: Machine,
+        sink: EffectSink,
+        *,
+        leader_hint: int = 0,
+        learner: bool = False,
+    ) -> Replica:
+        """Makes this node a member of the group and starts taking part."""
+        if group in self.groups:
+            raise Misuse(f"group {group} exists already")
+        watched = self.watched.pop(group, None)
+        builder = watched.builder if watched is not None else CommandBuilder()
+        log = self.storage.open_group(group)
+        fresh = log.last_index == 0 and log.snapshot_index == 0 and log.term == 0
+        voters = tuple(sorted(n for n in members if not learner or n != self.node))
+        membership = Membership(voters, (self.node,) if learner else ())
+        self._initial_states[group] = machine.snapshot()
+        replica = Replica(self, group, log, machine, sink, builder, membership)
+        self.groups[group] = replica
+        builder.on_first = lambda: self.mark_dirty(replica)
+        builder.on_full = lambda: self._on_full(replica)
+        if builder.used:
+            self.mark_dirty(replica)
+        campaign = fresh and not learner and leader_hint == self.node
+        alone = replica.core.membership.voters == (self.node,)
+        replica.start(campaign=campaign or alone)
+        for node, data in self._early.pop(group, ()):
+            self.on_frame(node, data)
+        return replica
+
+    def watch_group(self, group: int, members: Sequence[int], sink: EffectSink) -> None:
+        """Makes `builder_of` work for a group without a replica here."""
+        if group in self.groups:
+            return
+        watched = self.watched.get(group)
+        if watched is None:
+            watched = Watched(group, members, sink)
+            watched.builder.on_first = lambda w=watched: self.mark_dirty(w)
+            watched.builder.on_full = lambda w=watched: self._on_full(w)
+            self.watched[group] = watched
+        watched.members = tuple(members)
+        self._ask_leader(watched)
+
+    def unwatch_group(self, group: int) -> None:
+        """Ends `watch_group`."""
+        self.watched.pop(group, None)
+
+    def remove_group(self, group: int) -> None:
+        """Ends the membership and deletes the group's data for ever."""
+        replica = self.groups.pop(group, None)
+        self._early.pop(group, None)
+        self.watched.pop(group, None)
+        self.active.discard(group)
+        self._initial_states.pop(group, None)
+        if replica is not None:
+            replica.stop()
+        self.storage.remove_group(group)
+        self.wake()
+
+    def replica(self, group: int) -> Replica | None:
+        """The local replica, if any."""
+        return self.groups.get(group)
+
+    def restart_replica(self, replica: Replica) -> None:
+        """Begins again with a replica whose data was found damaged and is being wiped."""
+        group = replica.group
+        if self.groups.get(group) is not replica:
+            return
+        members = (*replica.members, *replica.learners)
+        replica.stop()
+        del self.groups[group]
+        replica.machine.restore(self._initial_states[group])
+        replica.machine.effects = []
+        self.create_group(group, members, replica.machine, replica.sink)
+
+    # -- client side ---------------------------------------------------------------------------------
+
+    def builder_of(self, group: int) -> CommandBuilder:
+        """The open batch of a group on this node. Raises KeyError for an unknown group."""
+        replica = self.groups.get(group)
+        return replica.builder if replica is not None else self.watched[group].builder
+
+    def leader_of(self, group: int) -> int | None:
+        """Node that leads the group, as far as known here."""
+        replica = self.groups.get(group)
+        if replica is not None:
+            return replica.leader
+        watched = self.watched.get(group)
+        return (watched.leader or None) if watched is not None else None
+
+    def is_replica_live(self, group: int, node: int) -> bool:
+        """Leader's view: has that node a running replica that serves its own sessions?"""
+        replica = self.groups.get(group)
+        return replica is not None and replica.is_live(node)
+
+    def read_entry(self, group: int, index: int) -> Entry:
+        """An entry of the local log. Raises EntryGone, StorageFault, KeyError."""
+        entry: Entry = self.groups[group].log.entry(index)
+        return entry
+
+    # -- input ---------------------------------------------------------------------------------------
+
+    def on_frame(self, node: int, data: bytes) -> None:
+        """Takes a link frame from another node. Malformed frames are noted and dropped."""
+        _, kind, _, group, a, b, c, d = frame_header(data)
+        replica = self.groups.get(group)
+        if replica is not None:
+            if kind == batch.FRAME_APPEND:
+                replica.on_append(node, data, a, b, c, d)
+            elif kind == batch.FRAME_APPEND_REPLY:
+                replica.on_append_reply(node, a, b, c)
+            elif kind == batch.FRAME_FORWARD:
+                self._on_forward(replica, node, data)
+            elif kind == batch.FRAME_COMMIT:
+                replica.on_commit(node, a, d)
+            elif kind == batch.FRAME_RAFT:
+                self._on_raft(replica, node, data)
+            else:
+                replica.sink.on_link_frame(node, kind, group, a, b, c, d, data[batch.HEADER_SIZE :])
+            return
+        watched = self.watched.get(group)
+        if watched is not None:
+            if kind in (batch.FRAME_APPLIED, batch.FRAME_DELIVER):
+                watched.sink.on_link_frame(node, kind, group, a, b, c, d, data[batch.HEADER_SIZE :])
+            elif kind == batch.FRAME_RAFT:
+                self._on_watched(watched, node, data)
+            elif kind == batch.FRAME_APPEND:
+                self._keep_early(group, node, data)
+            return
+        if group not in self._removed and kind in (batch.FRAME_APPEND, batch.FRAME_RAFT):
+            self._keep_early(group, node, data)
+
+    def _keep_early(self, group: int, node: int, data: bytes) -> None:
+        kept = self._early.get(group)
+        if kept is None:
+            if len(self._early) >= EARLY_GROUPS_MAX:
+                return
+            kept = self._early[group] = []
+        if len(kept) < EARLY_FRAMES_MAX:
+            kept.append((node, data))
+
+    def _on_forward(self, replica: Replica, node: int, data: bytes) -> None:
+        if replica.is_leader:
+            try:
+                replica.builder.adopt(data, batch.HEADER_SIZE, len(data))
+            except ValueError as error:
+                self.note(
+                    "raft.forward_malformed", group=replica.group, node=node, error=str(error)
+                )
+            return
+        self._tell_leader(replica, node)
+
+    def _tell_leader(self, replica: Replica, node: int) -> None:
+        leader = replica.established_leader
+        self.send_message(node, replica.group, replica.term, LeaderIs(replica.term, leader))
+
+    def _on_raft(self, replica: Replica, node: int, data: bytes) -> None:
+        try:
+            message = decode(data[batch.HEADER_SIZE :])
+        except ValueError as error:
+            self.note("raft.message_malformed", group=replica.group, node=node, error=str(error))
+            return
+        if isinstance(message, LeaderIs) and message.term == 0:
+            self._tell_leader(replica, node)
+            return
+        replica.on_message(node, message)
+
+    def _on_watched(self, watched: Watched, node: int, data: bytes) -> None:
+        try:
+            message = decode(data[batch.HEADER_SIZE :])
+        except ValueError:
+            return
+        if not isinstance(message, LeaderIs):
+            if message.term:
+                self._keep_early(watched.group, node, data)
+            return
+        if message.term < watched.term or (message.leader == 0 and watched.leader):
+            return
+        if message.leader == 0:
+            return
+        if (message.leader, message.term) != (watched.leader, watched.term):
+            watched.leader = message.leader
+            watched.term = message.term
+            watched.sink.on_leader(watched.group, message.leader, message.term)
+
+    def _ask_leader(self, watched: Watched) -> None:
+        near = [n for n in watched.members if n in self.reachable]
+        self.active.add(watched.group)
+        watched.asked_at = self.now
+        if near:
+            watched.turn += 1
+            node = near[watched.turn % len(near)]
+            self.send_message(node, watched.group, 0, LeaderIs(0, 0))
+
+    def on_link_up(self, node: int, incarnation: int) -> None:
+        """The link to a node is up, the node answers."""
+        self.incarnations[node] = incarnation
+        self._reach(node)
+
+    def on_link_down(self, node: int, *, definite: bool) -> None:
+        """The link broke. `definite`: the process is known to be gone."""
+        if definite:
+            self.gone.add(node)
+        self._lose(node)
+
+    def on_suspect(self, node: int) -> None:
+        """The node does not answer."""
+        self._lose(node)
+
+    def on_unsuspect(self, node: int) -> None:
+        """It does again."""
+        self._reach(node)
+
+    def _reach(self, node: int) -> None:
+        self.now = self.clock.monotonic_ms()
+        self.reachable.add(node)
+        self.gone.discard(node)
+        for replica in list(self.groups.values()):
+            if replica.core.membership.has(node) or node in replica.machine.session_nodes():
+                replica.on_reachable(node)
+        for watched in self.watched.values():
+            if watched.leader == node:
+                watched.sink.on_leader(watched.group, node, watched.term)
+            elif watched.leader == 0 and node in watched.members:
+                self._ask_leader(watched)
+        self.wake()
+
+    def _lose(self, node: int) -> None:
+        self.now = self.clock.monotonic_ms()
+        self.reachable.discard(node)
+        for replica in list(self.groups.values()):
+            if replica.core.membership.has(node) or node in replica.machine.session_nodes():
+                replica.on_unreachable(node)
+        for watched in self.watched.values():
+            if watched.leader == node:
+                watched.leader = 0
+                watched.sink.on_leader(watched.group, None, watched.term)
+                self._ask_leader(watched)
+        self.wake()
+
+    def incarnation_of(self, node: int) -> int:
+        """Incarnation of a node that was heard of; 0 = never."""
+        return self.incarnation if node == self.node else self.incarnations.get(node, 0)
+
+    # -- rounds --------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Asks for an `end_of_round`."""
+        if not self._woken:
+            self._woken = True
+            if self.on_dirty is not None:
+                self.on_dirty()
+
+    def mark_dirty(self, item: Replica | Watched) -> None:
+        """The item's builder has commands."""
+        self._dirty.append(item)
+        if not self._woken:
+            self.wake()
+
+    def mark_apply(self, replica: Replica) -> None:
+        """The replica's commit index is ahead of what it applied."""
+        if not replica.apply_due:
+            replica.apply_due = True
+            self._apply.append(replica)
+            if not self._woken:
+                self.wake()
+
+    def mark_notice(self, replica: Replica) -> None:
+        """Nodes with sessions should hear of the commit index."""
+        self._notices.append(replica)
+
+    def _on_full(self, item: Replica | Watched) -> None:
+        self._seal(item)
+
+    def _seal(self, item: Replica | Watched) -> None:
+        if isinstance(item, Replica):
+            if not item.dead:
+                item.seal()
+            return
+        if item.leader and item.leader in self.reachable:
+            self.transport.send(item.leader, item.builder.take_forward(item.group, item.term))
+        else:
+            item.builder.take_loose()
+
+    def end_of_round(self) -> None:
+        """Seals, flushes, applies, tells; until nothing is dirty, at most a few times."""
+        self.now = self.clock.monotonic_ms()
+        for _ in range(ROUNDS_MAX):
+            self._woken = True
+            if self._dirty:
+                dirty = self._dirty
+                self._dirty = []
+                for item in dirty:
+                    if item.builder.used:
+                        self._seal(item)
+            self.storage.kick()
+            if self.after_seal is not None:
+                self.after_seal()
+            if self._apply:
+                due = self._apply
+                self._apply = []
+                for replica in due:
+                    if not replica.dead:
+                        replica.apply()
+            if not self._dirty and not self._apply:
+                break
+        if self._notices:
+            notices = self._notices
+            self._notices = []
+            for replica in notices:
+                if not replica.dead:
+                    replica.send_notices()
+        self._woken = False
+        if self._dirty or self._apply:
+            self.wake()
+
+    def tick(self) -> None:
+        """About every 100 ms: looks after groups with something outstanding."""
+        if not self.active:
+            return
+        self.now = self.clock.monotonic_ms()
+        for group in list(self.active):
+            replica = self.groups.get(group)
+            if replica is not None:
+                if not replica.tick(self.now):
+                    self.active.discard(group)
+                continue
+            watched = self.watched.get(group)
+            if watched is None or watched.leader:
+                self.active.discard(group)
+            elif self.now - watched.asked_at >= ASK_LEADER_MS:
+                self._ask_leader(watched)
+
+    # -- administration ------------------------------------------------------------------------------
+
+    def add_member(self, group: int, node: int, *, voter: bool = True) -> bool:
+        """Leader: adds a member; False = not leader, or another change is under way."""
+        replica = self.groups.get(group)
+        return replica is not None and replica.is_leader and replica.add_member(node, voter=voter)
+
+    def remove_member(self, group: int, node: int) -> bool:
+        """Leader: removes a member; False = not leader, last voter, or a change is under way."""
+        replica = self.groups.get(group)
+        return replica is not None and replica.is_leader and replica.remove_member(node)
+
+    def transfer_leadership(self, group: int, to: int = 0) -> bool:
+        """Leader: hands over to `to`, or (0) to the reachable voter that is furthest."""
+        replica = self.groups.get(group)
+        if replica is None or not replica.is_leader:
+            return False
+        if to == 0:
+            near = [
+                (p.match, p.node)
+                for p in replica.core.progress.values()
+                if p.reachable and p.node in replica.members
+            ]
+            if not near:
+                return False
+            to = max(near)[1]
+        return replica.transfer(to)
+
+    def transfer_all(self) -> None:
+        """Graceful stop: hands every leadership away."""
+        for group, replica in list(self.groups.items()):
+            if replica.is_leader:
+                self.transfer_leadership(group)
+        self.wake()
+
+    def status(self, group: int) -> GroupStatus:
+        """Raises KeyError when there is no replica here."""
+        replica = self.groups[group]
+        core = replica.core
+        log = replica.log
+        return GroupStatus(
+            group=group,
+            role=replica.role,
+            leader=core.leader,
+            term=core.term,
+            commit_index=core.commit_index,
+            last_applied=replica.last_applied,
+            last_index=log.last_index,
+            written_index=log.written_index,
+            snapshot_index=log.snapshot_index,
+            voters=replica.members,
+            learners=replica.learners,
+            match={node: progress.match for node, progress in core.progress.items()},
+        )
+
+    def on_membership(self, replica: Replica, membership: Membership) -> None:
+        """A membership entry was applied."""
+        if self.on_membership_changed is not None:
+            self.on_membership_changed(replica.group, membership)
+
+    # -- services for replicas -----------------------------------------------------------------------
+
+    def plan(self, group: int) -> GroupPlan | None:
+        """Asked by storage when it empties a WAL file."""
+        replica = self.groups.get(group)
+        return replica.plan() if replica is not None else None
+
+    def send_message(self, node: int, group: int, term: int, message: Message) -> None:
+        """Sends a RAFT frame."""
+        self.transport.send(
+            node, frame(batch.FRAME_RAFT, 0, group, term, 0, 0, 0, encoded(message))
+        )
+
+    def next_transfer(self) -> int:
+        """A number for a snapshot transfer, unique on this node and incarnation."""
+        self._transfers += 1
+        return self.incarnation << 24 | self._transfers
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Something for the log file."""
+        if self.on_note is not None:
+            self.on_note(event, fields)
