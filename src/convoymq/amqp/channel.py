@@ -148,8 +148,14 @@ class Channel:
         handler(self, method)
 
     def send(self, method: spec.Method) -> None:
-        """Append a method to the output."""
-        self.connection.send(self.number, method)
+        """Append a method to the output, unless the channel is closed meanwhile."""
+        if not self.closed:
+            self.connection.send(self.number, method)
+
+    def _refuse(self, error: BrokerError, class_id: int, method_id: int) -> None:
+        """Close this channel, not one that has taken its number since."""
+        if not self.closed:
+            self.connection.refuse(error, self.number, class_id, method_id)
 
     def _ask(self, work: Coroutine[Any, Any, None], method: spec.Method) -> None:
         """Let `work` finish before the channel's next frame is looked at."""
@@ -159,7 +165,10 @@ class Channel:
             try:
                 await work
             except BrokerError as error:
-                self.connection.refuse(error, self.number, method.CLASS_ID, method.METHOD_ID)
+                self._refuse(error, method.CLASS_ID, method.METHOD_ID)
+            except Exception:
+                log.exception("amqp.method_failed", method=method.NAME)
+                self._refuse(BrokerError("internal error"), method.CLASS_ID, method.METHOD_ID)
             self._go_on()
 
         self.connection.spawn(run())
@@ -176,7 +185,7 @@ class Channel:
         try:
             then(*answer)
         except BrokerError as error:
-            self.connection.refuse(error, self.number, spec.BASIC, method_id)
+            self._refuse(error, spec.BASIC, method_id)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -194,7 +203,7 @@ class Channel:
 
     def _close(self, _method: spec.ChannelClose) -> None:
         self.terminate()
-        self.send(spec.ChannelCloseOk())
+        self.connection.send(self.number, spec.ChannelCloseOk())
         self.connection.forget_channel(self)
 
     def _close_ok(self, _method: spec.ChannelCloseOk) -> None:
@@ -536,7 +545,10 @@ class Channel:
 
     def _on_reply(self, record: bytes) -> None:
         slot = self._reply_slot
-        if slot is not None and self.lane.state != frames.LANE_CLOSING:
+        if slot is None or self.lane.state == frames.LANE_CLOSING:
+            return
+        # Nobody keeps replies: what a client does not read in time is dropped.
+        if not self.connection.output_full():
             self.lane.deliver_record(slot, bytes(record), False)
 
     def _end_replies(self) -> None:
@@ -671,9 +683,7 @@ class Channel:
 
     def on_unknown_tag(self, tag: int, method_id: int) -> None:
         """An acknowledgement for nothing that is outstanding."""
-        self.connection.refuse(
-            refusals.unknown_delivery_tag(tag), self.number, spec.BASIC, method_id
-        )
+        self._refuse(refusals.unknown_delivery_tag(tag), spec.BASIC, method_id)
 
     def on_settled(self) -> None:
         """Acknowledgements were handed on: there may be room under the shared limit."""
@@ -752,7 +762,7 @@ class Channel:
                 return None
             return tuple(self._client(queue).target for queue in route.queues)
         except BrokerError as error:
-            self.connection.refuse(error, self.number, spec.BASIC, spec.BasicPublish.METHOD_ID)
+            self._refuse(error, spec.BASIC, spec.BasicPublish.METHOD_ID)
             return None
 
     def _may_publish(self, exchange: str, routing_key: str) -> None:
@@ -780,7 +790,7 @@ class Channel:
                 raise PreconditionFailed("transaction is larger than configured max size")
             transaction.publishes.append((key, bits, content, body_size, flags))
         except BrokerError as error:
-            self.connection.refuse(error, self.number, spec.BASIC, spec.BasicPublish.METHOD_ID)
+            self._refuse(error, spec.BASIC, spec.BasicPublish.METHOD_ID)
 
     def _publish(
         self, key: bytes, bits: int, content: bytes, body_size: int, flags: int, tag: int
@@ -828,12 +838,7 @@ class Channel:
     def on_too_big(self, size: int) -> None:
         """A body above the limit was announced."""
         limit = self.connection.settings.max_message_size_bytes
-        self.connection.refuse(
-            refusals.message_too_big(size, limit),
-            self.number,
-            spec.BASIC,
-            spec.BasicPublish.METHOD_ID,
-        )
+        self._refuse(refusals.message_too_big(size, limit), spec.BASIC, spec.BasicPublish.METHOD_ID)
 
     # --- what the queues say ---------------------------------------------------------------
 
@@ -915,9 +920,7 @@ class Channel:
             self.lane.deliver(consumer.slot, *arguments)
         except ValueError as error:
             log.error("amqp.batch_damaged", queue=consumer.queue.name, reason=str(error))
-            self.connection.refuse(
-                BrokerError("stored message is damaged"), self.number, spec.BASIC, 60
-            )
+            self._refuse(BrokerError("stored message is damaged"), spec.BASIC, 60)
 
     def on_output_drained(self) -> None:
         """The client reads again."""
@@ -945,7 +948,7 @@ class Channel:
             # The queue went away instead of answering.
             error = refusals.missing(queue_subject(found.queue.vhost, found.queue.name))
             self._asked = None
-            self.connection.refuse(error, self.number, spec.BASIC, spec.BasicConsume.METHOD_ID)
+            self._refuse(error, spec.BASIC, spec.BasicConsume.METHOD_ID)
             self._go_on()
             return
         if self.connection.capabilities.consumer_cancel_notify:

@@ -179,6 +179,11 @@ class Connection:
             log.warning("amqp.closed_without_close", connection=self.name)
         self._tear_down()
 
+    def failed(self) -> None:
+        """Our own code failed while it worked through input; call inside `except`."""
+        log.exception("amqp.input_failed", connection=self.name)
+        self.refuse(BrokerError("internal error"), 0, 0, 0)
+
     def input_failed(self, code: int) -> None:
         """Reading failed with this errno."""
         self._socket_failed(code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convoymq.amqp.settings import AmqpSettings
-from convoymq.model.errors import CommandFault, SyntaxFault
+from convoymq.model.errors import CommandFault, NotAllowed, SyntaxFault
 from convoymq.model.refusals import tune_too_high, tune_too_low
 from convoymq.model.tables import Table, decode_body
 
@@ -89,11 +89,14 @@ def tuned(settings: AmqpSettings, channel_max: int, frame_max: int, heartbeat_s:
     offered_channels = settings.channel_max
     if offered_channels:
         if channel_max == 0:
-            raise tune_too_low("channel_max", 0, 1)
+            raise NotAllowed(
+                "negotiated channel_max = 0 (no limit) is higher than the maximum allowed value "
+                f"({offered_channels})"
+            )
         if channel_max > offered_channels:
             raise tune_too_high("channel_max", channel_max, offered_channels)
     if settings.frame_max:
-        if frame_max > settings.frame_max:
+        if frame_max == 0 or frame_max > settings.frame_max:
             raise tune_too_high("frame_max", frame_max, settings.frame_max)
         if frame_max < settings.frame_max_min:
             raise tune_too_low("frame_max", frame_max, settings.frame_max_min)

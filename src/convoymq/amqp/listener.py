@@ -101,7 +101,11 @@ class SocketShell:
     def _readable(self) -> None:
         connection = self.connection
         assert connection is not None
-        count = connection.wire.receive()
+        try:
+            count = connection.wire.receive()
+        except Exception:
+            connection.failed()
+            return
         if count > 0:
             return
         if count == 0:
@@ -145,8 +149,12 @@ class TlsShell(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self.connection is not None:
+        if self.connection is None:
+            return
+        try:
             self.connection.wire.feed(bytes(data))
+        except Exception:
+            self.connection.failed()
 
     def eof_received(self) -> bool:
         """See `asyncio.Protocol`."""

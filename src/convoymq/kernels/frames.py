@@ -2040,6 +2040,8 @@ class Wire:
 
     def flush(self):
         """End of a round: encodes what is due and hands the output on."""
+        # Deliveries without acknowledgement of this round.
+        self.flush_settles()
         self.flush_confirms()
         if self.fd < 0:
             self.owner.on_output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -771,3 +772,25 @@ async def test_streams_to_many_queues_are_bounded(make_client: MakeClient) -> No
     clients = client.connection.channels[1]._clients
     assert len(clients) <= 22
     assert batch.CMD_SESSION_CLOSE
+
+
+async def test_deliveries_without_acknowledgement_are_settled_in_their_round(
+    client: Client,
+) -> None:
+    queue = await client.declare("q")
+    await consume(client, no_ack=True)
+    await fill(client, "q", *[b"x"] * 5)
+    assert sum(call[0] == "settle" for call in queue.calls) >= 1
+    assert not queue.consumers[0].out
+
+
+async def test_late_answers_of_a_closed_channel_are_not_sent(
+    client: Client, broker: FakeBroker
+) -> None:
+    broker.gate = asyncio.Event()
+    client.send(1, spec.QueueDeclare(queue="slow"))
+    client.send(1, spec.BasicAck(delivery_tag=5))
+    client.send(0, spec.ConnectionClose(reply_code=200))
+    assert [type(m) for m in await client.methods()] == [spec.ConnectionCloseOk]
+    broker.gate.set()
+    assert await client.methods() == []

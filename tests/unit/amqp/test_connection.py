@@ -139,8 +139,12 @@ async def test_amqplain_and_anonymous_are_accepted(make_client: MakeClient) -> N
             4096,
             "negotiated channel_max = 9999 is higher than the maximum allowed value (2047)",
         ),
-        (0, 131072, "negotiated channel_max = 0 is lower than the minimum allowed value (1)"),
-        (10, 0, "negotiated frame_max = 0 is lower than the minimum allowed value (4096)"),
+        (
+            0,
+            131072,
+            "negotiated channel_max = 0 (no limit) is higher than the maximum allowed value (2047)",
+        ),
+        (10, 0, "negotiated frame_max = 0 is higher than the maximum allowed value (131072)"),
         (
             1,
             131073,
