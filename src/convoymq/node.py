@@ -508,8 +508,8 @@ class Node:
             # It is a founder that never ran: nothing of it can be missing.
             return {"ok": True, "members": members, "learner": False}
         # It ran before and has lost what it had: out, and in again as one who must catch up.
-        self.log.warning("cluster.wiped_node", peer=node)
-        self.host.remove_member(0, node)
+        self.log.warning("cluster.wiped_node", peer=node, st=str(self.host.status(0)))
+        self.log.info("rm", r=self.host.remove_member(0, node), st=str(self.host.status(0)))
         self.wake()
         await self._until(lambda: node not in replica.members, JOIN_TIMEOUT_S)
         return {"ok": False}
@@ -626,12 +626,15 @@ class Node:
                 self.listeners.append(listener)
 
     async def _open_management(self) -> None:
-        # After the AMQP listeners: a client need not wait for the HTTP libraries to be imported.
-        try:
-            from convoymq.management.server import Management
-        except ModuleNotFoundError:
-            return
-        self.management = Management(self)
+        assert self.broker is not None
+        from convoymq.management.server import ManagementServer
+
+        management = self.config.management
+        self.management = ManagementServer(
+            self.broker,
+            [(address.host, address.port) for address in management.tcp],
+            [(address.host, address.port) for address in management.prometheus],
+        )
         await self.management.start()
 
     # -- resources --------------------------------------------------------------------------
