@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import httpx
 
 from benchmarks.load import Load, broken_promises
 from benchmarks.systems import LocalCluster, connect
@@ -162,18 +161,9 @@ def _index_bytes(cluster: LocalCluster, queue: str) -> float | None:
     """What the queue's index takes in memory, where the system tells it."""
     if cluster.system != "convoy":
         return None
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "convoymq.cli", "queues", "info", queue),
-            *("--uri", f"http://127.0.0.1:{cluster.base_port + 21}", "--format", "json"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return float(json.loads(done.stdout)["index_bytes"])
+    url = f"http://127.0.0.1:{cluster.base_port + 21}/api/queues/%2F/{queue}"
+    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
+        return float(httpx.get(url, auth=("guest", "guest"), timeout=30).json()["index_bytes"])
     return None
 
 

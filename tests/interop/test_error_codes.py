@@ -7,6 +7,7 @@ connection error only that connection is gone.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -191,6 +192,87 @@ REFUSALS = {
         "PRECONDITION_FAILED - invalid arg 'x-delivery-limit' for queue '{q}' in vhost '/'"
         " of queue type rabbit_classic_queue",
     ),
+    "unknown queue type": soft(
+        lambda q: spec.Queue.Declare(queue=q, durable=True, arguments={"x-queue-type": "bogus"}),
+        406,
+        invalid("x-queue-type", "\"unsupported queue type 'bogus'\""),
+    ),
+    "queue type that is no string": soft(
+        lambda q: spec.Queue.Declare(queue=q, durable=True, arguments={"x-queue-type": 5}),
+        406,
+        invalid("x-queue-type", "{unacceptable_type,signedint}"),
+    ),
+    "length limit that is no number": soft(
+        lambda q: quorum_declare(q, arguments={"x-max-length": "ten"}),
+        406,
+        invalid("x-max-length", '"expected integer, got longstr"'),
+    ),
+    "too long a time to live": soft(
+        lambda q: classic_declare(q, x_message_ttl=315_360_000_001),
+        406,
+        invalid("x-message-ttl", "{value_too_large,315360000001}"),
+    ),
+    "unknown overflow": soft(
+        lambda q: classic_declare(q, x_overflow="bogus"),
+        406,
+        invalid("x-overflow", "invalid_overflow"),
+    ),
+    "single active consumer that is no boolean": soft(
+        lambda q: quorum_declare(q, arguments={"x-single-active-consumer": "yes"}),
+        406,
+        invalid("x-single-active-consumer", "{unacceptable_type,longstr}"),
+    ),
+    "no members": soft(
+        lambda q: quorum_declare(q, arguments={"x-quorum-initial-group-size": 0}),
+        406,
+        invalid("x-quorum-initial-group-size", "{value_zero,0}"),
+    ),
+    "unknown leader locator": soft(
+        lambda q: quorum_declare(q, arguments={"x-queue-leader-locator": "bogus"}),
+        406,
+        invalid("x-queue-leader-locator", "invalid_queue_locator_arg"),
+    ),
+    "unknown dead-letter strategy": soft(
+        lambda q: quorum_declare(q, arguments={"x-dead-letter-strategy": "bogus"}),
+        406,
+        invalid("x-dead-letter-strategy", "invalid_dlx_strategy"),
+    ),
+    "lazy quorum queue": soft(
+        lambda q: quorum_declare(q, arguments={"x-queue-mode": "lazy"}),
+        406,
+        "PRECONDITION_FAILED - invalid arg 'x-queue-mode' for queue '{q}' in vhost '/'"
+        " of queue type rabbit_quorum_queue",
+    ),
+    "group size on classic": soft(
+        lambda q: classic_declare(q, x_quorum_initial_group_size=3),
+        406,
+        "PRECONDITION_FAILED - invalid arg 'x-quorum-initial-group-size' for queue '{q}'"
+        " in vhost '/' of queue type rabbit_classic_queue",
+    ),
+    "alternate exchange that is no string": soft(
+        lambda q: spec.Exchange.Declare(exchange=q, arguments={"alternate-exchange": 5}),
+        406,
+        "PRECONDITION_FAILED - invalid type 'signedint' for arg 'alternate-exchange'"
+        " in exchange '{q}' in vhost '/'",
+    ),
+    "predeclared exchange with another type": soft(
+        lambda q: spec.Exchange.Declare(exchange="amq.direct", type="fanout", durable=True),
+        406,
+        "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'amq.direct' in vhost '/':"
+        " received 'fanout' but current is 'direct'",
+    ),
+    "bind the default exchange": soft(
+        lambda q: spec.Exchange.Bind(destination="", source="amq.direct"), 403, DEFAULT_EXCHANGE
+    ),
+    "reply address that never was": soft(
+        lambda q: spec.Queue.Declare(queue="amq.rabbitmq.reply-to.bogus", passive=True),
+        404,
+        "NOT_FOUND - no queue 'amq.rabbitmq.reply-to.bogus' in vhost '/'",
+    ),
+    "delete without declared queue": soft(lambda q: spec.Queue.Delete(), 404, UNDECLARED),
+    "bind without declared queue": soft(
+        lambda q: spec.Queue.Bind(exchange="amq.direct", routing_key="k"), 404, UNDECLARED
+    ),
     # Delivery tags and transactions.
     "ack unknown tag": soft(
         lambda q: spec.Basic.Ack(delivery_tag=7),
@@ -270,20 +352,20 @@ def test_redeclaring_with_another_flag_is_refused(raw_channel: RawPeer, names: N
     ("first", "second", "text"),
     [
         (
-            {"x-message-ttl": 200},
-            {"x-message-ttl": 100},
-            "'x-message-ttl' for {Q}: received '100' but current is '200'",
+            {"x-delivery-limit": 7},
+            {"x-delivery-limit": 5},
+            "'x-delivery-limit' for {Q}: received '5' but current is '7'",
         ),
         (
-            {"x-message-ttl": 200},
+            {"x-delivery-limit": 7},
             {},
-            "'x-message-ttl' for {Q}: received none but current is the value '200'"
+            "'x-delivery-limit' for {Q}: received none but current is the value '7'"
             " of type 'signedint'",
         ),
         (
             {},
-            {"x-message-ttl": 100},
-            "'x-message-ttl' for {Q}: received the value '100' of type 'signedint'"
+            {"x-delivery-limit": 5},
+            "'x-delivery-limit' for {Q}: received the value '5' of type 'signedint'"
             " but current is none",
         ),
     ],
@@ -292,8 +374,8 @@ def test_redeclaring_with_other_arguments_is_refused(
     raw_channel: RawPeer, names: Names, first: dict[str, Any], second: dict[str, Any], text: str
 ) -> None:
     queue = names.queue()
-    declare(raw_channel, queue, CLASSIC | first)
-    raw_channel.send(1, spec.Queue.Declare(queue=queue, durable=True, arguments=CLASSIC | second))
+    declare(raw_channel, queue, QUORUM | first)
+    raw_channel.send(1, quorum_declare(queue, arguments=second))
     expected = text.replace("{Q}", f"queue '{queue}' in vhost '/'")
     assert_channel_error(raw_channel, 406, f"PRECONDITION_FAILED - inequivalent arg {expected}")
 
@@ -384,6 +466,20 @@ def expiration(value: str) -> bytes:
 def test_bad_message_property(raw_channel: RawPeer, properties: bytes, text: str) -> None:
     raw_channel.publish(1, b"x", routing_key=ABSENT, properties=properties)
     assert_channel_error(raw_channel, 406, f"PRECONDITION_FAILED - {text}", spec.Basic.Publish)
+
+
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+def test_extra_routing_keys_that_are_no_list(raw_channel: RawPeer, header: str) -> None:
+    pair = bytes([len(header)]) + header.encode() + b"S\x00\x00\x00\x01k"
+    properties = b"\x20\x00" + struct.pack(">I", len(pair)) + pair
+    raw_channel.publish(1, b"x", routing_key=ABSENT, properties=properties)
+    assert_channel_error(
+        raw_channel,
+        406,
+        "PRECONDITION_FAILED - invalid message:"
+        f' {{unacceptable_type_in_header,"{header}",longstr}}',
+        spec.Basic.Publish,
+    )
 
 
 @pytest.mark.rabbitmq_since("4.0")
@@ -525,6 +621,28 @@ def test_delete_if_unused_and_if_empty(raw_channel: RawPeer, names: Names) -> No
     assert_channel_error(
         raw_channel, 406, f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' in use"
     )
+
+
+def test_conditional_delete_of_a_quorum_queue(
+    raw_channel: RawPeer, names: Names, cluster: Cluster
+) -> None:
+    queue = names.queue()
+    declare(raw_channel, queue, QUORUM)
+    raw_channel.call(1, spec.Confirm.Select(), spec.Confirm.SelectOk)
+    raw_channel.publish(1, b"stays", routing_key=queue)
+    raw_channel.expect(spec.Basic.Ack)
+    raw_channel.send(1, spec.Queue.Delete(queue=queue, if_empty=True))
+    if cluster.system == "rabbitmq":
+        assert_connection_error(
+            raw_channel,
+            540,
+            f"NOT_IMPLEMENTED - cannot delete queue '{queue}' in vhost '/'. queue.delete operations"
+            " with if-empty flag set are not supported by quorum queues",
+        )
+    else:
+        assert_channel_error(
+            raw_channel, 406, f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' not empty"
+        )
 
 
 def test_delete_exchange_if_unused(raw_channel: RawPeer, names: Names) -> None:
@@ -671,6 +789,30 @@ def test_channel_above_the_negotiated_maximum(peer: RawPeer) -> None:
     peer.send(3, spec.Channel.Open())
     closed = peer.expect(spec.Connection.Close)
     assert closed.reply_code in (504, 530)
+
+
+def test_unknown_way_to_match_headers(raw_channel: RawPeer, names: Names) -> None:
+    queue = names.queue()
+    declare(raw_channel, queue, CLASSIC)
+    raw_channel.send(
+        1, spec.Queue.Bind(queue=queue, exchange="amq.headers", arguments={"x-match": "bogus"})
+    )
+    closed = raw_channel.expect(spec.Channel.Close, channel=1)
+    assert closed.reply_code == 406
+    assert closed.reply_text.startswith("PRECONDITION_FAILED - Invalid x-match field value ")
+    assert closed.reply_text.endswith("; expected all, any, all-with-x, or any-with-x")
+
+
+def test_consumer_priority_that_is_no_number(raw_channel: RawPeer, names: Names) -> None:
+    queue = names.queue()
+    declare(raw_channel, queue, CLASSIC)
+    raw_channel.send(1, spec.Basic.Consume(queue=queue, arguments={"x-priority": "high"}))
+    assert_channel_error(
+        raw_channel,
+        406,
+        f"PRECONDITION_FAILED - invalid arg 'x-priority' for queue '{queue}' in vhost '/':"
+        ' "expected integer, got longstr"',
+    )
 
 
 @pytest.mark.rabbitmq_since("4.3")
