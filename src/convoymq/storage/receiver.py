@@ -84,10 +84,18 @@ class SnapshotReceiver:
             write_snapshot(store.directory, log.group, snapshot, era)
             return segments
 
-        def written(segments: list[Segment] | None, error: BaseException | None) -> None:
+        def leave() -> None:
             if log.receiver is self:
                 log.receiver = None
+
+        def durable() -> None:
+            # Until now the machine may still be the former one: nobody was to plan with it.
+            leave()
+            done(None)
+
+        def written(segments: list[Segment] | None, error: BaseException | None) -> None:
             if error is not None or segments is None or log.removed or log.epoch != epoch:
+                leave()
                 if log.epoch == epoch:
                     log.claim_snapshot(log.snapshot_index)
                 done(error or Refused("the log was replaced meanwhile"))
@@ -99,7 +107,7 @@ class SnapshotReceiver:
             wal = store.wal
             wal.seal()
             wal.add_control(KIND_VOID, log.group, snapshot.index, snapshot.term, era=era)
-            wal.tell(lambda: done(None))
+            wal.tell(durable)
             wal.kick()
             store.remove_files(group_path(log.group), old)
 

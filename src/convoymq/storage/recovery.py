@@ -283,7 +283,7 @@ class _WalReader:
         window = _Window(file, size)
         limit = size if known_tail is None else min(known_tail, size)
         at = FILE_HEADER.size
-        file.started = True
+        file.started = file.recovered = True
         while at < limit:
             batch = self._batch(file, window, at, limit)
             expected = batch is not None and (

@@ -312,7 +312,8 @@ class Storage:
         return bisect_left(log.places, (file.generation + 1) << PLACE_FILE_SHIFT)
 
     def _plan_roll(self, log: GroupLog, file: WalFile) -> None:
-        plan = None if self.planner is None else self.planner(log.group)
+        planner = self.planner if log.receiver is None else None
+        plan = None if planner is None else planner(log.group)
         count = self._count_in(log, file)
         if plan is None or plan.take_snapshot is None or plan.applied <= log.snapshot_index:
             self._copy(log, file, plan)
@@ -327,7 +328,13 @@ class Storage:
         if not worth or plan.applied > log.written_index:
             self._copy(log, file, plan)
             return
-        log.save_snapshot(plan.take_snapshot(), lambda error: self._copy(log, file, plan))
+        epoch = log.epoch
+
+        def saved(_: BaseException | None) -> None:
+            # A log that was replaced meanwhile is not what was planned for.
+            self._copy(log, file, plan if log.epoch == epoch else None)
+
+        log.save_snapshot(plan.take_snapshot(), saved)
 
     def _copy(self, log: GroupLog, file: WalFile, plan: GroupPlan | None) -> None:
         """Has the worker copy what is alive in the file to new segments."""

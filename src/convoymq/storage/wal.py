@@ -80,7 +80,17 @@ def wal_name(generation: int) -> str:
 class WalFile:
     """A WAL file on disk and what lies in it."""
 
-    __slots__ = ("file", "first_sequence", "generation", "logs", "name", "size", "started", "tail")
+    __slots__ = (
+        "file",
+        "first_sequence",
+        "generation",
+        "logs",
+        "name",
+        "recovered",
+        "size",
+        "started",
+        "tail",
+    )
 
     def __init__(self, file: File, name: str, generation: int, size: int) -> None:
         self.file = file
@@ -90,6 +100,8 @@ class WalFile:
         """Bytes that were preallocated; 0 = it grows."""
         self.tail = FILE_HEADER.size
         self.first_sequence = 0
+        self.recovered = False
+        """Was found at start."""
         self.started = False
         """True when its first batch has been queued."""
         self.logs: dict[int, GroupLog] = {}
@@ -339,9 +351,9 @@ class Wal:
             for log, index, _ in batch.notes:
                 log.entries_written(index)
         self.on_written()
-        if last.file is not self.current:
+        if len(self.files) > 1:
             self.on_full()
-        elif self._config.wal_preallocate and not last.file.size:
+        if last.file is self.current and self._config.wal_preallocate and not last.file.size:
             self._consider_allocating()
         if self._flight is None and (self._open or self._sealed):
             self._submit()
@@ -513,13 +525,15 @@ class Wal:
         self._worker.submit(work, done)
 
     def oldest_full(self) -> WalFile | None:
-        """The oldest file that is not written any more, or None."""
+        """The oldest file, when it may be emptied: nothing is written to it any more, and a younger
+        one has a durable table of what votes it holds."""
+        oldest: WalFile | None = None
         for file in self.files.values():
-            if file is self.current:
-                return None
-            under_way = self._flight is not None and self._flight[0].file is file
-            queued = bool(self._sealed) and self._sealed[0].file is file
-            return None if under_way or queued else file
+            if oldest is None:
+                oldest = file
+            elif not file.recovered:
+                safe = file.started and self.written_sequence >= file.first_sequence
+                return oldest if safe else None
         return None
 
     @property
