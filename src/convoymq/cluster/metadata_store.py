@@ -97,19 +97,18 @@ class MetadataStore:
         self._fill_window()
 
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
-        """Sends pending commands to a new leader."""
-        changed = leader is not None and (leader, term) != (self.leader, self.term)
+        """Sends pending commands to the leader: it is new, or the link to it was broken."""
         self.leader = leader
         self.term = term
         if leader is None:
             self._leader_known.clear()
             return
         self._leader_known.set()
-        if changed and self._target.pending:
+        if self._target.pending:
             self._target.resend(self._applied)
 
     def on_link_frame(
-        self, node: int, type: int, group: int, a: int, b: int, c: int, d: int, body: bytes
+        self, node: int, kind: int, group: int, a: int, b: int, c: int, d: int, body: bytes
     ) -> None:
         """Nothing: every node has a replica of the tree and hears its answers from there."""
 

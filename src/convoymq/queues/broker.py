@@ -201,6 +201,10 @@ class Broker:
         self.control = control
         self.host = host
         self.started_ms = clock.now_ms()
+        self.node_info: Callable[[], dict[str, Any]] = dict
+        """Resources of this process; set by who knows them."""
+        self.extra_metrics: Callable[[], dict[str, float]] = dict
+        """Further counters by name, for example bytes between nodes; set by who knows them."""
         self._clock = clock
         self._stored_groups = stored_groups
         self._alarms_by_node: dict[int, frozenset[str]] = {}
@@ -1019,8 +1023,10 @@ class Broker:
         found = await asyncio.gather(*(ask(node) for node in self.running_nodes()))
         return [row for rows in found for row in rows]
 
-    #: Set by node.py: resources of this process (memory, disk, files, limits).
-    node_info: Callable[[], dict[str, Any]] = dict
+    @property
+    def uptime_ms(self) -> int:
+        """Time since the broker was made."""
+        return self._clock.now_ms() - self.started_ms
 
     async def _on_list(self, node: int, what: Any) -> list[dict[str, Any]]:
         match what:
@@ -1031,7 +1037,7 @@ class Broker:
             case "consumers":
                 return [row for c in self.connections.all() for row in c.consumer_infos()]
             case "queues":
-                return self._local_queue_infos()
+                return self.local_queue_infos()
             case "node":
                 alarms = self.alarms_of(self.node_id)
                 return [
@@ -1042,14 +1048,14 @@ class Broker:
                         "mem_alarm": "memory" in alarms,
                         "disk_free_alarm": "disk" in alarms,
                         "connections": len(self.connections),
-                        "uptime": self._clock.now_ms() - self.started_ms,
+                        "uptime": self.uptime_ms,
                         "counters": self.counters.as_dict(),
                     }
                 ]
             case _:
                 return []
 
-    def _local_queue_infos(self) -> list[dict[str, Any]]:
+    def local_queue_infos(self) -> list[dict[str, Any]]:
         """Queues that this node leads or is the home of."""
         rows: list[dict[str, Any]] = []
         for group, queue in self._quorum.items():

@@ -94,7 +94,7 @@ async def test_topic_permissions_bind_topic_exchanges_only(cluster: FakeCluster)
     assert broker.has_topic_permissions(someone, "/")
     broker.check_topic_permission(someone, "/", "write", "amq.topic", "a.b")
     broker.check_topic_permission(someone, "/", "write", "amq.direct", "z")
-    with pytest.raises(AccessRefused, match=r"read access to topic 'a\.b' in exchange 'amq\.topic'"):
+    with pytest.raises(AccessRefused, match=r"read access to topic 'a\.b' in"):
         broker.check_topic_permission(someone, "/", "read", "amq.topic", "a.b")
 
 

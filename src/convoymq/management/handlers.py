@@ -1,0 +1,903 @@
+"""What each path of the HTTP API does. Importing this module fills `app.ROUTES`."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from convoymq import __version__
+from convoymq.cluster.access import SHA256, hash_sha256
+from convoymq.cluster.commands import (
+    Command,
+    DeletePermission,
+    DeleteTopicPermission,
+    DeleteUser,
+    DeleteVhost,
+    PutPermission,
+    PutSetting,
+    PutTopicPermission,
+    PutUser,
+)
+from convoymq.management import definitions, messages, resources
+from convoymq.management.app import (
+    ROUTES,
+    ApiError,
+    Call,
+    Status,
+    object_not_found,
+    route,
+)
+from convoymq.model.tables import Table
+from convoymq.routing.types import Binding, Destination, DestinationKind, QueueType
+
+ALIAS = "amq.default"
+CREATED = 201
+DONE = 204
+
+
+def _put(created: bool) -> Status:
+    return Status(CREATED if created else DONE)
+
+
+async def _change(call: Call, command: Command) -> bool:
+    return bool(await call.broker.metadata.execute(command))
+
+
+def _text(body: dict[str, Any], key: str, default: str | None = None) -> str:
+    value = body.get(key, default)
+    if not isinstance(value, str):
+        raise ApiError(400, "bad_request", f"key {key} is missing or not a string")
+    return value
+
+
+def _table(body: dict[str, Any], key: str = "arguments") -> Table:
+    value = body.get(key) or {}
+    if not isinstance(value, dict):
+        raise ApiError(400, "bad_request", f"key {key} is not an object")
+    return messages.table_from_json(value)
+
+
+def _exchange_name(name: str) -> str:
+    return "" if name == ALIAS else name
+
+
+# --- the cluster -------------------------------------------------------------------------
+
+
+@route("GET", "overview")
+async def overview(call: Call) -> Any:
+    return await resources.overview(call.broker, call.rates, call.visible)
+
+
+@route("GET", "whoami")
+async def whoami(call: Call) -> Any:
+    return {"name": call.user.name, "tags": list(call.user.tags)}
+
+
+@route("GET", "version")
+async def version(call: Call) -> Any:
+    return resources.COMPATIBLE_VERSION
+
+
+@route("GET", "cluster-name")
+async def cluster_name(call: Call) -> Any:
+    return {"name": call.broker.cluster_name}
+
+
+@route("PUT", "cluster-name")
+async def set_cluster_name(call: Call) -> Any:
+    call.need(call.is_administrator)
+    await _change(call, PutSetting(name="cluster_name", value=_text(call.json(), "name")))
+    return Status(DONE)
+
+
+@route("GET", "nodes", listing=True)
+async def nodes(call: Call) -> Any:
+    call.need(call.is_monitor)
+    return await resources.nodes(call.broker)
+
+
+@route("GET", "nodes/{node}")
+async def node(call: Call) -> Any:
+    call.need(call.is_monitor)
+    for row in await resources.nodes(call.broker):
+        if row["name"] == call.path["node"]:
+            return row
+    raise object_not_found()
+
+
+@route("GET", "nodes/{node}/memory")
+async def node_memory(call: Call) -> Any:
+    row = await node(call)
+    return {"memory": {"total": {"rss": row.get("mem_used", 0)}}}
+
+
+@route("GET", "extensions")
+async def extensions(call: Call) -> Any:
+    return []
+
+
+@route("GET", "auth")
+async def auth(call: Call) -> Any:
+    return {"oauth_enabled": False}
+
+
+@route("GET", "feature-flags", listing=True)
+async def feature_flags(call: Call) -> Any:
+    return []
+
+
+@route("GET", "deprecated-features", listing=True)
+async def deprecated_features(call: Call) -> Any:
+    return []
+
+
+@route("GET", "policies", listing=True)
+async def policies(call: Call) -> Any:
+    return []
+
+
+@route("GET", "policies/{vhost}", listing=True)
+async def policies_of(call: Call) -> Any:
+    call.vhost()
+    return []
+
+
+@route("GET", "parameters", listing=True)
+async def parameters(call: Call) -> Any:
+    return []
+
+
+@route("GET", "global-parameters", listing=True)
+async def global_parameters(call: Call) -> Any:
+    return [{"name": "cluster_name", "value": call.broker.cluster_name}]
+
+
+# --- definitions -------------------------------------------------------------------------
+
+
+@route("GET", "definitions")
+async def get_definitions(call: Call) -> Any:
+    call.need(call.is_administrator)
+    return definitions.export(call.broker)
+
+
+@route("POST", "definitions")
+async def post_definitions(call: Call) -> Any:
+    call.need(call.is_administrator)
+    await definitions.load(call.broker, call.json())
+    return Status(DONE)
+
+
+@route("GET", "definitions/{vhost}")
+async def get_definitions_of(call: Call) -> Any:
+    call.need(call.is_administrator)
+    return definitions.export(call.broker, call.vhost())
+
+
+@route("POST", "definitions/{vhost}")
+async def post_definitions_of(call: Call) -> Any:
+    call.need(call.is_administrator)
+    await definitions.load(call.broker, call.json(), call.vhost())
+    return Status(DONE)
+
+
+# --- connections, channels, consumers ----------------------------------------------------
+
+
+def _own(call: Call, rows: list[dict[str, Any]], user_key: str = "user") -> list[dict[str, Any]]:
+    if call.is_monitor:
+        return rows
+    return [row for row in rows if row.get(user_key) == call.user.name]
+
+
+@route("GET", "connections", listing=True)
+async def connections(call: Call) -> Any:
+    return _own(call, await call.broker.list_connections())
+
+
+@route("GET", "vhosts/{vhost}/connections", listing=True)
+async def connections_in(call: Call) -> Any:
+    return resources.visible_rows(await connections(call), {call.vhost()})
+
+
+@route("GET", "connections/username/{user}", listing=True)
+async def connections_by(call: Call) -> Any:
+    return [row for row in await connections(call) if row.get("user") == call.path["user"]]
+
+
+@route("GET", "connections/{name}")
+async def connection(call: Call) -> Any:
+    for row in await connections(call):
+        if row.get("name") == call.path["name"]:
+            return row
+    raise object_not_found()
+
+
+@route("DELETE", "connections/{name}")
+async def close_connection(call: Call) -> Any:
+    await connection(call)
+    reason = call.request.headers.get("x-reason") or "Closed via management plugin"
+    if not await call.broker.close_connection(call.path["name"], reason):
+        raise object_not_found()
+    return Status(DONE)
+
+
+@route("GET", "connections/{name}/channels", listing=True)
+async def channels_of(call: Call) -> Any:
+    name = call.path["name"]
+    return [
+        row for row in await channels(call) if row.get("connection_details", {}).get("name") == name
+    ]
+
+
+@route("GET", "channels", listing=True)
+async def channels(call: Call) -> Any:
+    return _own(call, await call.broker.list_channels())
+
+
+@route("GET", "vhosts/{vhost}/channels", listing=True)
+async def channels_in(call: Call) -> Any:
+    return resources.visible_rows(await channels(call), {call.vhost()})
+
+
+@route("GET", "channels/{name}")
+async def channel(call: Call) -> Any:
+    for row in await channels(call):
+        if row.get("name") == call.path["name"]:
+            return row
+    raise object_not_found()
+
+
+@route("GET", "consumers", listing=True)
+async def consumers(call: Call) -> Any:
+    visible = call.visible
+    rows = await call.broker.list_consumers()
+    return [row for row in rows if row.get("queue", {}).get("vhost") in visible]
+
+
+@route("GET", "consumers/{vhost}", listing=True)
+async def consumers_in(call: Call) -> Any:
+    vhost = call.vhost()
+    return [row for row in await consumers(call) if row["queue"]["vhost"] == vhost]
+
+
+# --- exchanges ---------------------------------------------------------------------------
+
+
+@route("GET", "exchanges", listing=True)
+async def exchanges(call: Call) -> Any:
+    return resources.exchanges(call.broker, call.visible)
+
+
+@route("GET", "exchanges/{vhost}", listing=True)
+async def exchanges_in(call: Call) -> Any:
+    return resources.exchanges(call.broker, {call.vhost()})
+
+
+@route("GET", "exchanges/{vhost}/{name}")
+async def exchange(call: Call) -> Any:
+    vhost = call.vhost()
+    topology = call.broker.metadata.tree.vhosts[vhost].topology
+    return resources.exchange_row(vhost, topology.exchange(_exchange_name(call.path["name"])))
+
+
+@route("PUT", "exchanges/{vhost}/{name}")
+async def put_exchange(call: Call) -> Any:
+    vhost, body = call.vhost(), call.json()
+    name = _exchange_name(call.path["name"])
+    call.may("configure", "exchange", name)
+    created = await call.broker.declare_exchange(
+        vhost,
+        name,
+        _text(body, "type", "direct"),
+        durable=_truth(body.get("durable", True)),
+        auto_delete=_truth(body.get("auto_delete", False)),
+        internal=_truth(body.get("internal", False)),
+        arguments=_table(body),
+        user=call.user,
+    )
+    return _put(created)
+
+
+@route("DELETE", "exchanges/{vhost}/{name}")
+async def delete_exchange(call: Call) -> Any:
+    await exchange(call)
+    name = _exchange_name(call.path["name"])
+    call.may("configure", "exchange", name)
+    await call.broker.delete_exchange(call.vhost(), name, if_unused=call.flag("if-unused"))
+    return Status(DONE)
+
+
+@route("POST", "exchanges/{vhost}/{name}/publish")
+async def publish(call: Call) -> Any:
+    vhost, body = call.vhost(), call.json()
+    name = _exchange_name(call.path["name"])
+    routing_key = _text(body, "routing_key")
+    call.may("write", "exchange", name)
+    call.broker.check_topic_permission(call.user, vhost, "write", name, routing_key)
+    routed = await messages.publish(
+        call.broker,
+        vhost,
+        name,
+        routing_key=routing_key,
+        properties=body.get("properties") or {},
+        payload=_text(body, "payload"),
+        payload_encoding=_text(body, "payload_encoding", "string"),
+    )
+    return {"routed": routed}
+
+
+@route("GET", "exchanges/{vhost}/{name}/bindings/source", listing=True)
+async def bindings_from(call: Call) -> Any:
+    await exchange(call)
+    name = _exchange_name(call.path["name"])
+    rows = resources.bindings(call.broker, {call.vhost()})
+    return [row for row in rows if row["source"] == name]
+
+
+@route("GET", "exchanges/{vhost}/{name}/bindings/destination", listing=True)
+async def bindings_to(call: Call) -> Any:
+    await exchange(call)
+    return _bindings_at(call, "exchange", _exchange_name(call.path["name"]))
+
+
+def _bindings_at(call: Call, kind: str, name: str) -> list[dict[str, Any]]:
+    return [
+        row
+        for row in resources.bindings(call.broker, {call.vhost()})
+        if row["destination_type"] == kind and row["destination"] == name
+    ]
+
+
+# --- queues ------------------------------------------------------------------------------
+
+
+@route("GET", "queues", listing=True)
+async def queues(call: Call) -> Any:
+    return resources.visible_rows(await resources.queues(call.broker, call.rates), call.visible)
+
+
+@route("GET", "queues/detailed", listing=True)
+async def queues_detailed(call: Call) -> Any:
+    return await queues(call)
+
+
+@route("GET", "queues/{vhost}", listing=True)
+async def queues_in(call: Call) -> Any:
+    rows = await resources.queues(call.broker, call.rates)
+    return resources.visible_rows(rows, {call.vhost()})
+
+
+@route("GET", "queues/{vhost}/{name}")
+async def queue(call: Call) -> Any:
+    broker = call.broker
+    record = broker.metadata.tree.vhosts[call.vhost()].queues.get(call.path["name"])
+    if record is None:
+        raise object_not_found()
+    live = (await broker.queue_infos()).get(record.group)
+    row = resources.queue_row(broker, record, live, call.rates)
+    row["consumer_details"] = [
+        consumer
+        for consumer in await broker.list_consumers()
+        if consumer.get("queue") == {"name": record.name, "vhost": record.vhost}
+    ]
+    return row
+
+
+@route("PUT", "queues/{vhost}/{name}")
+async def put_queue(call: Call) -> Any:
+    vhost, body, name = call.vhost(), call.json(), call.path["name"]
+    call.may("configure", "queue", name)
+    exists = name in call.broker.metadata.tree.vhosts[vhost].queues
+    await call.broker.declare_queue(
+        vhost,
+        name,
+        durable=_truth(body.get("durable", True)),
+        exclusive=False,
+        auto_delete=_truth(body.get("auto_delete", False)),
+        arguments=_table(body),
+        user=call.user,
+    )
+    return _put(not exists)
+
+
+@route("DELETE", "queues/{vhost}/{name}")
+async def delete_queue(call: Call) -> Any:
+    vhost, name = call.vhost(), call.path["name"]
+    if name not in call.broker.metadata.tree.vhosts[vhost].queues:
+        raise object_not_found()
+    call.may("configure", "queue", name)
+    await call.broker.delete_queue(
+        vhost, name, if_unused=call.flag("if-unused"), if_empty=call.flag("if-empty")
+    )
+    return Status(DONE)
+
+
+@route("GET", "queues/{vhost}/{name}/bindings", listing=True)
+async def queue_bindings(call: Call) -> Any:
+    return _bindings_at(call, "queue", call.path["name"])
+
+
+@route("DELETE", "queues/{vhost}/{name}/contents")
+async def purge_queue(call: Call) -> Any:
+    vhost, name = call.vhost(), call.path["name"]
+    call.may("read", "queue", name)
+    await messages.purge(call.broker, vhost, name)
+    return Status(DONE)
+
+
+@route("POST", "queues/{vhost}/{name}/get")
+async def get_messages(call: Call) -> Any:
+    vhost, name, body = call.vhost(), call.path["name"], call.json()
+    call.may("read", "queue", name)
+    try:
+        count = int(body.get("count", 1))
+        truncate = None if body.get("truncate") is None else int(body["truncate"])
+    except (TypeError, ValueError):
+        raise ApiError(400, "bad_request", "count and truncate are numbers") from None
+    return await messages.get_messages(
+        call.broker,
+        vhost,
+        name,
+        count=count,
+        ack_mode=_text(body, "ackmode", "ack_requeue_true"),
+        encoding=_text(body, "encoding", "auto"),
+        truncate=truncate,
+    )
+
+
+@route("GET", "queues/quorum/{vhost}/{name}/status")
+async def quorum_status(call: Call) -> Any:
+    row = await queue(call)
+    if row["type"] != QueueType.QUORUM.value:
+        raise ApiError(400, "bad_request", "not a quorum queue")
+    return [
+        {"Node Name": name, "Raft State": "leader" if name == row.get("leader") else "follower"}
+        for name in row["members"]
+    ]
+
+
+# --- bindings ----------------------------------------------------------------------------
+
+
+@route("GET", "bindings", listing=True)
+async def bindings(call: Call) -> Any:
+    return resources.bindings(call.broker, call.visible)
+
+
+@route("GET", "bindings/{vhost}", listing=True)
+async def bindings_in(call: Call) -> Any:
+    return resources.bindings(call.broker, {call.vhost()})
+
+
+def _ends(call: Call) -> tuple[str, Destination]:
+    kinds = {"q": DestinationKind.QUEUE, "e": DestinationKind.EXCHANGE}
+    kind = kinds.get(call.path["kind"])
+    if kind is None:
+        raise object_not_found()
+    destination = call.path["destination"]
+    if kind is DestinationKind.EXCHANGE:
+        destination = _exchange_name(destination)
+    return _exchange_name(call.path["source"]), Destination(kind, destination)
+
+
+def _between(call: Call) -> list[dict[str, Any]]:
+    source, destination = _ends(call)
+    return [
+        row
+        for row in resources.bindings(call.broker, {call.vhost()})
+        if row["source"] == source
+        and row["destination"] == destination.name
+        and row["destination_type"] == destination.kind.value
+    ]
+
+
+@route("GET", "bindings/{vhost}/e/{source}/{kind}/{destination}", listing=True)
+async def bindings_between(call: Call) -> Any:
+    return _between(call)
+
+
+@route("POST", "bindings/{vhost}/e/{source}/{kind}/{destination}")
+async def post_binding(call: Call) -> Any:
+    vhost, body = call.vhost(), call.json()
+    source, destination = _ends(call)
+    routing_key, arguments = _text(body, "routing_key", ""), _table(body)
+    call.may("write", destination.kind.value, destination.name)
+    call.may("read", "exchange", source)
+    call.broker.check_topic_permission(call.user, vhost, "read", source, routing_key)
+    bind = (
+        call.broker.bind_queue
+        if destination.kind is DestinationKind.QUEUE
+        else call.broker.bind_exchange
+    )
+    await bind(vhost, destination.name, source, routing_key, arguments)
+    key = resources.properties_key(routing_key, arguments.canonical())
+    parts = (call.path["destination"], quote(key, safe=""))
+    return Status(CREATED, location="/".join(parts))
+
+
+@route("GET", "bindings/{vhost}/e/{source}/{kind}/{destination}/{key}")
+async def binding(call: Call) -> Any:
+    for row in _between(call):
+        if call.path["key"] in (row["properties_key"], row["routing_key"] or "~"):
+            return row
+    raise object_not_found()
+
+
+@route("DELETE", "bindings/{vhost}/e/{source}/{kind}/{destination}/{key}")
+async def delete_binding(call: Call) -> Any:
+    row = await binding(call)
+    vhost = call.vhost()
+    source, destination = _ends(call)
+    call.may("write", destination.kind.value, destination.name)
+    call.may("read", "exchange", source)
+    found = _found_binding(call, vhost, source, destination, row)
+    unbind = (
+        call.broker.unbind_queue
+        if destination.kind is DestinationKind.QUEUE
+        else call.broker.unbind_exchange
+    )
+    await unbind(vhost, destination.name, source, found.routing_key, found.arguments)
+    return Status(DONE)
+
+
+def _found_binding(
+    call: Call, vhost: str, source: str, destination: Destination, row: dict[str, Any]
+) -> Binding:
+    topology = call.broker.metadata.tree.vhosts[vhost].topology
+    for found in topology.bindings(source=source, destination=destination):
+        if resources.binding_row(vhost, found)["properties_key"] == row["properties_key"]:
+            return found
+    raise object_not_found()
+
+
+# --- virtual hosts -----------------------------------------------------------------------
+
+
+@route("GET", "vhosts", listing=True)
+async def vhosts(call: Call) -> Any:
+    return await resources.vhosts(call.broker, call.rates, call.visible)
+
+
+@route("GET", "vhosts/{vhost}")
+async def vhost(call: Call) -> Any:
+    (row,) = await resources.vhosts(call.broker, call.rates, {call.vhost()})
+    return row
+
+
+@route("PUT", "vhosts/{vhost}")
+async def put_vhost(call: Call) -> Any:
+    call.need(call.is_administrator)
+    name = call.path["vhost"]
+    created = await _change(call, definitions.vhost_command(name, call.json()))
+    if created:
+        # As RabbitMQ does: who makes a virtual host through the API may use it.
+        await _change(
+            call,
+            PutPermission(user=call.user.name, vhost=name, configure=".*", write=".*", read=".*"),
+        )
+    return _put(created)
+
+
+@route("DELETE", "vhosts/{vhost}")
+async def delete_vhost(call: Call) -> Any:
+    call.need(call.is_administrator)
+    await _change(call, DeleteVhost(name=call.vhost()))
+    return Status(DONE)
+
+
+@route("GET", "vhosts/{vhost}/permissions", listing=True)
+async def vhost_permissions(call: Call) -> Any:
+    call.need(call.is_administrator)
+    return resources.visible_rows(resources.permissions(call.broker), {call.vhost()})
+
+
+@route("GET", "vhosts/{vhost}/topic-permissions", listing=True)
+async def vhost_topic_permissions(call: Call) -> Any:
+    call.need(call.is_administrator)
+    return resources.visible_rows(resources.topic_permissions(call.broker), {call.vhost()})
+
+
+# --- users and permissions ---------------------------------------------------------------
+
+
+@route("GET", "users", listing=True)
+async def users(call: Call) -> Any:
+    call.need(call.is_administrator)
+    tree = call.broker.metadata.tree
+    return [resources.user_row(tree.users[name]) for name in sorted(tree.users)]
+
+
+@route("GET", "users/without-permissions", listing=True)
+async def users_without_permissions(call: Call) -> Any:
+    allowed = {user for user, _ in call.broker.metadata.tree.permissions}
+    return [row for row in await users(call) if row["name"] not in allowed]
+
+
+@route("GET", "users/{user}")
+async def user(call: Call) -> Any:
+    call.need(call.is_administrator)
+    found = call.broker.metadata.tree.users.get(call.path["user"])
+    if found is None:
+        raise object_not_found()
+    return resources.user_row(found)
+
+
+@route("PUT", "users/{user}")
+async def put_user(call: Call) -> Any:
+    call.need(call.is_administrator)
+    body = call.json()
+    if "tags" not in body:
+        raise ApiError(400, "bad_request", "key tags is missing")
+    algorithm = _text(body, "hashing_algorithm", SHA256)
+    if body.get("password"):
+        password_hash, algorithm = hash_sha256(_text(body, "password").encode()), SHA256
+    else:
+        password_hash = _text(body, "password_hash", "")
+    command = PutUser(
+        name=call.path["user"],
+        password_hash=password_hash,
+        algorithm=algorithm,
+        tags=definitions.tags_of(body["tags"]),
+    )
+    return _put(await _change(call, command))
+
+
+@route("DELETE", "users/{user}")
+async def delete_user(call: Call) -> Any:
+    await user(call)
+    await _change(call, DeleteUser(name=call.path["user"]))
+    return Status(DONE)
+
+
+@route("POST", "users/bulk-delete")
+async def delete_users(call: Call) -> Any:
+    call.need(call.is_administrator)
+    for name in call.json().get("users", ()):
+        await _change(call, DeleteUser(name=str(name)))
+    return Status(DONE)
+
+
+@route("GET", "users/{user}/permissions", listing=True)
+async def user_permissions(call: Call) -> Any:
+    await user(call)
+    rows = resources.permissions(call.broker)
+    return [row for row in rows if row["user"] == call.path["user"]]
+
+
+@route("GET", "users/{user}/topic-permissions", listing=True)
+async def user_topic_permissions(call: Call) -> Any:
+    await user(call)
+    rows = resources.topic_permissions(call.broker)
+    return [row for row in rows if row["user"] == call.path["user"]]
+
+
+@route("GET", "permissions", listing=True)
+async def permissions(call: Call) -> Any:
+    call.need(call.is_administrator)
+    return resources.permissions(call.broker)
+
+
+@route("GET", "permissions/{vhost}/{user}")
+async def permission(call: Call) -> Any:
+    for row in await permissions(call):
+        if row["vhost"] == call.path["vhost"] and row["user"] == call.path["user"]:
+            return row
+    raise object_not_found()
+
+
+@route("PUT", "permissions/{vhost}/{user}")
+async def put_permission(call: Call) -> Any:
+    call.need(call.is_administrator)
+    body = call.json()
+    command = PutPermission(
+        user=call.path["user"],
+        vhost=call.path["vhost"],
+        configure=_text(body, "configure"),
+        write=_text(body, "write"),
+        read=_text(body, "read"),
+    )
+    return _put(await _change(call, command))
+
+
+@route("DELETE", "permissions/{vhost}/{user}")
+async def delete_permission(call: Call) -> Any:
+    await permission(call)
+    await _change(call, DeletePermission(user=call.path["user"], vhost=call.path["vhost"]))
+    return Status(DONE)
+
+
+@route("GET", "topic-permissions", listing=True)
+async def topic_permissions(call: Call) -> Any:
+    call.need(call.is_administrator)
+    return resources.topic_permissions(call.broker)
+
+
+@route("GET", "topic-permissions/{vhost}/{user}", listing=True)
+async def topic_permission(call: Call) -> Any:
+    return [
+        row
+        for row in await topic_permissions(call)
+        if row["vhost"] == call.path["vhost"] and row["user"] == call.path["user"]
+    ]
+
+
+@route("PUT", "topic-permissions/{vhost}/{user}")
+async def put_topic_permission(call: Call) -> Any:
+    call.need(call.is_administrator)
+    body = call.json()
+    command = PutTopicPermission(
+        user=call.path["user"],
+        vhost=call.path["vhost"],
+        exchange=_text(body, "exchange"),
+        write=_text(body, "write"),
+        read=_text(body, "read"),
+    )
+    return _put(await _change(call, command))
+
+
+@route("DELETE", "topic-permissions/{vhost}/{user}")
+async def delete_topic_permission(call: Call) -> Any:
+    call.need(call.is_administrator)
+    await _change(call, DeleteTopicPermission(user=call.path["user"], vhost=call.path["vhost"]))
+    return Status(DONE)
+
+
+# --- health ------------------------------------------------------------------------------
+
+
+def _healthy() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+def _unhealthy(reason: str, **more: Any) -> tuple[int, dict[str, Any]]:
+    return 503, {"status": "failed", "reason": reason, **more}
+
+
+@route("GET", "aliveness-test/{vhost}")
+async def aliveness(call: Call) -> Any:
+    call.vhost()
+    return _healthy()
+
+
+@route("GET", "health/checks/alarms")
+async def check_alarms(call: Call) -> Any:
+    broker = call.broker
+    alarms = [
+        {"node": broker.node_name_of(node), "resource": name}
+        for node in broker.metadata.tree.nodes
+        for name in sorted(broker.alarms_of(node))
+    ]
+    return _unhealthy("resource alarm(s) in effect", alarms=alarms) if alarms else _healthy()
+
+
+@route("GET", "health/checks/local-alarms")
+async def check_local_alarms(call: Call) -> Any:
+    alarms = sorted(call.broker.alarms_of(call.broker.node_id))
+    return _unhealthy("resource alarm(s) in effect", alarms=alarms) if alarms else _healthy()
+
+
+@route("GET", "health/checks/virtual-hosts")
+async def check_virtual_hosts(call: Call) -> Any:
+    return _healthy()
+
+
+@route("GET", "health/checks/is-in-service")
+async def check_in_service(call: Call) -> Any:
+    return _healthy()
+
+
+@route("GET", "health/checks/ready-to-serve-clients")
+async def check_ready(call: Call) -> Any:
+    return _metadata_health(call)
+
+
+@route("GET", "health/checks/metadata-store/initialized")
+async def check_metadata(call: Call) -> Any:
+    return _metadata_health(call)
+
+
+@route("GET", "health/checks/metadata-store/initialized/with-data")
+async def check_metadata_data(call: Call) -> Any:
+    return _metadata_health(call)
+
+
+def _metadata_health(call: Call) -> Any:
+    if call.broker.metadata.leader is None:
+        return _unhealthy("the metadata store has no leader")
+    return _healthy()
+
+
+@route("GET", "health/checks/reached-target-cluster-size")
+async def check_cluster_size(call: Call) -> Any:
+    known, running = len(call.broker.metadata.tree.nodes), len(call.broker.running_nodes())
+    return _healthy() if running >= known else _unhealthy(f"{running} of {known} nodes run")
+
+
+@route("GET", "health/checks/node-is-quorum-critical")
+async def check_quorum_critical(call: Call) -> Any:
+    broker = call.broker
+    critical = []
+    for record in broker.metadata.tree.records():
+        members = record.members
+        if record.type is not QueueType.QUORUM or broker.node_id not in members:
+            continue
+        online = sum(1 for node in members if broker.is_up(node))
+        # Without this node no majority would be left; a lone member has nobody to hand over to.
+        if len(members) > 1 and online - 1 < len(members) // 2 + 1:
+            critical.append(
+                {"readable_name": f"queue '{record.name}' in vhost '{record.vhost}'",
+                 "name": record.name, "virtual_host": record.vhost, "type": "quorum"}
+            )  # fmt: skip
+    if critical:
+        return _unhealthy("There are quorum queues that would lose their quorum if the target "
+                          "node is shut down", queues=critical)  # fmt: skip
+    return _healthy()
+
+
+@route("GET", "health/checks/node-is-mirror-sync-critical")
+async def check_mirrors(call: Call) -> Any:
+    return _healthy()
+
+
+@route("GET", "health/checks/port-listener/{port}")
+async def check_port(call: Call) -> Any:
+    ports = [row["port"] for row in _own_listeners(call)]
+    wanted = call.path["port"]
+    if wanted.isdigit() and int(wanted) in ports:
+        return {"status": "ok", "port": int(wanted)}
+    return _unhealthy("No active listener", missing=wanted, ports=ports)
+
+
+@route("GET", "health/checks/protocol-listener/{protocol}")
+async def check_protocol(call: Call) -> Any:
+    protocols = sorted({row["protocol"] for row in _own_listeners(call)})
+    wanted = {"amqp091": "amqp", "amqps": "amqp/ssl"}.get(
+        call.path["protocol"], call.path["protocol"]
+    )
+    if wanted in protocols:
+        return {"status": "ok", "protocol": call.path["protocol"]}
+    return _unhealthy("No active listener", missing=call.path["protocol"], protocols=protocols)
+
+
+def _own_listeners(call: Call) -> list[dict[str, Any]]:
+    return [row for row in resources.listeners(call.broker) if row["node"] == call.broker.node_name]
+
+
+@route("GET", "health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}/pattern/{p}")
+async def check_leaders(call: Call) -> Any:
+    rows = await queues_in(call)
+    return _leaderless(rows, call.path["p"])
+
+
+@route("GET", "health/checks/quorum-queues-without-elected-leaders/all-vhosts/pattern/{p}")
+async def check_all_leaders(call: Call) -> Any:
+    return _leaderless(await queues(call), call.path["p"])
+
+
+def _leaderless(rows: list[dict[str, Any]], pattern: str) -> Any:
+    import re
+
+    try:
+        compiled = re.compile(pattern)
+    except re.error:
+        raise ApiError(400, "bad_request", "not a regular expression") from None
+    missing = [
+        {"name": row["name"], "virtual_host": row["vhost"], "type": "quorum"}
+        for row in rows
+        if row["type"] == "quorum" and "leader" not in row and compiled.search(row["name"])
+    ]
+    return _unhealthy("queues without a leader", queues=missing) if missing else _healthy()
+
+
+@route("GET", "healthchecks/node")
+async def health_node(call: Call) -> Any:
+    return _healthy()
+
+
+def _truth(value: Any) -> bool:
+    return value is True or value == "true"
+
+
+__all__ = ["ROUTES", "__version__"]

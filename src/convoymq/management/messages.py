@@ -1,0 +1,330 @@
+"""Messages as JSON: reading, publishing and purging through one-shot queue clients."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from convoymq.kernels.batch import record as record_of
+from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
+from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
+from convoymq.queues.broker import Broker
+from convoymq.queues.interface import Queue, QueueClient
+
+FRAME_BODY_MAX = 131_072 - 8
+ANSWER_TIMEOUT_S = 30.0
+GET_COUNT_MAX = 10_000
+BASIC = 60
+END = b"\xce"
+
+ACK_MODES = (
+    "ack_requeue_true",
+    "ack_requeue_false",
+    "reject_requeue_true",
+    "reject_requeue_false",
+)
+
+# name -> (flag bit, kind), in the order in which they stand in a content header
+_PROPERTIES: tuple[tuple[str, int, str], ...] = (
+    ("content_type", 15, "s"),
+    ("content_encoding", 14, "s"),
+    ("headers", 13, "F"),
+    ("delivery_mode", 12, "B"),
+    ("priority", 11, "B"),
+    ("correlation_id", 10, "s"),
+    ("reply_to", 9, "s"),
+    ("expiration", 8, "s"),
+    ("message_id", 7, "s"),
+    ("timestamp", 6, "T"),
+    ("type", 5, "s"),
+    ("user_id", 4, "s"),
+    ("app_id", 3, "s"),
+    ("cluster_id", 2, "s"),
+)
+
+
+def build_record(
+    exchange: str, routing_key: str, properties: Mapping[str, Any], body: bytes
+) -> bytes:
+    """Returns a message record (docs/formats/entries-and-frames.md).
+
+    Raises:
+        PreconditionFailed: a property has no acceptable value.
+    """
+    flags = 0
+    encoded = bytearray()
+    for name, bit, kind in _PROPERTIES:
+        value = properties.get(name)
+        if value is None:
+            continue
+        flags |= 1 << bit
+        try:
+            if kind == "s":
+                encoded += _short(str(value))
+            elif kind == "F":
+                encoded += encode_table(Table.of(value))
+            elif kind == "B":
+                encoded += struct.pack(">B", value)
+            else:
+                encoded += struct.pack(">Q", value)
+        except (struct.error, BrokerError, TypeError, AttributeError) as error:
+            raise PreconditionFailed(f"property {name} is not acceptable: {error}") from error
+    payload = struct.pack(">HHQH", BASIC, 0, len(body), flags) + encoded
+    parts = [_short(exchange), _short(routing_key), _frame(2, payload)]
+    for at in range(0, len(body), FRAME_BODY_MAX):
+        parts.append(_frame(3, body[at : at + FRAME_BODY_MAX]))
+    return b"".join(parts)
+
+
+def read_record(data: bytes) -> tuple[str, str, dict[str, Any], bytes]:
+    """Returns (exchange, routing key, properties, body). Raises BrokerError when malformed."""
+    exchange, at = _read_short(data, 0)
+    routing_key, at = _read_short(data, at)
+    payload, at = _read_frame(data, at)
+    flags = int.from_bytes(payload[12:14], "big")
+    properties: dict[str, Any] = {}
+    place = 14
+    for name, bit, kind in _PROPERTIES:
+        if not flags >> bit & 1:
+            continue
+        if kind == "s":
+            properties[name], place = _read_short(payload, place)
+        elif kind == "F":
+            table, place = decode_table(payload, place, len(payload))
+            properties[name] = table.to_plain()
+        elif kind == "B":
+            properties[name] = payload[place]
+            place += 1
+        else:
+            properties[name] = int.from_bytes(payload[place : place + 8], "big")
+            place += 8
+    body = bytearray()
+    while at < len(data):
+        part, at = _read_frame(data, at)
+        body += part
+    return exchange, routing_key, properties, bytes(body)
+
+
+def table_from_json(values: Mapping[str, Any]) -> Table:
+    """Returns arguments as they come in JSON: numbers `l`, strings `S`, booleans `t`."""
+    return Table.of(values)
+
+
+def plain(value: Any) -> Any:
+    """Returns a table, or what is in one, as JSON values."""
+    match value:
+        case Table():
+            return value.to_plain()
+        case Field():
+            return plain(value.value)
+        case Decimal():
+            return value.value / 10**value.scale
+        case bytes():
+            return value.decode("utf-8", "backslashreplace")
+        case _:
+            return value
+
+
+class OneShot:
+    """A queue client for a single question; hears the answer as a future."""
+
+    def __init__(self, broker: Broker, queue: Queue) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[Any] = self._loop.create_future()
+        self.client = queue.client(broker.new_session(), self)
+
+    async def wait(self) -> Any:
+        """The next answer. Raises the queue's refusal, or Unavailable."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._answer
+        except TimeoutError:
+            raise Unavailable("the queue did not answer in time") from None
+        finally:
+            self._answer = self._loop.create_future()
+
+    def _tell(self, result: Any, error: Exception | None = None) -> None:
+        if self._answer.done():
+            return
+        if error is not None:
+            self._answer.set_exception(error)
+        else:
+            self._answer.set_result(result)
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """See `ClientEvents`."""
+        self._tell(ok)
+
+    def on_deliver(self, client: QueueClient, *delivery: Any) -> None:
+        """Nothing was subscribed to."""
+
+    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
+        """Nothing was subscribed to."""
+
+    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
+        """Nothing was subscribed to."""
+
+    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
+        """Nothing was subscribed to."""
+
+    def on_get(
+        self,
+        client: QueueClient,
+        block: bytes | None,
+        command: int,
+        record: int,
+        get_id: int,
+        acquired: int,
+        delivery_count: int,
+        ready: int,
+        error: Exception | None,
+    ) -> None:
+        """See `ClientEvents`."""
+        found = None
+        if block is not None:
+            found = (record_of(block, command, record), get_id, acquired, ready)
+        self._tell(found, error)
+
+    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
+        """See `ClientEvents`."""
+        self._tell(count, error)
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """A single message is let through."""
+
+
+async def purge(broker: Broker, vhost: str, name: str) -> int:
+    """Drops the ready messages of a queue and returns how many."""
+    shot = OneShot(broker, broker.find_queue(vhost, name))
+    try:
+        shot.client.purge()
+        return int(await shot.wait())
+    finally:
+        shot.client.close()
+
+
+async def get_messages(
+    broker: Broker,
+    vhost: str,
+    name: str,
+    *,
+    count: int,
+    ack_mode: str,
+    encoding: str,
+    truncate: int | None,
+) -> list[dict[str, Any]]:
+    """Takes up to `count` messages, and settles or returns them as `ack_mode` says."""
+    if ack_mode not in ACK_MODES:
+        raise PreconditionFailed(f"ackmode must be one of {', '.join(ACK_MODES)}")
+    shot = OneShot(broker, broker.find_queue(vhost, name))
+    rows: list[dict[str, Any]] = []
+    ids: list[int] = []
+    try:
+        for _ in range(min(count, GET_COUNT_MAX)):
+            shot.client.get(no_ack=False)
+            found = await shot.wait()
+            if found is None:
+                break
+            data, number, acquired, ready = found
+            ids += (number, number)
+            rows.append(_row(data, acquired, ready, encoding, truncate))
+        if ids:
+            if ack_mode == "ack_requeue_false":
+                shot.client.settle(0, ids)
+            elif ack_mode == "reject_requeue_false":
+                shot.client.discard(0, ids)
+            else:
+                shot.client.return_(0, ids, failed=ack_mode.startswith("reject"))
+    finally:
+        shot.client.close()
+    return rows
+
+
+async def publish(
+    broker: Broker,
+    vhost: str,
+    exchange: str,
+    *,
+    routing_key: str,
+    properties: Mapping[str, Any],
+    payload: str,
+    payload_encoding: str,
+) -> bool:
+    """Publishes one message and waits until it is safe; False when no queue got it.
+
+    Raises:
+        PreconditionFailed: the payload does not fit its encoding, or a queue refused it.
+    """
+    try:
+        body = (
+            base64.b64decode(payload, validate=True)
+            if payload_encoding == "base64"
+            else payload.encode()
+        )
+    except (binascii.Error, ValueError) as error:
+        raise PreconditionFailed(f"payload is not base64: {error}") from error
+    headers = properties.get("headers")
+    table = Table.of(headers) if isinstance(headers, Mapping) else None
+    route = broker.route(vhost, exchange, (routing_key,), table)
+    data = build_record(exchange, routing_key, properties, body)
+    flags = 4 if properties.get("expiration") is not None else 0
+    shots = [OneShot(broker, queue) for queue in route.queues]
+    try:
+        for shot in shots:
+            shot.client.target.publish([data], len(body), 1, flags)
+            # A second command closes the first, so that it is on its way.
+            shot.client.settle(0, ())
+        if not all([await shot.wait() for shot in shots]):
+            raise PreconditionFailed("a queue refused the message")
+    finally:
+        for shot in shots:
+            shot.client.close()
+    return bool(shots)
+
+
+def _row(
+    data: bytes, acquired: int, ready: int, encoding: str, truncate: int | None
+) -> dict[str, Any]:
+    exchange, routing_key, properties, body = read_record(data)
+    shown = body if truncate is None else body[:truncate]
+    payload, used = base64.b64encode(shown).decode(), "base64"
+    if encoding == "auto":
+        # What is not text goes out as base64.
+        with contextlib.suppress(UnicodeDecodeError):
+            payload, used = shown.decode(), "string"
+    return {
+        "payload": payload,
+        "payload_bytes": len(body),
+        "payload_encoding": used,
+        "redelivered": acquired > 0,
+        "exchange": exchange,
+        "routing_key": routing_key,
+        "message_count": ready,
+        "properties": properties,
+    }
+
+
+def _short(text: str) -> bytes:
+    data = text.encode()
+    if len(data) > 255:
+        raise PreconditionFailed("a name or property of more than 255 bytes")
+    return bytes([len(data)]) + data
+
+
+def _read_short(data: bytes, at: int) -> tuple[str, int]:
+    end = at + 1 + data[at]
+    return data[at + 1 : end].decode("utf-8", "replace"), end
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    return struct.pack(">BHI", kind, 0, len(payload)) + payload + END
+
+
+def _read_frame(data: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 7 + int.from_bytes(data[at + 3 : at + 7], "big")
+    return data[at + 7 : end], end + 1

@@ -1,0 +1,158 @@
+"""Metrics of this node in Prometheus' text format, under the names that dashboards know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convoymq import __version__
+from convoymq.management.resources import COMPATIBLE_VERSION
+from convoymq.queues.broker import Broker
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Text:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._seen: set[str] = set()
+
+    def add(self, kind: str, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        full = f"rabbitmq_{name}" if not name.startswith("convoymq_") else name
+        if full not in self._seen:
+            self._seen.add(full)
+            self.lines.append(f"# TYPE {full} {kind}")
+        shown = ""
+        if labels:
+            pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            shown = f"{{{pairs}}}"
+        self.lines.append(f"{full}{shown} {value:g}" if value < 1e6 else f"{full}{shown} {value}")
+
+    def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        self.add("gauge", name, value, labels)
+
+    def counter(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
+        self.add("counter", name, value, labels)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def render(broker: Broker, node_info: dict[str, Any], *, per_object: bool = False) -> str:
+    """Returns the metrics. `per_object`: a line per queue instead of sums."""
+    text = _Text()
+    _identity(text, broker)
+    _edges(text, broker)
+    _queues(text, broker, per_object=per_object)
+    _process(text, broker, node_info)
+    _replication(text, broker)
+    return "\n".join(text.lines) + "\n"
+
+
+def _identity(text: _Text, broker: Broker) -> None:
+    text.gauge(
+        "build_info",
+        1,
+        {
+            "rabbitmq_version": COMPATIBLE_VERSION,
+            "product_name": "ConvoyMQ",
+            "product_version": __version__,
+            "erlang_version": "",
+        },
+    )
+    text.gauge(
+        "identity_info",
+        1,
+        {
+            "rabbitmq_node": broker.node_name,
+            "rabbitmq_cluster": broker.cluster_name,
+            "rabbitmq_cluster_permanent_id": broker.cluster_name,
+        },
+    )
+
+
+def _edges(text: _Text, broker: Broker) -> None:
+    counters = broker.counters
+    connections = broker.connections.all()
+    channels = [row for connection in connections for row in connection.channel_infos()]
+    text.gauge("connections", len(connections))
+    text.gauge("channels", len(channels))
+    consumers = sum(int(row.get("consumer_count", 0)) for row in channels)
+    text.gauge("consumers", consumers)
+    for name in ("connections_opened", "connections_closed", "channels_opened", "channels_closed"):
+        text.counter(f"{name}_total", getattr(counters, name))
+    for name in ("declared", "created", "deleted"):
+        text.counter(f"queues_{name}_total", getattr(counters, f"queues_{name}"))
+    labels = {"protocol": "amqp091"}
+    deliveries = counters.delivered + counters.delivered_no_ack
+    for name, value in (
+        ("messages_received", counters.published),
+        ("messages_confirmed", counters.confirmed),
+        ("messages_unroutable_dropped", counters.dropped_unroutable),
+        ("messages_unroutable_returned", counters.returned_unroutable),
+        ("messages_delivered", deliveries + counters.get + counters.get_no_ack),
+        ("messages_delivered_consume_manual_ack", counters.delivered),
+        ("messages_delivered_consume_auto_ack", counters.delivered_no_ack),
+        ("messages_delivered_get_manual_ack", counters.get),
+        ("messages_delivered_get_auto_ack", counters.get_no_ack),
+        ("messages_get_empty", counters.get_empty),
+        ("messages_redelivered", counters.redelivered),
+        ("messages_acknowledged", counters.acknowledged),
+    ):
+        text.counter(f"global_{name}_total", value, labels)
+    text.gauge("global_consumers", consumers, labels)
+    text.counter("auth_attempts_total", counters.auth_attempts)
+    text.counter("auth_attempts_succeeded_total", counters.auth_succeeded)
+    text.counter("auth_attempts_failed_total", counters.auth_failed)
+
+
+def _queues(text: _Text, broker: Broker, *, per_object: bool) -> None:
+    rows = broker.local_queue_infos()
+    text.gauge("queues", len(rows))
+    for metric, key in (
+        ("queue_messages", "messages"),
+        ("queue_messages_ready", "messages_ready"),
+        ("queue_messages_unacked", "messages_unacknowledged"),
+        ("queue_messages_bytes", "message_bytes"),
+        ("queue_messages_ready_bytes", "message_bytes_ready"),
+        ("queue_consumers", "consumers"),
+        ("queue_process_memory_bytes", "memory"),
+    ):
+        if not per_object:
+            text.gauge(metric, sum(row.get(key) or 0 for row in rows))
+            continue
+        for row in rows:
+            text.gauge(metric, row.get(key) or 0, {"vhost": row["vhost"], "queue": row["name"]})
+
+
+def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
+    for metric, key in (
+        ("process_open_fds", "fd_used"),
+        ("process_max_fds", "fd_total"),
+        ("process_resident_memory_bytes", "mem_used"),
+        ("resident_memory_limit_bytes", "mem_limit"),
+        ("disk_space_available_bytes", "disk_free"),
+        ("disk_space_available_limit_bytes", "disk_free_limit"),
+    ):
+        if key in info:
+            text.gauge(metric, float(info[key]))
+    text.gauge("erlang_uptime_seconds", broker.uptime_ms / 1000)
+    alarms = broker.alarms_of(broker.node_id)
+    text.gauge("alarms_memory_used_watermark", int("memory" in alarms))
+    text.gauge("alarms_free_disk_space_watermark", int("disk" in alarms))
+    text.gauge("alarms_file_descriptor_limit", 0)
+
+
+def _replication(text: _Text, broker: Broker) -> None:
+    queues = broker.quorum_queues()
+    local = sum(queue.delivered_local for queue in queues)
+    forwarded = sum(queue.delivered_forwarded for queue in queues)
+    text.counter("convoymq_delivered_local_total", local)
+    text.counter("convoymq_delivered_forwarded_total", forwarded)
+    counters = getattr(broker.host, "counters", None)
+    for name in getattr(type(counters), "__slots__", ()):
+        value = getattr(counters, name)
+        if isinstance(value, int | float):
+            text.counter(f"convoymq_raft_{name}_total", value)
+    for name, value in broker.extra_metrics().items():
+        text.counter(f"convoymq_{name}_total", value)

@@ -1,0 +1,410 @@
+"""The rows of the HTTP API: what exists and how it does, under RabbitMQ's names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+from convoymq import __version__
+from convoymq.cluster.metadata import QueueRecord, User, Vhost
+from convoymq.model.tables import Table
+from convoymq.queues.broker import Broker
+from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType, QueueType
+
+COMPATIBLE_VERSION = "4.1.0"
+"""The RabbitMQ release whose API this is; tools parse it."""
+RATE_INTERVAL_S = 5.0
+
+_STATS = ("publish", "confirm", "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty",
+          "redeliver", "ack", "return_unroutable", "drop_unroutable")  # fmt: skip
+
+
+class Rates:
+    """Turns counters into rates between two looks at them, at least `RATE_INTERVAL_S` apart."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, float, float]] = {}
+
+    def rate(self, key: str, value: float) -> float:
+        """Returns the latest rate of a counter, per second."""
+        now = time.monotonic()
+        before = self._known.get(key)
+        if before is None:
+            if len(self._known) > 100_000:
+                self._known.clear()
+            self._known[key] = (now, value, 0.0)
+            return 0.0
+        since, last, rate = before
+        if now - since >= RATE_INTERVAL_S:
+            rate = max(0.0, (value - last) / (now - since))
+            self._known[key] = (now, value, rate)
+        return rate
+
+    def with_details(self, key: str, counters: dict[str, Any]) -> dict[str, Any]:
+        """Returns the counters, each with its `_details`."""
+        made: dict[str, Any] = {}
+        for name, value in counters.items():
+            made[name] = value
+            made[f"{name}_details"] = {"rate": self.rate(f"{key}.{name}", value)}
+        return made
+
+
+def message_stats(counters: dict[str, int]) -> dict[str, int]:
+    """Totals of a node under the API's names."""
+    stats = {
+        "publish": counters.get("published", 0),
+        "confirm": counters.get("confirmed", 0),
+        "deliver": counters.get("delivered", 0),
+        "deliver_no_ack": counters.get("delivered_no_ack", 0),
+        "get": counters.get("get", 0),
+        "get_no_ack": counters.get("get_no_ack", 0),
+        "get_empty": counters.get("get_empty", 0),
+        "redeliver": counters.get("redelivered", 0),
+        "ack": counters.get("acknowledged", 0),
+        "return_unroutable": counters.get("returned_unroutable", 0),
+        "drop_unroutable": counters.get("dropped_unroutable", 0),
+    }
+    stats["deliver_get"] = sum(
+        stats[name] for name in ("deliver", "deliver_no_ack", "get", "get_no_ack")
+    )
+    return stats
+
+
+def exchange_types() -> list[dict[str, Any]]:
+    """The exchange types that are served."""
+    return [
+        {"name": kind.value, "description": f"{kind.value} exchange", "enabled": True}
+        for kind in ExchangeType
+    ]
+
+
+async def overview(broker: Broker, rates: Rates, visible: set[str]) -> dict[str, Any]:
+    """The first page: versions, totals, listeners."""
+    nodes = await broker.list_nodes()
+    rows = [row for row in await queues(broker, rates) if row["vhost"] in visible]
+    stats: dict[str, int] = {}
+    for node in nodes.values():
+        for name, value in message_stats(node.get("counters", {})).items():
+            stats[name] = stats.get(name, 0) + value
+    totals = {
+        name: sum(row.get(name, 0) for row in rows)
+        for name in ("messages", "messages_ready", "messages_unacknowledged")
+    }
+    channels = await broker.list_channels()
+    return {
+        "management_version": COMPATIBLE_VERSION,
+        "rates_mode": "basic",
+        "product_name": "ConvoyMQ",
+        "product_version": __version__,
+        "rabbitmq_version": COMPATIBLE_VERSION,
+        "cluster_name": broker.cluster_name,
+        "erlang_version": "",
+        "erlang_full_version": "",
+        "node": broker.node_name,
+        "exchange_types": exchange_types(),
+        "message_stats": rates.with_details("overview", stats),
+        "churn_rates": churn(nodes, rates),
+        "queue_totals": rates.with_details("totals", totals),
+        "object_totals": {
+            "connections": sum(node.get("connections", 0) for node in nodes.values()),
+            "channels": len(channels),
+            "exchanges": sum(
+                1 for vhost in vhosts_of(broker, visible) for _ in vhost.topology.exchanges()
+            ),
+            "queues": len(rows),
+            "consumers": sum(row.get("consumers", 0) for row in rows),
+        },
+        "listeners": listeners(broker),
+        "contexts": [],
+        "statistics_db_event_queue": 0,
+        "default_queue_type": broker.default_queue_type(""),
+        "disable_stats": False,
+        "enable_queue_totals": False,
+        "is_op_policy_updating_enabled": False,
+        "sample_retention_policies": {"global": [], "basic": [], "detailed": []},
+    }
+
+
+def churn(nodes: dict[str, dict[str, Any]], rates: Rates) -> dict[str, Any]:
+    """How often things come and go."""
+    made: dict[str, int] = {}
+    for api_name, counter in (
+        ("connection_created", "connections_opened"),
+        ("connection_closed", "connections_closed"),
+        ("channel_created", "channels_opened"),
+        ("channel_closed", "channels_closed"),
+        ("queue_declared", "queues_declared"),
+        ("queue_created", "queues_created"),
+        ("queue_deleted", "queues_deleted"),
+    ):
+        made[api_name] = sum(n.get("counters", {}).get(counter, 0) for n in nodes.values())
+    return rates.with_details("churn", made)
+
+
+def listeners(broker: Broker) -> list[dict[str, Any]]:
+    """Where the nodes listen, as they announced it."""
+    names = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "metrics": "http/prometheus"}
+    rows = []
+    for node in broker.metadata.tree.nodes.values():
+        for key, protocol in names.items():
+            address = node.addresses.get(key)
+            if address:
+                host, _, port = address.rpartition(":")
+                rows.append(
+                    {
+                        "node": node.name,
+                        "protocol": protocol,
+                        "ip_address": host.strip("[]"),
+                        "port": int(port) if port.isdigit() else 0,
+                    }
+                )
+    return rows
+
+
+async def nodes(broker: Broker) -> list[dict[str, Any]]:
+    """All nodes of the cluster, those that are down too."""
+    known = await broker.list_nodes()
+    rows = []
+    for record in sorted(broker.metadata.tree.nodes.values(), key=lambda node: node.id):
+        live = known.get(record.name)
+        row: dict[str, Any] = {
+            "name": record.name,
+            "type": "disc",
+            "running": live is not None,
+            "id": record.id,
+            "addresses": record.addresses,
+            "being_drained": False,
+            "partitions": [],
+            "cluster_links": [],
+            "applications": [],
+            "auth_mechanisms": [{"name": "PLAIN", "description": "", "enabled": True}],
+            "exchange_types": exchange_types(),
+            "enabled_plugins": [],
+            "rates_mode": "basic",
+            "net_ticktime": 60,
+        }
+        if live is not None:
+            row |= {key: value for key, value in live.items() if key != "counters"}
+        rows.append(row)
+    return rows
+
+
+def vhosts_of(broker: Broker, visible: set[str]) -> Iterator[Vhost]:
+    """Virtual hosts by name, the visible ones."""
+    for name in sorted(broker.metadata.tree.vhosts):
+        if name in visible:
+            yield broker.metadata.tree.vhosts[name]
+
+
+async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[dict[str, Any]]:
+    """Virtual hosts with what they hold."""
+    rows = await queues(broker, rates)
+    running = {broker.node_name_of(node): "running" for node in broker.running_nodes()}
+    made = []
+    for vhost in vhosts_of(broker, visible):
+        own = [row for row in rows if row["vhost"] == vhost.name]
+        made.append(
+            {
+                **vhost_row(vhost),
+                "cluster_state": running,
+                **{
+                    name: sum(row.get(name, 0) for row in own)
+                    for name in ("messages", "messages_ready", "messages_unacknowledged")
+                },
+            }
+        )
+    return made
+
+
+def vhost_row(vhost: Vhost) -> dict[str, Any]:
+    """A virtual host's own properties."""
+    default = vhost.default_queue_type or "undefined"
+    return {
+        "name": vhost.name,
+        "description": vhost.description,
+        "tags": list(vhost.tags),
+        "default_queue_type": default,
+        "metadata": {
+            "description": vhost.description,
+            "tags": list(vhost.tags),
+            "default_queue_type": default,
+        },
+        "tracing": False,
+    }
+
+
+async def queues(broker: Broker, rates: Rates) -> list[dict[str, Any]]:
+    """All queues, with what their leading nodes say of them."""
+    live = await broker.queue_infos()
+    return [
+        queue_row(broker, record, live.get(record.group), rates)
+        for vhost in broker.metadata.tree.vhosts.values()
+        for _, record in sorted(vhost.queues.items())
+    ]
+
+
+def queue_row(
+    broker: Broker, record: QueueRecord, live: dict[str, Any] | None, rates: Rates
+) -> dict[str, Any]:
+    """One queue."""
+    topology = broker.metadata.tree.vhosts[record.vhost].topology
+    declared = topology.find_queue(record.name)
+    assert declared is not None
+    row: dict[str, Any] = {
+        "name": record.name,
+        "vhost": record.vhost,
+        "type": record.type.value,
+        "durable": declared.durable,
+        "auto_delete": declared.auto_delete,
+        "exclusive": declared.exclusive_owner is not None,
+        "arguments": declared.arguments.to_plain(),
+        "node": broker.node_name_of(record.home),
+        "policy": None,
+        "operator_policy": None,
+        "effective_policy_definition": {},
+        "state": "running" if live is not None else "down",
+    }
+    quorum = record.type is QueueType.QUORUM
+    if quorum:
+        row["members"] = [broker.node_name_of(node) for node in record.members]
+        row["online"] = [broker.node_name_of(node) for node in record.members if broker.is_up(node)]
+        if live is None:
+            majority = 2 * len(row["online"]) > len(row["members"])
+            row["state"] = "running" if majority else "minority"
+    if live is None:
+        return row
+    facts = dict(live)
+    totals = facts.pop("totals", None) or facts.pop("message_stats", None) or {}
+    for hidden in ("leader", "members", "online", "group", "consumer_details", "vhost", "name"):
+        facts.pop(hidden, None)
+    row |= {key: value for key, value in facts.items() if value is not None}
+    row["type"] = record.type.value
+    if quorum and live.get("leader") is not None:
+        row["node"] = row["leader"] = broker.node_name_of(live["leader"])
+    row.setdefault("messages", 0)
+    counters = {key: value for key, value in totals.items() if isinstance(value, int)}
+    key = f"queue.{record.group}"
+    row["message_stats"] = rates.with_details(key, counters)
+    for name in ("messages", "messages_ready", "messages_unacknowledged"):
+        value = row.get(name, 0)
+        row[name] = value
+        row[f"{name}_details"] = {"rate": rates.rate(f"{key}.{name}", value)}
+    return row
+
+
+def exchange_row(vhost: str, exchange: Exchange) -> dict[str, Any]:
+    """One exchange."""
+    return {
+        "name": exchange.name,
+        "vhost": vhost,
+        "type": exchange.type.value,
+        "durable": exchange.durable,
+        "auto_delete": exchange.auto_delete,
+        "internal": exchange.internal,
+        "arguments": exchange.arguments.to_plain(),
+        "policy": None,
+        "user_who_performed_action": "",
+    }
+
+
+def exchanges(broker: Broker, visible: set[str]) -> list[dict[str, Any]]:
+    """All exchanges."""
+    return [
+        exchange_row(vhost.name, exchange)
+        for vhost in vhosts_of(broker, visible)
+        for exchange in vhost.topology.exchanges()
+    ]
+
+
+def properties_key(routing_key: str, arguments: Table) -> str:
+    """How a binding is named in paths: `~`, the routing key, or the key and a hash."""
+    if not routing_key and not arguments:
+        return "~"
+    if not arguments:
+        return quote(routing_key, safe="")
+    import zlib
+
+    return f"{quote(routing_key, safe='')}~{zlib.crc32(arguments.encoded):08x}"
+
+
+def binding_row(vhost: str, binding: Binding) -> dict[str, Any]:
+    """One binding."""
+    return {
+        "source": binding.source,
+        "vhost": vhost,
+        "destination": binding.destination.name,
+        "destination_type": binding.destination.kind.value,
+        "routing_key": binding.routing_key,
+        "arguments": binding.arguments.to_plain(),
+        "properties_key": properties_key(binding.routing_key, binding.arguments),
+    }
+
+
+def bindings(broker: Broker, visible: set[str]) -> list[dict[str, Any]]:
+    """All bindings, the implicit ones of the default exchange included."""
+    rows = []
+    for vhost in vhosts_of(broker, visible):
+        rows += [default_binding(vhost.name, name) for name in sorted(vhost.queues)]
+        rows += [binding_row(vhost.name, binding) for binding in vhost.topology.bindings()]
+    return rows
+
+
+def default_binding(vhost: str, queue: str) -> dict[str, Any]:
+    """The implicit binding of a queue to the default exchange."""
+    return {
+        "source": "",
+        "vhost": vhost,
+        "destination": queue,
+        "destination_type": DestinationKind.QUEUE.value,
+        "routing_key": queue,
+        "arguments": {},
+        "properties_key": quote(queue, safe=""),
+    }
+
+
+def user_row(user: User) -> dict[str, Any]:
+    """One user; the hash is shown, as definitions need it."""
+    return {
+        "name": user.name,
+        "password_hash": user.password_hash,
+        "hashing_algorithm": user.algorithm,
+        "tags": list(user.tags),
+        "limits": {},
+    }
+
+
+def permissions(broker: Broker) -> list[dict[str, Any]]:
+    """All permissions."""
+    return [
+        {
+            "user": user,
+            "vhost": vhost,
+            "configure": rules.configure,
+            "write": rules.write,
+            "read": rules.read,
+        }
+        for (user, vhost), rules in sorted(broker.metadata.tree.permissions.items())
+    ]
+
+
+def topic_permissions(broker: Broker) -> list[dict[str, Any]]:
+    """All topic permissions."""
+    tree = broker.metadata.tree
+    return [
+        {
+            "user": user,
+            "vhost": vhost,
+            "exchange": exchange,
+            "write": rule.write,
+            "read": rule.read,
+        }
+        for (user, vhost), rules in sorted(tree.topic_permissions.items())
+        for exchange, rule in sorted(rules.items())
+    ]
+
+
+def visible_rows(rows: Iterable[dict[str, Any]], visible: set[str]) -> list[dict[str, Any]]:
+    """Rows of virtual hosts that the user may see."""
+    return [row for row in rows if row.get("vhost") in visible]

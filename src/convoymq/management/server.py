@@ -1,0 +1,191 @@
+"""Listens for the HTTP API and for metrics.
+
+The sockets listen from the start; the web framework is imported when the first client connects,
+so a node that nobody looks at does not carry it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import structlog
+
+from convoymq.management.process import process_info
+from convoymq.queues.broker import Broker
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+log = structlog.get_logger()
+
+BACKLOG = 128
+KEEP_ALIVE_S = 30
+CONNECTIONS_MAX = 1024
+STOP_TIMEOUT_S = 2.0
+
+
+class ManagementServer:
+    """The HTTP endpoints of one node."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        api: Sequence[tuple[str, int]],
+        prometheus: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """`api`, `prometheus`: addresses as (host, port); port 0 takes a free one."""
+        self._broker = broker
+        self._listeners = [
+            *(_Listener(address, self._make_api) for address in api),
+            *(_Listener(address, self._make_metrics) for address in prometheus),
+        ]
+
+    @property
+    def ports(self) -> list[int]:
+        """The ports that are listened on, in the order of the addresses."""
+        return [listener.port for listener in self._listeners]
+
+    async def start(self) -> None:
+        """Listens. Raises OSError when an address is taken."""
+        try:
+            for listener in self._listeners:
+                listener.open()
+        except OSError:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stops listening and ends requests under way."""
+        for listener in self._listeners:
+            await listener.close()
+
+    def _make_api(self) -> ASGIApp:
+        from convoymq.management.app import make_api
+
+        return make_api(self._broker)
+
+    def _make_metrics(self) -> ASGIApp:
+        from convoymq.management.app import make_metrics
+
+        return make_metrics(self._broker)
+
+
+class NodeParts(Protocol):
+    """What is needed of the node that the API speaks for."""
+
+    broker: Any
+    config: Any
+    data: Any
+    links: Any
+    memory_limit: int
+
+
+class Management(ManagementServer):
+    """The endpoints as a node's configuration wants them; tells the broker of the process."""
+
+    def __init__(self, node: NodeParts) -> None:
+        config = node.config
+        broker: Broker = node.broker
+        broker.node_info = partial(
+            process_info, node.data.path, node.memory_limit, config.alarms.disk_absolute
+        )
+        super().__init__(
+            broker,
+            [(address.host, address.port) for address in config.management.tcp],
+            [(address.host, address.port) for address in config.management.prometheus],
+        )
+
+
+class _Listener:
+    """One socket and, after the first connection, the server behind it."""
+
+    def __init__(self, address: tuple[str, int], make_app: Callable[[], ASGIApp]) -> None:
+        self._address = address
+        self._make_app = make_app
+        self._socket: socket.socket | None = None
+        self._server: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    def open(self) -> None:
+        """Binds and waits for the first client."""
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        self._socket = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(self._address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        self.port = sock.getsockname()[1]
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._on_first)
+
+    def _on_first(self) -> None:
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._socket.fileno())
+        # Owned by this object: `close` ends and awaits it.
+        self._task = loop.create_task(self._serve(self._socket))
+
+    async def _serve(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        # The import takes a tenth of a second; in a thread it does not stop the loop for that long.
+        make_server = await loop.run_in_executor(None, _import_server)
+        app = await loop.run_in_executor(None, self._make_app)
+        self._server = make_server(app)
+        await self._server.serve(sockets=[sock])
+
+    async def close(self) -> None:
+        """Ends it."""
+        sock, self._socket = self._socket, None
+        if sock is None:
+            return
+        if self._task is None:
+            asyncio.get_running_loop().remove_reader(sock.fileno())
+        elif self._server is None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        else:
+            self._server.should_exit = True
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await asyncio.shield(self._task)
+            except TimeoutError:
+                self._server.force_exit = True
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+        sock.close()
+
+
+def _import_server() -> Callable[[ASGIApp], Any]:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Leaves signals to the node."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    def make(app: ASGIApp) -> Server:
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+        return Server(config)
+
+    return make
