@@ -508,8 +508,8 @@ class Node:
             # It is a founder that never ran: nothing of it can be missing.
             return {"ok": True, "members": members, "learner": False}
         # It ran before and has lost what it had: out, and in again as one who must catch up.
-        self.log.warning("cluster.wiped_node", peer=node, st=str(self.host.status(0)))
-        self.log.info("rm", r=self.host.remove_member(0, node), st=str(self.host.status(0)))
+        self.log.warning("cluster.wiped_node", peer=node)
+        self.host.remove_member(0, node)
         self.wake()
         await self._until(lambda: node not in replica.members, JOIN_TIMEOUT_S)
         return {"ok": False}

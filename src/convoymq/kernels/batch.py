@@ -597,7 +597,8 @@ def noop_entry(group, index, term, time_ms):
 
 
 def make_entry(group, index, term, time_ms, kind, body):
-    padding = -len(body) % 8
+    # C division: the remainder of a negative number would be negative.
+    padding = (8 - len(body) % 8) % 8
     data = bytes(_HEADER) + body + bytes(padding)
     # A fresh object that nobody else has seen: its header may still be written.
     return _seal_entry(data, group, index, term, time_ms, kind, 0)

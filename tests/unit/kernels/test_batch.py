@@ -213,3 +213,12 @@ def test_mutated_commands_are_adopted_whole_or_refused(
         if type_ == batch.CMD_ENQUEUE:
             for i in range(count):
                 batch.record(entry.data, offset, i)
+
+
+@pytest.mark.parametrize("size", range(17))
+def test_make_entry_pads_a_body_of_any_size(size: int) -> None:
+    body = bytes(range(1, size + 1))
+    entry = batch.make_entry(5, 6, 7, 8, batch.ENTRY_MEMBERSHIP, body)
+    assert len(entry.data) % 8 == 0
+    assert entry.data[48:].rstrip(b"\0") == body
+    assert batch.Entry(entry.data).index == 6
