@@ -572,6 +572,9 @@ class Replica:
             self.sink.on_leader(self.group, None, self.core.term)
         if leader != self.host.node and self.senders:
             self.senders.clear()
+        if leader and self.last_applied and self.log.term_at(self.last_applied) == self.core.term:
+            # The same leader is back: its no-op will not be applied a second time.
+            self._noop_applied()
 
     # -- applying ------------------------------------------------------------------------------------
 
