@@ -8,7 +8,9 @@ cdef class RaftCore:
     cdef public int node, group, role, leader, transfer_target, election_ms
     cdef public object log, connected, random, members, catch_up_to
     cdef public int64_t incarnation, window_bytes
-    cdef public list effects, memberships, peers
+    cdef public list effects, peers
+    # object, not list: negative indexes are used and the build turns their check off.
+    cdef public object memberships
     cdef public dict progress, rejoining
     cdef public int64_t term, voted_for, durable_term, durable_vote
     cdef public int64_t commit_index, applied_index, match_index, term_start, reject_hint

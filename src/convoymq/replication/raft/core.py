@@ -70,6 +70,10 @@ QUICK_DELAY_SHARE = 0.5
 """A follower whose leader just failed waits up to this share of the base; retries wait longer."""
 
 
+QUESTIONS_MAX = 10
+"""How often a replica that may not stand asks who leads, until a link changes."""
+
+
 class RaftCore:
     """One replica's part in the consensus of its group.
 
@@ -215,8 +219,14 @@ class RaftCore:
         if self.leader and self._in_contact and self.leader in self.connected:
             return
         if not self._may_stand() or not self._reaches_majority():
-            # Comes again with the next node that becomes reachable.
             self._forget_leader()
+            if self.node in self.members.nodes and self._attempts < QUESTIONS_MAX:
+                # Never granted, but the leader answers it with an append.
+                self._attempts += 1
+                message = (PRE_VOTE, self.term, self.log.last_index, self.log.last_term)
+                self._ask_voters(message)
+                self._arm(1.0)
+            # Else it comes again with the next node that becomes reachable.
             return
         self._start_pre_vote()
 
@@ -252,6 +262,7 @@ class RaftCore:
             return
         if node not in self.members.nodes and self.node in self.members.voters:
             return
+        self._attempts = 0
         if self.amnesiac:
             self._ask_to_rejoin()
         elif (self.leader == node or not self.leader) and not self._armed:
@@ -734,22 +745,37 @@ class RaftCore:
 
     # A replica that lost its data.
 
-    def on_log_lost(self, vote_lost: bool) -> None:
-        """The log was wiped (it is empty now). No vote until caught up, or until taken in anew."""
+    def quarantine(self, vote_lost: bool) -> None:
+        """The log is damaged: neither lead nor vote from now on.
+
+        The log may be wiped when this mark is durable (`on_vote_written`), not before: a crash in
+        between would leave an empty log whose owner votes.
+        """
+        term = self.term + (self.voted_for not in (0, AMNESIAC if vote_lost else QUARANTINED))
+        self.amnesiac = self.amnesiac or vote_lost
+        self.quarantined = not self.amnesiac
+        self._become_follower(self.term, 0)
+        self._disarm()
+        mark = AMNESIAC if self.amnesiac else QUARANTINED
+        if (term, mark) != (self.term, self.voted_for):
+            self._set_vote(term, mark)
+        self.effects.append((ROLE,))
+
+    def on_log_lost(self) -> None:
+        """The log was wiped (it is empty now): begins to catch up, or to be taken in anew."""
+        check(
+            self.quarantined or self.amnesiac,
+            f"group {self.group}: the log was wiped without quarantine",
+        )
         self.memberships = [(0, self.members)]
         self.commit_index = self.applied_index = 0
-        term = self.term + (self.voted_for != 0)
-        self.quarantined = not vote_lost and not self.amnesiac
-        self.amnesiac = self.amnesiac or vote_lost
-        if self.role != FOLLOWER:
-            self._become_follower(self.term, 0)
         self.leader = 0
         self.match_index = 0
         self.catch_up_to = -1
-        self._set_vote(max(term, self.term), AMNESIAC if self.amnesiac else QUARANTINED)
-        self.effects.append((ROLE,))
         if self.amnesiac:
             self._ask_to_rejoin()
+        else:
+            self._arm(1.0)
 
     def _end_quarantine(self) -> None:
         if self.quarantined and 0 <= self.catch_up_to <= self._ack_index():

@@ -34,6 +34,7 @@ class Progress:
         self.connected = False
         #: Since when (monotonic ms) nothing it owes has come; kept by the shell.
         self.stalled_ms = 0
+        self.stalled_match = 0
         self._sent: deque[tuple[int, int]] = deque()
 
     def may_send(self) -> bool:
