@@ -1,14 +1,22 @@
-"""A ConvoyMQ cluster of real node processes on loopback, for benchmarks and interop tests."""
+"""A ConvoyMQ cluster of real node processes on loopback, for benchmarks and interop tests.
+
+Run as a program it keeps one up for the interop tests, as `benchmarks/rabbitmq.py` does.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import secrets
 import subprocess
 import sys
+from pathlib import Path
 
-from benchmarks.systems import LocalCluster
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.systems import LocalCluster, keep_up
 
 NODE_COMMAND = (sys.executable, "-m", "convoymq.cli", "node", "--config")
 
@@ -72,3 +80,14 @@ class ConvoyCluster(LocalCluster):
 def convoy_cluster(*, base_port: int, settings: dict[str, str] | None = None) -> ConvoyCluster:
     """Make a three-node ConvoyMQ cluster; `start()` starts it, `stop()` removes every trace."""
     return ConvoyCluster(base_port=base_port, settings=settings)
+
+
+def main() -> None:
+    """Keep a cluster up until SIGINT or SIGTERM."""
+    parser = argparse.ArgumentParser(description="A ConvoyMQ cluster on loopback")
+    parser.add_argument("--base-port", type=int, default=5600)
+    keep_up(ConvoyCluster(base_port=parser.parse_args().base_port))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,6 @@ import argparse
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -24,7 +23,7 @@ if __package__ in (None, ""):
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.systems import LocalCluster, NotUsable, SystemMissing
+from benchmarks.systems import LocalCluster, NotUsable, SystemMissing, keep_up
 
 SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 INSTALLED = Path("/usr/lib/rabbitmq/lib")
@@ -141,36 +140,15 @@ def installed_version() -> str:
     raise SystemMissing(INSTALL_HINT)
 
 
-def revive_forever(cluster: RabbitCluster) -> None:
-    """Start again every node that ends, so that tests may kill nodes of this cluster."""
-    while True:
-        for index, node in enumerate(cluster.nodes):
-            if node.process is not None and node.process.poll() is not None:
-                node.process = cluster.spawn(index)
-        time.sleep(0.5)
-
-
 def main() -> None:
     """Keep a cluster up until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(description="A RabbitMQ cluster on loopback")
     parser.add_argument("--base-port", type=int, default=5700)
-    parser.add_argument("--nodes", type=int, default=3)
     options = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
     try:
-        cluster = RabbitCluster(base_port=options.base_port, count=options.nodes)
+        keep_up(RabbitCluster(base_port=options.base_port))
     except SystemMissing as error:
         raise SystemExit(str(error)) from None
-    with cluster:
-        try:
-            seconds = cluster.start()
-            print(f"# RabbitMQ {cluster.version()} usable after {seconds:.1f} s")
-            print(f"export CONVOY_TEST_URIS={','.join(cluster.uris)}")
-            print("export CONVOY_TEST_SYSTEM=rabbitmq", flush=True)
-            revive_forever(cluster)
-        except KeyboardInterrupt:
-            pass
 
 
 if __name__ == "__main__":

@@ -165,6 +165,26 @@ class LocalCluster(ABC):
         self.stop()
 
 
+def keep_up(cluster: LocalCluster) -> None:
+    """Run a cluster in the foreground until SIGINT or SIGTERM; start again what gets killed.
+
+    Prints the variables by which the interop tests find it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), cluster:
+        seconds = cluster.start()
+        print(f"# {cluster.system} {cluster.version()} usable after {seconds:.1f} s")
+        print(f"export CONVOY_TEST_URIS={','.join(cluster.uris)}")
+        print(f"export CONVOY_TEST_SYSTEM={cluster.system}", flush=True)
+        while True:
+            for index, node in enumerate(cluster.nodes):
+                if node.process is not None and node.process.poll() is not None:
+                    print(f"# {node.name} ended: {node.process.returncode}", flush=True)
+                    node.process = cluster.spawn(index)
+            time.sleep(0.5)
+
+
 def _require_free(port: int) -> None:
     """Raise NotUsable when something else listens on the port: it would be taken for ours."""
     with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from tests.clusters import Cluster, cluster_under_test, version_tuple
 from tests.raw_amqp import RawPeer
 
 HERE = Path(__file__).parent
-TEST_TIME_LIMIT_S = 120
+TEST_TIME_LIMIT_S = 90
 _numbers = itertools.count(1)
 
 
