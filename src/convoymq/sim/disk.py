@@ -103,13 +103,19 @@ class SimFlusher:
     """Writes at once, syncs and answers after the disk's time."""
 
     def __init__(
-        self, scheduler: Scheduler, life: Life, config: DiskConfig, slow: list[int]
+        self,
+        scheduler: Scheduler,
+        life: Life,
+        config: DiskConfig,
+        slow: list[int],
+        wake: Callable[[], None],
     ) -> None:
         self.on_completed: Callable[[Any, int], None] | None = None
         self._scheduler = scheduler
         self._life = life
         self._config = config
         self._slow = slow
+        self._wake = wake
         """[extra microseconds of every flush]"""
         self._busy = False
         self.flushes = 0
@@ -141,18 +147,25 @@ class SimFlusher:
         self.flushes += 1
         assert self.on_completed is not None
         self.on_completed(token, code)
+        self._wake()
 
 
 class SimWorker:
     """Carries out jobs one by one, each after a drawn time."""
 
     def __init__(
-        self, scheduler: Scheduler, life: Life, config: DiskConfig, slow: list[int]
+        self,
+        scheduler: Scheduler,
+        life: Life,
+        config: DiskConfig,
+        slow: list[int],
+        wake: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
         self._life = life
         self._config = config
         self._slow = slow
+        self._wake = wake
         self._jobs: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = (
             deque()
         )
@@ -193,3 +206,4 @@ class SimWorker:
         self._busy = False
         self._next()
         done(result, failure)
+        self._wake()

@@ -19,8 +19,9 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from convoymq.kernels.batch import ENTRY_COMMANDS, Entry
+from convoymq.kernels.batch import Entry
 from convoymq.sim.referee import InvariantBroken, Referee
+from convoymq.sim.trace import Trace
 
 
 class GroupChecker:
@@ -30,8 +31,9 @@ class GroupChecker:
         hash_every: state hashes are compared at indexes that this divides.
     """
 
-    def __init__(self, group: int, referee: Referee, hash_every: int) -> None:
+    def __init__(self, group: int, referee: Referee, hash_every: int, trace: Trace) -> None:
         self.group = group
+        self.trace = trace
         self.referee = referee
         self.hash_every = hash_every
         self.leaders: dict[int, int] = {}
@@ -71,14 +73,12 @@ class GroupChecker:
         if known != seen:
             what = "content" if known[0] != seen[0] else "predecessor"
             self.fail(f"entry {index} of term {term} has another {what} on node {node}")
-        committed = self.committed.get(index)
-        if committed is not None and committed != term and node not in self.excused:
-            self.fail(
-                f"node {node} appends {index} of term {term}, but {committed} is committed there"
-            )
 
     def on_truncate(self, node: int, log: Any, index: int) -> None:
         """A node drops its entries from `index` on."""
+        self.trace.add(
+            f"node{node}", f"truncates group {self.group} from {index}, it ends at {log.last_index}"
+        )
         for at in range(max(index, log.first_index), log.last_index + 1):
             committed = self.committed.get(at)
             if committed is None:
@@ -154,6 +154,7 @@ class GroupChecker:
         if other is not None:
             self.fail(f"nodes {other} and {node} both lead in term {term}")
         self.leaders[term] = node
+        self.trace.add(f"node{node}", f"leads group {self.group} in term {term}")
         last = self.commit_index
         if not last:
             return
@@ -192,6 +193,11 @@ class GroupChecker:
         self.logs[node] = log
         self.terms[node] = log.term
         self.commit_seen[node] = 0
+        self.trace.add(
+            f"node{node}",
+            f"group {self.group}: log {log.first_index}..{log.last_index}, term {log.term}, vote"
+            f" {log.voted_for}, snapshot {log.snapshot_index}, damage {log.damaged}",
+        )
         if log.damaged is not None:
             self.excused.add(node)
         if node in self.excused:
@@ -249,8 +255,3 @@ def observe_log(checker: GroupChecker, node: int, log: Any) -> None:
 
     log.append = watched_append
     log.truncate_from = watched_truncate
-
-
-def is_commands(entry: Entry) -> bool:
-    """True for an entry that a machine applies."""
-    return entry.kind == ENTRY_COMMANDS

@@ -264,7 +264,7 @@ class Referee:
         for (session, consumer), held in self.held.items():
             if not held or session >> 56 not in self.down_ever:
                 continue
-            kept = set()
+            kept: set[int] = set()
             for message_id, run in machine.holds(session, consumer):
                 kept.update(range(message_id, message_id + run[3]))
             for message_id in [m for m in held if m not in kept]:

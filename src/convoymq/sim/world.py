@@ -33,6 +33,10 @@ LIVENESS_LIMIT_US = 90_000_000
 CHECK_EVERY_US = 200_000
 EVENTS_MAX = 3_000_000
 
+COMMANDS = {
+    getattr(batch, name): name[4:].lower() for name in dir(batch) if name.startswith("CMD_")
+}
+
 
 class NotLive(AssertionError):
     """Something that had to happen in the quiet phase did not."""
@@ -88,7 +92,9 @@ class World:
                 members, set(members), rng.choice(sorted(members)), settings
             )
             self.referees[group] = Referee(group, settings["delivery_limit"])
-            self.checkers[group] = GroupChecker(group, self.referees[group], plan.hash_every)
+            self.checkers[group] = GroupChecker(
+                group, self.referees[group], plan.hash_every, self.trace
+            )
         self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
         for group, place in self.groups.items():
             self.trace.add("world", f"group {group} on {sorted(place.members)} {place.settings}")
@@ -230,7 +236,9 @@ class World:
         referee = self.referees[group]
         checker.on_apply(node.number, node.host.replica(group), entry.index, entry.term, data)
         if entry.index > referee.index:
-            self.trace.mix(entry.index << 16 | group)
+            self.trace.add(
+                node.name, f"group {group} entry {entry.index}: {summary(data)} -> {len(effects)}"
+            )
             referee.on_entry(entry.index, data, effects)
             referee.sync_returns(machine)
             referee.check_machine(machine)
@@ -311,6 +319,18 @@ class World:
             }
             if len(set(hashes.values())) > 1:
                 self.checkers[group].fail(f"states differ at the end: {hashes}")
+
+
+def summary(data: bytes) -> str:
+    """The commands of an entry, in short."""
+    parts = []
+    for kind, _flags, session, seq, count, arg, _offset, _length in batch.commands(data):
+        name = COMMANDS.get(kind, str(kind))
+        who = (
+            f"{session >> 56}.{session >> 24 & 0xFF}.{session & 0xFFFFFF}#{seq}" if session else ""
+        )
+        parts.append(f"{name}({who} {count} {arg})")
+    return " ".join(parts)
 
 
 def run_seed(
