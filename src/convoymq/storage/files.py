@@ -23,6 +23,7 @@ class RealFile:
     __slots__ = ("_fd", "name")
 
     def __init__(self, path: str, name: str, *, create: bool) -> None:
+        self._fd = -1
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._fd = os.open(path, flags, 0o600)
         self.name = name

@@ -175,6 +175,8 @@ class Wal:
         self._sealed: deque[Batch] = deque()
         self._flight: list[Batch] | None = None
         self._flight_buffers: list[bytes] = []
+        self._failed = False
+        """The flush in flight came back with an error and waits to be repeated."""
         self.backlog_bytes = 0
         """Queued and in flight."""
         self.blocked: StorageFault | None = None
@@ -320,6 +322,7 @@ class Wal:
             buffers.append(directory)
         self._flight = batches
         self._flight_buffers = buffers
+        self._failed = False
         self._flusher.submit(first.file.file, start, buffers, first.sequence)
 
     def _completed(self, token: Any, code: int) -> None:
@@ -327,6 +330,7 @@ class Wal:
         assert batches is not None
         assert batches[0].sequence == token
         if code:
+            self._failed = True
             self._block(code, batches[0])
             return
         if self.blocked is not None:
@@ -372,8 +376,9 @@ class Wal:
 
     def retry(self) -> None:
         """Repeats the flush that failed, whole: after a failed sync nothing may be assumed."""
-        if self.blocked is None or self._flight is None:
+        if not self._failed or self._flight is None:
             return
+        self._failed = False
         first = self._flight[0]
         start = 0 if first.opening else first.start
         self._flusher.submit(first.file.file, start, self._flight_buffers, first.sequence)

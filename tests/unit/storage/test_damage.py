@@ -9,10 +9,17 @@ import pytest
 
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.log import GroupLog
 from convoymq.storage.recovery import RECORD_HEAD
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, EntryGone
-from convoymq.storage.wal import BATCH_HEADER, FILE_HEADER
+from convoymq.storage.wal import (
+    BATCH_HEADER,
+    FILE_HEADER,
+    PLACE_FILE_SHIFT,
+    PLACE_OFFSET_MASK,
+    wal_name,
+)
 from tests.unit.storage.disk import Node
 
 
@@ -36,6 +43,12 @@ def copy_of(disk: MemoryDirectory) -> MemoryDirectory:
             file.sync()
     made.durable_names = dict(made.names)
     return made
+
+
+def place_of(log: GroupLog, index: int) -> tuple[str, int]:
+    """(file, offset) of an entry in the WAL."""
+    place = log.places[index - log.base]
+    return wal_name(place >> PLACE_FILE_SHIFT), (place & PLACE_OFFSET_MASK) << 3
 
 
 def filled(rounds: int, *, close: bool) -> Node:
@@ -202,15 +215,14 @@ def test_a_flipped_bit_in_a_segment_or_snapshot_hits_one_group(seed: int) -> Non
 
 def test_a_damaged_read_marks_the_log_and_tells() -> None:
     node = filled(4, close=True)
-    name = "wal/" + node.disk.list("wal")[0]
     node = Node(disk=node.disk)
     seen: list[Damage] = []
     node.storage.on_damaged = seen.append
     log = node.storage.logs[2]
-    place = log.places[3]
-    flip(node.disk, name, ((place & 0xFFFFFFFFFF) << 3) + 60)
+    name, offset = place_of(log, log.last_index)
+    flip(node.disk, name, offset + 60)
     with pytest.raises(StorageFault, match="damaged"):
-        log.entry(4)
+        log.entry(log.last_index)
     assert log.damaged is not None
     assert seen == [log.damaged]
     assert seen[0].file == name
@@ -218,10 +230,10 @@ def test_a_damaged_read_marks_the_log_and_tells() -> None:
 
 def test_a_wiped_log_starts_again_and_keeps_its_vote() -> None:
     node = filled(4, close=True)
-    name = "wal/" + node.disk.list("wal")[0]
     log = node.storage.logs[2]
     vote = (log.term, log.voted_for)
-    flip(node.disk, name, ((log.places[3] & 0xFFFFFFFFFF) << 3) + 60)
+    name, offset = place_of(log, log.last_index)
+    flip(node.disk, name, offset + 60)
     node = Node(disk=node.disk)
     log = node.storage.logs[2]
     assert log.damaged is not None

@@ -1,0 +1,246 @@
+"""The write-ahead log: merging of flushes, full disks, recycled files, votes, removed groups."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from convoymq.model.errors import Misuse, StorageFault
+from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.inline import InlineFlusher, InlineWorker
+from convoymq.storage.store import Storage
+from convoymq.storage.types import EntryGone, File, StorageConfig
+from tests.unit.storage.disk import SMALL, Node, entry_of
+
+
+def test_what_arrives_during_a_flush_goes_out_together_with_the_next() -> None:
+    node = Node()
+    node.append(1)
+    node.storage.kick()
+    for _ in range(5):
+        node.append(1)
+        node.append(2)
+        node.storage.kick()
+    assert node.storage.wal.flush_count == 0
+    node.flusher.run()
+    assert node.models[1].written == 1
+    node.flusher.run()
+    assert node.models[1].written == 6
+    assert node.models[2].written == 5
+    assert node.storage.wal.flush_count == 2
+    assert node.storage.backlog_bytes == 0
+
+
+def test_nothing_is_reported_written_before_the_flush_and_nothing_without_a_kick() -> None:
+    node = Node()
+    node.append(1)
+    assert not node.flusher.run()
+    node.storage.kick()
+    assert node.models[1].written == 0
+    assert node.log(1).written_index == 0
+
+
+def test_truncated_entries_of_a_flush_under_way_are_not_reported() -> None:
+    node = Node()
+    node.append(1, 10)
+    node.storage.kick()
+    node.truncate(1, 5)
+    node.flusher.run()
+    assert node.log(1).written_index == 4
+    node.run()
+    assert node.log(1).written_index == 5
+    assert node.log(1).term_at(5) == 2
+
+
+def test_a_full_disk_confirms_nothing_and_recovers_when_space_returns() -> None:
+    node = Node()
+    told: list[StorageFault | None] = []
+    node.storage.on_blocked = told.append
+    node.append(1, 4, 1000)
+    node.run()
+    node.disk.capacity = node.disk.used_bytes()
+    node.append(1, 60, 1000)
+    node.run()
+    node.append(1, 60, 1000)
+    node.run()
+    blocked = node.storage.blocked
+    assert blocked is not None
+    assert told == [blocked]
+    before = node.models[1].written
+    assert before < 124
+    node.storage.tick()
+    node.run()
+    assert node.models[1].written == before
+    node.disk.capacity = 1 << 40
+    node.storage.tick()
+    node.run()
+    assert node.models[1].written == 124
+    assert node.storage.blocked is None
+    assert told[-1] is None
+    node.check()
+    node.crash(lambda: False)
+    assert node.log(1).last_index == 124
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_disk_that_fills_up_again_and_again_loses_nothing(seed: int) -> None:
+    node = Node(seed)
+    for at in range(400):
+        if at % 25 == 0:
+            space = node.random.choice([0, 3000, 1 << 40])
+            node.disk.capacity = node.disk.used_bytes() + space
+        node.step()
+    node.disk.capacity = 1 << 40
+    for _ in range(4):
+        node.storage.tick()
+        node.run()
+    node.check()
+    node.crash(lambda: False)
+
+
+def test_a_recycled_file_never_shows_its_former_life() -> None:
+    node = Node()
+    for _ in range(30):
+        node.append(1, 10, 1000)
+        node.run()
+        node.models[1].applied = node.models[1].written
+        node.models[1].dead = set(range(1, node.models[1].applied + 1))
+        node.storage.tick()
+        node.run()
+    assert node.storage.rolled_files >= 3
+    names = node.disk.list("wal")
+    assert len(names) <= 6, names
+    node.append(1, 2)
+    node.run()
+    node.crash(lambda: False)
+    assert node.log(1).last_index == 302
+
+
+def test_votes_of_ten_thousand_groups_outlive_the_files_they_were_written_to() -> None:
+    config = dataclasses.replace(SMALL, wal_max_size_bytes=2 << 20)
+    node = Node(config=config)
+    for group in range(1, 10_001):
+        node.log(group).save_vote(group, group % 3)
+    node.run()
+    for _ in range(4):
+        node.append(1, 100, 8000)
+        node.run()
+        node.storage.tick()
+        node.run()
+    assert node.storage.rolled_files > 1
+    again = Node(config=config, disk=node.disk)
+    for group in range(1, 10_001):
+        log = again.storage.logs[group]
+        assert (log.term, log.voted_for) == (group, group % 3)
+
+
+def test_a_removed_group_is_gone_from_everywhere() -> None:
+    node = Node()
+    for _ in range(8):
+        node.append(1, 20, 900)
+        node.append(2, 20, 900)
+        node.run()
+    assert node.disk.list("groups") == ["00000001", "00000002"]
+    node.removing.add(1)
+    node.storage.remove_group(1)
+    node.run()
+    assert node.disk.list("groups") == ["00000002"]
+    again = Node(disk=node.disk)
+    assert list(again.storage.logs) == [2]
+    assert again.storage.logs[2].last_index == 160
+
+
+def test_misuse_is_refused() -> None:
+    node = Node()
+    log = node.log(1)
+    with pytest.raises(Misuse):
+        log.append(entry_of(1, 2, 1))
+    node.append(1, term=5)
+    with pytest.raises(Misuse):
+        log.append(entry_of(1, 2, 4))
+    with pytest.raises(EntryGone):
+        log.entry(2)
+    with pytest.raises(EntryGone):
+        log.term_at(2)
+    with pytest.raises(ValueError, match="segment_max_entries"):
+        StorageConfig(segment_max_entries=65536)
+
+
+def test_written_bodies_leave_memory_and_are_read_back() -> None:
+    node = Node()
+    node.append(1, 200, 500)
+    node.run()
+    assert node.storage.memory_bytes <= SMALL.mem_table_max_bytes
+    node.check()
+    assert node.storage.cache_bytes <= 4 * SMALL.read_ahead_bytes + 8000
+    log = node.log(1)
+    log.forget(200)
+    assert log.memory_bytes == 0
+    assert node.storage.memory_bytes == 0
+    node.check()
+    for _ in range(20):
+        node.storage.tick()
+    assert node.storage.cache_bytes == 0
+
+
+def test_a_drained_backlog_gives_its_segments_and_memory_back() -> None:
+    node = Node(config=dataclasses.replace(SMALL, mem_table_max_bytes=64 << 20))
+    given: list[int] = []
+    node.storage.give_back = lambda: given.append(1)
+    model_bytes = 0
+    for _ in range(10):
+        node.append(1, 40, 60_000)
+        model_bytes += 40 * 60_000
+        node.run()
+    node.storage.tick()
+    assert node.storage.memory_bytes > 20 << 20
+    model = node.models[1]
+    model.applied = model.written
+    model.dead = set(range(1, model.applied + 1))
+    node.log(1).forget(model.written)
+    for _ in range(40):
+        node.storage.tick()
+        node.run()
+    assert given == [1]
+    segments = [n for n in node.disk.list("groups/00000001") if n.endswith(".seg")]
+    assert len(segments) <= 2
+    node.check()
+
+
+class _FailingFlusher(InlineFlusher):
+    """Answers an I/O error as often as it is told."""
+
+    failures = 0
+
+    def submit(self, file: File, offset: int, buffers: Sequence[bytes], token: Any) -> None:
+        super().submit(file, offset, buffers, token)
+        if self.failures:
+            self.failures -= 1
+            self.held = None
+            assert self.on_completed is not None
+            self.fail: Callable[[], None] = lambda: self.on_completed(token, errno.EIO)  # type: ignore[misc]
+
+
+def test_after_an_io_error_the_whole_flush_is_repeated() -> None:
+    flusher = _FailingFlusher()
+    storage = Storage(MemoryDirectory(), flusher, InlineWorker(automatic=True), SMALL)
+    storage.recover()
+    log = storage.open_group(1)
+    log.append(entry_of(1, 1, 1))
+    flusher.failures = 1
+    storage.kick()
+    flusher.fail()
+    assert storage.blocked is not None
+    log.append(entry_of(1, 2, 1))
+    storage.kick()
+    assert not flusher.run()
+    storage.tick()
+    assert flusher.run()
+    assert log.written_index == 1
+    assert storage.wal.blocked is None
+    assert flusher.run()
+    assert log.written_index == 2
