@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 from urllib.parse import quote
 
@@ -110,6 +111,37 @@ async def node(call: Call) -> Any:
 async def node_memory(call: Call) -> Any:
     row = await node(call)
     return {"memory": {"total": {"rss": row.get("mem_used", 0)}}}
+
+
+@route("GET", "convoy/node")
+async def own_node(call: Call) -> Any:
+    """What `convoy status` shows of the node that answers."""
+    call.need(call.is_monitor)
+    broker = call.broker
+    replicas = list(broker.host.groups.values())
+    led = sum(1 for replica in replicas if replica.is_leader)
+    local, proxied = broker.deliveries()
+    counters = broker.counters
+    return {
+        "state": "running" if broker.metadata.leader is not None else "no majority",
+        "id": broker.node_id,
+        "name": broker.node_name,
+        "cluster_name": broker.cluster_name,
+        "metadata_leader": broker.metadata.leader,
+        "groups_led": led,
+        "groups_followed": len(replicas) - led,
+        "connections": len(broker.connections),
+        "published": counters.published,
+        "confirmed": counters.confirmed,
+        "delivered": counters.delivered + counters.delivered_no_ack,
+        "deliveries_local": local,
+        "deliveries_proxied": proxied,
+        "alarms": sorted(broker.alarms),
+        "uptime_ms": broker.uptime_ms,
+        "build": f"{__version__}, compiled kernels, Python {platform.python_version()}",
+        "links": broker.link_info(),
+        **broker.node_info(),
+    }
 
 
 @route("GET", "extensions")

@@ -17,7 +17,7 @@ class _Text:
         self._seen: set[str] = set()
 
     def add(self, kind: str, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-        full = f"rabbitmq_{name}" if not name.startswith("convoymq_") else name
+        full = f"rabbitmq_{name}" if not name.startswith("convoy_") else name
         if full not in self._seen:
             self._seen.add(full)
             self.lines.append(f"# TYPE {full} {kind}")
@@ -144,15 +144,19 @@ def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
 
 
 def _replication(text: _Text, broker: Broker) -> None:
-    queues = broker.quorum_queues()
-    local = sum(queue.delivered_local for queue in queues)
-    forwarded = sum(queue.delivered_forwarded for queue in queues)
-    text.counter("convoymq_delivered_local_total", local)
-    text.counter("convoymq_delivered_forwarded_total", forwarded)
+    local, proxied = broker.deliveries()
+    text.counter("convoy_deliveries_local_total", local)
+    text.counter("convoy_deliveries_proxied_total", proxied)
+    groups = broker.host.groups.values()
+    led = sum(1 for replica in groups if replica.is_leader)
+    text.gauge("convoy_groups_led", led)
+    text.gauge("convoy_groups_followed", len(groups) - led)
     counters = getattr(broker.host, "counters", None)
     for name in getattr(type(counters), "__slots__", ()):
         value = getattr(counters, name)
         if isinstance(value, int | float):
-            text.counter(f"convoymq_raft_{name}_total", value)
-    for name, value in broker.extra_metrics().items():
-        text.counter(f"convoymq_{name}_total", value)
+            text.counter(f"convoy_raft_{name}_total", value)
+    for link in broker.link_info():
+        peer = {"peer": broker.node_name_of(int(link["node"]))}
+        text.counter("convoy_link_sent_bytes_total", link["bytes_out"], peer)
+        text.counter("convoy_link_received_bytes_total", link["bytes_in"], peer)

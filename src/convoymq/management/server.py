@@ -94,6 +94,7 @@ class Management(ManagementServer):
         broker.node_info = partial(
             process_info, node.data.path, node.memory_limit, config.alarms.disk_absolute
         )
+        broker.link_info = node.links.info
         super().__init__(
             broker,
             [(address.host, address.port) for address in config.management.tcp],

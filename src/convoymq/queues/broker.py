@@ -203,8 +203,9 @@ class Broker:
         self.started_ms = clock.now_ms()
         self.node_info: Callable[[], dict[str, Any]] = dict
         """Resources of this process; set by who knows them."""
-        self.extra_metrics: Callable[[], dict[str, float]] = dict
-        """Further counters by name, for example bytes between nodes; set by who knows them."""
+        self.link_info: Callable[[], list[dict[str, Any]]] = list
+        """One row per link to another node; set by who knows them."""
+        self._deliveries_ended = (0, 0)
         self._clock = clock
         self._stored_groups = stored_groups
         self._alarms_by_node: dict[int, frozenset[str]] = {}
@@ -840,6 +841,11 @@ class Broker:
     def _end_queue(self, group: int) -> None:
         queue = self._quorum.pop(group, None)
         if queue is not None:
+            local, proxied = self._deliveries_ended
+            self._deliveries_ended = (
+                local + queue.delivered_local,
+                proxied + queue.delivered_forwarded,
+            )
             queue.on_deleted()
             if group in self._member_of:
                 self.host.remove_group(group)
@@ -1091,9 +1097,14 @@ class Broker:
         """This node's face of a quorum queue, if it is open."""
         return self._quorum.get(group)
 
-    def quorum_queues(self) -> list[QuorumQueue]:
-        """All open faces of quorum queues on this node."""
-        return list(self._quorum.values())
+    def deliveries(self) -> tuple[int, int]:
+        """Messages of quorum queues that this node handed to its own clients, and that it sent, as
+        leader, to nodes without a live replica."""
+        local, proxied = self._deliveries_ended
+        for queue in self._quorum.values():
+            local += queue.delivered_local
+            proxied += queue.delivered_forwarded
+        return local, proxied
 
 
 def generated_name(prefix: str) -> str:

@@ -89,6 +89,8 @@ async def test_overview_and_nodes(cluster: FakeCluster, api: httpx.AsyncClient) 
     rows = await ok(api.get("/nodes", params={"columns": "name,running"}))
     assert rows[2] == {"name": "n3", "running": False}
     assert (await ok(api.get("/nodes/n2")))["name"] == "n2"
+    status = await ok(api.get("/convoy/node"))
+    assert (status["state"], status["name"], status["groups_led"]) == ("running", "n1", 2)
     assert await ok(api.get("/whoami")) == {"name": "guest", "tags": ["administrator"]}
 
 
@@ -315,6 +317,7 @@ async def test_metrics_name_what_dashboards_ask_for(cluster: FakeCluster) -> Non
             "# TYPE rabbitmq_queue_messages_ready gauge\nrabbitmq_queue_messages_ready 0\n" in text
         )
         assert "rabbitmq_queues 1\n" in text
+        assert "convoy_deliveries_local_total 0\n" in text
         per_object = (await metrics.get("/metrics/per-object")).text
         assert 'rabbitmq_queue_messages{vhost="/",queue="q"} 0' in per_object
         assert (await metrics.get("/")).status_code == 404
