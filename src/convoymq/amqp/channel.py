@@ -499,6 +499,8 @@ class Channel:
         if len(self.consumers) >= limit:
             raise refusals.too_many_consumers(limit)
         queue = self._find(name)
+        _check_arguments(method.arguments, queue)
+        priority = _priority_of(method.arguments, queue)
         client = self._client(queue)
         self._number += 1
         slot = self.lane.add_slot(
@@ -524,7 +526,7 @@ class Channel:
                 prefetch=0 if method.no_ack else self._window(consumer.prefetch),
                 no_ack=method.no_ack,
                 exclusive=method.exclusive,
-                priority=_priority_of(method.arguments, queue),
+                priority=priority,
                 arguments=method.arguments.to_plain(),
             )
         )
@@ -1067,6 +1069,17 @@ def _as_broker_error(error: Exception) -> BrokerError:
     return error if isinstance(error, BrokerError) else BrokerError(str(error))
 
 
+def _check_arguments(arguments: Table, queue: Queue) -> None:
+    """Refuse consumer arguments that only other queue types know, and those not served yet."""
+    subject = queue_subject(queue.vhost, queue.name)
+    if "x-stream-offset" in arguments and queue.type != "stream":
+        raise refusals.foreign_argument("x-stream-offset", subject, queue.type)
+    if "x-consumer-timeout" in arguments:
+        if queue.type == "quorum":
+            raise refusals.unserved_argument("x-consumer-timeout", subject, queue.type)
+        raise refusals.foreign_argument("x-consumer-timeout", subject, queue.type)
+
+
 def _priority_of(arguments: Table, queue: Queue) -> int:
     field = arguments.get("x-priority")
     if field is None:
@@ -1075,7 +1088,7 @@ def _priority_of(arguments: Table, queue: Queue) -> int:
         raise refusals.invalid_argument(
             "x-priority",
             queue_subject(queue.vhost, queue.name),
-            f"{{unacceptable_type,{field.type_name}}}",
+            f'"expected integer, got {field.type_name}"',
         )
     return field.value
 

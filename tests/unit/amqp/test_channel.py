@@ -428,6 +428,29 @@ async def test_refused_consumer_closes_the_channel(client: Client) -> None:
     )
 
 
+async def test_consumer_arguments(client: Client) -> None:
+    await client.declare("q")
+
+    async def check(text: str, **arguments: Any) -> None:
+        table = Table.of({key.replace("_", "-"): value for key, value in arguments.items()})
+        await refused(client, 406, text, spec.BasicConsume(queue="q", arguments=table))
+
+    await check(
+        f"invalid arg 'x-priority' for {Q}: \"expected integer, got longstr\"", x_priority="a"
+    )
+    await check(
+        f"invalid arg 'x-stream-offset' for {Q} of queue type rabbit_classic_queue",
+        x_stream_offset="first",
+    )
+    await check(
+        f"invalid arg 'x-consumer-timeout' for {Q} of queue type rabbit_classic_queue",
+        x_consumer_timeout=1000,
+    )
+    assert not client.connection.channels[1].consumers
+    heard = await consume(client, arguments=Table.of({"x-priority": -3, "x-own": 1}))
+    assert isinstance(heard[0].method, spec.BasicConsumeOk)
+
+
 async def test_too_many_consumers(make_client: MakeClient) -> None:
     client = make_client(AmqpSettings(consumers_per_channel_max=1))
     await client.open()
