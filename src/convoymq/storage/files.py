@@ -284,6 +284,10 @@ class MemoryDirectory:
             if keep():
                 change.carry_out(names)
         self._changes = []
+        for name in sorted(names):
+            # What lies in a directory goes with it.
+            if "/" in name and name.rpartition("/")[0] not in names:
+                del names[name]
         for inode in {id(i): i for i in names.values() if i is not None}.values():
             inode.crash(keep)
         self.names = names

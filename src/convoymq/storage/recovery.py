@@ -209,7 +209,8 @@ class _WalReader:
                 if name.endswith(".wal"):
                     pooled = path[:-4] + ".free"
                     self._directory.rename(path, pooled)
-                self.pool.append(pooled)
+                if pooled not in self.pool:
+                    self.pool.append(pooled)
             else:
                 self._directory.remove(path)
         return used
