@@ -620,12 +620,20 @@ class Client:
     async def channel(self, number: int = 1) -> None:
         assert isinstance(await self.ask(number, spec.ChannelOpen()), spec.ChannelOpenOk)
 
-    async def declare(self, name: str, channel: int = 1, **arguments: Any) -> FakeQueue:
+    async def declare(self, name: str, channel: int = 1, /, **arguments: Any) -> FakeQueue:
         answer = await self.ask(
             channel, spec.QueueDeclare(queue=name, arguments=Table.of(arguments))
         )
         assert isinstance(answer, spec.QueueDeclareOk)
         return self.broker.queues[answer.queue]
+
+    def reads(self) -> bool:
+        """Whether the connection wants input."""
+        return self.shell.reading
+
+    def gone(self) -> bool:
+        """Whether the connection has closed its socket."""
+        return self.shell.closed
 
     @property
     def state(self) -> State:

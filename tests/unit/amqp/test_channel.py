@@ -32,6 +32,10 @@ async def consume(client: Client, queue: str = "q", **options: Any) -> list[Any]
     return await client.heard()
 
 
+def queue_type(name: str) -> dict[str, Any]:
+    return {"x-queue-type": name}
+
+
 async def refused(client: Client, code: int, text: str, *methods: spec.Method) -> None:
     """The methods close channel 1 with that error; its number and the connection go on working."""
     client.send(1, *methods)
@@ -380,7 +384,7 @@ async def test_counts_are_shown_for_quorum_queues_only(client: Client) -> None:
         ("quorum", {"x-acquired-count": 1, "x-delivery-count": 1}),
         ("classic", {}),
     ):
-        await client.declare(kind, **{"x-queue-type": kind})
+        await client.declare(kind, **queue_type(kind))
         await fill(client, kind, b"x", headers=Table.of({"a": "b"}))
         await client.ask(1, spec.BasicQos(prefetch_count=1))
         await consume(client, kind, tag=kind)
@@ -506,7 +510,7 @@ async def test_get(client: Client) -> None:
 
 async def test_global_prefetch_is_one_limit_for_all_consumers(client: Client) -> None:
     await client.declare("q")
-    await client.declare("p", **{"x-queue-type": "quorum"})
+    await client.declare("p", **queue_type("quorum"))
     for name in ("q", "p"):
         await fill(client, name, *[b"x"] * 10)
     await client.ask(1, spec.BasicQos(prefetch_count=4, global_=True))
@@ -553,7 +557,7 @@ async def test_slow_reader_gets_no_more_than_its_buffer(make_client: MakeClient)
     for start in range(0, 100, 10):
         await fill(client, "q", *bodies[start : start + 10])
     assert client.connection.wire.output_bytes < 25_000
-    assert not client.shell.reading
+    assert not client.reads()
     assert len([call for call in queue.calls if call[0] == "settle"]) < 20
     client.shell.full = False
     client.connection.on_output()
@@ -562,7 +566,7 @@ async def test_slow_reader_gets_no_more_than_its_buffer(make_client: MakeClient)
     heard = await client.heard()
     got = [message.body for message in heard if isinstance(message.method, spec.BasicDeliver)]
     assert got == bodies[: len(got)]
-    assert client.shell.reading
+    assert client.reads()
 
 
 # --- declarations ----------------------------------------------------------------------------

@@ -68,7 +68,7 @@ async def test_wrong_protocol_header_gets_ours_back(
     client.send_bytes(greeting)
     (answer,) = await client.heard()
     assert answer.method == spec.PROTOCOL_HEADER
-    assert client.shell.closed
+    assert client.gone()
 
 
 async def test_legacy_protocol_header_is_taken(make_client: MakeClient) -> None:
@@ -80,14 +80,14 @@ async def test_legacy_protocol_header_is_taken(make_client: MakeClient) -> None:
 async def test_handshake_has_a_time_limit(make_client: MakeClient) -> None:
     client = await started(make_client)
     client.shell.advance(9.9)
-    assert not client.shell.closed
+    assert not client.gone()
     client.shell.advance(0.2)
-    assert client.shell.closed
+    assert client.gone()
 
 
 async def test_handshake_limit_does_not_hit_an_open_connection(client: Client) -> None:
     client.shell.advance(60)
-    assert not client.shell.closed
+    assert not client.gone()
 
 
 async def test_bad_password_with_the_capability_closes_with_403(make_client: MakeClient) -> None:
@@ -105,9 +105,9 @@ async def test_bad_password_without_the_capability_is_silence(make_client: MakeC
     client = await started(make_client)
     client.send(0, start_ok(b"\0guest\0wrong"))
     assert await client.methods() == []
-    assert not client.shell.closed
+    assert not client.gone()
     client.shell.advance(3.1)
-    assert client.shell.closed
+    assert client.gone()
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ async def test_heartbeats_are_sent_and_expected(make_client: MakeClient) -> None
     assert "heartbeat" in await client.methods()
     client.send_bytes(codec.HEARTBEAT)
     client.shell.advance(19)
-    assert not client.shell.closed
+    assert not client.gone()
     client.shell.advance(11)
-    assert client.shell.closed
+    assert client.gone()
     assert not any(isinstance(m, spec.ConnectionClose) for m in await client.methods())
 
 
@@ -197,7 +197,7 @@ async def test_close_is_answered_after_exclusive_queues_are_gone(
     answer = await client.ask(0, spec.ConnectionClose(reply_code=200, reply_text="bye"))
     assert isinstance(answer, spec.ConnectionCloseOk)
     assert broker.closed == [client.connection.id]
-    assert client.shell.closed
+    assert client.gone()
     assert broker.open == []
 
 
@@ -216,16 +216,16 @@ async def test_after_a_server_close_only_close_ok_is_heard(client: Client) -> No
     client.publish("", "q")
     client.send(1, spec.QueueDeclare(queue="q"))
     assert await client.methods() == []
-    assert not client.shell.closed
+    assert not client.gone()
     client.send(0, spec.ConnectionCloseOk())
     await client.settled()
-    assert client.shell.closed
+    assert client.gone()
 
 
 async def test_server_close_does_not_wait_for_ever(client: Client) -> None:
     client.connection.close("shutdown")
     client.shell.advance(5.1)
-    assert client.shell.closed
+    assert client.gone()
 
 
 async def test_channel_rules(client: Client) -> None:
@@ -292,12 +292,12 @@ async def test_blocked_is_told_to_publishers_only(client: Client, broker: FakeBr
     client.publish("", "q", b"one")
     (blocked,) = await client.methods()
     assert blocked == spec.ConnectionBlocked(reason="low on memory & disk")
-    assert not client.shell.reading
+    assert not client.reads()
     assert not queue.ready
     broker.alarms = frozenset()
     client.connection.set_alarms(broker.alarms)
     assert await client.methods() == [spec.ConnectionUnblocked()]
-    assert client.shell.reading
+    assert client.reads()
     assert len(queue.ready) == 1
 
 
@@ -341,11 +341,11 @@ async def test_what_a_waiting_channel_keeps_is_bounded(
     client.send(1, spec.QueueDeclare(queue="slow"))
     for index in range(20):
         client.publish("", "q", b"%03d" % index + bytes(97))
-    assert not client.shell.reading
+    assert not client.reads()
     await client.settled()
     broker.gate.set()
     await client.settled()
-    assert client.shell.reading
+    assert client.reads()
     bodies = await drained(client, 20)
     assert bodies == [b"%03d" % index for index in range(20)]
     assert not queue.ready

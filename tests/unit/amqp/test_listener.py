@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import pika
+import pika  # type: ignore[import-untyped]
 import pytest
 import trustme
 

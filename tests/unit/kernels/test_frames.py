@@ -172,13 +172,15 @@ def naive_frame(
         if state is None or state[2] is None:
             raise Fault(505)
         state[3] += payload
-    (size,) = struct.unpack_from(">Q", state[2], 4)
+    assert state is not None
+    header: bytes = state[2]
+    (size,) = struct.unpack_from(">Q", header, 4)
     if len(state[3]) > size:
         raise Fault(501)
     if len(state[3]) == size:
         del pending[channel]
-        naive_header(state[2])
-        events.append(("publish", channel, state[0], state[1], state[2], state[3]))
+        naive_header(header)
+        events.append(("publish", channel, state[0], state[1], header, state[3]))
 
 
 # --- the kernel, heard the same way ----------------------------------------------------------
