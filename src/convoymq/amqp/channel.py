@@ -888,7 +888,8 @@ class Channel:
             counters.delivered += count
         if acquired:
             counters.redelivered += count
-        if not self._held and self._room(found) >= count:
+        overtakes = any(held[0] is found for held in self._held)
+        if not overtakes and self._room(found) >= count:
             self._deliver(found, first_id, block, command, first, count, acquired, delivery_count)
             return
         self._held.append((found, first_id, block, command, first, count, acquired, delivery_count))
@@ -904,18 +905,21 @@ class Channel:
         return 1 << 30
 
     def _release_held(self) -> None:
-        """Encode held deliveries, in their order, as far as there is room."""
-        while self._held:
-            held = self._held[0]
+        """Encode held deliveries as far as there is room, each consumer's in their order."""
+        waiting, self._held = self._held, deque()
+        blocked: set[Consumer] = set()
+        while waiting and not self.closed:
+            held = waiting.popleft()
             consumer, first_id, block, command, first, count, acquired, delivery_count = held
-            room = min(count, self._room(consumer))
-            if room == 0:
-                return
-            self._held.popleft()
+            room = 0 if consumer in blocked else min(count, self._room(consumer))
             if room < count:
+                blocked.add(consumer)
                 rest = (first_id + room, block, command, first + room, count - room)
-                self._held.appendleft((consumer, *rest, acquired, delivery_count))
-            self._deliver(consumer, first_id, block, command, first, room, acquired, delivery_count)
+                self._held.append((consumer, *rest, acquired, delivery_count))
+            if room:
+                self._deliver(
+                    consumer, first_id, block, command, first, room, acquired, delivery_count
+                )
 
     def _deliver(self, consumer: Consumer, *arguments: Any) -> None:
         try:

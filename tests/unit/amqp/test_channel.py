@@ -524,6 +524,25 @@ async def test_global_prefetch_is_one_limit_for_all_consumers(client: Client) ->
     assert client.connection.channels[1].lane.unacked > 4
 
 
+async def test_global_prefetch_does_not_hold_unacknowledged_consumers(client: Client) -> None:
+    await client.declare("q")
+    await client.declare("p")
+    await client.ask(1, spec.BasicQos(prefetch_count=2, global_=True))
+    await fill(client, "q", *[b"x"] * 5)
+    await consume(client, "q", tag="one")
+    await consume(client, "q", tag="two")
+    await consume(client, "p", tag="free", no_ack=True)
+    await fill(client, "p", *[b"%d" % index for index in range(5)])
+    tags = {message.method.consumer_tag for message in await client.heard()}
+    assert tags == {"free"}
+    got = 2
+    while got < 5:
+        client.send(1, spec.BasicAck(delivery_tag=0, multiple=True))
+        more = await client.methods()
+        assert 1 <= len(more) <= 2
+        got += len(more)
+
+
 async def test_recover_requeues_everything(client: Client) -> None:
     queue = await client.declare("q")
     await fill(client, "q", b"a", b"b")

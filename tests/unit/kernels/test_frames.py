@@ -173,7 +173,7 @@ def naive_frame(
             raise Fault(505)
         state[3] += payload
     assert state is not None
-    header: bytes = state[2]
+    header: Any = state[2]
     (size,) = struct.unpack_from(">Q", header, 4)
     if len(state[3]) > size:
         raise Fault(501)
