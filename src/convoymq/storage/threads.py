@@ -7,8 +7,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from convoymq.storage.types import StorageFault
-
 _Job = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
 
@@ -28,7 +26,7 @@ class ThreadWorker:
     def submit(
         self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
     ) -> None:
-        """Runs `work()`, then `done(result, error)`; errors are OSError and StorageFault."""
+        """Runs `work()`, then `done(result, error)`."""
         self._jobs.put((work, done))
 
     def close(self) -> None:
@@ -46,7 +44,7 @@ class ThreadWorker:
             failure: BaseException | None = None
             try:
                 result = work()
-            except (OSError, StorageFault) as error:
+            except Exception as error:  # the top of this thread: the loop must hear of everything
                 failure = error
             try:
                 self._post(lambda d=done, r=result, f=failure: d(r, f))  # type: ignore[misc]

@@ -249,7 +249,12 @@ class Wal:
             or (current.started and current.tail + need > self._config.wal_max_size_bytes)
             or (current.started and not current.size and self._has_better_next())
         ):
-            current = self._roll()
+            try:
+                current = self._roll()
+            except OSError:
+                # No new file can be made: the full one has to go on. Flushes tell whether it can.
+                if current is None:
+                    raise
         if not current.started:
             opening = file_header(current.generation, self.sequence + 1, self._previous)
         self.sequence += 1
@@ -435,12 +440,12 @@ class Wal:
 
     def _roll(self) -> WalFile:
         """Makes the prepared file the current one; creates one when none is prepared."""
-        full = self.current
-        if full is not None:
-            self._previous = (full.generation, self.sequence, full.tail)
         prepared = self.next_file
         if prepared is None:
             prepared = self._create_fresh()
+        full = self.current
+        if full is not None:
+            self._previous = (full.generation, self.sequence, full.tail)
         self.next_file = None
         self.current = prepared
         self.files[prepared.generation] = prepared

@@ -10,7 +10,7 @@ from tests.unit.storage.disk import Node, run_until_power_loss
 @pytest.mark.parametrize("seed", range(30))
 def test_storage_holds_what_the_model_holds(seed: int) -> None:
     node = Node(seed)
-    for at in range(400):
+    for at in range(150):
         node.step()
         if at % 50 == 0:
             node.check()
@@ -18,7 +18,7 @@ def test_storage_holds_what_the_model_holds(seed: int) -> None:
     node.check()
 
 
-@pytest.mark.parametrize("seed", range(400))
+@pytest.mark.parametrize("seed", range(150))
 def test_nothing_confirmed_is_lost_when_the_power_goes(seed: int) -> None:
     node = Node(seed)
     for _ in range(6):
