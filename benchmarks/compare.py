@@ -29,6 +29,7 @@ from benchmarks.systems import LocalCluster, NotUsable, SystemMissing
 
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS = ("convoy", "rabbitmq")
+TABLE_WIDTH_MIN = 150
 
 
 def make_cluster(system: str, base_port: int) -> LocalCluster:
@@ -123,7 +124,9 @@ def main() -> int:
     except KeyboardInterrupt:
         comparison.failed.append("interrupted")
     about = report.machine(comparison.versions)
-    Console().print(report.table(cases, comparison.samples))
+    output = Console()
+    output.width = max(output.width, TABLE_WIDTH_MIN)
+    output.print(report.table(cases, comparison.samples))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(
         json.dumps(

@@ -18,10 +18,11 @@ Samples = dict[str, dict[str, dict[str, list[float]]]]
 """system → case → figure → one value per run"""
 
 INTRODUCTION = """\
-Three nodes of each system on one machine, one system at a time, {runs} runs alternating; medians,
-± half the range. Quorum queues, fdatasync before confirm, publisher confirms, acknowledgement
-in fifties, 1,000 unconfirmed messages, prefetch 1,000. The same load tool (`convoy perf`) drives
-both, on the same cores as the brokers, and checks loss, order and duplicates in every run."""
+Three nodes of each system on one machine, one system at a time, runs alternating, {runs} of each;
+medians, ± half the range. Quorum queues, fdatasync before confirm, publisher confirms,
+acknowledgement in fifties, 1,000 unconfirmed messages, prefetch 1,000. The same load tool
+(`convoy perf`) drives both, on the same cores as the brokers, and checks loss, order and duplicates
+in every run."""
 
 TITLES = {"convoy": "ConvoyMQ", "rabbitmq": "RabbitMQ"}
 
