@@ -168,6 +168,11 @@ class QuorumQueue(Queue):
         self._clients[session] = made
         return made
 
+    @property
+    def has_clients(self) -> bool:
+        """Whether `tick` has anything to look after."""
+        return bool(self._clients)
+
     def forget(self, client: QuorumClient) -> None:
         """The client's session is over."""
         self._clients.pop(client.session, None)
@@ -475,12 +480,13 @@ class QuorumQueue(Queue):
         self._block_index = -1
         self._block = b""
         now = self.clock.monotonic_ms()
+        leader = self.leader if self.leader is not None else self._host.leader_of(self.group)
         for client in list(self._clients.values()):
             if not client.is_waiting():
                 client.progress_ms = now
                 continue
             client.check_flow()
-            if now - client.progress_ms >= RESEND_AFTER_MS and self.leader is not None:
+            if now - client.progress_ms >= RESEND_AFTER_MS and leader is not None:
                 client.progress_ms = now
                 client.on_silence()
                 if client.target.pending:
