@@ -162,6 +162,9 @@ class GroupHost(Protocol):
     def read_entry(self, group: int, index: int) -> Any:
         """An entry of the local log."""
 
+    def incarnation_of(self, node: int) -> int:
+        """Incarnation of a linked node; 0 when it is not known."""
+
 
 class Broker:
     """See the module text. One per node; single threaded."""
@@ -236,10 +239,14 @@ class Broker:
 
     async def start(self) -> None:
         """Opens the queues that the tree knows, and follows it from now on."""
+        for node in self.running_nodes():
+            if node != self.node_id:
+                self._incarnations[node] = self.host.incarnation_of(node)
         self.metadata.watch(self._on_change)
         self._touched = None
         self._reconcile()
         self._tick()
+        self._spawn(self._learn_alarms())
 
     async def stop(self) -> None:
         """Ends what runs; edges have closed their connections."""
@@ -275,6 +282,16 @@ class Broker:
         if definite and tree is not None and tree.is_leader:
             tree.propose(CMD_NODE_DOWN, 0, 0, node, b"")
 
+    def on_suspect(self, node: int) -> None:
+        """Another node is silent: its consumers get nothing new."""
+        for queue in self._quorum.values():
+            queue.on_node_down(node, definite=False)
+
+    def on_unsuspect(self, node: int) -> None:
+        """Another node speaks again, and nothing was lost."""
+        for queue in self._quorum.values():
+            queue.on_node_up(node)
+
     def _reopen_faces(self, node: int) -> None:
         # Faces of queues whose home was away refuse everything: they are made anew on demand.
         for group, face in list(self.classic.queues.items()):
@@ -284,7 +301,7 @@ class Broker:
 
     def _tick(self) -> None:
         self._timer = self._clock.call_later(TICK_MS, self._tick)
-        for queue in list(self._quorum.values()):
+        for queue in [queue for queue in self._quorum.values() if queue.has_clients]:
             queue.tick()
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
@@ -978,6 +995,14 @@ class Broker:
             self.alarms = effective
             for listener in list(self.on_alarms):
                 listener(effective)
+
+    async def _learn_alarms(self) -> None:
+        # Nodes announce changes only; what began before this node started has to be asked for.
+        for row in await self._gather("node"):
+            # A node that has spoken meanwhile has said something newer.
+            if row["id"] not in self._alarms_by_node and row["id"] != self.node_id:
+                names = (("memory", row["mem_alarm"]), ("disk", row["disk_free_alarm"]))
+                self._set_node_alarms(row["id"], frozenset(name for name, on in names if on))
 
     async def _on_alarm(self, node: int, body: Any) -> None:
         self._set_node_alarms(node, frozenset(str(name) for name in body))

@@ -124,6 +124,9 @@ class FakeHost:
     def read_entry(self, group: int, index: int) -> Entry:
         return self.cluster.groups[group].entries[index - 1]
 
+    def incarnation_of(self, node: int) -> int:
+        return INCARNATION
+
     def on_frame(self, node: int, data: bytes) -> None:
         _, kind, _, group, a, b, c, d = frame_header(data)
         sink = self.cluster.groups[group].sinks[self.node]

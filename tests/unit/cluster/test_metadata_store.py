@@ -1,0 +1,170 @@
+"""The session into the tree: window, resends, deadlines, watchers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from convoymq.cluster.commands import DeleteVhost, PutVhost
+from convoymq.cluster.interfaces import EFFECT_GAP
+from convoymq.cluster.metadata import Change, MetadataMachine
+from convoymq.cluster.metadata_store import RESEND_AFTER_MS, WINDOW, MetadataStore
+from convoymq.kernels.batch import CommandBuilder, commands
+from convoymq.model.errors import PreconditionFailed, Unavailable
+
+SESSION = 1 << 56 | 7 << 24 | 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 0
+        self.calls: list[tuple[int, Any]] = []
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ms(self) -> int:
+        return self.ms
+
+    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Any:
+        self.calls.append((self.ms + delay_ms, callback))
+        return None
+
+    def random(self) -> float:
+        return 0.5
+
+    def pass_by(self, ms: int) -> None:
+        self.ms += ms
+        calls, self.calls = self.calls, []
+        for due, callback in calls:
+            if due <= self.ms:
+                callback()
+            else:
+                self.calls.append((due, callback))
+
+
+class Lone:
+    """A store, and a leader that takes a batch only when told."""
+
+    def __init__(self) -> None:
+        self.machine = MetadataMachine()
+        self.builder = CommandBuilder()
+        self.clock = Clock()
+        self.store = MetadataStore(self.machine, self.builder, SESSION, self.clock)
+        self.store.on_leader(0, 1, 1)
+        self.index = 0
+
+    def take(self) -> bytes:
+        """Seals what the node would send."""
+        return self.builder.take_entry(0, self.index + 1, 1, 1000).data
+
+    def commit(self, data: bytes) -> None:
+        self.index += 1
+        self.machine.apply(self.index, 1000, data)
+        effects, self.machine.effects = self.machine.effects, []
+        self.store.on_effects(effects, None)
+
+    def ask(self, name: str, timeout: float = 30.0) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.store.execute(PutVhost(name=name), timeout))
+
+
+async def turn() -> None:
+    """Lets every task that can run do so."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_an_answer_comes_after_the_own_tree_has_changed() -> None:
+    lone = Lone()
+    heard: list[Change] = []
+    lone.store.watch(heard.append)
+    task = lone.ask("v")
+    await turn()
+    lone.commit(lone.take())
+    assert await task is True
+    assert "v" in lone.machine.vhosts
+    assert [change.vhost for change in heard] == ["v"]
+
+
+async def test_a_refusal_is_raised_as_what_it_was() -> None:
+    lone = Lone()
+    task = lone.ask("")
+    await turn()
+    lone.commit(lone.take())
+    with pytest.raises(PreconditionFailed, match="invalid vhost name"):
+        await task
+
+
+async def test_no_more_commands_are_open_than_the_machine_remembers_answers_of() -> None:
+    lone = Lone()
+    tasks = [lone.ask(f"v{i}") for i in range(WINDOW + 3)]
+    await turn()
+    first = lone.take()
+    assert len(commands(first)) == WINDOW
+    lone.commit(first)
+    second = lone.take()
+    assert len(commands(second)) == 3
+    lone.commit(second)
+    assert await asyncio.gather(*tasks) == [True] * (WINDOW + 3)
+
+
+async def test_a_new_leader_gets_what_is_pending_and_applies_it_once() -> None:
+    lone = Lone()
+    task = lone.ask("v")
+    await turn()
+    lost = lone.take()
+    lone.store.on_leader(0, None, 1)
+    lone.store.on_leader(0, 2, 2)
+    again = lone.take()
+    assert [command[3] for command in commands(again)] == [1]
+    lone.commit(again)
+    assert await task is True
+    version = lone.machine.version
+    lone.commit(lost)
+    assert lone.machine.version == version
+
+
+async def test_a_batch_that_vanished_is_sent_again_after_a_while() -> None:
+    lone = Lone()
+    task = lone.ask("v")
+    await turn()
+    lone.take()
+    lone.clock.pass_by(RESEND_AFTER_MS - 1)
+    assert lone.builder.used == 0
+    lone.clock.pass_by(1)
+    lone.commit(lone.take())
+    assert await task is True
+
+
+async def test_a_gap_makes_the_rest_follow() -> None:
+    lone = Lone()
+    tasks = [lone.ask("a")]
+    await turn()
+    lone.take()
+    tasks.append(lone.ask("b"))
+    await turn()
+    lone.take()
+    lone.store.on_effects([(EFFECT_GAP, SESSION, 0)], None)
+    lone.commit(lone.take())
+    assert await asyncio.gather(*tasks) == [True, True]
+
+
+async def test_no_answer_in_time_is_unavailable_and_the_next_command_still_works() -> None:
+    lone = Lone()
+    with pytest.raises(Unavailable):
+        await lone.store.execute(PutVhost(name="v"), 0)
+    task = asyncio.create_task(lone.store.execute(DeleteVhost(name="v")))
+    await turn()
+    lone.commit(lone.take())
+    # The first was given up by its caller, not by the session: both were applied.
+    assert await task is True
+
+
+async def test_waiting_for_a_leader_has_a_deadline() -> None:
+    lone = Lone()
+    await lone.store.wait_for_leader(0)
+    lone.store.on_leader(0, None, 1)
+    with pytest.raises(Unavailable):
+        await lone.store.wait_for_leader(0)

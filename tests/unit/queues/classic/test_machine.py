@@ -1,0 +1,181 @@
+"""The classic queue's rules against a naive model that keeps one object per message."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from convoymq.kernels.batch import (
+    CMD_CANCEL,
+    CMD_CHECKOUT,
+    CMD_GET,
+    CMD_PURGE,
+    CMD_RETURN,
+    CMD_SESSION_CLOSE,
+    CMD_SETTLE,
+    CommandBuilder,
+    PublishTarget,
+    pack_ranges,
+)
+from convoymq.queues.classic.machine import (
+    APPLIED,
+    DELIVER,
+    GOT,
+    PURGED,
+    Block,
+    ClassicMachine,
+    Effect,
+    Limits,
+)
+from tests.unit.queues.classic.support import body_of, message
+
+SESSIONS = [1 << 56 | 1, 1 << 56 | 2]
+
+
+def no_loading(block: Block) -> tuple[bytes, int]:
+    raise AssertionError("nothing was taken out of memory")
+
+
+class Model(RuleBasedStateMachine):
+    """Every message is in exactly one of: ready (ascending), held by a consumer, gone."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.machine = ClassicMachine(Limits(), no_loading)
+        self.builder = CommandBuilder()
+        self.targets = {s: PublishTarget(self.builder, s, None) for s in SESSIONS}
+        self.ready: dict[int, int] = {}
+        """position -> times handed out"""
+        self.held: dict[tuple[int, int], dict[int, int]] = {}
+        """(session, consumer) -> message id -> position"""
+        self.counts: dict[int, int] = {}
+        self.published = 0
+        self.consumers: dict[tuple[int, int], int] = {}
+        self.next_consumer = 0
+
+    def run_batch(self) -> list[Effect]:
+        self.machine.apply(self.builder.take_forward(1, 0), 1000)
+        effects, self.machine.effects = self.machine.effects, []
+        for effect in effects:
+            if effect[0] == DELIVER:
+                _, session, consumer, first_id, (data, command), first, count, acquired = effect
+                for i in range(count):
+                    position = int(body_of(data, command, first + i))
+                    self.take(session, consumer, first_id + i, position, acquired)
+            elif effect[0] == GOT and effect[2] is not None:
+                _, session, (data, command), index, number, acquired, _ = effect
+                position = int(body_of(data, command, index))
+                self.take(session, 0, number, position, acquired)
+        return effects
+
+    def take(self, session: int, consumer: int, number: int, position: int, acquired: int) -> None:
+        assert position == min(self.ready), "delivery out of order"
+        assert self.counts.get(position, 0) == acquired
+        del self.ready[position]
+        self.held.setdefault((session, consumer), {})[number] = position
+
+    def give_back(self, positions: list[int]) -> None:
+        for position in positions:
+            self.counts[position] = self.counts.get(position, 0) + 1
+            self.ready[position] = 1
+
+    @rule(session=st.sampled_from(SESSIONS), count=st.integers(1, 6))
+    def publish(self, session: int, count: int) -> None:
+        for _ in range(count):
+            body = str(self.published).encode()
+            self.targets[session].publish([message(body)], len(body), 0)
+            self.ready[self.published] = 0
+            self.published += 1
+        self.run_batch()
+
+    @rule(session=st.sampled_from(SESSIONS), prefetch=st.integers(1, 4), priority=st.integers(0, 1))
+    def consume(self, session: int, prefetch: int, priority: int) -> None:
+        self.next_consumer += 1
+        body = msgspec.msgpack.encode({"prefetch": prefetch, "priority": priority, "tag": "t"})
+        self.consumers[session, self.next_consumer] = prefetch
+        self.targets[session].command(CMD_CHECKOUT, 0, len(body), self.next_consumer, body)
+        self.run_batch()
+
+    @rule(data=st.data(), requeue=st.booleans())
+    def settle(self, data: st.DataObject, requeue: bool) -> None:
+        holders = [key for key, ids in self.held.items() if ids]
+        if not holders:
+            return
+        session, consumer = data.draw(st.sampled_from(sorted(holders)))
+        ids = self.held[session, consumer]
+        first = data.draw(st.sampled_from(sorted(ids)))
+        last = data.draw(st.sampled_from(sorted(n for n in ids if n >= first)))
+        gone = [ids.pop(n) for n in sorted(ids) if first <= n <= last]
+        if requeue:
+            self.give_back(gone)
+        kind = CMD_RETURN if requeue else CMD_SETTLE
+        self.targets[session].command(kind, 0, 1, consumer, pack_ranges([first, last]))
+        self.run_batch()
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        if self.consumers:
+            session, consumer = data.draw(st.sampled_from(sorted(self.consumers)))
+            del self.consumers[session, consumer]
+            self.targets[session].command(CMD_CANCEL, 0, 0, consumer)
+            self.run_batch()
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def get(self, session: int) -> None:
+        expected = bool(self.ready)
+        self.targets[session].command(CMD_GET, 0, 0, 0)
+        (got,) = [effect for effect in self.run_batch() if effect[0] == GOT]
+        assert (got[2] is not None) == expected
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def purge(self, session: int) -> None:
+        count = len(self.ready)
+        self.ready.clear()
+        self.targets[session].command(CMD_PURGE, 0, 0, 0)
+        (purged,) = [effect for effect in self.run_batch() if effect[0] == PURGED]
+        assert purged[2] == count
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def close(self, session: int) -> None:
+        for key in [key for key in self.held if key[0] == session]:
+            self.give_back(list(self.held.pop(key).values()))
+        self.consumers = {key: n for key, n in self.consumers.items() if key[0] != session}
+        self.targets[session].command(CMD_SESSION_CLOSE, 0, 0, 0)
+        self.run_batch()
+        self.targets[session] = PublishTarget(self.builder, session, None)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.machine.check_invariants()
+        assert self.machine.ready_count == len(self.ready)
+        assert self.machine.unsettled_count == sum(len(ids) for ids in self.held.values())
+        for key, prefetch in self.consumers.items():
+            assert len(self.held.get(key, ())) <= prefetch
+            if self.ready:
+                assert len(self.held.get(key, ())) == prefetch, "a free consumer beside messages"
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_repeated_batch_is_answered_and_not_applied_again() -> None:
+    machine = ClassicMachine(Limits(), no_loading)
+    target = PublishTarget(CommandBuilder(), SESSIONS[0], None)
+    target.publish([message(b"a")], 1, 1)
+    batch = target.builder.take_forward(1, 0)
+    machine.apply(batch, 1)
+    machine.effects.clear()
+    machine.apply(batch, 1)
+    assert machine.effects == [(APPLIED, SESSIONS[0], 1, ())]
+    assert machine.ready_count == 1
+
+
+def test_a_stranger_in_the_middle_of_its_stream_is_ignored() -> None:
+    machine = ClassicMachine(Limits(), no_loading)
+    builder = CommandBuilder()
+    builder.add(CMD_PURGE, 0, SESSIONS[0], 5, 0, 0)
+    machine.apply(builder.take_forward(1, 0), 1)
+    assert machine.effects == []
