@@ -53,6 +53,8 @@ class GroupLog:
         self.snapshot_membership = b""
         self.damaged: Damage | None = None
         self.removed = False
+        self._truncated = False
+        """The next entry replaces some that are gone from memory, but not from disk."""
         self.on_written: Callable[[int, int, int], None] = _nothing
         """(group, index, term): durable up to here. Once per flush."""
         self.on_vote_written: Callable[[int, int, int], None] = _nothing
@@ -118,6 +120,9 @@ class GroupLog:
         data = entry.data
         size = len(data)
         self.places.append(self._wal.add_entry(self, data))
+        if self._truncated:
+            self._truncated = False
+            self._wal.hold_files()
         self.sizes.append(size >> 3)
         self._memory.append(entry)
         self.memory_bytes += size
@@ -161,6 +166,7 @@ class GroupLog:
             # The runs begin above index - 1: the term of what precedes the log is kept apart.
             self._run_starts[-1] = index
         self.written_index = min(self.written_index, index - 1)
+        self._truncated = True
 
     def _cut_segments(self, index: int) -> None:
         self.stale_index = min(self.stale_index or index, index)

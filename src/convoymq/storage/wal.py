@@ -168,8 +168,8 @@ class Wal:
         """Last sequence given out."""
         self.written_sequence = 0
         self.barrier = 0
-        """No file may go before the batch of this sequence is durable: it voids entries that the
-        logs in memory have forgotten already."""
+        """No file may go before the batch of this sequence is durable: it replaces or voids
+        entries that the logs in memory have forgotten already."""
         self._previous = (0, 0, 0)
         self._open: Batch | None = None
         self._sealed: deque[Batch] = deque()
@@ -228,8 +228,12 @@ class Wal:
         """Queues a record of storage's own. `era` takes the place of an entry's time."""
         place = self.add(make_entry(group, index, term, era, kind, body).data, group)
         if kind in (KIND_VOID, KIND_REMOVED):
-            self.barrier = self.sequence
+            self.hold_files()
         return place
+
+    def hold_files(self) -> None:
+        """No file may go before what is queued now is durable."""
+        self.barrier = self.sequence
 
     def tell(self, note: Any) -> None:
         """`note` (a vote, or a callable) is told when all queued so far is durable."""

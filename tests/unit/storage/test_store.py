@@ -26,3 +26,23 @@ def test_nothing_confirmed_is_lost_when_the_power_goes(seed: int) -> None:
         node.crash()
     node.run()
     node.check()
+
+
+KEEP = {"nothing": lambda: False, "all": lambda: True, "some": None}
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+@pytest.mark.parametrize("kept", ["nothing", "all", "some"])
+def test_the_power_may_go_at_every_single_file_operation(seed: int, kept: str) -> None:
+    operation = 1
+    while True:
+        node = Node(seed)
+        if not run_until_power_loss(node, 90, operation):
+            break
+        node.crash(KEEP[kept])
+        for group in list(node.groups):
+            node.append(group, 1)
+        node.run()
+        node.check()
+        operation += 1
+    assert operation > 40
