@@ -216,6 +216,7 @@ class Broker:
         self._member_of: set[int] = set()
         self._incarnations: dict[int, int] = {node_id: incarnation}
         self._touched: set[int] | None = set()
+        self._gone: set[int] = set()
         self._reconciling = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: Any = None
@@ -264,6 +265,7 @@ class Broker:
     def on_node_up(self, node: int, incarnation: int) -> None:
         """Another node is linked."""
         self._incarnations[node] = max(incarnation, self._incarnations.get(node, 0))
+        self._gone.discard(node)
         for queue in self._quorum.values():
             queue.on_node_up(node)
         self._reopen_faces(node)
@@ -278,9 +280,19 @@ class Broker:
         self.classic.on_node_down(node)
         self.topology.bump()
         self._set_node_alarms(node, frozenset())
+        if definite:
+            self._gone.add(node)
+            self._free_names()
+
+    def _free_names(self) -> None:
+        """As the tree's leader, ends the exclusive queues of nodes whose processes are gone."""
+        # Kept until it is done: the process that is gone may have been the leader.
+        held = {record.home for record in self.metadata.tree.records() if record.owner is not None}
         tree = self.host.replica(0)
-        if definite and tree is not None and tree.is_leader:
-            tree.propose(CMD_NODE_DOWN, 0, 0, node, b"")
+        if tree is not None and tree.is_leader:
+            for node in sorted(self._gone & held):
+                tree.propose(CMD_NODE_DOWN, 0, 0, node, b"")
+        self._gone &= held
 
     def on_suspect(self, node: int) -> None:
         """Another node is silent: its consumers get nothing new."""
@@ -291,6 +303,7 @@ class Broker:
         """Another node speaks again, and nothing was lost."""
         for queue in self._quorum.values():
             queue.on_node_up(node)
+        self._reopen_faces(node)
 
     def _reopen_faces(self, node: int) -> None:
         # Faces of queues whose home was away refuse everything: they are made anew on demand.
@@ -303,6 +316,8 @@ class Broker:
         self._timer = self._clock.call_later(TICK_MS, self._tick)
         for queue in [queue for queue in self._quorum.values() if queue.has_clients]:
             queue.tick()
+        if self._gone:
+            self._free_names()
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)

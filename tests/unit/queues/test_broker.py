@@ -181,6 +181,35 @@ async def test_exclusive_queues_belong_to_their_connection(cluster: FakeCluster)
         cluster.nodes[1].broker.find_queue("/", name, 5)
 
 
+async def test_names_of_a_lost_node_get_free_also_when_it_led_the_tree(
+    cluster: FakeCluster,
+) -> None:
+    await cluster.queue(3, "mine", exclusive=True, durable=False, owner=5)
+    broker = cluster.nodes[1].broker
+    await until(lambda: "mine" in cluster.nodes[1].machine.vhosts["/"].queues)
+    tree = cluster.nodes[1].host.groups[0]
+    tree.is_leader = False
+    cluster.down.add(3)
+    broker.on_node_down(3, definite=True)
+    tree.is_leader = True
+    await until(lambda: "mine" not in cluster.nodes[1].machine.vhosts["/"].queues)
+
+
+async def test_a_face_that_was_made_while_its_home_was_suspected_is_made_anew(
+    cluster: FakeCluster,
+) -> None:
+    await cluster.queue(1, "c", arguments={"x-queue-type": "classic"})
+    broker = cluster.nodes[2].broker
+    await until(lambda: "c" in cluster.nodes[2].machine.vhosts["/"].queues)
+    cluster.down.add(1)
+    broker.on_suspect(1)
+    with pytest.raises(NotFound):
+        broker.find_queue("/", "c")
+    cluster.down.clear()
+    broker.on_unsuspect(1)
+    assert await broker.passive_declare("/", "c") == ("c", 0, 0)
+
+
 async def test_an_auto_delete_queue_goes_with_its_last_consumer(cluster: FakeCluster) -> None:
     await cluster.queue(1, "q", auto_delete=True, durable=False)
     consumer = channel(cluster, 2, "q")
