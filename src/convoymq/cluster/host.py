@@ -1,8 +1,8 @@
 """All Raft groups of one node, and everything that happens to them in a loop round.
 
-Frames, link events, flush completions and new commands only mark groups as dirty; `end_of_round` then
-seals batches, starts the flush, applies what is committed and sends commit notices. A group that
-nobody marks costs nothing: there is no per-group timer or heartbeat.
+Frames, link events, flush completions and new commands only mark groups as dirty; `end_of_round`
+then seals batches, starts the flush, applies what is committed and sends commit notices. A group
+that nobody marks costs nothing: there is no per-group timer or heartbeat.
 
 `watch_group` is for a node that has clients of a group but no replica of it: it learns the
 leader by asking the members, and forwards.
@@ -14,21 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from convoymq.cluster.interfaces import Clock, EffectSink, Machine, Transport
-from convoymq.cluster.replica import Replica, encoded
+from convoymq.cluster.replica import LEADER_IS, Replica
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry, frame, frame_header
-from convoymq.model.errors import Misuse
-from convoymq.replication.raft.draft_types import (
-    LeaderIs,
-    Membership,
-    Message,
-    RaftConfig,
-    decode,
-)
+from convoymq.model.errors import Misuse, PeerError
+from convoymq.replication.raft.core import RaftCore
+from convoymq.replication.raft.membership import Learner, Membership
+from convoymq.replication.raft.types import RaftConfig
 from convoymq.storage.types import GroupPlan
 
-#: Frames kept for a group that is not created here yet (its members learn of it at different times).
+#: Frames kept for a group that is not created here yet: members learn of it at different times.
 EARLY_FRAMES_MAX = 64
 EARLY_GROUPS_MAX = 4096
 ROUNDS_MAX = 8
@@ -111,6 +109,7 @@ class ReplicaHost:
         clock: Clock,
         config: RaftConfig | None = None,
         on_dirty: Callable[[], None] | None = None,
+        core_class: type[RaftCore] = RaftCore,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
@@ -119,6 +118,8 @@ class ReplicaHost:
         self.clock = clock
         self.config = config or RaftConfig()
         self.on_dirty = on_dirty
+        #: The simulator hands in cores with planted bugs.
+        self.core_class = core_class
         self.groups: dict[int, Replica] = {}
         self.watched: dict[int, Watched] = {}
         self.counters = HostCounters()
@@ -133,7 +134,6 @@ class ReplicaHost:
         self.on_membership_changed: Callable[[int, Membership], None] | None = None
         #: Called after sealing, before applying: lets the shell write to the links at once.
         self.after_seal: Callable[[], None] | None = None
-        self._initial_states: dict[int, bytes] = {}
         self._early: dict[int, list[tuple[int, bytes]]] = {}
         self._removed: set[int] = set()
         self._dirty: list[Replica | Watched] = []
@@ -143,7 +143,7 @@ class ReplicaHost:
         self._transfers = 0
         storage.planner = self.plan
 
-    # -- groups --------------------------------------------------------------------------------------
+    # Groups.
 
     def create_group(
         self,
@@ -154,26 +154,33 @@ class ReplicaHost:
         *,
         leader_hint: int = 0,
         learner: bool = False,
+        wiped: bool = False,
     ) -> Replica:
-        """Makes this node a member of the group and starts taking part."""
+        """Makes this node a member of the group and starts taking part.
+
+        Args:
+            members: those that the group began with; the log knows better once it has entries.
+            leader_hint: the node that stands for the first election at once.
+            learner: this node joins a group that exists.
+            wiped: this node's data was lost after it had become a member: it neither votes nor
+                acknowledges before the leader has taken it in anew.
+        """
         if group in self.groups:
             raise Misuse(f"group {group} exists already")
         watched = self.watched.pop(group, None)
         builder = watched.builder if watched is not None else CommandBuilder()
         log = self.storage.open_group(group)
         fresh = log.last_index == 0 and log.snapshot_index == 0 and log.term == 0
-        voters = tuple(sorted(n for n in members if not learner or n != self.node))
-        membership = Membership(voters, (self.node,) if learner else ())
-        self._initial_states[group] = machine.snapshot()
+        voters = frozenset(n for n in members if not learner or n != self.node)
+        membership = Membership(voters, (Learner(self.node, 1 << 62),) if learner else ())
         replica = Replica(self, group, log, machine, sink, builder, membership)
         self.groups[group] = replica
         builder.on_first = lambda: self.mark_dirty(replica)
         builder.on_full = lambda: self._on_full(replica)
         if builder.used:
             self.mark_dirty(replica)
-        campaign = fresh and not learner and leader_hint == self.node
-        alone = replica.core.membership.voters == (self.node,)
-        replica.start(campaign=campaign or alone)
+        hurry = fresh and not learner and not wiped and leader_hint == self.node
+        replica.start(hurry=hurry, wiped=wiped)
         for node, data in self._early.pop(group, ()):
             self.on_frame(node, data)
         return replica
@@ -185,8 +192,8 @@ class ReplicaHost:
         watched = self.watched.get(group)
         if watched is None:
             watched = Watched(group, members, sink)
-            watched.builder.on_first = lambda w=watched: self.mark_dirty(w)  # type: ignore[misc]
-            watched.builder.on_full = lambda w=watched: self._on_full(w)  # type: ignore[misc]
+            watched.builder.on_first = lambda w=watched: self.mark_dirty(w)
+            watched.builder.on_full = lambda w=watched: self._on_full(w)
             self.watched[group] = watched
         watched.members = tuple(members)
         self._ask_leader(watched)
@@ -201,7 +208,6 @@ class ReplicaHost:
         self._early.pop(group, None)
         self.watched.pop(group, None)
         self.active.discard(group)
-        self._initial_states.pop(group, None)
         if replica is not None:
             replica.stop()
         self.storage.remove_group(group)
@@ -211,19 +217,7 @@ class ReplicaHost:
         """The local replica, if any."""
         return self.groups.get(group)
 
-    def restart_replica(self, replica: Replica) -> None:
-        """Begins again with a replica whose data was found damaged and is being wiped."""
-        group = replica.group
-        if self.groups.get(group) is not replica:
-            return
-        members = (*replica.members, *replica.learners)
-        replica.stop()
-        del self.groups[group]
-        replica.machine.restore(self._initial_states[group])
-        replica.machine.effects = []
-        self.create_group(group, members, replica.machine, replica.sink)
-
-    # -- client side ---------------------------------------------------------------------------------
+    # Client side.
 
     def builder_of(self, group: int) -> CommandBuilder:
         """The open batch of a group on this node. Raises KeyError for an unknown group."""
@@ -248,17 +242,23 @@ class ReplicaHost:
         entry: Entry = self.groups[group].log.entry(index)
         return entry
 
-    # -- input ---------------------------------------------------------------------------------------
+    # Input.
 
     def on_frame(self, node: int, data: bytes) -> None:
         """Takes a link frame from another node. Malformed frames are noted and dropped."""
-        _, kind, _, group, a, b, c, d = frame_header(data)
+        try:
+            self._take(node, data)
+        except PeerError as error:
+            self.note("raft.frame_malformed", node=node, error=error.text)
+
+    def _take(self, node: int, data: bytes) -> None:
+        _, kind, flags, group, a, b, c, d = frame_header(data)
         replica = self.groups.get(group)
         if replica is not None:
             if kind == batch.FRAME_APPEND:
                 replica.on_append(node, data, a, b, c, d)
             elif kind == batch.FRAME_APPEND_REPLY:
-                replica.on_append_reply(node, a, b, c)
+                replica.on_append_reply(node, flags, a, b, c)
             elif kind == batch.FRAME_FORWARD:
                 self._on_forward(replica, node, data)
             elif kind == batch.FRAME_COMMIT:
@@ -302,36 +302,46 @@ class ReplicaHost:
 
     def _tell_leader(self, replica: Replica, node: int) -> None:
         leader = replica.established_leader
-        self.send_message(node, replica.group, replica.term, LeaderIs(replica.term, leader))
+        self.send_raft(node, replica.group, (LEADER_IS, replica.term, leader))
+
+    def _decode(self, node: int, group: int, data: bytes) -> list[Any] | None:
+        try:
+            message = msgspec.msgpack.decode(memoryview(data)[batch.HEADER_SIZE :])
+        except msgspec.DecodeError as error:
+            message = str(error)
+        if (
+            isinstance(message, list)
+            and len(message) >= 2
+            and isinstance(message[0], int)
+            and isinstance(message[1], int)
+        ):
+            return message
+        self.note("raft.message_malformed", group=group, node=node, error=repr(message)[:200])
+        return None
 
     def _on_raft(self, replica: Replica, node: int, data: bytes) -> None:
-        try:
-            message = decode(data[batch.HEADER_SIZE :])
-        except ValueError as error:
-            self.note("raft.message_malformed", group=replica.group, node=node, error=str(error))
+        message = self._decode(node, replica.group, data)
+        if message is None:
             return
-        if isinstance(message, LeaderIs) and message.term == 0:
+        if message[0] == LEADER_IS and message[1] == 0:
             self._tell_leader(replica, node)
             return
         replica.on_message(node, message)
 
     def _on_watched(self, watched: Watched, node: int, data: bytes) -> None:
-        try:
-            message = decode(data[batch.HEADER_SIZE :])
-        except ValueError:
+        message = self._decode(node, watched.group, data)
+        if message is None:
             return
-        if not isinstance(message, LeaderIs):
-            if message.term:
-                self._keep_early(watched.group, node, data)
+        if message[0] != LEADER_IS or len(message) != 3:
+            self._keep_early(watched.group, node, data)
             return
-        if message.term < watched.term or (message.leader == 0 and watched.leader):
+        _, term, leader = message
+        if term < watched.term or leader == 0:
             return
-        if message.leader == 0:
-            return
-        if (message.leader, message.term) != (watched.leader, watched.term):
-            watched.leader = message.leader
-            watched.term = message.term
-            watched.sink.on_leader(watched.group, message.leader, message.term)
+        if (leader, term) != (watched.leader, watched.term):
+            watched.leader = leader
+            watched.term = term
+            watched.sink.on_leader(watched.group, leader, term)
 
     def _ask_leader(self, watched: Watched) -> None:
         near = [n for n in watched.members if n in self.reachable]
@@ -340,7 +350,7 @@ class ReplicaHost:
         if near:
             watched.turn += 1
             node = near[watched.turn % len(near)]
-            self.send_message(node, watched.group, 0, LeaderIs(0, 0))
+            self.send_raft(node, watched.group, (LEADER_IS, 0, 0))
 
     def on_link_up(self, node: int, incarnation: int) -> None:
         """The link to a node is up, the node answers."""
@@ -366,7 +376,7 @@ class ReplicaHost:
         self.reachable.add(node)
         self.gone.discard(node)
         for replica in list(self.groups.values()):
-            if replica.core.membership.has(node) or node in replica.machine.session_nodes():
+            if node in replica.core.members.nodes or node in replica.machine.session_nodes():
                 replica.on_reachable(node)
         for watched in self.watched.values():
             if watched.leader == node:
@@ -379,7 +389,7 @@ class ReplicaHost:
         self.now = self.clock.monotonic_ms()
         self.reachable.discard(node)
         for replica in list(self.groups.values()):
-            if replica.core.membership.has(node) or node in replica.machine.session_nodes():
+            if node in replica.core.members.nodes or node in replica.machine.session_nodes():
                 replica.on_unreachable(node)
         for watched in self.watched.values():
             if watched.leader == node:
@@ -392,7 +402,7 @@ class ReplicaHost:
         """Incarnation of a node that was heard of; 0 = never."""
         return self.incarnation if node == self.node else self.incarnations.get(node, 0)
 
-    # -- rounds --------------------------------------------------------------------------------------
+    # Rounds.
 
     def wake(self) -> None:
         """Asks for an `end_of_round`."""
@@ -481,7 +491,7 @@ class ReplicaHost:
             elif self.now - watched.asked_at >= ASK_LEADER_MS:
                 self._ask_leader(watched)
 
-    # -- administration ------------------------------------------------------------------------------
+    # Administration.
 
     def add_member(self, group: int, node: int, *, voter: bool = True) -> bool:
         """Leader: adds a member; False = not leader, or another change is under way."""
@@ -500,9 +510,7 @@ class ReplicaHost:
             return False
         if to == 0:
             near = [
-                (p.match, p.node)
-                for p in replica.core.progress.values()
-                if p.reachable and p.node in replica.members
+                (p.match, p.node) for p in replica.core.progress.values() if p.connected and p.voter
             ]
             if not near:
                 return False
@@ -541,18 +549,17 @@ class ReplicaHost:
         if self.on_membership_changed is not None:
             self.on_membership_changed(replica.group, membership)
 
-    # -- services for replicas -----------------------------------------------------------------------
+    # Services for replicas.
 
     def plan(self, group: int) -> GroupPlan | None:
         """Asked by storage when it empties a WAL file."""
         replica = self.groups.get(group)
         return replica.plan() if replica is not None else None
 
-    def send_message(self, node: int, group: int, term: int, message: Message) -> None:
-        """Sends a RAFT frame."""
-        self.transport.send(
-            node, frame(batch.FRAME_RAFT, 0, group, term, 0, 0, 0, encoded(message))
-        )
+    def send_raft(self, node: int, group: int, message: tuple[int, ...]) -> None:
+        """Sends a RAFT frame for a group without a replica that could."""
+        body = msgspec.msgpack.encode(message)
+        self.transport.send(node, frame(batch.FRAME_RAFT, 0, group, 0, 0, 0, 0, body))
 
     def next_transfer(self) -> int:
         """A number for a snapshot transfer, unique on this node and incarnation."""

@@ -1,81 +1,47 @@
+# cython: annotation_typing=False
 """One member of one Raft group: joins the core, the log and the machine.
 
-Who does what: the core decides, the log keeps, the machine computes; this class carries entries
-between them and the transport. It has no socket, file or clock of its own (`interfaces`).
+The core decides, the log keeps, the machine computes; this class carries entries between them and
+the transport. It has no socket, file or clock of its own (`interfaces`).
 
-Steady path, one call each per entry: `seal` (leader: batch -> entry -> log and followers),
+Steady path, one call each per entry: `seal` (leader: batch → entry → log and followers),
 `on_append` (follower), `on_append_reply` and `on_written` (commit), `apply`.
-
-Durability: a follower acknowledges `core.ack_index()`, which never passes what its own disk holds;
-the leader counts itself by the same rule; votes leave after they are on disk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from convoymq.cluster.interfaces import EFFECT_TIMER as MACHINE_TIMER
-from convoymq.cluster.interfaces import EffectSink, Machine
-from convoymq.cluster.snapshotting import SnapshotReceiver, SnapshotSender
+from convoymq.cluster import transfer
+from convoymq.cluster.interfaces import EFFECT_TIMER, EffectSink, Machine
+from convoymq.cluster.transfer import SnapshotReceiving, SnapshotSending
 from convoymq.kernels import batch
-from convoymq.kernels.batch import CommandBuilder, Entry, frame, split_entries
-from convoymq.model.errors import StorageFault, check
-from convoymq.replication.raft import draft_core as raft
-from convoymq.replication.raft.draft_core import PROBE, REPLICATE, SNAPSHOT, Progress, RaftCore
-from convoymq.replication.raft.draft_types import (
-    LEADER,
-    ROLE_NAMES,
-    LeaderIs,
-    Membership,
-    Message,
-    SnapshotAck,
-    SnapshotBegin,
-    SnapshotChunk,
-    encode,
-)
-from convoymq.storage.types import EntryGone, GroupPlan, Snapshot
+from convoymq.kernels.batch import CommandBuilder, frame, make_entry, split_entries
+from convoymq.model.errors import PeerError, StorageFault, check
+from convoymq.replication.raft import types
+from convoymq.replication.raft.core import RaftCore
+from convoymq.replication.raft.membership import Learner, Membership, decode_membership
+from convoymq.replication.raft.types import LEADER, REPLICATE, ROLE_NAMES, SNAPSHOT
+from convoymq.storage.types import GroupPlan, Snapshot
 
 if TYPE_CHECKING:
     from convoymq.cluster.host import ReplicaHost
     from convoymq.storage.log import GroupLog
 
 HEADER = batch.HEADER_SIZE
-NOOP = batch.ENTRY_NOOP
 COMMANDS = batch.ENTRY_COMMANDS
 MEMBERSHIP = batch.ENTRY_MEMBERSHIP
+FLAG_RESET = 1
+"""APPEND_REPLY: the follower lost its log; what it acknowledged before does not count."""
+LEADER_IS = 32
+"""Kind of a RAFT message outside the core: (kind, term, leader or 0). Term 0 asks."""
 
 
 class Replica:
     """A group's member on this node. Made by `ReplicaHost.create_group`."""
-
-    __slots__ = (
-        "_announced_term",
-        "_initial",
-        "_known_leader",
-        "_last_time_ms",
-        "_memberships",
-        "_promote_pending",
-        "_timers",
-        "apply_due",
-        "builder",
-        "catch_up_to",
-        "core",
-        "dead",
-        "group",
-        "host",
-        "last_applied",
-        "log",
-        "machine",
-        "notice_due",
-        "quorum_lost_at",
-        "receiver",
-        "senders",
-        "sending_for",
-        "sink",
-        "transfer_began",
-    )
 
     def __init__(
         self,
@@ -85,7 +51,7 @@ class Replica:
         machine: Machine,
         sink: EffectSink,
         builder: CommandBuilder,
-        membership: Membership,
+        members: Membership,
     ) -> None:
         self.host = host
         self.group = group
@@ -93,95 +59,98 @@ class Replica:
         self.machine = machine
         self.sink = sink
         self.builder = builder
-        self.last_applied = 0
         self.apply_due = False
         self.notice_due = False
+        #: Stopped for good.
         self.dead = False
-        self.quorum_lost_at = 0
-        self.receiver: SnapshotReceiver | None = None
-        self.senders: dict[int, SnapshotSender] = {}
-        self.catch_up_to = 0
-        self.transfer_began = 0
+        #: Why it does not take part for now (its log is damaged), or "".
+        self.faulty = ""
+        self.receiving: SnapshotReceiving | None = None
+        self.sending: dict[int, SnapshotSending] = {}
         #: Nodes with sessions for which this leader sends, their replica being away or behind.
         self.sending_for: set[int] = set()
-        self._initial = membership
-        #: (index, membership) of every membership entry that is still in the log, ascending.
-        self._memberships: list[tuple[int, Membership]] = []
-        self._last_time_ms = 0
-        self._announced_term = 0
+        self._pristine = machine.snapshot()
+        self._wiping = False
         self._known_leader = (0, 0)
-        self._promote_pending = False
+        self._last_time_ms = 0
+        self._transfer_began = 0
+        self._election: Any = None
         self._timers: dict[int, Any] = {}
+        config = host.config
+        self.core: RaftCore = host.core_class(
+            host.node,
+            group,
+            log,
+            members,
+            host.reachable,
+            host.clock.random,
+            config.election_min_ms,
+            config.in_flight_bytes_max,
+            host.incarnation,
+        )
         log.on_written = self.on_written
         log.on_vote_written = self.on_vote_written
-        damaged = log.damaged is not None
-        vote = log.voted_for
-        base = membership
-        if not damaged:
-            base = self._recover(membership)
-        self.core = RaftCore(
-            node=host.node,
-            log=log,
-            membership=base,
-            term=log.term,
-            voted_for=vote,
-            config=host.config,
-            random=host.clock.random,
-        )
-        self.core.commit_index = self.last_applied
-        self.core.reachable = set(host.reachable)
-        if self._memberships:
-            index, member = self._memberships[-1]
-            self.core.set_membership(member, index)
-        if damaged:
-            host.note("raft.replica_damaged", group=group, reason=str(log.damaged))
-            log.wipe(self._wiped)
-            self.core.withhold_votes()
 
-    # -- life ----------------------------------------------------------------------------------------
+    # Life.
 
-    def _recover(self, membership: Membership) -> Membership:
-        """Restores the machine from the snapshot and finds the membership in force."""
+    def start(self, *, hurry: bool, wiped: bool) -> None:
+        """Takes up the state that the log holds and begins to take part."""
         log = self.log
+        if log.damaged is None:
+            try:
+                self._recover(hurry)
+            except StorageFault:
+                check(log.damaged is not None, f"group {self.group}: unreadable, not damaged")
+        if log.damaged is not None:
+            self._resynchronise(log.damaged)
+        elif wiped and not log.last_index and not log.term:
+            self.core.quarantine(True)
+            self.core.on_log_lost()
+        self.run_effects()
+
+    def _recover(self, hurry: bool) -> None:
+        log = self.log
+        core = self.core
         if log.snapshot_index:
             snapshot = log.read_snapshot()
             check(snapshot is not None, f"group {self.group}: the snapshot is gone")
             assert snapshot is not None
             self.machine.restore(snapshot.state)
-            if snapshot.membership:
-                membership = decode_membership(snapshot.membership)
-                self._initial = membership
-            self.last_applied = snapshot.index
-        index = max(log.first_index, self.last_applied + 1)
+            core.memberships = [(snapshot.index, decode_membership(snapshot.membership))]
+        found = []
+        index = log.snapshot_index + 1
         while index <= log.last_index:
             for entry in log.entries(index, 4 << 20):
                 if entry.kind == MEMBERSHIP:
-                    self._memberships.append((entry.index, entry_membership(entry)))
+                    found.append((entry.index, decode_membership(entry.data[HEADER:])))
                 self._last_time_ms = max(self._last_time_ms, entry.time_ms)
                 index = entry.index + 1
-        return membership
-
-    def _wiped(self, error: BaseException | None) -> None:
-        if error is not None:
-            self.host.note("raft.wipe_failed", group=self.group, error=str(error))
-
-    def start(self, *, campaign: bool) -> None:
-        """Begins to take part."""
-        self.core.start(campaign=campaign)
-        self.run_effects()
+        self._last_time_ms = max(self._last_time_ms, getattr(self.machine, "time_ms", 0))
+        core.start(found, hurry)
 
     def stop(self) -> None:
         """Ends all that could call back."""
         self.dead = True
+        self._cancel_timers()
+        self._end_transfers()
+
+    def _cancel_timers(self) -> None:
+        if self._election is not None:
+            self._election.cancel()
+            self._election = None
         for handle in self._timers.values():
             handle.cancel()
         self._timers.clear()
-        if self.receiver is not None:
-            self.receiver.abort()
-            self.receiver = None
-        self.senders.clear()
 
-    # -- views ---------------------------------------------------------------------------------------
+    def _end_transfers(self) -> None:
+        for sending in self.sending.values():
+            sending.stop()
+        self.sending.clear()
+        if self.receiving is not None:
+            self.receiving.abort()
+            self.receiving = None
+
+    # Views.
 
     @property
     def is_leader(self) -> bool:
@@ -204,55 +173,51 @@ class Replica:
         return self.core.commit_index
 
     @property
+    def last_applied(self) -> int:
+        """Last index that the machine has seen."""
+        return self.core.applied_index
+
+    @property
     def members(self) -> tuple[int, ...]:
         """Voters."""
-        return self.core.membership.voters
+        return tuple(sorted(self.core.members.voters))
 
     @property
     def learners(self) -> tuple[int, ...]:
         """Non-voters that are being brought up."""
-        return self.core.membership.learners
+        return tuple(sorted(each.node for each in self.core.members.learners))
 
     @property
     def established_leader(self) -> int:
-        """The leader whose no-op is applied here; 0 = none."""
+        """The leader whose first entry is applied here; 0 = none."""
         core = self.core
-        if core.leader and self._known_leader == (core.leader, core.term):
-            return core.leader
-        return 0
-
-    @property
-    def snapshot_membership(self) -> Membership:
-        """The membership that is in force at `last_applied`."""
-        return self._initial
+        known = core.leader and self._known_leader == (core.leader, core.term)
+        return core.leader if known else 0
 
     @property
     def role(self) -> str:
-        """leader, follower, candidate or pre_vote."""
+        """leader, follower, candidate or pre_candidate."""
         return ROLE_NAMES[self.core.role]
 
-    # -- leader: new entries -------------------------------------------------------------------------
+    # Leader: new entries.
 
     def _now(self) -> int:
         """The leader's wall clock, never falling within the group."""
-        now = self.host.clock.now_ms()
-        if now < self._last_time_ms:
-            now = self._last_time_ms
-        self._last_time_ms = now
-        return now
+        self._last_time_ms = max(self._last_time_ms, self.host.clock.now_ms())
+        return self._last_time_ms
 
     def seal(self) -> None:
         """End of a round: the batch becomes an entry, a frame to the leader, or waits."""
         core = self.core
         builder = self.builder
         if core.role == LEADER:
-            if core.transfer_to:
+            if core.transfer_target:
                 return
             entry = builder.take_entry(self.group, self.log.last_index + 1, core.term, self._now())
-            self.append_own(entry)
+            self._append(entry)
             return
         leader = core.leader
-        if leader and leader in core.reachable and self._known_leader == (leader, core.term):
+        if leader and leader in core.connected and self._known_leader == (leader, core.term):
             self.host.transport.send(leader, builder.take_forward(self.group, core.term))
         else:
             builder.take_loose()
@@ -264,93 +229,64 @@ class Replica:
         if self.core.role == LEADER:
             self.builder.add(type, flags, 0, 0, count, arg, body)
 
-    def append_own(self, entry: Entry) -> None:
-        """Leader: appends and sends at once; the own flush runs beside the followers'."""
-        self.log.append(entry)
-        core = self.core
-        for progress in core.progress.values():
-            if (
-                progress.state == REPLICATE
-                and progress.next == entry.index
-                and progress.in_flight < self.host.config.in_flight_bytes_max
-            ):
-                self._send_entry(progress, entry)
+    def _append(self, entry: Any) -> None:
+        """Appends an own entry and sends it at once; the own flush runs beside the followers'."""
+        self.core.append_own(entry)
+        for peer in self.core.peers:
+            if peer.state == REPLICATE and peer.next_index == entry.index and peer.may_send():
+                self._send_append(peer, [entry.data], entry.index, entry.size)
             else:
-                self.replicate(progress)
-        if self.host.counters is not None:
-            self.host.counters.entries_appended += 1
-            self.host.counters.bytes_appended += entry.size
+                self.replicate(peer)
+        counters = self.host.counters
+        counters.entries_appended += 1
+        counters.bytes_appended += entry.size
 
-    def _send_entry(self, progress: Progress, entry: Entry) -> None:
-        core = self.core
-        commit = core.commit_index
-        prev = entry.index - 1
-        head = frame(
-            batch.FRAME_APPEND,
-            0,
-            self.group,
-            core.term,
-            prev,
-            self.log.term_at(prev),
-            commit,
-            b"",
-            entry.size,
-        )
-        self.host.transport.send(progress.node, head, (entry.data,))
-        progress.commit_sent = commit
-        progress.on_sent(entry.index, entry.size, self.host.now)
-        self.host.active.add(self.group)
-
-    def replicate(self, progress: Progress) -> None:
+    def replicate(self, peer: Any) -> None:
         """Sends what a follower lacks, as far as its window allows."""
-        core = self.core
         log = self.log
         config = self.host.config
-        while progress.reachable and core.role == LEADER:
-            if progress.state == SNAPSHOT:
-                return
-            if progress.next < log.first_index:
-                self._send_snapshot(progress)
-                return
-            if progress.state == PROBE:
-                if not progress.probe_out:
-                    self._send_entries(progress, [])
-                    progress.probe_out = True
-                return
-            if progress.next > log.last_index:
-                return
-            if progress.in_flight >= config.in_flight_bytes_max:
-                return
+        while self.core.role == LEADER and peer.next_index <= log.last_index and peer.may_send():
             try:
-                entries = log.entries(progress.next, config.append_bytes_max)
-            except EntryGone:
-                self._send_snapshot(progress)
+                entries = log.entries(peer.next_index, config.append_bytes_max)
+                log.term_at(peer.next_index - 1)
+            except LookupError:
+                self._send_snapshot(peer)
                 return
-            except StorageFault as fault:
-                self.on_storage_fault(fault)
+            except StorageFault:
+                self._fault()
                 return
-            self._send_entries(progress, entries)
+            bodies = [entry.data for entry in entries]
+            self._send_append(peer, bodies, entries[-1].index, sum(map(len, bodies)))
 
-    def _send_entries(self, progress: Progress, entries: list[Entry]) -> None:
+    def probe(self, peer: Any) -> None:
+        """Asks a follower how far it is, without entries."""
+        if not peer.connected or peer.state == SNAPSHOT:
+            return
+        try:
+            self.log.term_at(peer.next_index - 1)
+        except LookupError:
+            self._send_snapshot(peer)
+            return
+        self._send_append(peer, [], peer.next_index - 1, 0)
+
+    def _send_append(self, peer: Any, bodies: list[bytes], last: int, size: int) -> None:
         core = self.core
-        prev = progress.next - 1
-        size = sum(entry.size for entry in entries)
+        previous = peer.next_index - 1
+        commit = core.commit_index
         head = frame(
             batch.FRAME_APPEND,
             0,
             self.group,
             core.term,
-            prev,
-            self.log.term_at(prev),
-            core.commit_index,
+            previous,
+            self.log.term_at(previous),
+            commit,
             b"",
             size,
         )
-        self.host.transport.send(progress.node, head, [entry.data for entry in entries])
-        progress.commit_sent = core.commit_index
-        progress.sent_at = self.host.now
-        if entries:
-            progress.on_sent(entries[-1].index, size, self.host.now)
+        self.host.transport.send(peer.node, head, bodies)
+        peer.commit_sent = commit
+        peer.sent(last, size)
         self.host.active.add(self.group)
 
     def send_notices(self) -> None:
@@ -360,166 +296,152 @@ class Replica:
         if core.role != LEADER:
             return
         commit = core.commit_index
-        wanted = self.machine.session_nodes()
-        head = None
-        behind = False
-        for progress in core.progress.values():
-            if progress.commit_sent >= commit or not progress.reachable:
+        wanted = None
+        for peer in core.peers:
+            if peer.commit_sent >= commit or not peer.connected:
                 continue
-            if progress.node in wanted and progress.state == REPLICATE:
-                if head is None:
-                    head = frame(batch.FRAME_COMMIT, 0, self.group, core.term, 0, 0, commit)
-                self.host.transport.send(progress.node, head)
-                progress.commit_sent = commit
+            if wanted is None:
+                wanted = self.machine.session_nodes()
+            if peer.node in wanted and peer.state == REPLICATE:
+                self._send_commit(peer)
             else:
-                behind = True
-        if behind:
-            # The others hear it with the next append, or from the tick once the group is quiet.
-            self.host.active.add(self.group)
+                # The others hear it with the next append, or from the tick when all is quiet.
+                self.host.active.add(self.group)
 
-    # -- follower ------------------------------------------------------------------------------------
+    def _send_commit(self, peer: Any) -> None:
+        core = self.core
+        commit = core.commit_index
+        self.host.transport.send(
+            peer.node, frame(batch.FRAME_COMMIT, 0, self.group, core.term, 0, 0, commit)
+        )
+        peer.commit_sent = commit
+
+    # Follower.
 
     def on_append(
-        self, sender: int, data: bytes, term: int, prev_index: int, prev_term: int, commit: int
+        self, sender: int, data: bytes, term: int, previous: int, previous_term: int, commit: int
     ) -> None:
         """Takes an APPEND frame."""
         core = self.core
-        log = self.log
-        if self.receiver is not None and term >= core.term:
+        if self.faulty or core.amnesiac:
+            return
+        receiving = self.receiving
+        if receiving is not None:
             # Entries come again after the snapshot.
-            core.on_append(sender, term, 0, 0)
-            self.run_effects()
-            return
-        if not core.on_append(sender, term, prev_index, prev_term):
-            if core.effects:
-                self.run_effects()
-            hint = 0 if term < core.term else core.hint(prev_index)
-            self._reply(sender, hint, max(prev_index, 1))
-            return
-        if core.effects:
-            self.run_effects()
-        matched = prev_index
-        if len(data) > HEADER:
-            try:
-                entries = split_entries(data, HEADER)
-            except ValueError as error:
-                self.host.note("raft.append_damaged", group=self.group, error=str(error))
+            if term <= receiving.term or receiving.finishing:
                 return
-            for entry in entries:
-                if entry.index != matched + 1 or entry.group != self.group:
-                    self.host.note("raft.append_malformed", group=self.group, node=sender)
-                    return
-                matched = entry.index
-                if entry.index <= log.last_index:
-                    if (
-                        entry.index <= core.commit_index
-                        or entry.index < log.first_index
-                        or log.term_at(entry.index) == entry.term
-                    ):
-                        continue
-                    self._truncate(entry.index)
-                log.append(entry)
-                if entry.kind == MEMBERSHIP:
-                    self._take_membership(entry)
-                if entry.time_ms > self._last_time_ms:
-                    self._last_time_ms = entry.time_ms
+            receiving.abort()
+            self.receiving = None
+        try:
+            entries = split_entries(data, HEADER) if len(data) > HEADER else ()
+        except ValueError as error:
+            raise PeerError(f"group {self.group}: append of node {sender}: {error}") from None
         was = core.commit_index
-        core.on_matched(matched, commit)
+        if not core.on_append(sender, term, previous, previous_term, commit, entries):
+            flags = FLAG_RESET if core.quarantined else 0
+            self._reply(sender, flags, core.reject_hint, max(previous, 1))
+        elif core.reply_due:
+            self._acknowledge()
+        if entries:
+            self._last_time_ms = max(self._last_time_ms, entries[-1].time_ms)
+            self.host.wake()
         if core.commit_index > was:
             self.host.mark_apply(self)
-        if self.catch_up_to == 0 and core.voted_for_withheld:
-            self.catch_up_to = max(commit, 1)
-        if log.written_index >= matched:
-            self._reply(sender, core.ack_index(), 0)
+        if core.effects:
+            self.run_effects()
 
-    def _truncate(self, index: int) -> None:
-        self.core.may_truncate(index)
-        self.log.truncate_from(index)
-        changed = False
-        while self._memberships and self._memberships[-1][0] >= index:
-            self._memberships.pop()
-            changed = True
-        if changed:
-            at, membership = self._memberships[-1] if self._memberships else (0, self._initial)
-            self.core.set_membership(membership, at)
+    def _acknowledge(self) -> None:
+        index = self.core.take_reply()
+        if index >= 0:
+            self._reply(self.core.leader, 0, index, 0)
 
-    def _reply(self, to: int, match: int, rejected: int) -> None:
+    def _reply(self, to: int, flags: int, index: int, rejected: int) -> None:
         self.host.transport.send(
             to,
-            frame(batch.FRAME_APPEND_REPLY, 0, self.group, self.core.term, match, rejected, 0),
+            frame(batch.FRAME_APPEND_REPLY, flags, self.group, self.core.term, index, rejected, 0),
         )
 
     def on_commit(self, sender: int, term: int, commit: int) -> None:
         """Takes a COMMIT notice."""
         core = self.core
-        if term != core.term or sender != core.leader:
+        if self.faulty or core.amnesiac or self.receiving is not None:
             return
         was = core.commit_index
-        core.on_commit_notice(commit)
+        if not core.on_commit(sender, term, commit):
+            self._reply(sender, 0, 0, 1)
+        if core.reply_due:
+            self._acknowledge()
         if core.commit_index > was:
             self.host.mark_apply(self)
+        if core.effects:
+            self.run_effects()
 
-    # -- both ----------------------------------------------------------------------------------------
+    # Both.
 
     def on_written(self, group: int, index: int, term: int) -> None:
         """The own disk holds everything up to `index`."""
+        if self.dead or self.faulty:
+            return
         core = self.core
-        if self.dead:
-            return
-        if core.role == LEADER:
-            if core.maybe_commit():
-                self.host.mark_apply(self)
-            return
-        if core.leader and core.matched and self.receiver is None:
-            self._reply(core.leader, core.ack_index(), 0)
-            if self.catch_up_to and core.ack_index() >= self.catch_up_to:
-                self.catch_up_to = 0
-                core.release_votes()
-                self.run_effects()
+        was = core.commit_index
+        core.on_written(index)
+        if core.reply_due:
+            self._acknowledge()
+        self._after(was)
 
-    def on_append_reply(self, sender: int, term: int, match: int, rejected: int) -> None:
+    def on_append_reply(
+        self, sender: int, flags: int, term: int, index: int, rejected: int
+    ) -> None:
         """Leader: takes a follower's answer."""
         core = self.core
-        moved = core.on_append_reply(sender, term, match, rejected)
-        if core.effects:
-            self.run_effects()
-        if moved:
+        was = core.commit_index
+        core.on_append_reply(sender, term, index, rejected, flags & FLAG_RESET != 0)
+        if core.role == LEADER:
+            peer = core.progress.get(sender)
+            if peer is not None:
+                self.replicate(peer)
+                if rejected and peer.next_index > self.log.last_index and peer.may_send():
+                    self.probe(peer)
+        self._after(was)
+
+    def _after(self, was: int) -> None:
+        core = self.core
+        if core.commit_index > was:
             self.host.mark_apply(self)
-        if core.role != LEADER:
-            return
-        progress = core.progress.get(sender)
-        if progress is None:
-            return
-        if progress.next <= self.log.last_index or progress.state == PROBE:
-            self.replicate(progress)
-        if progress.target and progress.match >= progress.target:
-            self._promote(progress)
-        if core.transfer_to == sender:
-            core.maybe_finish_transfer()
+        if core.members_due:
+            self._next_members()
+        if core.effects:
             self.run_effects()
 
     def on_vote_written(self, group: int, term: int, voted_for: int) -> None:
         """Term and vote are on disk."""
         if self.dead:
             return
-        self.core.on_vote_written(term, voted_for)
+        core = self.core
+        core.on_vote_written(term, voted_for)
+        if self._wiping and voted_for in (types.QUARANTINED, types.AMNESIAC):
+            self._wiping = False
+            self.log.wipe(self._wiped)
+        if core.reply_due and not self.faulty:
+            self._acknowledge()
         self.run_effects()
 
-    def on_message(self, sender: int, message: Message) -> None:
-        """Takes a RAFT frame's message."""
-        if isinstance(message, SnapshotBegin):
-            self._on_snapshot_begin(sender, message)
-        elif isinstance(message, SnapshotChunk):
-            if self.receiver is not None and message.term == self.core.term:
-                self.receiver.on_chunk(sender, message)
-        elif isinstance(message, SnapshotAck):
-            self._on_snapshot_ack(sender, message)
-        elif isinstance(message, LeaderIs):
-            if message.term > self.core.term:
-                self.core.become_follower(message.term, 0)
-        else:
-            self.core.step(sender, message)
-        self.run_effects()
+    def on_message(self, sender: int, message: Sequence[Any]) -> None:
+        """Takes a RAFT frame's message. Raises PeerError."""
+        if self.faulty:
+            return
+        core = self.core
+        was = core.commit_index
+        if message[0] >= transfer.BEGIN:
+            self._on_snapshot_message(sender, message)
+        elif message[0] != LEADER_IS:
+            leads = core.role == LEADER
+            core.on_message(sender, message)
+            peer = core.progress.get(sender)
+            if leads and peer is not None and not peer.waiting:
+                # It asked for a vote or to be taken in: it does not know that this node leads.
+                self.probe(peer)
+        self._after(was)
 
     def run_effects(self) -> None:
         """Carries out what the core decided."""
@@ -529,109 +451,155 @@ class Replica:
             core.effects = []
             for effect in effects:
                 kind = effect[0]
-                if kind == raft.EFFECT_SEND:
-                    self.host.send_message(effect[1], self.group, core.term, effect[2])
-                elif kind == raft.EFFECT_SAVE_VOTE:
-                    self.log.save_vote(effect[1], effect[2])
-                    self.host.wake()
-                elif kind == raft.EFFECT_TIMER:
-                    self.host.clock.call_later(effect[1], self._on_timer, effect[2])
-                elif kind == raft.EFFECT_BECAME_LEADER:
+                if kind == types.SEND:
+                    self.send_raft(effect[1], effect[2])
+                elif kind == types.ARM:
+                    self._arm(effect[1])
+                elif kind == types.DISARM:
+                    self._disarm()
+                elif kind == types.LEAD:
                     self._became_leader()
-                elif kind == raft.EFFECT_LEADER_CHANGED:
-                    self._leader_changed(effect[1])
-                elif kind == raft.EFFECT_NOTE:
-                    self.host.note(effect[1], group=self.group, **effect[2])
+                elif kind == types.ROLE:
+                    self._role_changed()
+            # Votes wait in the log for the next kick.
+            self.host.wake()
 
-    def _on_timer(self, token: int) -> None:
+    def send_raft(self, node: int, message: Sequence[Any]) -> None:
+        """Sends a general message."""
+        body = msgspec.msgpack.encode(message)
+        self.host.transport.send(
+            node, frame(batch.FRAME_RAFT, 0, self.group, self.core.term, 0, 0, 0, body)
+        )
+
+    def _arm(self, delay_ms: int) -> None:
+        self._disarm()
         if not self.dead:
-            self.core.on_timer(token)
+            self._election = self.host.clock.call_later(delay_ms, self._on_election_timer)
+
+    def _disarm(self) -> None:
+        if self._election is not None:
+            self._election.cancel()
+            self._election = None
+
+    def _on_election_timer(self) -> None:
+        self._election = None
+        if not self.dead and not self.faulty:
+            self.core.on_election_timer()
             self.run_effects()
 
     def _became_leader(self) -> None:
         core = self.core
+        if core.role != LEADER:
+            return
         self.host.note("raft.role_changed", group=self.group, term=core.term, role="leader")
-        if self.host.counters is not None:
-            self.host.counters.elections += 1
-        self.senders.clear()
+        self.host.counters.elections += 1
         # Commands that were collected for another leader stay pending with their sessions.
         if self.builder.used:
             self.builder.take_loose()
-        entry = batch.noop_entry(self.group, self.log.last_index + 1, core.term, self._now())
-        self.append_own(entry)
-        self.host.wake()
+        index = self.log.last_index + 1
+        kind, body = batch.ENTRY_NOOP, b""
+        if core.memberships[-1][0] == 0:
+            # From now on the log itself says who belongs to the group.
+            kind, body = MEMBERSHIP, core.members.encode()
+        self._append(make_entry(self.group, index, core.term, self._now(), kind, body))
 
-    def _leader_changed(self, leader: int) -> None:
-        self._known_leader = (0, 0)
-        self.sending_for.clear()
+    def _role_changed(self) -> None:
+        core = self.core
+        if core.role != LEADER:
+            for sending in self.sending.values():
+                sending.stop()
+            self.sending.clear()
+            self.sending_for.clear()
+            for handle in self._timers.values():
+                handle.cancel()
+            self._timers.clear()
         if self.builder.used:
             self.host.mark_dirty(self)
-        if self.host.counters is not None:
-            self.host.counters.leader_changes += 1
-        if leader == 0:
-            self.sink.on_leader(self.group, None, self.core.term)
-        if leader != self.host.node and self.senders:
-            self.senders.clear()
+        if not core.leader or self._known_leader != (core.leader, core.term):
+            told = self._known_leader[0]
+            self._known_leader = (0, 0)
+            if told:
+                self.host.counters.leader_changes += 1
+                self.sink.on_leader(self.group, None, core.term)
 
-    # -- applying ------------------------------------------------------------------------------------
+    # Applying.
 
     def apply(self) -> None:
         """Applies what is committed and hands the effects on, in one call."""
         self.apply_due = False
         core = self.core
+        if self.receiving is not None or self.faulty:
+            return
         log = self.log
         machine = self.machine
         commit = core.commit_index
-        if self.receiver is not None:
-            return
-        index = self.last_applied
-        announced = False
-        while index < commit:
-            try:
+        index = core.applied_index
+        room = self.host.config.apply_bytes_max
+        term = 0
+        try:
+            while index < commit and room > 0:
                 entry = log.entry(index + 1)
-            except StorageFault as fault:
-                self.on_storage_fault(fault)
-                return
-            index += 1
-            if entry.kind == COMMANDS:
-                machine.apply(index, entry.time_ms, entry.data)
-            elif entry.kind == NOOP:
-                announced = announced or entry.term == core.term
-            elif entry.kind == MEMBERSHIP:
-                self._membership_committed(entry)
-            self.last_applied = index
+                index += 1
+                room -= entry.size
+                term = entry.term
+                if entry.kind == COMMANDS:
+                    machine.apply(index, entry.time_ms, entry.data)
+                elif entry.kind == MEMBERSHIP:
+                    self.host.on_membership(self, decode_membership(entry.data[HEADER:]))
+        except StorageFault:
+            self._fault()
+            return
+        core.on_applied(index)
+        if index < commit:
+            self.host.mark_apply(self)
         if machine.effects:
-            effects = machine.effects
-            machine.effects = []
-            self._timers_of(effects)
-            self.sink.on_effects(effects, self)
-        if announced:
-            self._noop_applied()
+            self._execute()
+        if term and term == core.term:
+            # The first entry of a term is the one that opened it.
+            self._established()
         if core.role == LEADER and not self.notice_due:
             self.notice_due = True
             self.host.mark_notice(self)
 
-    def _noop_applied(self) -> None:
-        """The leader of this term is established: everything older is applied."""
+    def _execute(self) -> None:
+        effects = self.machine.effects
+        self.machine.effects = []
+        if self.core.role == LEADER:
+            for effect in effects:
+                if effect[0] == EFFECT_TIMER and effect[1] not in self._timers:
+                    due = effect[1]
+                    delay = max(0, due - self.host.clock.now_ms())
+                    self._timers[due] = self.host.clock.call_later(delay, self._on_due, due)
+        self.sink.on_effects(effects, self)
+
+    def _on_due(self, due: int) -> None:
+        self._timers.pop(due, None)
+        if not self.dead:
+            self.propose(batch.CMD_TICK)
+
+    def _established(self) -> None:
+        """All that is older than the term is applied: the leader may be told about and served."""
         core = self.core
-        if core.leader == 0 or self._known_leader == (core.leader, core.term):
+        if not core.leader or self._known_leader == (core.leader, core.term):
             return
         self._known_leader = (core.leader, core.term)
         if core.role == LEADER:
             self._greet()
-        self.sink.on_leader(self.group, core.leader, core.term)
+        if core.leader in core.connected or core.leader == self.host.node:
+            self.sink.on_leader(self.group, core.leader, core.term)
 
     def _greet(self) -> None:
         """A new leader tells session nodes without a replica, and looks after sessions' nodes."""
         core = self.core
-        host = self.host
         for node in sorted(self.machine.session_nodes()):
-            if node != host.node and not core.membership.has(node):
-                host.send_message(node, self.group, core.term, LeaderIs(core.term, host.node))
-            self.on_session_node(node)
+            if node not in core.members.nodes:
+                self.send_raft(node, (LEADER_IS, core.term, self.host.node))
+            self._propose_state_of(node)
+        # The machine says its due times again.
+        self.propose(batch.CMD_TICK)
+        self.host.active.add(self.group)
 
-    def on_session_node(self, node: int) -> None:
-        """Leader: records whether a node with sessions is there, and since when."""
+    def _propose_state_of(self, node: int) -> None:
         host = self.host
         if node == host.node or node in host.reachable:
             incarnation = host.incarnation_of(node)
@@ -640,368 +608,303 @@ class Replica:
         else:
             self.propose(batch.CMD_NODE_DOWN, flags=1 if node in host.gone else 0, arg=node)
 
-    def _timers_of(self, effects: list[tuple[Any, ...]]) -> None:
-        if self.core.role != LEADER:
-            return
-        for effect in effects:
-            if effect[0] == MACHINE_TIMER and effect[1] not in self._timers:
-                due = effect[1]
-                delay = max(0, due - self.host.clock.now_ms())
-                self._timers[due] = self.host.clock.call_later(delay, self._machine_timer, due)
+    # Members.
 
-    def _machine_timer(self, due: int) -> None:
-        self._timers.pop(due, None)
-        if not self.dead:
-            self.propose(batch.CMD_TICK)
-
-    # -- membership ----------------------------------------------------------------------------------
-
-    def _take_membership(self, entry: Entry) -> None:
-        membership = entry_membership(entry)
-        self._memberships.append((entry.index, membership))
-        self.core.set_membership(membership, entry.index)
-
-    def change_membership(self, membership: Membership) -> bool:
-        """Leader: proposes a single-step change; False when one is under way."""
-        if not self.core.may_change_membership():
+    def change_members(self, members: Membership) -> bool:
+        """Leader: proposes a single-step change; False when that is not possible now."""
+        core = self.core
+        if core.change_members(members) is not None:
             return False
-        current = self.core.membership
-        check(
-            len(set(current.voters) ^ set(membership.voters)) <= 1,
-            "membership changes one voter at a time",
-        )
         if self.builder.used:
             self.seal()
-        entry = batch.make_entry(
-            self.group,
-            self.log.last_index + 1,
-            self.core.term,
-            self._now(),
-            MEMBERSHIP,
-            encode_membership(membership),
+        index = self.log.last_index + 1
+        former = list(core.peers)
+        self._append(
+            make_entry(self.group, index, core.term, self._now(), MEMBERSHIP, members.encode())
         )
-        # In force from the moment it is in the log (4.1).
-        self._memberships.append((entry.index, membership))
-        self.core.set_membership(membership, entry.index)
-        self.append_own(entry)
+        for peer in former:
+            if peer.node not in core.progress:
+                sending = self.sending.pop(peer.node, None)
+                if sending is not None:
+                    sending.stop()
+                # So that it may know; nothing depends on it.
+                self.replicate(peer)
         self.host.wake()
         return True
 
+    def _next_members(self) -> None:
+        members = self.core.next_members()
+        if members is not None:
+            self.change_members(members)
+
     def add_member(self, node: int, *, voter: bool = True) -> bool:
         """Leader: adds a learner; with `voter` it is promoted once it has caught up."""
-        current = self.core.membership
-        if current.has(node):
-            return True
-        changed = self.change_membership(Membership(current.voters, (*current.learners, node)))
-        if changed:
-            progress = self.core.progress.get(node)
-            if progress is not None:
-                progress.target = max(1, self.log.last_index) if voter else 0
-                self.replicate(progress)
-        return changed
+        members = self.core.members
+        if node in members.nodes:
+            return self.core.role == LEADER
+        target = self.log.last_index if voter else 1 << 62
+        return self.change_members(members.with_learner(Learner(node, target)))
+
+    def remove_member(self, node: int) -> bool:
+        """Leader: removes a voter or learner. The last voter stays."""
+        members = self.core.members
+        if node not in members.nodes:
+            return self.core.role == LEADER
+        return self.change_members(members.without(node))
 
     def transfer(self, to: int) -> bool:
         """Leader: hands the leadership to a voter; new commands wait meanwhile."""
-        if not self.core.transfer(to):
+        if self.core.transfer(to) is not None:
             return False
-        self.transfer_began = self.host.now
+        self._transfer_began = self.host.now
         self.host.active.add(self.group)
         self.run_effects()
         return True
 
-    def remove_member(self, node: int) -> bool:
-        """Leader: removes a voter or learner. The last voter stays."""
-        current = self.core.membership
-        if not current.has(node):
-            return True
-        if current.voters == (node,):
-            return False
-        return self.change_membership(
-            Membership(
-                tuple(n for n in current.voters if n != node),
-                tuple(n for n in current.learners if n != node),
-            )
-        )
-
-    def _promote(self, progress: Progress) -> None:
-        current = self.core.membership
-        if progress.node not in current.learners:
-            progress.target = 0
-            return
-        voters = tuple(sorted((*current.voters, progress.node)))
-        learners = tuple(n for n in current.learners if n != progress.node)
-        if self.change_membership(Membership(voters, learners)):
-            progress.target = 0
-        else:
-            self.host.active.add(self.group)
-
-    def _membership_committed(self, entry: Entry) -> None:
-        membership = entry_membership(entry)
-        self._initial = membership
-        self._memberships = [m for m in self._memberships if m[0] > entry.index]
-        if entry.index == self.core.membership_index and not self._memberships:
-            self._memberships = [(entry.index, membership)]
-        if self.core.role == LEADER and self.host.node not in membership.voters:
-            self.host.note("raft.removed_leader_steps_down", group=self.group)
-            self.core.step_down()
-            self.run_effects()
-        self.host.on_membership(self, membership)
-
-    # -- reachability and time -----------------------------------------------------------------------
+    # Reachability and time.
 
     def on_reachable(self, node: int) -> None:
         """A node can be reached (again)."""
         core = self.core
+        if self.faulty:
+            return
         core.on_reachable(node)
         if core.role == LEADER:
-            progress = core.progress.get(node)
-            if progress is not None:
-                self.senders.pop(node, None)
-                self.replicate(progress)
+            peer = core.progress.get(node)
+            sending = self.sending.get(node)
+            if sending is not None:
+                sending.resume()
+            elif peer is not None:
+                self.probe(peer)
             if node in self.machine.session_nodes():
-                if not core.membership.has(node):
-                    self.host.send_message(
-                        node, self.group, core.term, LeaderIs(core.term, self.host.node)
-                    )
-                self.on_session_node(node)
-                self.resend_for(node)
+                if node not in core.members.nodes:
+                    self.send_raft(node, (LEADER_IS, core.term, self.host.node))
+                self._propose_state_of(node)
+                self._resend_for(node)
         elif core.leader == node and self._known_leader == (node, core.term):
             # What was forwarded to it may have been lost with the link.
             self.sink.on_leader(self.group, node, core.term)
         self.run_effects()
 
+    def on_unreachable(self, node: int) -> None:
+        """A node is away or suspected."""
+        core = self.core
+        if self.faulty:
+            return
+        core.on_suspected(node)
+        if core.role == LEADER:
+            if node in self.machine.session_nodes():
+                self._propose_state_of(node)
+        elif core.leader == node and self._known_leader == (node, core.term):
+            self.sink.on_leader(self.group, None, core.term)
+        self.run_effects()
+
     def is_live(self, node: int) -> bool:
         """Leader: does that node's own replica serve its sessions?"""
-        core = self.core
-        if node == core.node:
+        if node == self.host.node:
             return True
-        progress = core.progress.get(node)
+        peer = self.core.progress.get(node)
         return (
-            progress is not None
-            and progress.reachable
-            and progress.state == REPLICATE
-            and core.commit_index - progress.match <= self.host.config.lag_entries_max
+            peer is not None
+            and peer.connected
+            and peer.state == REPLICATE
+            and self.core.commit_index - peer.match <= self.host.config.lag_entries_max
         )
 
-    def resend_for(self, node: int) -> None:
-        """Leader: repeats all effects for a node whose replica does not serve it."""
+    def _resend_for(self, node: int) -> None:
         if self.core.role != LEADER or self.is_live(node):
             return
         self.sending_for.add(node)
         self.machine.resend(node)
         if self.machine.effects:
-            effects = self.machine.effects
-            self.machine.effects = []
-            self.sink.on_effects(effects, self)
+            self._execute()
 
-    def watch_replicas(self) -> bool:
+    def _watch_replicas(self) -> bool:
         """Leader: takes over the sending for nodes whose replica fell away; True while it does."""
         for node in self.machine.session_nodes():
             if self.is_live(node):
                 self.sending_for.discard(node)
             elif node in self.host.reachable and node not in self.sending_for:
-                self.resend_for(node)
+                self._resend_for(node)
         return bool(self.sending_for)
 
-    def on_unreachable(self, node: int) -> None:
-        """A node is away or suspected."""
-        core = self.core
-        core.on_unreachable(node)
-        self.senders.pop(node, None)
-        if self.receiver is not None and self.receiver.sender == node:
-            self.receiver.abort()
-            self.receiver = None
-        if core.role == LEADER:
-            if node in self.machine.session_nodes():
-                self.on_session_node(node)
-            if not core.reaches_majority():
-                self.quorum_lost_at = self.quorum_lost_at or self.host.now
-                self.host.active.add(self.group)
-        self.run_effects()
-
     def tick(self, now: int) -> bool:
-        """Retransmits, tells commits to quiet followers; False when nothing is outstanding."""
+        """Looks after what is outstanding; False when nothing is."""
         core = self.core
-        config = self.host.config
-        if core.role != LEADER:
+        if core.role != LEADER or self.faulty:
             return False
+        config = self.host.config
         outstanding = False
-        if core.transfer_to:
+        if core.transfer_target:
             outstanding = True
-            if now - self.transfer_began >= config.retransmit_ms:
-                core.transfer_to = 0
+            if now - self._transfer_began >= config.retransmit_ms:
+                core.abort_transfer()
                 self.host.mark_dirty(self)
-        if core.reaches_majority():
-            self.quorum_lost_at = 0
-        elif self.quorum_lost_at:
-            if now - self.quorum_lost_at >= config.quorum_grace_ms:
-                self.quorum_lost_at = 0
-                self.host.note("raft.quorum_lost", group=self.group)
-                core.step_down()
-                self.run_effects()
-                return False
+        last = self.log.last_index
+        for peer in core.peers:
+            if not peer.connected:
+                continue
+            if peer.commit_sent < core.commit_index and peer.state == REPLICATE:
+                self._send_commit(peer)
+            if peer.match >= last and peer.state == REPLICATE:
+                peer.stalled_ms = 0
+                continue
             outstanding = True
-        for progress in list(core.progress.values()):
-            if not progress.reachable:
-                continue
-            if progress.state == SNAPSHOT:
-                outstanding = True
-                continue
-            if progress.match < self.log.last_index or progress.state == PROBE:
-                outstanding = True
-                if now - progress.sent_at >= config.retransmit_ms:
-                    progress.state = PROBE
-                    progress.forget_sent()
-                    progress.next = min(progress.next, progress.match + 1)
-                self.replicate(progress)
-            elif progress.commit_sent < core.commit_index:
-                self.host.transport.send(
-                    progress.node,
-                    frame(batch.FRAME_COMMIT, 0, self.group, core.term, 0, 0, core.commit_index),
-                )
-                progress.commit_sent = core.commit_index
-            if progress.target and progress.match >= progress.target:
-                self._promote(progress)
-                outstanding = outstanding or bool(progress.target)
-        return self.watch_replicas() or outstanding
+            sending = self.sending.get(peer.node)
+            if sending is not None:
+                sending.tick()
+            elif peer.stalled_match != peer.match or not peer.stalled_ms:
+                peer.stalled_match = peer.match
+                peer.stalled_ms = now
+            elif now - peer.stalled_ms >= config.retransmit_ms:
+                peer.stalled_ms = now
+                if peer.state == SNAPSHOT:
+                    self._send_snapshot(peer)
+                else:
+                    self.probe(peer)
+        if core.members_due:
+            self._next_members()
+            outstanding = outstanding or core.members_due
+        return self._watch_replicas() or outstanding
 
-    # -- snapshots -----------------------------------------------------------------------------------
+    # Snapshots.
 
     def make_snapshot(self) -> Snapshot:
-        """The machine's state at `last_applied`."""
-        index = self.last_applied
-        membership = self._initial
+        """The machine's state after the last applied entry."""
+        core = self.core
+        index = core.applied_index
         return Snapshot(
             index=index,
-            term=self.log.term_at(index) if index else 0,
-            membership=encode_membership(membership),
+            term=self.log.term_at(index),
+            membership=core.members_at(index).encode(),
             state=self.machine.snapshot(),
         )
 
-    def plan(self) -> GroupPlan:
+    def plan(self) -> GroupPlan | None:
         """What storage may drop when a WAL file is emptied."""
-        keep_from = self.last_applied + 1
-        if self.core.role == LEADER:
-            for progress in self.core.progress.values():
-                if progress.reachable and progress.state == REPLICATE:
-                    keep_from = min(keep_from, progress.match + 1)
+        core = self.core
+        if self.faulty:
+            return None
+        applied = core.applied_index
+        keep_from = applied + 1
+        for peer in core.peers:
+            if peer.connected and peer.state == REPLICATE:
+                keep_from = min(keep_from, peer.match + 1)
+        core.trim_memberships(self.log.snapshot_index)
         return GroupPlan(
-            live_ranges=[r for r in self.machine.live_ranges() if r[0] <= self.last_applied],
-            applied=self.last_applied,
+            live_ranges=[r for r in self.machine.live_ranges() if r[0] <= applied],
+            applied=applied,
             keep_from=keep_from,
-            take_snapshot=self.make_snapshot if self.receiver is None else None,
+            take_snapshot=self.make_snapshot if applied and self.receiving is None else None,
         )
 
-    def _send_snapshot(self, progress: Progress) -> None:
-        progress.state = SNAPSHOT
-        progress.forget_sent()
-        sender = SnapshotSender(self, progress.node, self.host.next_transfer())
-        self.senders[progress.node] = sender
-        if self.host.counters is not None:
+    def _send_snapshot(self, peer: Any) -> None:
+        if not self.core.applied_index:
+            return
+        sending = self.sending.get(peer.node)
+        if sending is None:
+            sending = self.sending[peer.node] = SnapshotSending(self, peer.node)
             self.host.counters.snapshots_sent += 1
-        sender.begin()
+        peer.snapshot()
+        self.host.active.add(self.group)
+        sending.resume()
 
-    def _on_snapshot_begin(self, sender: int, message: SnapshotBegin) -> None:
+    def snapshot_sent(self, node: int, index: int) -> None:
+        """A follower has installed the snapshot, or (index 0) could not."""
+        self.sending.pop(node, None)
+        peer = self.core.progress.get(node)
+        if peer is not None:
+            peer.probe(max(index, peer.match) + 1)
+            self.probe(peer)
+
+    def _on_snapshot_message(self, sender: int, message: Sequence[Any]) -> None:
         core = self.core
-        if message.term < core.term:
+        kind, term = message[0], message[1]
+        if kind in (transfer.ACKNOWLEDGE, transfer.DONE):
+            sending = self.sending.get(sender)
+            if sending is not None and core.role == LEADER and term == core.term:
+                sending.on_message(message)
             return
-        core.on_append(sender, message.term, 0, 0)
-        if message.index <= core.commit_index:
-            self._reply(sender, core.ack_index(), 0)
-            self.host.send_message(
-                sender,
-                self.group,
-                core.term,
-                SnapshotAck(core.term, message.transfer, 0, True, False, core.commit_index),
-            )
+        if core.amnesiac or term < core.term:
             return
-        if self.receiver is not None:
-            self.receiver.abort()
-        self.receiver = SnapshotReceiver(self, sender, message)
+        core.on_commit(sender, term, 0)
+        receiving = self.receiving
+        if kind == transfer.BEGIN:
+            if receiving is not None and not receiving.is_same(sender, message):
+                if receiving.finishing:
+                    return
+                receiving.abort()
+                receiving = self.receiving = None
+            if receiving is None:
+                _, _, identity, index, index_term, *_ = message
+                if self._holds(index, index_term):
+                    # What was acknowledged above that index must stay: appends go on from there.
+                    self.send_raft(sender, (transfer.DONE, term, identity, index))
+                    return
+                receiving = self.receiving = SnapshotReceiving(self, sender, message)
+        if receiving is not None:
+            receiving.on_message(sender, message)
 
-    def _on_snapshot_ack(self, sender: int, message: SnapshotAck) -> None:
-        transfer = self.senders.get(sender)
-        if transfer is None or transfer.transfer != message.transfer:
-            return
-        if message.term != self.core.term or self.core.role != LEADER:
-            return
-        progress = self.core.progress.get(sender)
-        if message.failed:
-            del self.senders[sender]
-            if progress is not None:
-                progress.state = PROBE
-                progress.probe_out = False
-                progress.sent_at = self.host.now
-            return
-        if message.done:
-            del self.senders[sender]
-            if progress is not None:
-                progress.state = PROBE
-                progress.probe_out = False
-                progress.next = message.index + 1
-                self.replicate(progress)
-            return
-        transfer.on_ack(message.number)
+    def _holds(self, index: int, term: int) -> bool:
+        if index <= self.core.commit_index:
+            return True
+        return index <= self.log.last_index and self.log.term_at(index) == term
 
-    def on_snapshot_installed(self, message: SnapshotBegin, state: bytes) -> None:
-        """Follower: the snapshot is durable; the machine takes its place."""
-        self.receiver = None
+    def install(self, index: int, membership: bytes, state: bytes) -> None:
+        """A received snapshot is durable: it becomes the state."""
+        self.receiving = None
         core = self.core
         self.machine.restore(state)
         self.machine.effects = []
-        self.last_applied = message.index
-        core.commit_index = max(core.commit_index, message.index)
-        self._initial = message.membership
-        self._memberships = []
-        core.set_membership(message.membership, 0)
-        core.matched = max(core.matched, message.index)
-        if core.voted_for_withheld:
-            self.catch_up_to = max(self.catch_up_to, message.index)
-        if self.host.counters is not None:
-            self.host.counters.snapshots_installed += 1
+        core.on_installed(index, decode_membership(membership))
+        self._last_time_ms = max(self._last_time_ms, getattr(self.machine, "time_ms", 0))
+        self.host.counters.snapshots_installed += 1
+        restored = getattr(self.sink, "on_restored", None)
+        if restored is not None:
+            restored()
         self.machine.resend(self.host.node)
         if self.machine.effects:
-            effects = self.machine.effects
-            self.machine.effects = []
-            self.sink.on_effects(effects, self)
-        if core.leader:
-            self._known_leader = (core.leader, core.term)
-            self.sink.on_leader(self.group, core.leader, core.term)
-        if self.catch_up_to and core.ack_index() >= self.catch_up_to:
-            self.catch_up_to = 0
-            core.release_votes()
+            self._execute()
+        if core.leader and self.log.last_term == core.term:
+            self._established()
+        self._acknowledge()
+        self.host.on_membership(self, core.members)
         self.run_effects()
 
-    # -- faults --------------------------------------------------------------------------------------
+    def receiving_failed(self) -> None:
+        """The snapshot could not be made durable; the former log stands."""
+        self.receiving = None
 
-    def on_storage_fault(self, fault: StorageFault) -> None:
-        """A read found damage: the replica is wiped and copied from the others; never served."""
-        self.host.note("raft.storage_fault", group=self.group, error=str(fault))
-        self.core.step_down()
-        self.core.withhold_votes()
-        self.run_effects()
-        if self.log.damaged is not None:
+    # Faults.
+
+    def _fault(self) -> None:
+        if self.log.damaged is not None and not self.faulty:
+            self._resynchronise(self.log.damaged)
+            self.run_effects()
+
+    def _resynchronise(self, damage: Any) -> None:
+        """The log is damaged: nothing of it is served; it is wiped and fetched from the others."""
+        self.host.note("raft.replica_damaged", group=self.group, reason=damage.reason)
+        self.faulty = damage.reason
+        self._end_transfers()
+        core = self.core
+        core.quarantine(bool(damage.vote_lost))
+        self._cancel_timers()
+        if (core.durable_term, core.durable_vote) == (core.term, core.voted_for):
             self.log.wipe(self._wiped)
-        self.host.restart_replica(self)
+        else:
+            # Not before the mark is on disk: see `RaftCore.quarantine`.
+            self._wiping = True
+        self.host.wake()
 
-
-def encode_membership(membership: Membership) -> bytes:
-    """Body of a membership entry: msgpack, padded by the entry."""
-    packed = msgspec.msgpack.encode(membership)
-    return len(packed).to_bytes(4, "little") + packed
-
-
-def decode_membership(data: bytes) -> Membership:
-    """Raises ValueError."""
-    size = int.from_bytes(data[:4], "little")
-    return msgspec.msgpack.decode(data[4 : 4 + size], type=Membership)
-
-
-def entry_membership(entry: Entry) -> Membership:
-    """The membership that a membership entry brings."""
-    return decode_membership(entry.data[HEADER:])
-
-
-def encoded(message: Message) -> bytes:
-    """Body of a RAFT frame."""
-    return encode(message)
+    def _wiped(self, error: BaseException | None) -> None:
+        if self.dead:
+            return
+        if error is not None:
+            self.host.note("raft.wipe_failed", group=self.group, error=str(error))
+            return
+        self.faulty = ""
+        self.machine.restore(self._pristine)
+        self.machine.effects = []
+        self.core.on_log_lost()
+        self.run_effects()

@@ -182,11 +182,16 @@ class RaftCore:
 
     # Start and time.
 
-    def start(self, memberships: Sequence[tuple[int, Membership]] = ()) -> None:
-        """Begins as a follower; `memberships` are those found in the log, ascending."""
+    def start(
+        self, memberships: Sequence[tuple[int, Membership]] = (), hurry: bool = False
+    ) -> None:
+        """Begins as a follower; `memberships` are those found in the log, ascending.
+
+        `hurry`: stand at once, because nobody else is expected to.
+        """
         self.memberships.extend(memberships)
         self.members = self.memberships[-1][1]
-        self._arm(0.0 if self.members.voters == {self.node} else 1.0)
+        self._arm(0.0 if hurry or self.members.voters == {self.node} else 1.0)
         if self.amnesiac:
             self._ask_to_rejoin()
 

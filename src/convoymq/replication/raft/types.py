@@ -102,3 +102,26 @@ class NotNow:
     """A request that the core cannot follow now, and why."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftConfig:
+    """Timing and bounds of one node's Raft groups. Times in ms, sizes in bytes."""
+
+    election_min_ms: int = 150
+    """Base of the random waits before an election: quick ones up to half of it after a failure was
+    noticed, else between half and double. Too short: split votes."""
+    retransmit_ms: int = 1000
+    """A follower that owes an answer and makes no progress for so long is asked where it is."""
+    in_flight_bytes_max: int = 8 << 20
+    """Unacknowledged entries on the way to one follower. Bounds the memory of a link."""
+    append_bytes_max: int = 2 << 20
+    """Entries in one append to a follower that lags; a single entry may be larger."""
+    apply_bytes_max: int = 16 << 20
+    """Applied in one round of one group; more waits for the next, so that others get their turn."""
+    snapshot_chunk_bytes: int = 1_000_000
+    """One chunk of a snapshot."""
+    snapshot_chunks_in_flight: int = 4
+    """Chunks sent and not acknowledged."""
+    lag_entries_max: int = 10_000
+    """A follower this far behind does not serve its node's sessions: the leader does."""
