@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from convoymq.cluster.draft_host import RaftConfig, ReplicaHost
+from convoymq.cluster.host import ReplicaHost
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import TICK_MS, QuorumQueue
+from convoymq.replication.raft.types import RaftConfig
 from convoymq.sim.clock import Life, NodeClock
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
 from convoymq.sim.invariants import observe_log
@@ -81,6 +82,8 @@ class SimNode:
         self.host: Any = None
         self.storage: Any = None
         self.flusher: Any = None
+        self.wiped: set[int] = set()
+        """Groups whose data this node lost, and does not know yet that it did."""
         self._sessions = 0
         self._round_due = False
 
@@ -151,6 +154,9 @@ class SimNode:
             self.queues[group] = queue
         if self.number in known.members:
             machine = WatchedMachine(dict(known.settings), self, group)
+            log = self.storage.logs.get(group)
+            if log is not None and (log.last_index or log.snapshot_index or log.voted_for):
+                self.wiped.discard(group)
             self.host.create_group(
                 group,
                 sorted(known.voters),
@@ -158,6 +164,7 @@ class SimNode:
                 queue,
                 leader_hint=known.hint,
                 learner=self.number not in known.voters,
+                wiped=group in self.wiped,
             )
         else:
             self.host.watch_group(group, sorted(known.members), queue)

@@ -83,6 +83,8 @@ class Referee:
         """Nodes that were suspected by the log: their messages may go to others."""
         self.places: dict[Place, int] = dict.fromkeys(Place, 0)
         self.last_fresh: Key = (0, 0, 0)
+        self.purging = False
+        """The last entry held a purge."""
 
     def fail(self, text: str) -> None:
         """Stops the run."""
@@ -98,6 +100,7 @@ class Referee:
     def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
         """A committed entry of commands, in order of the log."""
         self.index = index
+        self.purging = False
         ending: list[int] = []
         purged: list[Message] = []
         before_ended = len(self.ended)
@@ -111,6 +114,7 @@ class Referee:
                 for i in range(0, len(ranges), 2):
                     self._release(kind, flags, session, arg, ranges[i], ranges[i + 1])
             elif kind == batch.CMD_PURGE:
+                self.purging = True
                 for message in self.messages.values():
                     if message.place is Place.READY:
                         self._move(message, Place.PURGED)
@@ -259,6 +263,8 @@ class Referee:
 
     def sync_returns(self, machine: Any) -> None:
         """Messages that a node's long absence returned are ready again here too."""
+        if self.purging:
+            self._sync_purge(machine)
         if machine.unacked == self.places[Place.HELD]:
             return
         for (session, consumer), held in self.held.items():
@@ -271,6 +277,17 @@ class Referee:
                 message = self.messages[held.pop(message_id)]
                 message.loose = True
                 self._return(message, 0)
+
+    def _sync_purge(self, machine: Any) -> None:
+        """What came back and was purged in the same entry is gone here too."""
+        ready: set[Key] = set()
+        for run in [*machine.fresh.runs(), *machine.returned.runs()]:
+            ready.update((run[0], run[1], run[2] + i) for i in range(run[3]))
+        for key, message in self.messages.items():
+            if message.place is Place.READY and key not in ready:
+                self._move(message, Place.PURGED)
+            elif message.place is Place.PURGED and key in ready:
+                self.fail(f"{key} was purged and is ready")
 
     # The clients.
 

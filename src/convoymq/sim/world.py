@@ -159,6 +159,7 @@ class World:
         node.disk.lose_power(lambda: chance(keep))
         if wipe:
             node.disk.wipe()
+            node.wiped = {g for g, place in self.groups.items() if node.number in place.members}
             for checker in self.checkers.values():
                 checker.on_wiped(node.number)
         self.channels = [c for c in self.channels if c.node != node.number]
@@ -252,8 +253,9 @@ class World:
     def _on_frame_sent(self, source: int, target: int, data: bytes) -> None:
         kind = data[4]
         if kind == batch.FRAME_APPEND_REPLY:
-            _, _, _, group, term, _, rejected, _ = batch.frame_header(data)
-            if not rejected:
+            _, _, _, group, term, match, rejected, _ = batch.frame_header(data)
+            # A promise about older entries does not depend on the term being remembered.
+            if not rejected and (term, match) in self.checkers[group].entries:
                 self.checkers[group].on_answer(source, term)
         elif kind == batch.FRAME_RAFT:
             group = batch.frame_header(data)[3]
