@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -64,6 +66,16 @@ class ConvoyCluster(LocalCluster):
     def version(self) -> str:
         return importlib.metadata.version("convoymq")
 
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.base_port + 21}"
+
+    def add_user(self, name: str, *, configure: str, write: str, read: str) -> None:
+        add_user(self.api, name, configure=configure, write=write, read=read)
+
+    def delete_user(self, name: str) -> None:
+        delete_user(self.api, name)
+
     def spawn(self, index: int) -> subprocess.Popen[bytes]:
         node = self.nodes[index]
         with self.log_path(node).open("ab") as output:
@@ -75,6 +87,21 @@ class ConvoyCluster(LocalCluster):
                 stdout=output,
                 stderr=output,
             )
+
+
+def add_user(api: str, name: str, *, configure: str, write: str, read: str) -> None:
+    """Make a user through the HTTP API at `api`. Raises httpx.HTTPError."""
+    with httpx.Client(base_url=api, auth=("guest", "guest"), timeout=30) as http:
+        http.put(f"/api/users/{name}", json={"password": name, "tags": ""}).raise_for_status()
+        http.put(
+            f"/api/permissions/%2F/{name}",
+            json={"configure": configure, "write": write, "read": read},
+        ).raise_for_status()
+
+
+def delete_user(api: str, name: str) -> None:
+    """Remove a user through the HTTP API at `api`. Raises httpx.HTTPError."""
+    httpx.delete(f"{api}/api/users/{name}", auth=("guest", "guest"), timeout=30).raise_for_status()
 
 
 def convoy_cluster(*, base_port: int, settings: dict[str, str] | None = None) -> ConvoyCluster:

@@ -95,6 +95,24 @@ class RabbitCluster(LocalCluster):
             "RUNNING_UNDER_SYSTEMD": "true",
         }
 
+    def add_user(self, name: str, *, configure: str, write: str, read: str) -> None:
+        self.control("add_user", name, name)
+        self.control("set_permissions", name, configure, write, read)
+
+    def delete_user(self, name: str) -> None:
+        self.control("delete_user", name)
+
+    def control(self, *words: str) -> None:
+        """Run rabbitmqctl against the first node. Raises CalledProcessError."""
+        subprocess.run(
+            [str(SCRIPTS / "rabbitmqctl"), "-n", self.nodes[0].name, *words],
+            env=self.environment(0),
+            cwd=self.directory,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+
     def spawn(self, index: int) -> subprocess.Popen[bytes]:
         self._start_epmd()
         with self.log_path(self.nodes[index]).open("ab") as output:

@@ -88,6 +88,14 @@ class LocalCluster(ABC):
     def spawn(self, index: int) -> subprocess.Popen[bytes]:
         """Start the process of node `index` (from 0) on its data, without waiting."""
 
+    @abstractmethod
+    def add_user(self, name: str, *, configure: str, write: str, read: str) -> None:
+        """Make a user of vhost `/` with the password `name` and these permission patterns."""
+
+    @abstractmethod
+    def delete_user(self, name: str) -> None:
+        """Remove a user."""
+
     @property
     def uris(self) -> list[str]:
         return [node.uri for node in self.nodes]

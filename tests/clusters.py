@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import psutil  # type: ignore[import-untyped]
 import pytest
-from benchmarks.convoy import convoy_cluster
+from benchmarks.convoy import add_user, convoy_cluster, delete_user
 from benchmarks.rabbitmq import RabbitCluster, installed_version
 from benchmarks.systems import LocalCluster, SystemMissing, wait_usable
 
@@ -40,6 +40,12 @@ class Cluster(Protocol):
     def restart(self, index: int) -> None:
         """Bring a killed node back; returns when the whole cluster is usable."""
 
+    def add_user(self, name: str, *, configure: str, write: str, read: str) -> None:
+        """Make a user of vhost `/` with the password `name` and these permission patterns."""
+
+    def delete_user(self, name: str) -> None:
+        """Remove a user."""
+
 
 class RunningCluster:
     """A cluster that somebody else started and keeps alive."""
@@ -59,6 +65,19 @@ class RunningCluster:
 
     def restart(self, index: int) -> None:
         wait_usable(self.uris, timeout_s=120)
+
+    @property
+    def api(self) -> str:
+        """ConvoyMQ's HTTP API lies 20 above the AMQP port in `benchmarks/convoy.py`'s clusters."""
+        if self.system == "rabbitmq":
+            pytest.skip("a running RabbitMQ without its HTTP API can't be given users")
+        return f"http://127.0.0.1:{(urlsplit(self.uris[0]).port or 0) + 20}"
+
+    def add_user(self, name: str, *, configure: str, write: str, read: str) -> None:
+        add_user(self.api, name, configure=configure, write=write, read=read)
+
+    def delete_user(self, name: str) -> None:
+        delete_user(self.api, name)
 
 
 def listening_pid(uri: str) -> int:
