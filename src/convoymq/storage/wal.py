@@ -52,7 +52,8 @@ PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
 
 PREALLOCATE_CHUNK_BYTES = 4 << 20
 PREALLOCATE_AFTER_SHARE = 32
-"""Preallocation starts when this part of a file has been filled: an idle node writes nothing."""
+"""Preallocation starts when this part of a growing file, or half of one that does not grow, has
+been filled: an idle node writes nothing."""
 POOL_FILES_MAX = 2
 
 
@@ -366,7 +367,7 @@ class Wal:
         self.on_written()
         if len(self.files) > 1:
             self.on_full()
-        if last.file is self.current and self._config.wal_preallocate and not last.file.size:
+        if last.file is self.current and self._config.wal_preallocate:
             self._consider_allocating()
         if self._flight is None and (self._open or self._sealed):
             self._submit()
@@ -496,14 +497,12 @@ class Wal:
 
     def _consider_allocating(self) -> None:
         current = self.current
-        if (
-            self._allocating is not None
-            or self._has_better_next()
-            or self._preparing
-            or self._pool
-            or current is None
-            or current.tail * PREALLOCATE_AFTER_SHARE < self._config.wal_max_size_bytes
-        ):
+        if current is None or self._allocating is not None or self._preparing:
+            return
+        share = 2 if current.size else PREALLOCATE_AFTER_SHARE
+        if current.tail * share < self._config.wal_max_size_bytes:
+            return
+        if self._has_better_next() or self._pool or self.closing:
             return
         self._pool_counter += 1
         self._allocate(None, f"wal/{self._pool_counter:016x}.preparing", 0)
