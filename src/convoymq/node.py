@@ -418,11 +418,15 @@ class Node:
     def on_suspect(self, node: int) -> None:
         """Another node is silent."""
         self.host.on_suspect(node)
+        if self.broker is not None:
+            self.broker.on_suspect(node)
         self.wake()
 
     def on_unsuspect(self, node: int) -> None:
         """Another node speaks again."""
         self.host.on_unsuspect(node)
+        if self.broker is not None:
+            self.broker.on_unsuspect(node)
         self.wake()
 
     # -- the cluster ------------------------------------------------------------------------
@@ -626,15 +630,9 @@ class Node:
                 self.listeners.append(listener)
 
     async def _open_management(self) -> None:
-        assert self.broker is not None
-        from convoymq.management.server import ManagementServer
+        from convoymq.management.server import Management
 
-        management = self.config.management
-        self.management = ManagementServer(
-            self.broker,
-            [(address.host, address.port) for address in management.tcp],
-            [(address.host, address.port) for address in management.prometheus],
-        )
+        self.management = Management(self)
         await self.management.start()
 
     # -- resources --------------------------------------------------------------------------

@@ -77,7 +77,9 @@ def _table(columns: list[str], rows: list[list[Any]], title: str | None = None) 
 def _show(table: Any) -> None:
     from rich.console import Console
 
-    Console().print(table)
+    console = Console()
+    # Into a file or a pipe: as wide as the content is, rather than cut to 80 columns.
+    console.print(table, width=None if console.is_terminal else 200)
 
 
 # -- a local cluster --------------------------------------------------------------------------
@@ -202,17 +204,20 @@ def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[
 
 def _node_facts(node: LocalNode, sampler: Sampler | None) -> dict[str, Any]:
     try:
-        found = get_json(f"http://127.0.0.1:{node.http_port}/api/convoy/node", 0.5)
+        found = get_json(f"http://127.0.0.1:{node.http_port}/api/convoy/node", 1.0)
     except (Unavailable, LookupError):
         return {"state": "no answer"}
-    facts = {
-        "state": found.get("state", "running"),
-        "name": found.get("name"),
-        "leads": found.get("groups_led"),
-        "follows": found.get("groups_followed"),
-        "connections": found.get("connections"),
-        "build": found.get("build"),
+    names = {
+        "state": "state",
+        "name": "name",
+        "leads": "groups_led",
+        "follows": "groups_followed",
+        "connections": "connections",
+        "alarms": "alarms",
+        "uptime_ms": "uptime_ms",
+        "build": "build",
     }
+    facts = {name: found.get(key) for name, key in names.items()}
     if sampler is not None:
         for name in ("published", "delivered"):
             rate = sampler.rate(f"{node.number}.{name}", float(found.get(name, 0)))
@@ -259,11 +264,12 @@ def status(
 ) -> None:  # fmt: skip
     """Nodes of a cluster: processes, ports, roles, memory."""
     if url:
-        found = _ask(url, "convoy/node", user)
+        found = _ask(url, "nodes", user)
         if format_ is Format.JSON:
-            _print_json(found)
+            _print_json({"nodes": found})
         else:
-            _show(_table(["what", "value"], [[key, found[key]] for key in found]))
+            columns = ["name", "running", "uptime", "connections", "mem_used", "mem_alarm"]
+            _show(_table(columns, [[row.get(column) for column in columns] for row in found]))
         return
     nodes = read_state(data)
     if not nodes:

@@ -19,7 +19,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -220,6 +220,7 @@ class _Wire(Protocol):
     reader: LinkReader
     writer: LinkWriter
     closed: bool
+    totals: list[int] | None
 
     def flush(self) -> None: ...
     def pause(self) -> None: ...
@@ -242,6 +243,7 @@ class _PlainWire:
         self.reader = LinkReader(self._fd, HELLO_SIZE_MAX)
         self.writer = LinkWriter(self._fd)
         self.closed = False
+        self.totals: list[int] | None = None
         self.on_frames: Callable[[list[bytes]], None] = _ignore_frames
         self.on_lost: Callable[[str], None] = _ignore_loss
 
@@ -294,6 +296,7 @@ class _PlainWire:
             return
         self.pause()
         self.closed = True
+        _count(self)
         if self._writing:
             self._loop.remove_writer(self._fd)
         self._sock.close()
@@ -309,6 +312,7 @@ class _TlsWire(asyncio.Protocol):
         self.reader = LinkReader(-1, HELLO_SIZE_MAX)
         self.writer = LinkWriter(-1)
         self.closed = False
+        self.totals: list[int] | None = None
         self.on_frames: Callable[[list[bytes]], None] = _ignore_frames
         self.on_lost: Callable[[str], None] = _ignore_loss
 
@@ -359,8 +363,16 @@ class _TlsWire(asyncio.Protocol):
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            _count(self)
             if self._transport is not None:
                 self._transport.close()
+
+
+def _count(wire: _Wire) -> None:
+    """Adds what a closed connection carried to the sums of its links."""
+    if wire.totals is not None:
+        wire.totals[0] += wire.reader.bytes_in
+        wire.totals[1] += wire.writer.bytes_out
 
 
 def _ignore_frames(_frames: list[bytes]) -> None:
@@ -387,6 +399,8 @@ class _Peer:
     dirty: bool = False
     frames_out: int = 0
     half_since: float = 0.0
+    totals: list[int] = field(default_factory=lambda: [0, 0])
+    """Bytes received and sent on connections that are closed."""
 
 
 class _Dial:
@@ -433,7 +447,6 @@ class Links:
         self.detector = Detector(config.heartbeat_ms, config.suspect_min_ms, config.suspect_max_ms)
         self.peers: dict[int, _Peer] = {}
         self.forgotten: set[int] = set()
-        self.frame_bytes = {"in": 0, "out": 0}
         self._secret = _read_secret(config)
         self._on_dirty = on_dirty
         self._dirty: list[_Peer] = []
@@ -558,8 +571,9 @@ class Links:
                 "suspected": self.detector.is_suspected(peer.node),
                 "incarnation": peer.incarnation,
                 "backlog_bytes": self.backlog_bytes(peer.node),
-                "bytes_out": peer.outward.writer.bytes_out if peer.outward else 0,
-                "bytes_in": peer.inward.reader.bytes_in if peer.inward else 0,
+                "bytes_out": peer.totals[1]
+                + (peer.outward.writer.bytes_out if peer.outward else 0),
+                "bytes_in": peer.totals[0] + (peer.inward.reader.bytes_in if peer.inward else 0),
             }
             for peer in sorted(self.peers.values(), key=lambda peer: peer.node)
         ]
@@ -779,6 +793,7 @@ class Links:
         wire.pause()
         wire.on_frames, wire.on_lost = frames, lost
         peer.inward = wire
+        wire.totals = peer.totals
         self._wake(peer)
         self._evaluate(peer)
         if rest and peer.inward is wire:
@@ -925,6 +940,7 @@ class Links:
 
         wire.on_frames, wire.on_lost = frames, lost
         peer.outward = wire
+        wire.totals = peer.totals
         peer.outward_incarnation = shake.incarnation
         peer.frames_out = 0
         self._evaluate(peer)
