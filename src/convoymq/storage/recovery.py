@@ -160,7 +160,7 @@ class _WalReader:
         self.previous = (0, 0, 0)
         self._tables = 0
         self._damaged_tables = 0
-        self._all_damaged: Damage | None = None
+        self.all_damaged: Damage | None = None
 
     def read(self) -> None:
         files = self._open_files()
@@ -178,9 +178,10 @@ class _WalReader:
             self._store.wal.files[file.generation] = file
             self.previous = (file.generation, self.sequence, file.tail)
         self._report.wal_files = len(files)
-        if self._all_damaged is not None:
+        if self.all_damaged is not None:
             for found in self.found.values():
-                found.damage = found.damage or self._all_damaged
+                found.damage = found.damage or self.all_damaged
+                found.vote_lost = True
 
     def _open_files(self) -> list[tuple[WalFile, int, tuple[int, int, int, int, int]]]:
         """The used files in order: (file, size, (generation, first sequence, link…)).
@@ -463,7 +464,7 @@ class _WalReader:
         damage = Damage(file=name, offset=offset, group=group, reason=reason)
         self._report.damages.append(damage)
         if group is None:
-            self._all_damaged = self._all_damaged or damage
+            self.all_damaged = self.all_damaged or damage
         else:
             found = self._of(group)
             found.damage = found.damage or damage
@@ -527,7 +528,11 @@ def _load_groups(store: Storage, report: RecoveryReport, reader: _WalReader) -> 
         directory.sync("groups")
     for group in sorted(on_disk | set(reader.found)):
         log = store.open_group(group)
-        found = reader.found.get(group, Found())
+        found = reader.found.get(group)
+        if found is None:
+            found = Found()
+            found.damage = reader.all_damaged
+            found.vote_lost = reader.all_damaged is not None
         log.term, log.voted_for = found.term, found.voted_for
         try:
             if _load_group(store, report, log, found, present=group in on_disk):

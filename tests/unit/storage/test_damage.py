@@ -272,3 +272,20 @@ def test_recovery_reads_random_bytes_without_falling_over() -> None:
             for index in range(1, log.last_index + 1):
                 entry = log.entry(index)
                 assert entry.data == node.models[group].entries[index].data
+
+
+def test_when_nobody_can_say_whose_records_were_hit_every_group_is_damaged() -> None:
+    node = filled(4, close=True)
+    log = node.storage.logs[2]
+    name, offset = place_of(log, log.last_index)
+    inode = node.disk.names[name]
+    assert inode is not None
+    start = bytes(inode.content).rindex(b"CVYWALB", 0, offset)
+    flip(node.disk, name, start + 20)
+    flip(node.disk, name, offset + 60)
+    hurt = Node(disk=node.disk)
+    assert any(damage.group is None for damage in hurt.report.damages)
+    for log in hurt.storage.logs.values():
+        assert log.damaged is not None
+        assert log.damaged.vote_lost
+        assert log.last_index == 0
