@@ -253,10 +253,11 @@ class Replica:
                 self._send_snapshot(peer)
                 return
             except StorageFault:
-                self._fault()
+                self.on_damage()
                 return
             bodies = [entry.data for entry in entries]
-            self._send_append(peer, bodies, entries[-1].index, sum(map(len, bodies)))
+            last = peer.next_index + len(entries) - 1
+            self._send_append(peer, bodies, last, sum(map(len, bodies)))
 
     def probe(self, peer: Any) -> None:
         """Asks a follower how far it is, without entries."""
@@ -323,7 +324,7 @@ class Replica:
     ) -> None:
         """Takes an APPEND frame."""
         core = self.core
-        if self.faulty or core.amnesiac:
+        if self.faulty or core.amnesiac or self.log.damaged is not None:
             return
         receiving = self.receiving
         if receiving is not None:
@@ -343,7 +344,8 @@ class Replica:
         elif core.reply_due:
             self._acknowledge()
         if entries:
-            self._last_time_ms = max(self._last_time_ms, entries[-1].time_ms)
+            newest = entries[len(entries) - 1].time_ms
+            self._last_time_ms = max(self._last_time_ms, newest)
             self.host.wake()
         if core.commit_index > was:
             self.host.mark_apply(self)
@@ -498,7 +500,7 @@ class Replica:
             self.builder.take_loose()
         index = self.log.last_index + 1
         kind, body = batch.ENTRY_NOOP, b""
-        if core.memberships[-1][0] == 0:
+        if core.members_index == 0:
             # From now on the log itself says who belongs to the group.
             kind, body = MEMBERSHIP, core.members.encode()
         self._append(make_entry(self.group, index, core.term, self._now(), kind, body))
@@ -547,7 +549,7 @@ class Replica:
                 elif entry.kind == MEMBERSHIP:
                     self.host.on_membership(self, decode_membership(entry.data[HEADER:]))
         except StorageFault:
-            self._fault()
+            self.on_damage()
             return
         core.on_applied(index)
         if index < commit:
@@ -877,7 +879,8 @@ class Replica:
 
     # Faults.
 
-    def _fault(self) -> None:
+    def on_damage(self) -> None:
+        """A log of this node was found damaged: perhaps this one."""
         if self.log.damaged is not None and not self.faulty:
             self._resynchronise(self.log.damaged)
             self.run_effects()

@@ -174,11 +174,20 @@ class RaftCore:
 
     def _may_change_members(self) -> bool:
         """One change at a time, and none before an entry of this term is committed."""
-        return self.memberships[-1][0] <= self.commit_index and self.term_start <= self.commit_index
+        return self._latest()[0] <= self.commit_index and self.term_start <= self.commit_index
 
     def _elected(self) -> bool:
         """A majority of the voters voted for this node."""
         return has_majority(self._votes, self.members.voters)
+
+    @property
+    def members_index(self) -> int:
+        """Index of the entry that brought the configuration in force; 0 = none."""
+        return self._latest()[0]
+
+    def _latest(self) -> tuple[int, Membership]:
+        # No negative index: compiled modules do not support them.
+        return self.memberships[len(self.memberships) - 1]
 
     # Start and time.
 
@@ -190,7 +199,7 @@ class RaftCore:
         `hurry`: stand at once, because nobody else is expected to.
         """
         self.memberships.extend(memberships)
-        self.members = self.memberships[-1][1]
+        self.members = self._latest()[1]
         self._arm(0.0 if hurry or self.members.voters == {self.node} else 1.0)
         if self.amnesiac:
             self._ask_to_rejoin()
@@ -576,9 +585,9 @@ class RaftCore:
             f"group {self.group}: truncation at {index}, committed {self.commit_index}",
         )
         self.log.truncate_from(index)
-        while len(self.memberships) > 1 and self.memberships[-1][0] >= index:
+        while len(self.memberships) > 1 and self._latest()[0] >= index:
             self.memberships.pop()
-        self.members = self.memberships[-1][1]
+        self.members = self._latest()[1]
 
     def take_reply(self) -> int:
         """The index to acknowledge to the leader now, or -1."""
@@ -657,7 +666,7 @@ class RaftCore:
         if index > self.commit_index and self._may_commit(index):
             before = self.commit_index
             self.commit_index = index
-            if before < self.memberships[-1][0] <= index:
+            if before < self._latest()[0] <= index:
                 self._members_committed()
             if before < self.term_start <= index:
                 self.members_due = True
@@ -682,7 +691,9 @@ class RaftCore:
 
     def members_at(self, index: int) -> Membership:
         """The configuration in force at an index not below the snapshot's."""
-        return next(found for at, found in reversed(self.memberships) if at <= index)
+        found = [members for at, members in self.memberships if at <= index]
+        check(found, f"group {self.group}: the members at {index} are not known any more")
+        return found.pop()
 
     def trim_memberships(self, index: int) -> None:
         """Configurations replaced at or before `index` will not be asked for any more."""
@@ -802,7 +813,7 @@ class RaftCore:
         if (
             learner is not None
             and learner.incarnation == incarnation
-            and self.memberships[-1][0] <= self.commit_index
+            and self._latest()[0] <= self.commit_index
         ):
             self._welcome(node, incarnation)
         self.members_due = True
@@ -865,7 +876,7 @@ class RaftCore:
         assert self.term >= log.last_term
         assert self.role != LEADER or self.leader == self.node
         assert (self.role == LEADER) == bool(self.progress) or len(self.members.nodes) <= 1
-        assert self.members is self.memberships[-1][1]
+        assert self.members is self._latest()[1]
         assert [at for at, _ in self.memberships] == sorted(at for at, _ in self.memberships)
         for peer in self.peers:
             assert peer.match < peer.next_index <= log.last_index + 1

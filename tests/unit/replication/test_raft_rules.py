@@ -1,0 +1,382 @@
+"""One test per rule of Raft that safety rests on; sections are of Ongaro's thesis."""
+
+from __future__ import annotations
+
+import pytest
+
+from convoymq.model.errors import InvariantViolated, PeerError
+from convoymq.replication.raft import types
+from convoymq.replication.raft.membership import Learner, Membership, decode_membership
+from convoymq.replication.raft.quorum import has_majority, quorum_index
+from tests.unit.replication.support import Cluster, Item
+
+
+def messages(cluster: Cluster, kind: int, sender: int) -> list[tuple[int, tuple[object, ...]]]:
+    """(receiver, message) of that kind that a node has sent."""
+    return [
+        (b, what[1])
+        for a, b, what in cluster.sent
+        if a == sender and what[0] == "message" and what[1][0] == kind
+    ]
+
+
+def test_a_majority_elects_one_leader() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(2)
+    assert leader.term == 1
+    assert [cluster.cores[n].leader for n in (1, 2, 3)] == [2, 2, 2]
+
+
+def test_an_idle_group_sends_nothing() -> None:
+    cluster = Cluster(3)
+    cluster.elect(1)
+    cluster.spread_commit()
+    cluster.sent.clear()
+    cluster.settle()
+    assert cluster.sent == []
+    assert not cluster.timers
+
+
+def test_a_vote_leaves_only_when_it_is_durable() -> None:
+    """3.8: term and vote are on disk before the answer."""
+    cluster = Cluster(3)
+    cluster.settle()
+    voter = cluster.cores[2]
+    voter.on_message(1, (types.VOTE, 1, 0, 0))
+    cluster.drain(2)
+    assert not messages(cluster, types.VOTE_REPLY, 2)
+    cluster.flush(2)
+    assert messages(cluster, types.VOTE_REPLY, 2) == [(1, (types.VOTE_REPLY, 1, True))]
+
+
+def test_one_vote_per_term_also_over_a_restart() -> None:
+    """3.4."""
+    cluster = Cluster(3)
+    cluster.settle()
+    cluster.cores[2].on_message(1, (types.VOTE, 1, 0, 0))
+    cluster.drain(2)
+    cluster.flush(2)
+    cluster.crash(2)
+    cluster.start(2)
+    cluster.cores[2].on_message(3, (types.VOTE, 1, 0, 0))
+    cluster.drain(2)
+    cluster.flush(2)
+    assert messages(cluster, types.VOTE_REPLY, 2)[-1] == (3, (types.VOTE_REPLY, 1, False))
+
+
+def test_a_candidate_does_not_count_its_own_vote_before_it_is_durable() -> None:
+    cluster = Cluster(3)
+    cluster.settle()
+    core = cluster.cores[1]
+    core._start_election()
+    core.on_message(2, (types.VOTE_REPLY, 1, True))
+    assert core.role == types.CANDIDATE
+    cluster.drain(1)
+    cluster.flush(1)
+    assert core.role == types.LEADER
+
+
+@pytest.mark.parametrize(
+    ("last_index", "last_term", "granted"),
+    [(5, 1, False), (2, 2, True), (1, 2, False), (3, 2, True), (1, 3, True)],
+)
+def test_a_less_complete_log_gets_no_vote(last_index: int, last_term: int, granted: bool) -> None:
+    """3.6.1: last terms are compared first, then lengths."""
+    cluster = Cluster(3)
+    cluster.preset(2, [1, 2], 2)
+    cluster.cores[2].on_message(1, (types.VOTE, 9, last_index, last_term))
+    cluster.drain(2)
+    cluster.flush(2)
+    assert messages(cluster, types.VOTE_REPLY, 2)[-1][1] == (types.VOTE_REPLY, 9, granted)
+
+
+def test_a_pre_vote_changes_no_term_and_a_live_leader_is_not_disturbed() -> None:
+    """9.6."""
+    cluster = Cluster(3)
+    cluster.elect(1)
+    cluster.cores[3]._start_pre_vote()
+    cluster.drain(3)
+    cluster.settle()
+    assert cluster.cores[1].role == types.LEADER
+    assert [core.term for core in cluster.cores.values()] == [1, 1, 1]
+    assert cluster.cores[3].leader == 1
+
+
+def test_a_suspected_leader_is_replaced() -> None:
+    cluster = Cluster(3)
+    cluster.elect(1)
+    cluster.crash(1)
+    assert cluster.timers
+    assert cluster.elect(2).term == 2
+    assert cluster.cores[3].leader == 2
+
+
+def test_a_leader_without_a_majority_steps_down() -> None:
+    cluster = Cluster(3)
+    cluster.elect(1)
+    cluster.disconnect(1, 2)
+    assert 1 not in cluster.timers
+    cluster.disconnect(1, 3)
+    cluster.fire(1)
+    assert cluster.cores[1].role == types.FOLLOWER
+    assert cluster.cores[1].leader == 0
+
+
+def test_an_acknowledgement_leaves_only_when_the_entries_are_durable() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1)
+    cluster.sent.clear()
+    assert cluster.deliver(1, 2)
+    replies = [what for a, _, what in cluster.sent if a == 2 and what[0] == "reply"]
+    assert all(what[2] < leader.log.last_index for what in replies)
+    cluster.flush(2)
+    assert cluster.sent[-1][2][:3] == ("reply", 1, leader.log.last_index)
+
+
+def test_the_leader_counts_itself_only_when_its_disk_has_the_entry() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    item = cluster.propose(1)
+    assert item is not None
+    cluster.deliver(1, 2)
+    cluster.flush(2)
+    cluster.deliver(2, 1)
+    assert leader.commit_index < item.index
+    cluster.flush(1)
+    assert leader.commit_index == item.index
+
+
+def test_followers_may_commit_before_the_leaders_disk_is_done() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    item = cluster.propose(1)
+    assert item is not None
+    for node in (2, 3):
+        cluster.deliver(1, node)
+        cluster.flush(node)
+        cluster.deliver(node, 1)
+    assert leader.log.written_index < item.index == leader.commit_index
+
+
+def test_an_entry_of_an_older_term_is_not_committed_by_count() -> None:
+    """3.6.2 and figure 3.7: it becomes committed with the first entry of the own term."""
+    cluster = Cluster(3)
+    for node in (1, 2, 3):
+        cluster.preset(node, [1], 1)
+    core = cluster.cores[1]
+    core._start_election()
+    cluster.drain(1)
+    cluster.flush(1)
+    core.on_message(2, (types.VOTE_REPLY, core.term, True))
+    assert core.role == types.LEADER
+    core.on_append_reply(2, core.term, 1, 0)
+    core.on_append_reply(3, core.term, 1, 0)
+    assert core.commit_index == 0
+    cluster.drain(1)
+    core.on_append_reply(2, core.term, 2, 0)
+    core.on_append_reply(3, core.term, 2, 0)
+    assert core.commit_index == 2
+
+
+def test_conflicting_entries_are_replaced_by_the_leaders() -> None:
+    """3.5: the follower's log is made equal, never the leader's."""
+    cluster = Cluster(3)
+    cluster.elect(1)
+    cluster.disconnect(1, 2)
+    cluster.disconnect(1, 3)
+    for _ in range(3):
+        cluster.propose(1)
+    cluster.flush(1)
+    stale = list(cluster.logs[1].items)
+    cluster.elect(2)
+    cluster.propose(2)
+    cluster.settle()
+    cluster.connect(1, 2)
+    cluster.settle()
+    assert cluster.logs[1].items == cluster.logs[2].items != stale
+
+
+def test_a_committed_entry_is_never_truncated() -> None:
+    cluster = Cluster(3)
+    cluster.elect(1)
+    cluster.propose(1)
+    cluster.settle()
+    cluster.spread_commit()
+    follower = cluster.cores[2]
+    last = follower.log.last_index
+    with pytest.raises(InvariantViolated, match="committed"):
+        follower.on_append(3, 9, last - 1, 1, 0, [Item(last, 9)])
+
+
+def test_two_leaders_of_one_term_stop_the_replica() -> None:
+    cluster = Cluster(3)
+    cluster.elect(1)
+    with pytest.raises(InvariantViolated, match="both lead"):
+        cluster.cores[1].on_append(2, 1, 0, 0, 0, [])
+
+
+def test_entries_that_do_not_follow_each_other_are_the_peers_fault() -> None:
+    cluster = Cluster(3)
+    cluster.elect(1)
+    last = cluster.logs[2].last_index
+    with pytest.raises(PeerError):
+        cluster.cores[2].on_append(1, 1, last, 1, 0, [Item(last + 2, 1)])
+    with pytest.raises(PeerError):
+        cluster.cores[2].on_message(1, (types.VOTE, "x"))
+
+
+def test_appends_are_pipelined_within_the_window() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    for _ in range(30):
+        cluster.propose(1)
+    peer = leader.progress[2]
+    assert peer.in_flight_bytes >= peer.window_bytes
+    assert peer.next_index <= leader.log.last_index
+    cluster.settle()
+    assert peer.match == leader.log.last_index
+    assert peer.in_flight_bytes == 0
+
+
+def test_only_one_change_of_members_at_a_time() -> None:
+    """4.1, with the correction: none before an entry of the own term is committed."""
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    assert cluster.propose(1, leader.members.without(3)) is not None
+    assert leader.change_members(leader.members.without(2)) is not None
+    cluster.settle()
+    assert leader.members.voters == {1, 2}
+    assert leader.change_members(Membership(frozenset({3, 4}))) is not None
+
+
+def test_a_new_member_gets_its_vote_when_it_has_caught_up() -> None:
+    """4.2.1."""
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    for _ in range(10):
+        cluster.propose(1)
+    cluster.settle()
+    cluster.propose(1, leader.members.with_learner(Learner(4, leader.log.last_index)))
+    assert 4 not in leader.members.voters
+    cluster.start(4)
+    for node in (1, 2, 3):
+        cluster.connect(node, 4)
+    cluster.settle()
+    assert leader.members.voters == {1, 2, 3, 4}
+    assert cluster.logs[4].items == cluster.logs[1].items
+
+
+def test_a_removed_leader_steps_down_and_names_an_heir() -> None:
+    """4.2.2."""
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1, leader.members.without(1))
+    cluster.settle()
+    assert cluster.cores[1].role == types.FOLLOWER
+    assert cluster.leader is not None
+    assert cluster.leader.node in (2, 3)
+
+
+def test_leadership_is_transferred_without_a_wait() -> None:
+    """3.10."""
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1)
+    assert leader.transfer(3) is None
+    cluster.drain(1)
+    assert cluster.propose(1) is None
+    cluster.settle()
+    assert cluster.cores[3].role == types.LEADER
+    assert cluster.cores[1].leader == 3
+
+
+def test_a_replica_that_lost_its_log_does_not_vote_before_it_caught_up() -> None:
+    cluster = Cluster(3)
+    cluster.elect(1)
+    cluster.disconnect(1, 3)
+    cluster.disconnect(2, 3)
+    cluster.propose(1)
+    cluster.settle()
+    core = cluster.cores[2]
+    core.quarantine(False)
+    cluster.drain(2)
+    cluster.flush(2)
+    cluster.crash(1)
+    cluster.logs[2].wipe()
+    core.on_log_lost()
+    cluster.drain(2)
+    cluster.connect(2, 3)
+    cluster.settle()
+    for node in (3, 2, 3):
+        cluster.fire(node)
+        cluster.settle()
+    assert cluster.leader is None
+    cluster.start(1)
+    cluster.connect(1, 2)
+    cluster.connect(1, 3)
+    cluster.elect(1)
+    cluster.settle()
+    assert not core.quarantined
+    assert cluster.logs[2].items == cluster.logs[1].items
+
+
+def test_the_quarantine_lasts_over_a_restart() -> None:
+    cluster = Cluster(3)
+    cluster.elect(1)
+    cluster.cores[2].quarantine(False)
+    cluster.drain(2)
+    cluster.flush(2)
+    cluster.logs[2].wipe()
+    cluster.crash(2)
+    cluster.start(2)
+    assert cluster.cores[2].quarantined
+    cluster.cores[2].on_message(3, (types.VOTE, 9, 5, 5))
+    cluster.drain(2)
+    cluster.flush(2)
+    assert messages(cluster, types.VOTE_REPLY, 2)[-1][1] == (types.VOTE_REPLY, 9, False)
+
+
+def test_a_replica_that_lost_everything_is_removed_and_taken_in_anew() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1)
+    cluster.settle()
+    cluster.crash(2)
+    cluster.logs[2] = type(cluster.logs[2])()
+    cluster.start(2)
+    core = cluster.cores[2]
+    core.quarantine(True)
+    core.on_log_lost()
+    cluster.drain(2)
+    cluster.connect(2, 3)
+    core.on_message(3, (types.VOTE, 9, 50, 8))
+    assert core.term == 0
+    cluster.connect(1, 2)
+    cluster.settle()
+    cluster.retry()
+    cluster.settle()
+    assert not core.amnesiac
+    assert leader.members.voters == {1, 2, 3}
+    changes = [
+        decode_membership(item.data[48:]) for item in cluster.logs[1].items if item.kind == 2
+    ]
+    assert frozenset({1, 3}) in [found.voters for found in changes]
+    assert cluster.logs[2].items == cluster.logs[1].items
+
+
+def test_quorum_arithmetic() -> None:
+    assert quorum_index([]) == 0
+    assert quorum_index([7]) == 7
+    assert quorum_index([7, 5]) == 5
+    assert quorum_index([1, 9, 4]) == 4
+    assert quorum_index([1, 9, 4, 8]) == 4
+    assert has_majority({1, 2}, frozenset({1, 2, 3}))
+    assert not has_majority({1, 2, 9}, frozenset({1, 2, 3, 4}))
+
+
+def test_membership_survives_encoding_and_padding() -> None:
+    members = Membership(frozenset({3, 1}), (Learner(2, 9, 77),))
+    assert decode_membership(members.encode() + bytes(5)) == members
+    with pytest.raises(PeerError):
+        decode_membership(members.encode()[:-1])
