@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from convoymq.cluster.control import KIND_JOIN, ControlPlane
-from convoymq.cluster.draft_host import ReplicaHost
+from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links
 from convoymq.cluster.metadata import MetadataMachine
@@ -42,7 +42,7 @@ from convoymq.kernels.flusher import (
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
 from convoymq.model.config import Config, ConfigError
 from convoymq.model.errors import BrokerError, InvariantViolated, Misuse, Unavailable
-from convoymq.replication.raft.draft_types import RaftConfig as HostConfig
+from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
 from convoymq.storage.threads import ThreadWorker
@@ -64,6 +64,12 @@ FREE_HEAP_MAX = 48 << 20
 CLIENTS_LEAVE_S = 1.0
 """How long a stopping node waits for its clients to answer its close."""
 EXIT_FAULT = 70
+JOIN_FOUNDER = "founder"
+"""A member that never ran: nothing of it can be missing."""
+JOIN_LEARNER = "learner"
+"""Not a member yet: it gets a vote when it has caught up."""
+JOIN_WIPED = "wiped"
+"""A member that has lost its data: it has no say before the leader has taken it in anew."""
 
 
 class LoopClock:
@@ -150,8 +156,10 @@ class DataDirectory:
         try:
             known = json.loads(self._file.read_text())
             owner, last = int(known["node"]), int(known["incarnation"])
+            self.lost_groups = int(known.get("lost_groups", 0))
         except FileNotFoundError:
             owner, last = node_id, 0
+            self.lost_groups = 0
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
             raise StorageFault(f"unreadable: {error}", path=str(self._file)) from None
@@ -159,9 +167,20 @@ class DataDirectory:
             self.close()
             raise Misuse(f"{self.path} belongs to node {owner}, this is node {node_id}")
         self.incarnation = max(last + 1, int(time.time()) - EPOCH_2025)
-        self._write({"node": node_id, "incarnation": self.incarnation})
+        self._node_id = node_id
+        self._save()
 
-    def _write(self, content: dict[str, int]) -> None:
+    def lose(self, groups: int) -> None:
+        """Notes that this node has lost its data of all groups up to this number."""
+        self.lost_groups = groups
+        self._save()
+
+    def _save(self) -> None:
+        content = {
+            "node": self._node_id,
+            "incarnation": self.incarnation,
+            "lost_groups": self.lost_groups,
+        }
         fresh = self._file.with_suffix(".new")
         try:
             with open(fresh, "w") as file:
@@ -441,7 +460,7 @@ class Node:
         self._sink = _LateSink()
         expected = [peer.node for peer in self.config.cluster.peers if peer.node] or [self.id]
         if self._is_formed():
-            self._open_metadata(expected, hint=0, learner=False)
+            self._open_metadata(expected)
         else:
             await self._form_or_join()
         self.links.formed = True
@@ -451,9 +470,17 @@ class Node:
         self._sink.attach(self.store)
         self.wake()
 
-    def _open_metadata(self, members: Sequence[int], *, hint: int, learner: bool) -> None:
+    def _open_metadata(
+        self, members: Sequence[int], *, hint: int = 0, learner: bool = False, wiped: bool = False
+    ) -> None:
         self.host.create_group(
-            0, sorted(members), self.machine, self._sink, leader_hint=hint, learner=learner
+            0,
+            sorted(members),
+            self.machine,
+            self._sink,
+            leader_hint=hint,
+            learner=learner,
+            wiped=wiped,
         )
 
     async def _form_or_join(self) -> None:
@@ -475,7 +502,7 @@ class Node:
                 break
             await asyncio.sleep(0.01)
         self.log.info("cluster.forming", members=sorted(ids))
-        self._open_metadata(sorted(ids), hint=min({self.id, *linked} & ids), learner=False)
+        self._open_metadata(sorted(ids), hint=min({self.id, *linked} & ids))
 
     async def _join(self, formed: list[int]) -> bool:
         """Asks a formed cluster to take this node in; False: try again."""
@@ -492,8 +519,11 @@ class Node:
                 continue
             if not answer["ok"]:
                 continue
-            self.log.info("cluster.joining", members=answer["members"], learner=answer["learner"])
-            self._open_metadata(answer["members"], hint=0, learner=answer["learner"])
+            learner, wiped = answer["role"] == JOIN_LEARNER, answer["role"] == JOIN_WIPED
+            self.log.info("cluster.joining", members=answer["members"], role=answer["role"])
+            if wiped:
+                self.data.lose(answer["groups"])
+            self._open_metadata(answer["members"], learner=learner, wiped=wiped)
             return True
         await asyncio.sleep(0.1)
         return False
@@ -504,19 +534,17 @@ class Node:
         if replica is None or not replica.is_leader:
             return {"ok": False}
         members = sorted(replica.members)
+        role = JOIN_FOUNDER
         if node not in members:
             self.host.add_member(0, node)
             self.wake()
-            return {"ok": True, "members": members, "learner": True}
-        if node not in self.machine.nodes:
-            # It is a founder that never ran: nothing of it can be missing.
-            return {"ok": True, "members": members, "learner": False}
-        # It ran before and has lost what it had: out, and in again as one who must catch up.
-        self.log.warning("cluster.wiped_node", peer=node)
-        self.host.remove_member(0, node)
-        self.wake()
-        await self._until(lambda: node not in replica.members, JOIN_TIMEOUT_S)
-        return {"ok": False}
+            role = JOIN_LEARNER
+        elif node in self.machine.nodes:
+            # It ran before: the votes and entries that it once promised to keep are gone.
+            self.log.warning("cluster.wiped_node", peer=node)
+            role = JOIN_WIPED
+        groups = max((record.group for record in self.machine.records()), default=0)
+        return {"ok": True, "members": members, "role": role, "groups": groups}
 
     def _new_session(self) -> int:
         self._sessions = getattr(self, "_sessions", 0) + 1
@@ -550,6 +578,7 @@ class Node:
         if not self.machine.vhosts:
             await self._persist(bootstrap)
         self.broker = self._make_broker()
+        self.broker.lost_groups = self.data.lost_groups
         await self.broker.start()
 
     async def _persist(self, command: Any) -> None:

@@ -135,6 +135,7 @@ class GroupHost(Protocol):
         *,
         leader_hint: int = 0,
         learner: bool = False,
+        wiped: bool = False,
     ) -> Any:
         """Starts this node's replica of a group."""  # fmt: skip
 
@@ -211,6 +212,8 @@ class Broker:
         self._deliveries_ended = (0, 0)
         self._clock = clock
         self._stored_groups = stored_groups
+        self.lost_groups = 0
+        """Groups up to this number that have nothing on disk here were lost with the disk."""
         self._alarms_by_node: dict[int, frozenset[str]] = {}
         self._quorum: dict[int, QuorumQueue] = {}
         self._member_of: set[int] = set()
@@ -929,6 +932,8 @@ class Broker:
                 QuorumMachine(_machine_settings(declared.arguments)),
                 queue,
                 leader_hint=record.home,
+                wiped=record.group <= self.lost_groups
+                and record.group not in self._stored_groups(),
             )
         else:
             self.host.watch_group(record.group, record.members, queue)
