@@ -24,7 +24,7 @@ from convoymq.model.errors import Misuse, PeerError
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.types import RaftConfig
-from convoymq.storage.types import GroupPlan
+from convoymq.storage.types import Damage, GroupPlan
 
 #: Frames kept for a group that is not created here yet: members learn of it at different times.
 EARLY_FRAMES_MAX = 64
@@ -141,7 +141,9 @@ class ReplicaHost:
         self._notices: list[Replica] = []
         self._woken = False
         self._transfers = 0
+        self._damaged = False
         storage.planner = self.plan
+        storage.on_damaged = self._on_damaged
 
     # Groups.
 
@@ -447,6 +449,10 @@ class ReplicaHost:
         self.now = self.clock.monotonic_ms()
         for _ in range(ROUNDS_MAX):
             self._woken = True
+            if self._damaged:
+                self._damaged = False
+                for replica in self.groups.values():
+                    replica.on_damage()
             if self._dirty:
                 dirty = self._dirty
                 self._dirty = []
@@ -462,7 +468,7 @@ class ReplicaHost:
                 for replica in due:
                     if not replica.dead:
                         replica.apply()
-            if not self._dirty and not self._apply:
+            if not self._dirty and not self._apply and not self._damaged:
                 break
         if self._notices:
             notices = self._notices
@@ -471,7 +477,7 @@ class ReplicaHost:
                 if not replica.dead:
                     replica.send_notices()
         self._woken = False
-        if self._dirty or self._apply:
+        if self._dirty or self._apply or self._damaged:
             self.wake()
 
     def tick(self) -> None:
@@ -560,6 +566,11 @@ class ReplicaHost:
         """Sends a RAFT frame for a group without a replica that could."""
         body = msgspec.msgpack.encode(message)
         self.transport.send(node, frame(batch.FRAME_RAFT, 0, group, 0, 0, 0, 0, body))
+
+    def _on_damaged(self, damage: Damage) -> None:
+        """A read found damage, perhaps in the middle of an apply: seen to when the round ends."""
+        self._damaged = True
+        self.wake()
 
     def next_transfer(self) -> int:
         """A number for a snapshot transfer, unique on this node and incarnation."""
