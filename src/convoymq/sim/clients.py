@@ -166,7 +166,7 @@ class Channel:
 
     def _drain(self) -> None:
         """The quiet phase: consume and acknowledge everything, publish nothing."""
-        if self.consumes and not self._consumers and not self._asked:
+        if not self._consumers and not self._asked:
             self._subscribe()
         for number in sorted(self.held):
             self._settle(number, self.held.pop(number))
@@ -272,7 +272,7 @@ class Channel:
                 self._last_fresh[(consumer, publisher)] = number
         self._workload.delivered += count
         ids = list(range(first_id, first_id + count))
-        if self._consumers.get(consumer, False):
+        if self.draining or self._consumers.get(consumer, False):
             self._settle(consumer, ids)
         else:
             self.held.setdefault(consumer, []).extend(ids)

@@ -133,6 +133,8 @@ class Network:
         for a, b in list(self._epochs):
             if node in (a, b):
                 self.break_link(a, b)
+        # Socket buffers die with either process.
+        self._stale = {k: v for k, v in self._stale.items() if node not in k}
 
     # Connections.
 
