@@ -71,7 +71,7 @@ class FakeHost:
 
     def create_group(
         self, group: int, members: Sequence[int], machine: Any, sink: Any, *,
-        leader_hint: int = 0, learner: bool = False,
+        leader_hint: int = 0, learner: bool = False, wiped: bool = False,
     ) -> Any:  # fmt: skip
         known = self.cluster.groups.setdefault(group, Group(group, leader_hint or members[0]))
         replica = SimpleNamespace(machine=machine, is_leader=known.leader == self.node)
