@@ -1,0 +1,237 @@
+"""Three hosts on real storage in memory: elections, forwarding, damage, snapshots."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from convoymq.cluster.host import ReplicaHost
+from convoymq.cluster.interfaces import Effect
+from convoymq.kernels.batch import CMD_PURGE, commands
+from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.inline import InlineFlusher, InlineWorker
+from convoymq.storage.store import Storage
+from convoymq.storage.types import StorageConfig
+
+GROUP = 5
+
+
+class ListMachine:
+    """Remembers the args of the commands of sessions."""
+
+    VERSION = 1
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.values: list[int] = []
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        self.values += [c[5] for c in commands(data) if c[2]]
+
+    def snapshot(self) -> bytes:
+        return b"".join(value.to_bytes(4, "big") for value in self.values)
+
+    def restore(self, state: bytes) -> None:
+        self.values = [int.from_bytes(state[at : at + 4], "big") for at in range(0, len(state), 4)]
+
+    def resend(self, session_node: int) -> None:
+        pass
+
+    def live_ranges(self) -> Iterable[tuple[int, int]]:
+        return ()
+
+    def session_nodes(self) -> frozenset[int]:
+        return frozenset()
+
+    def state_hash(self) -> int:
+        return hash(tuple(self.values))
+
+
+class Sink:
+    """Remembers who was said to lead."""
+
+    def __init__(self) -> None:
+        self.leaders: list[int | None] = []
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        pass
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        self.leaders.append(leader)
+
+
+class Timer:
+    def __init__(self, due: int, call: Any) -> None:
+        self.due, self.call = due, call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Net:
+    """Clock and links of the three hosts."""
+
+    def __init__(self) -> None:
+        self.time = 1_000_000
+        self.timers: list[Timer] = []
+        self.hosts: dict[int, ReplicaHost] = {}
+        self.machines: dict[int, ListMachine] = {}
+        self.sinks: dict[int, Sink] = {}
+        self.directories: dict[int, MemoryDirectory] = {}
+        self.queue: deque[tuple[int, int, bytes]] = deque()
+        self.cut: set[int] = set()
+        self.sent = 0
+        self.random = random.Random(1).random
+
+    def now_ms(self) -> int:
+        return self.time
+
+    def monotonic_ms(self) -> int:
+        return self.time
+
+    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Timer:
+        timer = Timer(self.time + delay_ms, lambda: callback(*arguments))
+        self.timers.append(timer)
+        return timer
+
+    def add(self, node: int, members: Sequence[int], **options: Any) -> None:
+        net = self
+
+        class Transport:
+            def send(self, to: int, head: bytes, body: Sequence[bytes] = ()) -> None:
+                net.sent += 1
+                if not {node, to} & net.cut and to in net.hosts:
+                    net.queue.append((node, to, head + b"".join(body)))
+
+            def is_connected(self, to: int) -> bool:
+                return to not in net.cut
+
+            def backlog_bytes(self, to: int) -> int:
+                return 0
+
+        directory = self.directories.setdefault(node, MemoryDirectory())
+        flusher = InlineFlusher(automatic=True)
+        worker = InlineWorker(automatic=True)
+        storage = Storage(directory, flusher, worker, StorageConfig(wal_preallocate=False))
+        storage.recover()
+        host = ReplicaHost(
+            node=node, incarnation=self.time, storage=storage, transport=Transport(), clock=self
+        )
+        self.hosts[node] = host
+        self.machines[node] = ListMachine()
+        self.sinks[node] = Sink()
+        host.create_group(GROUP, members, self.machines[node], self.sinks[node], **options)
+        for other in self.hosts:
+            if other != node:
+                self.hosts[other].on_link_up(node, self.time)
+                host.on_link_up(other, self.time)
+
+    def isolate(self, node: int) -> None:
+        self.cut.add(node)
+        for other in self.hosts:
+            if other != node:
+                self.hosts[other].on_link_down(node, definite=False)
+                self.hosts[node].on_link_down(other, definite=False)
+
+    def join(self, node: int) -> None:
+        self.cut.discard(node)
+        for other in self.hosts:
+            if other != node:
+                self.hosts[other].on_link_up(node, self.hosts[node].incarnation)
+                self.hosts[node].on_link_up(other, self.hosts[other].incarnation)
+
+    def run(self, ms: int) -> None:
+        end = self.time + ms
+        while self.time < end:
+            for _ in range(200):
+                for host in self.hosts.values():
+                    host.end_of_round()
+                if not self.queue:
+                    break
+                while self.queue:
+                    sender, to, data = self.queue.popleft()
+                    self.hosts[to].on_frame(sender, data)
+            self.time += 10
+            due = [t for t in self.timers if t.due <= self.time and t.call]
+            self.timers = [t for t in self.timers if t.due > self.time and t.call]
+            for timer in due:
+                if timer.call is not None:
+                    timer.call()
+            if self.time % 100 == 0:
+                for host in self.hosts.values():
+                    host.tick()
+
+    @property
+    def leader(self) -> int:
+        led = [n for n, h in self.hosts.items() if h.groups[GROUP].is_leader and n not in self.cut]
+        assert len(led) == 1, led
+        return led[0]
+
+    def put(self, node: int, value: int) -> None:
+        self.hosts[node].builder_of(GROUP).add(CMD_PURGE, 0, node << 56 | 1, value, 0, value)
+
+
+@pytest.fixture
+def net() -> Net:
+    made = Net()
+    for node in (1, 2, 3):
+        made.add(node, (1, 2, 3))
+    made.run(3000)
+    return made
+
+
+def test_commands_of_every_node_reach_every_machine(net: Net) -> None:
+    for node in (1, 2, 3):
+        net.put(node, node)
+        net.run(300)
+    assert [m.values for m in net.machines.values()] == [[1, 2, 3]] * 3
+    assert all(sink.leaders[-1] == net.leader for sink in net.sinks.values())
+
+
+def test_a_quiet_group_sends_nothing(net: Net) -> None:
+    net.run(2000)
+    before = net.sent
+    net.run(5000)
+    assert net.sent == before
+    assert not [host for host in net.hosts.values() if host.active]
+
+
+def test_an_isolated_leader_is_replaced_and_catches_up(net: Net) -> None:
+    old = net.leader
+    net.isolate(old)
+    net.run(3000)
+    assert net.leader != old
+    assert not net.hosts[old].groups[GROUP].is_leader
+    net.put(net.leader, 7)
+    net.run(300)
+    net.join(old)
+    net.run(2000)
+    assert [m.values for m in net.machines.values()] == [[7]] * 3
+
+
+def test_leadership_moves_on_request(net: Net) -> None:
+    old = net.leader
+    target = next(n for n in net.hosts if n != old)
+    assert net.hosts[old].transfer_leadership(GROUP, target)
+    net.run(1000)
+    assert net.leader == target
+
+
+def test_a_wiped_node_is_taken_in_anew(net: Net) -> None:
+    net.put(net.leader, 4)
+    net.run(300)
+    lost = next(n for n in net.hosts if n != net.leader)
+    net.isolate(lost)
+    net.hosts.pop(lost).groups[GROUP].stop()
+    net.directories[lost] = MemoryDirectory()
+    net.run(500)
+    net.cut.discard(lost)
+    net.add(lost, (1, 2, 3), wiped=True)
+    net.run(6000)
+    assert net.machines[lost].values == [4]
+    assert not net.hosts[lost].groups[GROUP].core.amnesiac
+    assert net.hosts[net.leader].groups[GROUP].members == (1, 2, 3)
