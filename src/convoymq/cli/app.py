@@ -77,9 +77,8 @@ def _table(columns: list[str], rows: list[list[Any]], title: str | None = None) 
 def _show(table: Any) -> None:
     from rich.console import Console
 
-    console = Console()
     # Into a file or a pipe: as wide as the content is, rather than cut to 80 columns.
-    console.print(table, width=None if console.is_terminal else 200)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 # -- a local cluster --------------------------------------------------------------------------
