@@ -83,6 +83,9 @@ def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Callable[
         worker.kill()
         worker.wait()
     for app in apps:
+        answers = app.backend.result_consumer
+        if answers._connection is not None and answers._consumer is not None:
+            answers.stop()
         app.close()
     # What Celery leaves to the collector must not be charged to the next test.
     apps.clear()
