@@ -63,6 +63,9 @@ class Sink:
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
         self.leaders.append(leader)
 
+    def on_link_frame(self, *arguments: Any) -> None:
+        pass
+
 
 class Timer:
     def __init__(self, due: int, call: Any) -> None:
