@@ -193,12 +193,29 @@ class ReplicaHost:
             return
         watched = self.watched.get(group)
         if watched is None:
-            watched = Watched(group, members, sink)
-            watched.builder.on_first = lambda w=watched: self.mark_dirty(w)
-            watched.builder.on_full = lambda w=watched: self._on_full(w)
-            self.watched[group] = watched
+            watched = self._watch(Watched(group, members, sink))
         watched.members = tuple(members)
         self._ask_leader(watched)
+
+    def _watch(self, watched: Watched) -> Watched:
+        builder = watched.builder
+        builder.on_first = lambda: self.mark_dirty(watched)
+        builder.on_full = lambda: self._on_full(watched)
+        if builder.used:
+            self.mark_dirty(watched)
+        self.watched[watched.group] = watched
+        return watched
+
+    def leave_group(self, group: int, members: Sequence[int]) -> None:
+        """This node is no member any more: deletes its data and watches the group.
+
+        Its clients go on: they hold the builder of the replica, which the watched group takes over.
+        """
+        replica = self.groups[group]
+        watched = Watched(group, members, replica.sink)
+        watched.builder = replica.builder
+        self.remove_group(group)
+        self._ask_leader(self._watch(watched))
 
     def unwatch_group(self, group: int) -> None:
         """Ends `watch_group`."""
