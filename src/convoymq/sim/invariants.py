@@ -229,6 +229,13 @@ class GroupChecker:
         self.answered.pop(node, None)
         self.excused.add(node)
 
+    def on_removed(self, node: int) -> None:
+        """A node deletes its replica: it promises nothing any more."""
+        self.logs.pop(node, None)
+        self.terms.pop(node, None)
+        self.answered.pop(node, None)
+        self.commit_seen.pop(node, None)
+
     # States.
 
     def on_state(self, node: int, machine: Any, index: int, *, restored: bool = False) -> None:

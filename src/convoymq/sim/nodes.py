@@ -152,22 +152,43 @@ class SimNode:
                 new_session=self.new_session,
             )
             self.queues[group] = queue
-        if self.number in known.members:
-            machine = WatchedMachine(dict(known.settings), self, group)
-            log = self.storage.logs.get(group)
-            if log is not None and (log.last_index or log.snapshot_index or log.voted_for):
-                self.wiped.discard(group)
-            self.host.create_group(
-                group,
-                sorted(known.voters),
-                machine,
-                queue,
-                leader_hint=known.hint,
-                learner=self.number not in known.voters,
-                wiped=group in self.wiped,
-            )
-        else:
+        if not known.has_replica(self.number):
+            if group in self.storage.logs:
+                # It was removed while this node was down.
+                self.world.checkers[group].on_removed(self.number)
+                self.host.remove_group(group)
             self.host.watch_group(group, sorted(known.members), queue)
+            return
+        if group in self.host.groups:
+            return
+        log = self.storage.logs.get(group)
+        if log is not None and (log.last_index or log.snapshot_index or log.voted_for):
+            self.wiped.discard(group)
+        members, joins = known.began[self.number]
+        self.host.create_group(
+            group,
+            sorted(members),
+            WatchedMachine(dict(known.settings), self, group),
+            queue,
+            leader_hint=known.hint,
+            learner=joins,
+            wiped=group in self.wiped,
+        )
+
+    def close_group(self, group: int) -> None:
+        """Is no member any more: deletes its data, and watches."""
+        self.wiped.discard(group)
+        self.world.checkers[group].on_removed(self.number)
+        if group in self.host.groups:
+            self.host.leave_group(group, sorted(self.world.groups[group].members))
+        else:
+            self.open_group(group)
+
+    def members_changed(self, group: int) -> None:
+        """The metadata name other members: a node that watches asks those for the leader."""
+        if group in self.host.watched:
+            known = self.world.groups[group]
+            self.host.watch_group(group, sorted(known.members), self.queues[group])
 
     def watch_log(self, group: int, log: Any) -> None:
         """Has the group's checker follow this log."""

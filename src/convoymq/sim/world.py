@@ -47,9 +47,17 @@ class GroupPlace:
     """Where a group's replicas are, as the metadata would say."""
 
     members: set[int]
-    voters: set[int]
+    """Nodes that are to have a replica."""
+    began: dict[int, tuple[frozenset[int], bool]]
+    """Node -> (members that its replica began with, whether it joined a group that existed)."""
     hint: int
     settings: dict[str, Any]
+    leaving: set[int] = field(default_factory=set)
+    """Nodes that have a replica until their removal is committed."""
+
+    def has_replica(self, node: int) -> bool:
+        """True until the removal of the node is committed."""
+        return node in self.members or node in self.leaving
 
 
 @dataclass(slots=True)
@@ -88,9 +96,8 @@ class World:
             size = plan.nodes if plan.nodes == 3 or rng.random() < 0.5 else 3
             members = set(rng.sample(sorted(self.nodes), size))
             settings = dict(plan.settings)
-            self.groups[group] = GroupPlace(
-                members, set(members), rng.choice(sorted(members)), settings
-            )
+            began = dict.fromkeys(sorted(members), (frozenset(members), False))
+            self.groups[group] = GroupPlace(members, began, rng.choice(sorted(members)), settings)
             self.referees[group] = Referee(group, settings["delivery_limit"])
             self.checkers[group] = GroupChecker(
                 group, self.referees[group], plan.hash_every, self.trace
@@ -107,6 +114,7 @@ class World:
             self._start(node)
         injector = Injector(self)
         self.scheduler.after(0, None, self._keep_channels)
+        self.scheduler.after(0, None, self._keep_members)
         self._run_until(self.plan.duration_us)
         injector.stop()
         self._heal()
@@ -159,7 +167,7 @@ class World:
         node.disk.lose_power(lambda: chance(keep))
         if wipe:
             node.disk.wipe()
-            node.wiped = {g for g, place in self.groups.items() if node.number in place.members}
+            node.wiped = {g for g, place in self.groups.items() if place.has_replica(node.number)}
             for checker in self.checkers.values():
                 checker.on_wiped(node.number)
         self.channels = [c for c in self.channels if c.node != node.number]
@@ -282,8 +290,72 @@ class World:
         for checker in self.checkers.values():
             checker.excused.add(number)
 
+    def leader_of(self, group: int) -> tuple[SimNode, Any] | None:
+        """The running node that leads in the highest term, and its replica."""
+        found: tuple[SimNode, Any] | None = None
+        for node in self.nodes.values():
+            replica = node.host.groups.get(group) if node.alive else None
+            if (
+                replica is not None
+                and replica.is_leader
+                and (found is None or replica.term > found[1].term)
+            ):
+                found = (node, replica)
+        return found
+
     def change_membership(self, group: int) -> None:
-        """Adds or removes a member, by whoever leads."""
+        """Decides to add or remove a member; `_keep_members` has it done."""
+        place = self.groups[group]
+        rng = self.scheduler.rng
+        outside = [n for n in self.nodes if not place.has_replica(n)]
+        least = 3 if self.plan.faults & {"wipe", "rot"} else 1
+        if place.leaving:
+            return
+        if outside and (len(place.members) <= least or self.scheduler.chance(0.5)):
+            number = rng.choice(outside)
+            leading = self.leader_of(group)
+            if leading is None:
+                return
+            self.trace.fault("membership", "world", f"group {group}: node {number} joins")
+            place.members.add(number)
+            place.began[number] = (frozenset(leading[1].members), True)
+            delay_us = self.scheduler.skewed(0, 500_000)
+            node = self.nodes[number]
+            self.scheduler.after(delay_us, node.life, node.open_group, group)
+            self._tell_members(group)
+        elif len(place.members) > least:
+            number = rng.choice(sorted(place.members))
+            self.trace.fault("membership", "world", f"group {group}: node {number} leaves")
+            place.members.discard(number)
+            place.leaving.add(number)
+
+    def _tell_members(self, group: int) -> None:
+        for node in self.nodes.values():
+            if node.alive:
+                node.members_changed(group)
+
+    def _keep_members(self) -> None:
+        """What the metadata's owner does: asks leaders until groups are where they should be."""
+        self.scheduler.after(100_000, None, self._keep_members)
+        for group, place in self.groups.items():
+            leading = self.leader_of(group)
+            if leading is None:
+                continue
+            node, replica = leading
+            present = set(replica.members) | set(replica.learners)
+            for number in sorted(place.members - present):
+                node.host.add_member(group, number)
+            for number in sorted(place.leaving & present):
+                node.host.remove_member(group, number)
+            if replica.core.members_index <= replica.commit_index:
+                gone = place.leaving - present
+                for number in sorted(gone):
+                    place.leaving.discard(number)
+                    other = self.nodes[number]
+                    if other.alive:
+                        other.close_group(group)
+                if gone:
+                    self._tell_members(group)
 
     # The end.
 
@@ -303,9 +375,14 @@ class World:
             left = referee.places[Place.READY] + referee.places[Place.HELD]
             if left:
                 found.append(f"queue {group} holds {left}: {referee.open_messages()[:3]}")
-            replicas = [
-                node.host.groups[group] for n, node in self.nodes.items() if n in place.members
-            ]
+            if place.leaving:
+                found.append(f"{place.leaving} did not leave group {group}")
+            replicas = [self.nodes[n].host.groups.get(group) for n in sorted(place.members)]
+            if None in replicas:
+                found.append(f"group {group} is not open everywhere")
+                continue
+            if any(set(r.members) != place.members for r in replicas):
+                found.append(f"voters of {group} are not {sorted(place.members)}")
             states = {(r.last_applied, r.log.last_index) for r in replicas}
             if len(states) > 1:
                 found.append(f"replicas of {group} are at {sorted(states)}")
