@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -71,6 +72,18 @@ def extensions(modules: list[str], root: Path = SOURCE):
         )
         for name in modules
     ]
+    pointer_kernels = [m for m in made if m.name not in PLAIN_MODULES]
+    plain = [m for m in made if m.name in PLAIN_MODULES]
+    # Plain modules keep Python's meaning of negative indexes, bounds and division: they give the
+    # same results interpreted. Pointer kernels check lengths themselves.
+    return _cythonize(cythonize, pointer_kernels, root, fast=True) + _cythonize(
+        cythonize, plain, root, fast=False
+    )
+
+
+def _cythonize(cythonize, made, root: Path, *, fast: bool):
+    if not made:
+        return []
     return cythonize(
         made,
         include_path=[str(root)],
@@ -78,9 +91,9 @@ def extensions(modules: list[str], root: Path = SOURCE):
         language_level=3,
         quiet=True,
         compiler_directives={
-            "boundscheck": False,
-            "wraparound": False,
-            "cdivision": True,
+            "boundscheck": not fast,
+            "wraparound": not fast,
+            "cdivision": fast,
             "initializedcheck": False,
             "embedsignature": False,
             "profile": os.environ.get("CONVOY_KERNEL_PROFILE") == "1",
@@ -93,9 +106,26 @@ def built_file(module: str) -> Path:
     return source_of(module).with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
+def declarations_of(path: Path, found: set[Path]) -> set[Path]:
+    """The .pxd files that a source file names, and those that these name."""
+    own = path.with_suffix(".pxd")
+    named = {own} if own != path and own.exists() else set()
+    for module in re.findall(
+        r"(?:cython\.cimports\.|^from |^cimport )(convoymq[.\w]*)", path.read_text(), re.M
+    ):
+        base = SOURCE / module.replace(".", "/")
+        named |= {base.with_suffix(".pxd")} if base.with_suffix(".pxd").exists() else set()
+        named |= set(base.glob("*.pxd")) if base.is_dir() else set()
+    for declaration in named - found:
+        found.add(declaration)
+        declarations_of(declaration, found)
+    return found
+
+
 def newest_input(module: str) -> float:
-    """The change time of the newest file that the module may depend on."""
-    inputs = [source_of(module), *(SOURCE / "convoymq").rglob("*.pxd")]
+    """The change time of the newest file that the module depends on."""
+    source = source_of(module)
+    inputs = [source, Path(__file__), *declarations_of(source, set())]
     return max(path.stat().st_mtime for path in inputs)
 
 
