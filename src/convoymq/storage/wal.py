@@ -175,6 +175,8 @@ class Wal:
         self._open: Batch | None = None
         self._sealed: deque[Batch] = deque()
         self._flight: list[Batch] | None = None
+        self._completing: list[Batch] = []
+        """Written, but not all reported yet: a report may have its log truncated or wiped."""
         self._flight_buffers: list[bytes] = []
         self._failed = False
         """The flush in flight came back with an error and waits to be repeated."""
@@ -289,7 +291,7 @@ class Wal:
 
     def notes_after(self, log: GroupLog, index: int) -> None:
         """The log loses entries >= index: batches under way must not report them."""
-        batches = list(self._sealed)
+        batches = [*self._sealed, *self._completing]
         if self._flight is not None:
             batches += self._flight
         for batch in batches:
@@ -353,6 +355,7 @@ class Wal:
         self.written_sequence = last.sequence
         if self._open or self._sealed:
             self._submit()
+        self._completing = batches
         for batch in batches:
             size = batch.end - batch.start - BATCH_HEADER.size
             self.backlog_bytes -= size
@@ -364,6 +367,7 @@ class Wal:
                     note[0].vote_written(note[1], note[2])
             for log, index, _ in batch.notes:
                 log.entries_written(index)
+        self._completing = []
         self.on_written()
         if len(self.files) > 1:
             self.on_full()
