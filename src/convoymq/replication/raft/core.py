@@ -770,11 +770,16 @@ class RaftCore:
         term = self.term + (self.voted_for not in (0, AMNESIAC if vote_lost else QUARANTINED))
         self.amnesiac = self.amnesiac or vote_lost
         self.quarantined = not self.amnesiac
+        led = self.role == LEADER
         self._become_follower(self.term, 0)
         self._disarm()
         mark = AMNESIAC if self.amnesiac else QUARANTINED
         if (term, mark) != (self.term, self.voted_for):
             self._set_vote(term, mark)
+        if led:
+            # Its links stay up: nobody would notice. The higher term tells that this one is over.
+            for node in sorted(self.members.nodes - {self.node}):
+                self.effects.append((SEND, node, (PRE_VOTE_REPLY, self.term, False, 0, 0)))
         self.effects.append((ROLE,))
 
     def on_log_lost(self) -> None:
