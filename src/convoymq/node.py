@@ -612,6 +612,7 @@ class Node:
             quorum_group_size=defaults.quorum_group_size,
             leader_locator=defaults.leader_locator,
             operation_timeout_ms=defaults.operation_timeout_ms,
+            publish_register_timeout_ms=defaults.publish_register_timeout_ms,
             loopback_users=self.config.amqp.loopback_users,
         )
         self.outbox = Outbox(self.wake)

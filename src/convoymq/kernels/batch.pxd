@@ -28,6 +28,9 @@ cdef class PublishTarget:
     cdef public uint64_t seq
     cdef public object pending
     cdef public Py_ssize_t pending_bytes
+    # Beyond either of these, `owner.check_flow()` is called when an ENQUEUE command is closed.
+    cdef public Py_ssize_t pending_bytes_max
+    cdef public Py_ssize_t pending_commands_max
     cdef public object owner
 
 cdef class CommandBuilder:

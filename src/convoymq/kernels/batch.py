@@ -57,6 +57,7 @@ _COMMAND = cython.declare(cython.Py_ssize_t, 32)
 _SOFT = cython.declare(cython.Py_ssize_t, 4 << 20)
 _FORMAT = cython.declare(cython.int, 1)
 _CAPACITY_MIN = cython.declare(cython.Py_ssize_t, 512)
+_UNBOUNDED = cython.declare(cython.Py_ssize_t, 1 << 62)
 
 
 @cython.cfunc
@@ -185,6 +186,8 @@ class PublishTarget:
         self.seq = 0
         self.pending = deque()
         self.pending_bytes = 0
+        self.pending_bytes_max = _UNBOUNDED
+        self.pending_commands_max = _UNBOUNDED
         self.owner = owner
 
     def publish(self, record, body_size, tag, flags=0):
@@ -433,6 +436,11 @@ class CommandBuilder:
         self.open_target = None
         self.open_tags = None
         self.open_start = -1
+        if (
+            target.pending_bytes > target.pending_bytes_max
+            or len(target.pending) > target.pending_commands_max
+        ):
+            target.owner.check_flow()
         return 0
 
     @cython.cfunc

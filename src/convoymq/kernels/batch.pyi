@@ -112,6 +112,10 @@ class PublishTarget:
     """Last seq given out."""
     pending: deque[PendingCommand]
     pending_bytes: int
+    pending_bytes_max: int
+    pending_commands_max: int
+    """Beyond either of these (default: never) `owner.check_flow()` is called at every batch of publishes:
+    within the round, so that one read is all that a channel can exceed them by."""
     owner: Any
     """The QueueClient."""
     def __init__(self, builder: CommandBuilder, session: int, owner: Any) -> None: ...

@@ -598,7 +598,19 @@ class DefaultsConfig:
     operation_timeout_ms: int = _key(
         "operation_timeout",
         30_000,
-        "How long a declaration or deletion waits for a majority before it is refused.",
+        """How long declare, delete, consume, get and purge wait for a majority before they are
+        refused. Shorter: an election may already refuse them.""",
+        parse=_parse_int,
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    publish_register_timeout_ms: int = _key(
+        "quorum_queue.publish_register_timeout",
+        65_000,
+        """How long the first publishes of a channel wait for a quorum queue without a majority
+        before they are nacked. Publishes of a channel that the queue has answered once wait for
+        as long as it takes.""",
         parse=_parse_int,
         unit="ms",
         low=100,

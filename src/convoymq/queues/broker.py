@@ -75,7 +75,7 @@ from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.interface import Queue
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.queue import TICK_MS, QuorumQueue
+from convoymq.queues.quorum.queue import TICK_MS, FlowLimits, QuorumQueue
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
 from convoymq.routing.default_type import with_default_type
@@ -101,7 +101,11 @@ class BrokerSettings:
     leader_locator: str = CLIENT_LOCAL
     """[queue_leader_locator] Who leads a new queue."""
     operation_timeout_ms: int = 30_000
-    """[operation_timeout] How long a change may take before it is refused."""
+    """[operation_timeout] How long a change, or a question to a queue, may take before it is
+    refused."""
+    publish_register_timeout_ms: int = 65_000
+    """[quorum_queue.publish_register_timeout] How long the first publishes of a channel wait for a
+    quorum queue that does not answer."""
     loopback_users: tuple[str, ...] = ("guest",)
     """[loopback_users] Who may only come from this machine."""
 
@@ -920,6 +924,10 @@ class Broker:
             members=record.members,
             new_session=self.new_session,
             ask_counts=self._ask_quorum_counts,
+            limits=FlowLimits(
+                question_timeout_ms=self.settings.operation_timeout_ms,
+                register_timeout_ms=self.settings.publish_register_timeout_ms,
+            ),
         )
         self._quorum[record.group] = queue
         if self.node_id in record.members:

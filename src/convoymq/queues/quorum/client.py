@@ -13,6 +13,9 @@ may hear everything twice, from its own replica and from a leader, and passes ea
 `final` deliveries come from the state, not from the log: what they skip is no more checked out.
 A GAP below what was applied is either a late report or means that the queue ended the session (its
 node was given up). Only when it is still so a second later does the client start anew.
+
+Without a leader, questions (CHECKOUT, GET, PURGE, CANCEL) have a deadline. Publishes wait for as
+long as it takes once the queue has answered this session; before, they are refused after a while.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import msgspec
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand, PublishTarget
-from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import (
     exclusive_consumer,
     get_on_single_active_consumer,
@@ -69,6 +72,8 @@ class QuorumClient(QueueClient):
         self.queue = queue
         self.session = session
         self.target = PublishTarget(queue.builder, session, self)
+        self.target.pending_bytes_max = queue.limits.pending_bytes_max
+        self.target.pending_commands_max = queue.limits.pending_commands_max
         self.closed = False
         self.blocked = False
         #: Highest seq known to be applied.
@@ -89,6 +94,12 @@ class QuorumClient(QueueClient):
         self._gap_again = False
         self._over_since_ms = -1
         self.progress_ms = 0
+        #: When the questions that wait for an answer are given up, in their order.
+        self._deadlines: deque[int] = deque()
+        #: Questions that were answered without the queue; what it says later is not passed on.
+        self._given_up: set[int] = set()
+        #: Since when something is expected of the queue; kept by `QuorumQueue.tick`.
+        self.waiting_since_ms = queue.clock.monotonic_ms()
 
     # --- commands ------------------------------------------------------------------------
 
@@ -105,11 +116,11 @@ class QuorumClient(QueueClient):
                 "args": _plain(spec.arguments),
             }
         )
-        self._command(batch.CMD_CHECKOUT, len(body), spec.number, body, spec.number)
+        self._question(batch.CMD_CHECKOUT, len(body), spec.number, body, spec.number)
 
     def cancel(self, consumer: int) -> None:
         """Ends a consumer."""
-        self._command(batch.CMD_CANCEL, 0, consumer, b"", consumer)
+        self._question(batch.CMD_CANCEL, 0, consumer, b"", consumer)
 
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
@@ -131,11 +142,11 @@ class QuorumClient(QueueClient):
 
     def get(self, *, no_ack: bool) -> None:
         """basic.get. With no_ack the client settles what it has: a lost answer loses nothing."""
-        self._command(batch.CMD_GET, 0, 0, b"", no_ack)
+        self._question(batch.CMD_GET, 0, 0, b"", no_ack)
 
     def purge(self) -> None:
         """Drops ready messages."""
-        self._command(batch.CMD_PURGE, 0, 0)
+        self._question(batch.CMD_PURGE, 0, 0)
 
     def close(self) -> None:
         """The channel is gone; the client stays until the queue has heard it."""
@@ -153,6 +164,13 @@ class QuorumClient(QueueClient):
         self, type: int, count: int, consumer: int, body: bytes = b"", note: Any = None
     ) -> None:
         self.target.command(type, 0, count, consumer, body, note)
+
+    def _question(
+        self, type: int, count: int, consumer: int, body: bytes = b"", note: Any = None
+    ) -> None:
+        timeout_ms = self.queue.limits.question_timeout_ms
+        self._deadlines.append(self.queue.clock.monotonic_ms() + timeout_ms)
+        self._command(type, count, consumer, body, note)
 
     # --- what the machine says -----------------------------------------------------------
 
@@ -230,10 +248,14 @@ class QuorumClient(QueueClient):
 
     def _answer(self, command: PendingCommand, status: int, reply: Any) -> None:
         """Tells the channel what became of one command that it asked about."""
+        if command.seq in self._given_up:
+            self._given_up.discard(command.seq)
+            return
         error = None if status == APPLIED_OK else self._refusal(reply)
         kind = command.type
         if kind == batch.CMD_CHECKOUT:
             number: int = command.note
+            self._deadlines.popleft()
             if error is not None:
                 self._consumers.pop(number, None)
                 self._events.on_subscribed(self, number, error)
@@ -248,11 +270,14 @@ class QuorumClient(QueueClient):
             known = self._consumers.get(command.note)
             if known is not None:
                 known.cancelled = True
+            self._deadlines.popleft()
             self._events.on_cancel_ok(self, command.note)
         elif kind == batch.CMD_PURGE:
+            self._deadlines.popleft()
             self._events.on_purged(self, reply if isinstance(reply, int) else 0, error)
         elif kind == batch.CMD_GET:
             if error is not None:
+                self._deadlines.popleft()
                 self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
             elif reply:
                 self._gets.append((reply[0], reply[1], bool(command.note)))
@@ -266,6 +291,7 @@ class QuorumClient(QueueClient):
             message_id, ready, no_ack = self._gets[0]
             if message_id < 0:
                 self._gets.popleft()
+                self._deadlines.popleft()
                 self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, None)
                 continue
             found = self._got.pop(message_id, None)
@@ -276,15 +302,73 @@ class QuorumClient(QueueClient):
                     return
                 # The queue took it back meanwhile: for this client the call found nothing.
                 self._gets.popleft()
+                self._deadlines.popleft()
                 self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, None)
                 continue
             self._gets.popleft()
+            self._deadlines.popleft()
             block, command, record, acquired, delivered = found
             if no_ack:
                 self.settle(0, (message_id, message_id))
             self._events.on_get(
                 self, block, command, record, message_id, acquired, delivered, ready, None
             )
+
+    def check_deadlines(self, now_ms: int) -> None:
+        """Called every `TICK_MS`: gives up what the queue should have answered by now."""
+        if self.closed:
+            return
+        if self._deadlines and self._deadlines[0] <= now_ms:
+            self._give_up_questions()
+        if self.applied or now_ms - self.waiting_since_ms < self.queue.limits.register_timeout_ms:
+            return
+        self.waiting_since_ms = now_ms
+        if not self.closed:
+            self._refuse_publishes()
+
+    def _give_up_questions(self) -> None:
+        """Answers all questions at once: their channel closes with the first one's error."""
+        subject = queue_subject(self.queue.vhost, self.queue.name)
+        self._deadlines.clear()
+        waiting = [command for command, _ in self._unanswered.values()]
+        waiting += [command for command in self.target.pending if command.type in _ASKING]
+        self._unanswered.clear()
+        gets = len(self._gets)
+        self._gets.clear()
+        waiting = [command for command in waiting if command.seq not in self._given_up]
+        self._given_up.update(command.seq for command in waiting if command.seq > self.applied)
+        for _ in range(gets):
+            self._events.on_get(
+                self, None, 0, 0, 0, 0, 0, 0, _timed_out("getting a message", subject)
+            )
+        for command in waiting:
+            if self.closed:
+                return
+            if command.type == batch.CMD_CHECKOUT:
+                self._consumers.pop(command.note, None)
+                error = _timed_out("consuming", subject)
+                self._events.on_subscribed(self, command.note, error)
+            elif command.type == batch.CMD_CANCEL:
+                known = self._consumers.get(command.note)
+                if known is not None:
+                    known.cancelled = True
+                self._events.on_cancel_ok(self, command.note)
+            elif command.type == batch.CMD_GET:
+                error = _timed_out("getting a message", subject)
+                self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
+            else:
+                self._events.on_purged(self, 0, _timed_out("purging", subject))
+
+    def _refuse_publishes(self) -> None:
+        """The queue has never answered this session: nobody knows whether it ever will."""
+        refused: list[int] = []
+        for command in self.target.pending:
+            if command.tags:
+                refused += command.tags
+                # Refused is final: if they get into the queue after all, nobody hears it.
+                command.tags = None
+        if refused:
+            self._events.on_published(self, refused, False)
 
     def on_gap(self, last: int) -> None:
         """The queue has seen commands up to `last` only, and at least one beyond it."""
@@ -325,6 +409,7 @@ class QuorumClient(QueueClient):
         self.applied = 0
         self._resent_after = -1
         self._over_since_ms = -1
+        self.waiting_since_ms = self.queue.clock.monotonic_ms()
 
     def on_deliver(
         self,
@@ -422,13 +507,17 @@ class QuorumClient(QueueClient):
         self._consumers[0].subscribed = True
         gets, self._gets = self._gets, deque()
         unanswered = [command for command, _ in self._unanswered.values()]
+        given_up, self._given_up = self._given_up, set()
         self._unanswered.clear()
+        self._deadlines.clear()
         self._got.clear()
         if self.closed:
             return
         for _ in gets:
             self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
         for command in [*unanswered, *waiting]:
+            if command.seq in given_up:
+                continue
             if command.tags:
                 self._events.on_published(self, command.tags, published_ok)
             elif command.type == batch.CMD_CHECKOUT:
@@ -471,6 +560,13 @@ _SILENT = frozenset(
 
 #: Commands whose reply says more than whether they were refused.
 _TELLING = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE))
+
+#: Commands that a channel waits for.
+_ASKING = _TELLING | {batch.CMD_CANCEL}
+
+
+def _timed_out(doing: str, subject: Subject) -> Unavailable:
+    return Unavailable(f"timed out {doing} from quorum {subject}")
 
 
 def _plain(arguments: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What one channel may have under way into one queue.
+    """What one channel may have under way into one queue, and for how long.
 
     Beyond either bound the channel stops reading publishes; it goes on at half of both. Larger
     bounds let a publisher ahead of a slow majority and cost that much memory per channel and queue.
@@ -94,6 +94,11 @@ class FlowLimits:
 
     pending_bytes_max: int = 16 << 20
     pending_commands_max: int = 4096
+    question_timeout_ms: int = 30_000
+    """How long consume, get, purge and cancel wait for an answer."""
+    register_timeout_ms: int = 65_000
+    """How long publishes wait while the queue has not yet answered their channel at all; then they
+    are refused. A channel that was answered once waits for as long as it takes."""
 
 
 class QuorumQueue(Queue):
@@ -484,8 +489,10 @@ class QuorumQueue(Queue):
         for client in list(self._clients.values()):
             if not client.is_waiting():
                 client.progress_ms = now
+                client.waiting_since_ms = now
                 continue
             client.check_flow()
+            client.check_deadlines(now)
             if now - client.progress_ms >= RESEND_AFTER_MS and leader is not None:
                 client.progress_ms = now
                 client.on_silence()

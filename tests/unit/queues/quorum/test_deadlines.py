@@ -1,0 +1,156 @@
+"""What a channel hears when nobody leads its queue: deadlines, refusals, and what still waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from convoymq.model.errors import Unavailable
+from convoymq.queues.quorum.queue import FlowLimits
+from tests.unit.queues.quorum.cluster import Cluster, publish, spec, tags
+
+LIMITS = FlowLimits(question_timeout_ms=2_000, register_timeout_ms=5_000)
+
+
+def leaderless() -> Cluster:
+    cluster = Cluster(LIMITS)
+    cluster.elect(None)
+    return cluster
+
+
+def refusal(heard: object) -> str:
+    error = heard[-1]  # type: ignore[index]
+    assert isinstance(error, Unavailable)
+    return error.text
+
+
+@pytest.mark.parametrize("node", [1, 4])
+@pytest.mark.parametrize("question", ["consume", "get", "purge"])
+def test_questions_without_a_leader_are_given_up(question: str, node: int) -> None:
+    cluster = leaderless()
+    client, events = cluster.nodes[node].open()
+    if question == "consume":
+        client.subscribe(spec())
+    elif question == "get":
+        client.get(no_ack=False)
+    else:
+        client.purge()
+    cluster.wait(1_500)
+    assert events.heard == []
+    cluster.wait(1_000)
+    assert refusal(events.heard[0]).startswith("timed out ")
+    assert refusal(events.heard[0]).endswith("from quorum queue 'q' in vhost '/'")
+    assert len(events.heard) == 1
+
+
+def test_a_given_up_question_is_not_answered_later() -> None:
+    cluster = leaderless()
+    client, events = cluster.nodes[2].open()
+    client.subscribe(spec())
+    client.get(no_ack=False)
+    cluster.wait(2_500)
+    assert len(events.heard) == 2
+    cluster.elect(1)
+    source, _ = cluster.nodes[1].open()
+    publish(source, 1, 3)
+    cluster.wait(2_000)
+    assert len(events.heard) == 2
+    client.close()
+    cluster.wait(2_000)
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.ready, machine.unacked) == (3, 0)
+
+
+def test_a_cancel_without_a_leader_succeeds_and_what_comes_later_goes_back() -> None:
+    cluster = Cluster(LIMITS)
+    client, events = cluster.nodes[2].open()
+    client.subscribe(spec())
+    cluster.run()
+    cluster.elect(None)
+    client.cancel(1)
+    cluster.wait(2_500)
+    assert events.heard[-1] == ("cancel-ok", 1)
+    cluster.elect(1)
+    source, _ = cluster.nodes[1].open()
+    publish(source, 1, 3)
+    cluster.wait(1_000)
+    assert events.heard[-1] == ("cancel-ok", 1)
+    assert tags(events) == []
+
+
+def test_publishes_that_the_queue_never_answered_are_refused_once() -> None:
+    cluster = leaderless()
+    client, events = cluster.nodes[4].open()
+    publish(client, 1, 3)
+    cluster.wait(4_500)
+    publish(client, 4, 1)
+    cluster.run()
+    assert (events.confirmed, events.refused) == ([], [])
+    cluster.wait(1_000)
+    assert (events.confirmed, events.refused) == ([], [1, 2, 3, 4])
+    publish(client, 5, 1)
+    cluster.elect(2)
+    cluster.wait(2_000)
+    assert (events.confirmed, events.refused) == ([5], [1, 2, 3, 4])
+    cluster.elect(None)
+    publish(client, 6, 1)
+    cluster.wait(10_000)
+    assert (events.confirmed, events.refused) == ([5], [1, 2, 3, 4])
+
+
+def test_publishes_of_a_channel_that_was_answered_wait_as_long_as_it_takes() -> None:
+    cluster = Cluster(LIMITS)
+    client, events = cluster.nodes[3].open()
+    publish(client, 1, 1)
+    cluster.run()
+    cluster.elect(None)
+    publish(client, 2, 2)
+    cluster.wait(60_000)
+    assert (events.confirmed, events.refused) == ([1], [])
+    cluster.elect(2)
+    cluster.run()
+    assert (events.confirmed, events.refused) == ([1, 2, 3], [])
+
+
+def test_an_idle_channel_has_its_full_time_for_its_first_publish() -> None:
+    cluster = leaderless()
+    client, events = cluster.nodes[1].open()
+    cluster.wait(6_000)
+    publish(client, 1, 1)
+    cluster.wait(4_000)
+    assert events.refused == []
+    cluster.wait(1_500)
+    assert events.refused == [1]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_publishes_into_a_queue_that_is_deleted_meanwhile_are_confirmed(answered: bool) -> None:
+    cluster = Cluster(LIMITS)
+    client, events = cluster.nodes[2].open()
+    if answered:
+        publish(client, 1, 1)
+        cluster.run()
+    cluster.elect(None)
+    publish(client, 2, 2)
+    cluster.run()
+    cluster.nodes[2].queue.on_deleted()
+    assert events.confirmed[-2:] == [2, 3]
+    assert events.refused == []
+
+
+def test_one_round_is_all_that_a_channel_exceeds_its_bound_by() -> None:
+    cluster = Cluster(FlowLimits(pending_bytes_max=10_000, pending_commands_max=8))
+    cluster.elect(None)
+    big, large = cluster.nodes[2].open()
+    publish(big, 1, 20, size=1_000)
+    assert large.flow == []
+    cluster.nodes[2].builder.take_loose()
+    assert large.flow == [True]
+    many, often = cluster.nodes[2].open()
+    for tag in range(1, 10):
+        publish(many, tag, 1)
+        cluster.nodes[2].builder.take_loose()
+    assert often.flow == [True]
+    cluster.elect(1)
+    cluster.run()
+    assert large.flow == [True, False]
+    assert often.flow == [True, False]
