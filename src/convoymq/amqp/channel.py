@@ -88,7 +88,7 @@ class Consumer:
 class _Transaction:
     """What tx.commit will do."""
 
-    __slots__ = ("acks", "bytes", "publishes", "waiting")
+    __slots__ = ("acks", "bytes", "publishes", "refused", "waiting")
 
     def __init__(self) -> None:
         self.publishes: list[tuple[bytes, int, bytes, int, int]] = []
@@ -96,6 +96,8 @@ class _Transaction:
         self.bytes = 0
         # tag -> answers that are due, while a commit is on its way
         self.waiting: dict[int, int] = {}
+        # a queue did not take one of the publishes
+        self.refused = False
 
 
 #: A delivery that the client cannot take yet: arguments of Lane.deliver.
@@ -178,14 +180,14 @@ class Channel:
         self.lane.state = frames.LANE_BUSY
         self._asked = then
 
-    def _answer(self, method_id: int, *answer: Any) -> None:
+    def _answer(self, method_id: int, *answer: Any, class_id: int = spec.BASIC) -> None:
         then, self._asked = self._asked, None
         if then is None or self.closed:
             return
         try:
             then(*answer)
         except BrokerError as error:
-            self._refuse(error, spec.BASIC, method_id)
+            self._refuse(error, class_id, method_id)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -726,6 +728,7 @@ class Channel:
         publishes, transaction.publishes = transaction.publishes, []
         acks, transaction.acks = transaction.acks, []
         transaction.bytes = 0
+        transaction.refused = False
         for message in publishes:
             self._transaction_tag += 1
             self._publish(*message, self._transaction_tag)
@@ -734,10 +737,16 @@ class Channel:
         for kind, taken in acks:
             self.lane.settle_taken(kind, taken)
         self.lane.flush_settles()
-        if transaction.waiting:
-            self._await(lambda: self.send(spec.TxCommitOk()))
-        else:
+
+        def committed() -> None:
+            if transaction.refused:
+                raise refusals.partial_commit()
             self.send(spec.TxCommitOk())
+
+        if transaction.waiting:
+            self._await(committed)
+        else:
+            committed()
 
     def _tx_rollback(self, _method: spec.TxRollback) -> None:
         transaction = self._transaction
@@ -855,6 +864,7 @@ class Channel:
             self._count()
             return
         waiting = transaction.waiting
+        transaction.refused |= not ok
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
                 left = waiting.get(tag, 0) - 1
@@ -863,7 +873,7 @@ class Channel:
                 else:
                     waiting.pop(tag, None)
         if not waiting:
-            self._answer(spec.TxCommit.METHOD_ID)
+            self._answer(spec.TxCommit.METHOD_ID, class_id=spec.TX)
 
     def on_deliver(
         self,
@@ -988,7 +998,10 @@ class Channel:
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """See `ClientEvents`."""
         self._answer(
-            spec.QueuePurge.METHOD_ID, count, None if error is None else _as_broker_error(error)
+            spec.QueuePurge.METHOD_ID,
+            count,
+            None if error is None else _as_broker_error(error),
+            class_id=spec.QUEUE,
         )
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:

@@ -254,6 +254,11 @@ def not_transactional() -> PreconditionFailed:
     return PreconditionFailed("channel is not transactional")
 
 
+def partial_commit() -> PreconditionFailed:
+    """tx.commit of publishes of which a queue refused some."""
+    return PreconditionFailed("partial tx completion")
+
+
 def reply_consumer(text: str) -> PreconditionFailed:
     """`text` is one of the three complaints about the direct reply-to pseudo queue."""
     return PreconditionFailed(text)
