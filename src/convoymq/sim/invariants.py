@@ -223,8 +223,7 @@ class GroupChecker:
             self.fail(f"node {node} is back with another entry {written} than it had written")
 
     def on_wiped(self, node: int) -> None:
-        """A node's disk was replaced."""
-        self.logs.pop(node, None)
+        """A node's disk was replaced. What it promised before still counts: it will not vote."""
         self.terms.pop(node, None)
         self.answered.pop(node, None)
         self.excused.add(node)

@@ -85,6 +85,8 @@ class Referee:
         self.last_fresh: Key = (0, 0, 0)
         self.purging = False
         """The last entry held a purge."""
+        self.swept: list[Key] = []
+        """What came back in the last entry because sessions ended."""
 
     def fail(self, text: str) -> None:
         """Stops the run."""
@@ -101,6 +103,7 @@ class Referee:
         """A committed entry of commands, in order of the log."""
         self.index = index
         self.purging = False
+        self.swept.clear()
         ending: list[int] = []
         purged: list[Message] = []
         before_ended = len(self.ended)
@@ -191,8 +194,12 @@ class Referee:
         gone = set(sessions)
         for (session, _consumer), held in self.held.items():
             if session in gone and held:
-                for key in list(held.values()):
-                    self._return(self.messages[key], 1)
+                for key in held.values():
+                    message = self.messages[key]
+                    message.loose = session >> 56 in self.down_ever
+                    self._return(message, 1)
+                    if message.loose or self.purging:
+                        self.swept.append(key)
                 held.clear()
 
     def _deliver(self, effect: Effect, purged: list[Message]) -> None:
@@ -255,18 +262,24 @@ class Referee:
         }
         for name, count in seen.items():
             if totals[name] != count:
-                self.fail(f"the machine counts {totals[name]} {name}, the log says {count}")
+                self.fail(
+                    f"the machine counts {totals[name]} {name}, the log says {count}:"
+                    f" {totals} against {self.places}"
+                )
         if totals["ready"] + totals["unacked"] != (
             self.places[Place.READY] + self.places[Place.HELD]
         ):
             self.fail(f"messages vanished or appeared: {totals} against {self.places}")
 
-    def sync_returns(self, machine: Any) -> None:
+    def sync(self, machine: Any) -> None:
+        """After an entry: follows the machine where this model has no rule of its own."""
+        if machine.unacked != self.places[Place.HELD]:
+            self._sync_held(machine)
+        if self.purging or self.swept:
+            self._sync_ready(machine)
+
+    def _sync_held(self, machine: Any) -> None:
         """Messages that a node's long absence returned are ready again here too."""
-        if self.purging:
-            self._sync_purge(machine)
-        if machine.unacked == self.places[Place.HELD]:
-            return
         for (session, consumer), held in self.held.items():
             if not held or session >> 56 not in self.down_ever:
                 continue
@@ -278,16 +291,33 @@ class Referee:
                 message.loose = True
                 self._return(message, 0)
 
-    def _sync_purge(self, machine: Any) -> None:
-        """What came back and was purged in the same entry is gone here too."""
+    def _sync_ready(self, machine: Any) -> None:
+        """Several reasons in one entry, in an order that this model does not follow, bring messages
+        back, drop or purge them: which of those it was is taken from the machine."""
         ready: set[Key] = set()
         for run in [*machine.fresh.runs(), *machine.returned.runs()]:
             ready.update((run[0], run[1], run[2] + i) for i in range(run[3]))
         for key, message in self.messages.items():
-            if message.place is Place.READY and key not in ready:
-                self._move(message, Place.PURGED)
-            elif message.place is Place.PURGED and key in ready:
+            if message.place is Place.PURGED and key in ready:
                 self.fail(f"{key} was purged and is ready")
+        dropped = machine.dropped["delivery_limit"]
+        gone = []
+        for key in self.swept:
+            message = self.messages[key]
+            if message.place not in (Place.READY, Place.LIMIT):
+                continue
+            if key in ready:
+                self._move(message, Place.READY)
+            elif self.purging:
+                gone.append(message)
+        for message in gone:
+            self._move(message, Place.PURGED)
+        for message in gone[: max(0, dropped - self.places[Place.LIMIT])]:
+            self._move(message, Place.LIMIT)
+        if self.purging:
+            for key, message in self.messages.items():
+                if message.place is Place.READY and key not in ready:
+                    self._move(message, Place.PURGED)
 
     # The clients.
 

@@ -249,7 +249,7 @@ class World:
                 node.name, f"group {group} entry {entry.index}: {summary(data)} -> {len(effects)}"
             )
             referee.on_entry(entry.index, data, effects)
-            referee.sync_returns(machine)
+            referee.sync(machine)
             referee.check_machine(machine)
             check_invariants(machine)
         checker.on_state(node.number, machine, entry.index)
