@@ -1,0 +1,111 @@
+"""One node of three is left: what clients hear, how long they wait, and that nothing is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pika
+import pika.exceptions
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+BASE_PORT = 51200
+DEADLINE_S = 25.0
+SETTINGS = {"operation_timeout": "1000", "quorum_queue.publish_register_timeout": "2500"}
+QUEUE = "orders"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path, 3, BASE_PORT, SETTINGS) as made:
+        made.wait_ready(DEADLINE_S)
+        yield made
+
+
+def connect(cluster: LocalCluster, number: int) -> Any:
+    port = cluster.nodes[number - 1].amqp_port
+    return pika.BlockingConnection(
+        pika.ConnectionParameters("127.0.0.1", port, socket_timeout=5, heartbeat=0)
+    )
+
+
+class Confirms:
+    """A confirming channel whose answers are collected instead of waited for."""
+
+    def __init__(self, connection: Any) -> None:
+        self.acked: list[int] = []
+        self.nacked: list[int] = []
+        self._connection = connection
+        self._channel = connection.channel()
+        # pika's blocking channel waits for each publish; the channel below it does not.
+        self._channel._impl.confirm_delivery(self._heard)
+        self._last = 0
+
+    def _heard(self, frame: Any) -> None:
+        method = frame.method
+        answered = self.nacked if isinstance(method, pika.spec.Basic.Nack) else self.acked
+        known = len(self.acked) + len(self.nacked)
+        first = known + 1 if method.multiple else method.delivery_tag
+        answered.extend(range(first, method.delivery_tag + 1))
+
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            self._last += 1
+            self._channel._impl.basic_publish("", QUEUE, b"%d" % self._last)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, (self.acked, self.nacked)
+            self._connection.process_data_events(0.05)
+
+
+def refused(cluster: LocalCluster, action: Callable[[Any], object]) -> tuple[int, str]:
+    connection = connect(cluster, 1)
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as raised:
+        action(connection.channel())
+    return raised.value.reply_code, raised.value.reply_text
+
+
+@pytest.mark.parametrize("leader", [1, 2])
+def test_a_node_that_is_alone(cluster: LocalCluster, leader: int) -> None:
+    with closing(connect(cluster, leader)) as first:
+        first.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+    connection = connect(cluster, 1)
+    known = Confirms(connection)
+    known.publish(1)
+    known.until(lambda: known.acked == [1])
+    cluster.kill(2)
+    cluster.kill(3)
+    known.publish(5)
+    fresh = Confirms(connection)
+    fresh.publish(2)
+
+    code, text = refused(cluster, lambda c: c.basic_consume(QUEUE, lambda *_: None))
+    assert (code, text) == (
+        541,
+        "INTERNAL_ERROR - timed out consuming from quorum queue 'orders' in vhost '/'",
+    )
+    code, text = refused(cluster, lambda c: c.basic_get(QUEUE))
+    assert (code, "timed out" in text) == (541, True)
+    code, text = refused(cluster, lambda c: c.queue_purge(QUEUE))
+    assert (code, "timed out" in text) == (541, True)
+    assert refused(cluster, lambda c: c.queue_declare("other", durable=True))[0] == 541
+    assert refused(cluster, lambda c: c.queue_delete(QUEUE))[0] == 541
+    with closing(connect(cluster, 1)) as asking:
+        assert asking.channel().queue_declare(QUEUE, passive=True).method.message_count in (0, 1)
+
+    fresh.until(lambda: fresh.nacked == [1, 2])
+    assert (known.acked, known.nacked, fresh.acked) == ([1], [], [])
+    cluster.start_node(2)
+    cluster.start_node(3)
+    known.until(lambda: known.acked == [1, 2, 3, 4, 5, 6])
+    assert (known.nacked, fresh.acked) == ([], [])
+    connection.close()
