@@ -434,7 +434,7 @@ class RaftConfig:
 
     wal_max_size_bytes: int = _key(
         "raft.wal_max_size_bytes",
-        512 << 20,
+        128 << 20,
         """A write-ahead file is full at this size. Smaller: more, smaller segment files; larger:
         more to read at a restart.""",
         parse=parse_bytes,
@@ -464,7 +464,7 @@ class RaftConfig:
     )
     mem_table_max_bytes: int = _key(
         "raft.mem_table_max_bytes",
-        64 << 20,
+        16 << 20,
         """Message bodies kept in memory that are already on disk. Smaller: a consumer that lags
         reads from disk earlier.""",
         parse=parse_bytes,

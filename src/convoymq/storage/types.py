@@ -123,7 +123,7 @@ class SyncMethod(Enum):
 class StorageConfig:
     """Limits of a node's storage. All sizes in bytes."""
 
-    wal_max_size_bytes: int = 512 * 1024 * 1024
+    wal_max_size_bytes: int = 128 * 1024 * 1024
     """`raft.wal_max_size_bytes`: a WAL file is full at this size. Smaller: more segment files."""
     wal_sync_method: SyncMethod = SyncMethod.FDATASYNC
     """`raft.wal_sync_method`. `none` loses confirmed messages on power failure."""
@@ -133,7 +133,7 @@ class StorageConfig:
     """`raft.segment_max_entries`, 1..65535."""
     segment_max_size_bytes: int = 64_000_000
     """A segment file takes no further entry above this size."""
-    mem_table_max_bytes: int = 64 * 1024 * 1024
+    mem_table_max_bytes: int = 16 * 1024 * 1024
     """`raft.mem_table_max_bytes`: written bodies leave memory above this, all groups together."""
     read_ahead_bytes: int = 1024 * 1024
     """A read from disk fetches this much of what follows for the same group."""

@@ -9,6 +9,7 @@ A file's life: prepared (by the worker) → current → full → emptied by the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from array import array
@@ -51,7 +52,7 @@ PLACE_FILE_SHIFT = 40
 PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
 
 PREALLOCATE_CHUNK_BYTES = 4 << 20
-PREALLOCATE_AFTER_SHARE = 32
+START_BYTES = 8 << 20
 """Preallocation starts when this part of a growing file, or half of one that does not grow, has
 been filled: an idle node writes nothing."""
 POOL_FILES_MAX = 2
@@ -254,7 +255,7 @@ class Wal:
         if (
             current is None
             or (current.started and current.tail + need > self._config.wal_max_size_bytes)
-            or (current.started and not current.size and self._has_better_next())
+            or (current.started and self._is_outgrown(current, need))
         ):
             try:
                 current = self._roll()
@@ -424,6 +425,8 @@ class Wal:
         self._previous = previous
         self._directory.make("wal")
         self.current = self._create_fresh()
+        if self._config.wal_preallocate:
+            self._begin_ahead(self.current)
         self.files[self.current.generation] = self.current
         self._prepare_next()
 
@@ -444,8 +447,26 @@ class Wal:
         self._directory.sync("wal")
         return WalFile(file, name, self.generation, 0)
 
+    def _begin_ahead(self, fresh: WalFile) -> None:
+        """Gives the first file of a process a few written blocks, so that it need not grow (a
+        growing file costs every flush a journal commit) until a whole one is prepared."""
+        size = min(START_BYTES, self._config.wal_max_size_bytes)
+        with contextlib.suppress(OSError):
+            fresh.file.pwrite([bytes(size)], 0)
+            fresh.file.sync()
+            fresh.size = size
+
     def _has_better_next(self) -> bool:
-        return self.next_file is not None and self.next_file.size > 0
+        current = self.current
+        return (
+            self.next_file is not None
+            and current is not None
+            and self.next_file.size > current.size
+        )
+
+    def _is_outgrown(self, current: WalFile, need: int) -> bool:
+        """The file would have to grow although a longer one is prepared."""
+        return current.tail + need > current.size and self._has_better_next()
 
     def _roll(self) -> WalFile:
         """Makes the prepared file the current one; creates one when none is prepared."""
@@ -503,8 +524,8 @@ class Wal:
         current = self.current
         if current is None or self._allocating is not None or self._preparing:
             return
-        share = 2 if current.size else PREALLOCATE_AFTER_SHARE
-        if current.tail * share < self._config.wal_max_size_bytes:
+        whole = current.size >= self._config.wal_max_size_bytes
+        if whole and current.tail * 2 < self._config.wal_max_size_bytes:
             return
         if self._has_better_next() or self._pool or self.closing:
             return

@@ -198,6 +198,8 @@ def test_a_drained_backlog_gives_its_segments_and_memory_back() -> None:
         node.run()
     node.storage.tick()
     assert node.storage.memory_bytes > 20 << 20
+    before = len([n for n in node.disk.list("groups/00000001") if n.endswith(".seg")])
+    assert before > 300
     model = node.models[1]
     model.applied = model.written
     model.dead = set(range(1, model.applied + 1))
@@ -207,7 +209,8 @@ def test_a_drained_backlog_gives_its_segments_and_memory_back() -> None:
         node.run()
     assert given == [1]
     segments = [n for n in node.disk.list("groups/00000001") if n.endswith(".seg")]
-    assert len(segments) <= 2
+    # What is left waits in the last WAL files for the next roll over.
+    assert len(segments) <= 3
     node.check()
 
 
