@@ -26,6 +26,11 @@ PLAIN_MODULES = [
     "convoymq.queues.quorum.machine",
     "convoymq.queues.quorum.runs",
     "convoymq.cluster.replica",
+    "convoymq.cluster.host",
+    "convoymq.storage.log",
+    "convoymq.storage.wal",
+    "convoymq.queues.quorum.client",
+    "convoymq.queues.quorum.queue",
 ]
 
 #: Compiled hot loops outside kernels/ that may hold pointers.
