@@ -53,6 +53,7 @@ from convoymq.replication.raft.types import (
     REJOIN,
     ROLE,
     SEND,
+    STEPPED_DOWN,
     TIMEOUT_NOW,
     VOTE,
     VOTE_REPLY,
@@ -334,6 +335,10 @@ class RaftCore:
         self.leader = leader
         self._votes.clear()
         if was_leader:
+            if not leader:
+                # Its links stay up: without a word the others would wait for it for ever.
+                for node in sorted(self.progress):
+                    self.effects.append((SEND, node, (STEPPED_DOWN, self.term)))
             self.peers.clear()
             self.progress.clear()
             self.transfer_target = 0
@@ -353,6 +358,12 @@ class RaftCore:
             self.role = FOLLOWER
             self.leader = 0
             self.effects.append((ROLE,))
+
+    def _on_stepped_down(self, node: int, term: int) -> None:
+        if term >= self.term and node == self.leader:
+            self._in_contact = False
+            self._forget_leader()
+            self._arm(1.0)
 
     def _start_pre_vote(self) -> None:
         self._attempts += 1
@@ -417,6 +428,8 @@ class RaftCore:
                 self._on_vote_reply(node, term, *rest)
             elif kind == TIMEOUT_NOW:
                 self._on_timeout_now(node, term)
+            elif kind == STEPPED_DOWN:
+                self._on_stepped_down(node, term)
             elif kind == REJOIN:
                 self._on_rejoin(node, *rest)
             elif kind == WELCOME:
@@ -770,16 +783,11 @@ class RaftCore:
         term = self.term + (self.voted_for not in (0, AMNESIAC if vote_lost else QUARANTINED))
         self.amnesiac = self.amnesiac or vote_lost
         self.quarantined = not self.amnesiac
-        led = self.role == LEADER
         self._become_follower(self.term, 0)
         self._disarm()
         mark = AMNESIAC if self.amnesiac else QUARANTINED
         if (term, mark) != (self.term, self.voted_for):
             self._set_vote(term, mark)
-        if led:
-            # Its links stay up: nobody would notice. The higher term tells that this one is over.
-            for node in sorted(self.members.nodes - {self.node}):
-                self.effects.append((SEND, node, (PRE_VOTE_REPLY, self.term, False, 0, 0)))
         self.effects.append((ROLE,))
 
     def on_log_lost(self) -> None:

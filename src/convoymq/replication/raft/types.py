@@ -34,6 +34,8 @@ REJOIN = 8
 """(kind, term, incarnation): a replica lost log and vote and asks to be taken in anew"""
 WELCOME = 9
 """(kind, term, incarnation): it has been, as a non-voter"""
+STEPPED_DOWN = 10
+"""(kind, term): the sender does not lead this term any more, although it is there"""
 
 #: Values of the saved vote that are no nodes.
 QUARANTINED = 0xFFFE
