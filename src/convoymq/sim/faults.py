@@ -313,10 +313,14 @@ class Injector:
         if node is None or not self.world.may_lose(node.number):
             return
         disk = node.disk
-        wal = [n for n in sorted(disk.names) if n.startswith("wal/") and n.endswith(".wal")]
+        full = node.full_wal_files()
         able = []
         for name, inode in disk.names.items():
-            if inode is not None and len(inode.durable) > 64 and name not in wal[-2:]:
+            if (
+                inode is not None
+                and len(inode.durable) > 64
+                and (name in full or not name.startswith("wal/"))
+            ):
                 able.append(name)
         if not able:
             return

@@ -234,6 +234,8 @@ class GroupChecker:
         self.terms.pop(node, None)
         self.answered.pop(node, None)
         self.commit_seen.pop(node, None)
+        for key in [k for k in self.votes if k[0] == node]:
+            del self.votes[key]
 
     # States.
 

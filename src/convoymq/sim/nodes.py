@@ -196,6 +196,17 @@ class SimNode:
         checker.on_recovered(self.number, log)
         observe_log(checker, self.number, log)
 
+    def full_wal_files(self) -> set[str]:
+        """WAL files behind which a younger one has begun, durably."""
+        wal = self.storage.wal
+        begun = [
+            file.generation
+            for file in wal.files.values()
+            if file.started and not file.recovered and file.first_sequence <= wal.written_sequence
+        ]
+        newest = max(begun, default=0)
+        return {file.name for file in wal.files.values() if file.generation < newest}
+
     def new_session(self) -> int:
         """Numbers a session of this node."""
         self._sessions += 1
