@@ -308,14 +308,17 @@ class World:
         place = self.groups[group]
         rng = self.scheduler.rng
         outside = [n for n in self.nodes if not place.has_replica(n)]
-        least = 3 if self.plan.faults & {"wipe", "rot"} else 1
-        if place.leaving:
+        leading = self.leader_of(group)
+        if place.leaving or leading is None:
             return
+        least = 1
+        if self.plan.faults & {"wipe", "rot"}:
+            # A majority must survive the loss of one: never fewer than three voters.
+            least = 3
+            if set(leading[1].members) != place.members:
+                return
         if outside and (len(place.members) <= least or self.scheduler.chance(0.5)):
             number = rng.choice(outside)
-            leading = self.leader_of(group)
-            if leading is None:
-                return
             self.trace.fault("membership", "world", f"group {group}: node {number} joins")
             place.members.add(number)
             place.began[number] = (frozenset(leading[1].members), True)
