@@ -241,10 +241,16 @@ class Channel:
                 connection.user, connection.vhost, permission, exchange, routing_key
             )
 
-    def forget_permissions(self) -> None:
-        """Ask again for every permission (update-secret)."""
+    def check_again(self) -> None:
+        """Ask again for every permission (update-secret); a consumer that lost its own closes the
+        channel, as any method without permission does."""
         self._permitted.clear()
         self.lane.forget_routes()
+        try:
+            for consumer in self.consumers.values():
+                self._check("read", "queue", consumer.queue.name)
+        except BrokerError as error:
+            self._refuse(error, spec.BASIC, spec.BasicConsume.METHOD_ID)
 
     # --- exchanges -----------------------------------------------------------------------
 

@@ -519,8 +519,8 @@ class Connection:
         if self._down:
             return
         self.user = user
-        for channel in self.channels.values():
-            channel.forget_permissions()
+        for channel in list(self.channels.values()):
+            channel.check_again()
         self.send(0, spec.ConnectionUpdateSecretOk())
         self._resume("secret")
 

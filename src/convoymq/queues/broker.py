@@ -225,6 +225,7 @@ class Broker:
         self._touched: set[int] | None = set()
         self._gone: set[int] = set()
         self._reconciling = False
+        self._expelling = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: Any = None
         self._replies = ReplyRoutes(control, incarnation)
@@ -846,11 +847,25 @@ class Broker:
             self._touched = None
         elif change.record is not None and self._touched is not None:
             self._touched.add(change.record.group)
+        if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._expelling:
+            self._expelling = True
+            self._loop.call_soon(self._expel)
         if change.record is None and change.kind is not ChangeKind.RESTORED:
             return
         if not self._reconciling:
             self._reconciling = True
             self._loop.call_soon(self._reconcile)
+
+    def _expel(self) -> None:
+        """Closes the connections whose virtual host or user is gone."""
+        self._expelling = False
+        tree = self.metadata.tree
+        for connection in self.connections.all():
+            user = connection.user.name
+            if connection.vhost not in tree.vhosts:
+                connection.close(f"vhost '{connection.vhost}' is deleted")
+            elif user not in tree.users:
+                connection.close(f"user '{user}' is deleted")
 
     def _reconcile(self) -> None:
         """Makes this node's queues be what the tree says."""

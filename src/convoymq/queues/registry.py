@@ -11,6 +11,8 @@ class ConnectionHandle(Protocol):
     id: int
     name: str
     vhost: str
+    user: Any
+    """Has a `name`."""
 
     def info(self) -> dict[str, Any]:
         """One row of the list of connections."""

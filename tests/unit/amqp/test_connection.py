@@ -315,6 +315,21 @@ async def test_update_secret_asks_for_permissions_again(client: Client, broker: 
     assert bad.reply_code == 530
 
 
+async def test_update_secret_ends_channels_whose_consumers_lost_their_permission(
+    client: Client, broker: FakeBroker
+) -> None:
+    await client.declare("q")
+    await client.channel(2)
+    await client.ask(1, spec.BasicConsume(queue="q"))
+    broker.refuse.add(("read", "queue", "q"))
+    client.send(0, spec.ConnectionUpdateSecret(new_secret=b"fresh", reason="r"))
+    close, answer = await client.heard()
+    assert (close.channel, close.method.reply_code) == (1, 403)
+    assert (close.method.class_id, close.method.method_id) == (60, 20)
+    assert isinstance(answer.method, spec.ConnectionUpdateSecretOk)
+    assert isinstance(await client.ask(2, spec.ChannelFlow(active=True)), spec.ChannelFlowOk)
+
+
 async def test_a_waiting_channel_does_not_stall_the_others(
     client: Client, broker: FakeBroker
 ) -> None:

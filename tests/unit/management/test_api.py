@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from convoymq.cluster.metadata import User
 from convoymq.management.app import ROUTES, make_api, make_metrics
 from convoymq.management.messages import build_record, read_record
 from convoymq.management.server import ManagementServer
@@ -253,6 +254,7 @@ async def test_connections_are_listed_and_closed(
 ) -> None:
     class Connection:
         id, name, vhost, closed = 1, "1.2.3.4:5 -> 6.7.8.9:10", "/", ""
+        user = User(name="guest")
 
         def info(self) -> dict[str, Any]:
             return {"name": self.name, "vhost": "/", "user": "guest"}

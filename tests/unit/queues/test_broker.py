@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.commands import PutPermission, PutTopicPermission, PutUser, PutVhost
+from convoymq.cluster.commands import (
+    DeleteUser,
+    DeleteVhost,
+    PutPermission,
+    PutTopicPermission,
+    PutUser,
+    PutVhost,
+)
 from convoymq.cluster.metadata import User
 from convoymq.model.errors import (
     AccessRefused,
@@ -310,6 +317,7 @@ async def test_alarms_count_for_the_whole_cluster(cluster: FakeCluster) -> None:
 async def test_lists_cover_the_cluster_and_connections_can_be_closed(cluster: FakeCluster) -> None:
     class Connection:
         id, name, vhost, closed = 1, "client", "/", ""
+        user = User(name="guest")
 
         def info(self) -> dict[str, Any]:
             return {"name": self.name}
@@ -333,6 +341,30 @@ async def test_lists_cover_the_cluster_and_connections_can_be_closed(cluster: Fa
     assert await broker.close_connection("client", "why")
     assert connection.closed == "why"
     assert not await broker.close_connection("nobody", "why")
+
+
+async def test_connections_end_with_their_virtual_host_or_user(cluster: FakeCluster) -> None:
+    class Connection:
+        def __init__(self, id: int, vhost: str, user: str) -> None:
+            self.id, self.name, self.vhost, self.closed = id, f"client {id}", vhost, ""
+            self.user = User(name=user)
+
+        def close(self, reason: str) -> None:
+            self.closed = reason
+
+    broker = cluster.nodes[1].broker
+    await broker.metadata.execute(PutVhost(name="other"), 5.0)
+    await broker.metadata.execute(PutUser(name="eve"), 5.0)
+    await until(lambda: "eve" in cluster.nodes[2].machine.users)
+    made = [Connection(1, "/", "guest"), Connection(2, "other", "guest"), Connection(3, "/", "eve")]
+    for connection in made:
+        cluster.nodes[2].broker.connections.add(connection)  # type: ignore[arg-type]
+    await broker.metadata.execute(DeleteVhost(name="other"), 5.0)
+    await until(lambda: made[1].closed == "vhost 'other' is deleted")
+    assert (made[0].closed, made[2].closed) == ("", "")
+    await broker.metadata.execute(DeleteUser(name="eve"), 5.0)
+    await until(lambda: made[2].closed == "user 'eve' is deleted")
+    assert made[0].closed == ""
 
 
 async def test_a_new_face_of_an_old_name_is_another_queue(cluster: FakeCluster) -> None:

@@ -1,0 +1,195 @@
+"""Users, permissions and virtual hosts change while clients of other nodes work with them."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+import pika.exceptions  # type: ignore[import-untyped]
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+from convoymq.model.errors import Unavailable
+
+pytestmark = pytest.mark.cluster
+
+BASE_PORT = 51400
+DEADLINE_S = 25.0
+QUORUM = {"x-queue-type": "quorum"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("administration")
+    made = LocalCluster(directory, 3, BASE_PORT, {"channel_max": "5", "connection_max": "20"})
+    with made:
+        made.wait_ready(DEADLINE_S)
+        until(lambda: answers(made))
+        yield made
+
+
+def answers(cluster: LocalCluster) -> bool:
+    """The HTTP API opens a moment after AMQP does."""
+    try:
+        cluster.api("overview")
+    except Unavailable:
+        return False
+    return True
+
+
+def api(cluster: LocalCluster, method: str, path: str, body: Any = None) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/{path}",
+        data=json.dumps(body or {}).encode() if method == "PUT" else None,
+        method=method,
+        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status < 300
+
+
+def add_user(cluster: LocalCluster, name: str, vhost: str = "%2F", read: str = ".*") -> None:
+    api(cluster, "PUT", f"users/{name}", {"password": name, "tags": ""})
+    permit(cluster, name, vhost, read=read)
+
+
+def permit(
+    cluster: LocalCluster, name: str, vhost: str = "%2F", *, write: str = ".*", read: str = ".*"
+) -> None:
+    rules = {"configure": ".*", "write": write, "read": read}
+    api(cluster, "PUT", f"permissions/{vhost}/{name}", rules)
+
+
+def connect(cluster: LocalCluster, user: str, vhost: str = "/", node: int = 2) -> Any:
+    return pika.BlockingConnection(
+        pika.ConnectionParameters(
+            "127.0.0.1",
+            cluster.nodes[node - 1].amqp_port,
+            vhost,
+            pika.PlainCredentials(user, user),
+            socket_timeout=5,
+            heartbeat=0,
+        )
+    )
+
+
+def listen(connection: Any) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        connection.process_data_events(0.05)
+
+
+def until_closed(connection: Any) -> tuple[int, str]:
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as raised:
+        listen(connection)
+    return raised.value.reply_code, raised.value.reply_text
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_deleted_virtual_host_takes_its_connections_along(cluster: LocalCluster) -> None:
+    api(cluster, "PUT", "vhosts/short")
+    add_user(cluster, "tenant", "short")
+    connection = connect(cluster, "tenant", "short")
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("q", durable=True, arguments=QUORUM)
+    channel.basic_publish("", "q", b"x")
+    channel.basic_consume("q", lambda *_: None)
+    api(cluster, "DELETE", "vhosts/short")
+    assert until_closed(connection) == (320, "CONNECTION_FORCED - vhost 'short' is deleted")
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as raised:
+        connect(cluster, "tenant", "short")
+    assert "NOT_ALLOWED - vhost short not found" in str(raised.value)
+    api(cluster, "DELETE", "users/tenant")
+
+
+def test_a_deleted_user_is_out_at_once(cluster: LocalCluster) -> None:
+    add_user(cluster, "leaver")
+    connection = connect(cluster, "leaver")
+    api(cluster, "DELETE", "users/leaver")
+    assert until_closed(connection) == (320, "CONNECTION_FORCED - user 'leaver' is deleted")
+    with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+        connect(cluster, "leaver")
+
+
+def test_a_permission_that_is_taken_away_ends_remembered_ones(cluster: LocalCluster) -> None:
+    add_user(cluster, "writer")
+    connection = connect(cluster, "writer")
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare("written", durable=True, arguments=QUORUM)
+    channel.basic_publish("", "written", b"x")
+    permit(cluster, "writer", write="^$")
+
+    refusals: list[str] = []
+
+    def refused() -> bool:
+        # The change reaches this client's node a moment after the answer of the other one.
+        try:
+            channel.basic_publish("", "written", b"x")
+        except pika.exceptions.ChannelClosedByBroker as error:
+            refusals.append(error.reply_text)
+        return bool(refusals)
+
+    until(refused)
+    assert refusals == [
+        "ACCESS_REFUSED - write access to exchange 'amq.default' in vhost '/' refused "
+        "for user 'writer'"
+    ]
+    api(cluster, "DELETE", "permissions/%2F/writer")
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as raised:
+        connection.channel().queue_declare("written", durable=True, arguments=QUORUM)
+    assert raised.value.reply_code == 403
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError) as closed:
+        connect(cluster, "writer")
+    assert "(530) \"NOT_ALLOWED - access to vhost '/' refused for user 'writer'\"" in str(
+        closed.value
+    )
+    connection.close()
+    api(cluster, "DELETE", "users/writer")
+
+
+def test_update_secret_with_a_wrong_one_ends_the_connection(cluster: LocalCluster) -> None:
+    add_user(cluster, "renewer")
+    connection = connect(cluster, "renewer")
+    connection.update_secret("renewer", "rotation")
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as raised:
+        connection.update_secret("stale", "rotation")
+    assert raised.value.reply_code == 530
+    api(cluster, "DELETE", "users/renewer")
+
+
+def test_channels_beyond_the_limit_are_refused(cluster: LocalCluster) -> None:
+    connection = connect(cluster, "guest")
+    for _ in range(5):
+        connection.channel()
+    with pytest.raises(pika.exceptions.NoFreeChannels):
+        connection.channel()
+    connection.close()
+
+
+def test_connections_beyond_the_limit_are_closed(cluster: LocalCluster) -> None:
+    opened = [connect(cluster, "guest", node=3) for _ in range(20)]
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        connect(cluster, "guest", node=3)
+    for connection in opened:
+        connection.close()
+
+    def fits() -> bool:
+        try:
+            connect(cluster, "guest", node=3).close()
+        except pika.exceptions.AMQPConnectionError:
+            return False
+        return True
+
+    until(fits)
