@@ -644,6 +644,8 @@ class Node:
             max_message_size_bytes=amqp.max_message_size,
             consumers_per_channel_max=amqp.consumer_max_per_channel,
             connections_max=config.listeners.connections_max,
+            mechanisms=amqp.auth_mechanisms,
+            cert_login_from=amqp.cert_login_from,
         )
         context = client_tls(config) if config.listeners.ssl else None
         for addresses, tls in ((config.listeners.tcp, None), (config.listeners.ssl, context)):
@@ -655,6 +657,7 @@ class Node:
                     host=address.host,
                     port=address.port,
                     ssl_context=tls,
+                    count=lambda: sum(len(each.connections) for each in self.listeners),
                 )
                 await listener.start()
                 self.listeners.append(listener)

@@ -143,7 +143,9 @@ class TlsShell(asyncio.Protocol):
             -1,
             transport.get_extra_info("peername"),
             transport.get_extra_info("sockname"),
-            certificate_name=common_name(certificate) if certificate else None,
+            certificate_name=certificate_user(certificate, self.owner.settings.cert_login_from)
+            if certificate
+            else None,
             ssl=True,
         )
 
@@ -216,13 +218,40 @@ class TlsShell(asyncio.Protocol):
         self.owner.spawn(work)
 
 
-def common_name(certificate: dict[str, Any]) -> str | None:
-    """The common name of a peer certificate's subject."""
-    for part in certificate.get("subject", ()):
-        for key, value in part:
-            if key == "commonName":
-                return str(value)
-    return None
+_ATTRIBUTES = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "stateOrProvinceName": "ST",
+    "streetAddress": "STREET",
+    "userId": "UID",
+}
+
+
+def certificate_user(certificate: dict[str, Any], source: str) -> str | None:
+    """The user that a verified peer certificate (as `ssl` decodes it) stands for.
+
+    `source` is `common_name`, or `distinguished_name`: the subject as RFC 4514 writes it.
+    """
+    subject = certificate.get("subject", ())
+    if source == "common_name":
+        names = [str(value) for part in subject for key, value in part if key == "commonName"]
+        return names[0] if names else None
+    parts = [
+        "+".join(f"{_ATTRIBUTES.get(key, key)}={_escaped(str(value))}" for key, value in part)
+        for part in reversed(subject)
+    ]
+    return ",".join(parts) or None
+
+
+def _escaped(value: str) -> str:
+    text = "".join("\\" + char if char in '\\,+"<>;' else char for char in value)
+    if text[:1] in ("#", " "):
+        text = "\\" + text
+    return text[:-1] + "\\ " if text.endswith(" ") and len(value) > 1 else text
 
 
 class Listener:
@@ -238,7 +267,10 @@ class Listener:
         host: str = "127.0.0.1",
         port: int = 5672,
         ssl_context: ssl.SSLContext | None = None,
+        count: Callable[[], int] | None = None,
     ) -> None:
+        """`count` says how many connections there are of those that `connections_max` bounds;
+        without it, those of this listener."""
         self.broker = broker
         self.settings = settings
         self.outbox = outbox
@@ -247,6 +279,7 @@ class Listener:
         self.connections: dict[int, Connection] = {}
         self.refused_connections = 0
         self._ssl = ssl_context
+        self._count = count if count is not None else lambda: len(self.connections)
         self._server: asyncio.Server | None = None
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -312,7 +345,7 @@ class Listener:
 
     def has_room(self) -> bool:
         """Whether one more connection may come in; counts the refused."""
-        if self._stopping or len(self.connections) >= self.settings.connections_max:
+        if self._stopping or self._count() >= self.settings.connections_max:
             self.refused_connections += 1
             log.warning("amqp.connection_limit", limit=self.settings.connections_max)
             return False

@@ -29,7 +29,7 @@ class AmqpSettings:
     consumers_per_channel_max: int = 65535
     """[consumer_max_per_channel] Consumers of one channel."""
     connections_max: int = 65535
-    """[connection_max] Connections of one listener; more are closed at once."""
+    """[connection_max] Connections of the node; more are closed at once."""
     channel_backlog_bytes_max: int = 1 << 20
     """Frames kept for a channel that waits for an answer; beyond, its connection is not read."""
     output_bytes_high: int = 4 << 20
@@ -42,6 +42,8 @@ class AmqpSettings:
     """Uncommitted publishes of one channel, bytes; beyond, the channel is closed."""
     mechanisms: tuple[str, ...] = ("PLAIN", "AMQPLAIN", "ANONYMOUS")
     """[auth_mechanisms] SASL mechanisms offered; EXTERNAL needs TLS with client certificates."""
+    cert_login_from: str = "distinguished_name"
+    """[ssl_cert_login_from] What names the user of EXTERNAL: that, or `common_name`."""
     anonymous_user: str = "guest"
     """[anonymous_login_user] Who ANONYMOUS is."""
     anonymous_password: str = "guest"

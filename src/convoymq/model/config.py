@@ -550,6 +550,21 @@ class AmqpConfig:
         low=1,
         high=1_000_000,
     )
+    auth_mechanisms: tuple[str, ...] = _key(
+        "auth_mechanisms",
+        ("PLAIN", "AMQPLAIN", "ANONYMOUS"),
+        """SASL mechanisms offered to clients: `PLAIN`, `AMQPLAIN`, `ANONYMOUS` (as guest, from
+        where guest may come), `EXTERNAL` (by TLS certificate, on connections that have one).
+        `auth_mechanisms.N` for single ones.""",
+        parse=_parse_words,
+        collects="auth_mechanisms.",
+    )
+    cert_login_from: str = _key(
+        "ssl_cert_login_from",
+        "distinguished_name",
+        "Which part of a client's certificate is its user name for `EXTERNAL`.",
+        choices=("distinguished_name", "common_name"),
+    )
     loopback_users: tuple[str, ...] = _key(
         "loopback_users",
         ("guest",),

@@ -1,0 +1,185 @@
+"""TLS clients of a real node: encrypted, verified, and known by their certificate."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+import pika.exceptions  # type: ignore[import-untyped]
+import pytest
+import trustme
+
+from convoymq.cli.cluster import LocalCluster
+from convoymq.model.errors import Unavailable
+
+pytestmark = pytest.mark.cluster
+
+BASE_PORT = 51500
+TLS_PORT = 51599
+DEADLINE_S = 25.0
+USER = "device-7"
+
+
+@dataclass
+class Setup:
+    """A node that offers TLS, and who signs for it."""
+
+    cluster: LocalCluster
+    authority: trustme.CA
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    directory = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    write_certificate(authority.issue_cert("127.0.0.1"), directory / "node.pem")
+    cluster = LocalCluster(
+        directory / "cluster",
+        1,
+        BASE_PORT,
+        {
+            "listeners.ssl.default": f"127.0.0.1:{TLS_PORT}",
+            "ssl_options.certfile": str(directory / "node.pem"),
+            "ssl_options.keyfile": str(directory / "node.pem"),
+            "ssl_options.cacertfile": str(directory / "ca.pem"),
+            "ssl_options.verify": "verify_peer",
+            "auth_mechanisms": "PLAIN EXTERNAL",
+            "ssl_cert_login_from": "common_name",
+        },
+    )
+    with cluster:
+        cluster.wait_ready(DEADLINE_S)
+        until(lambda: answers(cluster))
+        call(cluster, f"users/{USER}", {"password": "", "password_hash": "", "tags": ""})
+        rules = {"configure": ".*", "write": ".*", "read": ".*"}
+        call(cluster, f"permissions/%2F/{USER}", rules)
+        yield Setup(cluster, authority)
+
+
+def write_certificate(certificate: trustme.LeafCert, path: Path) -> None:
+    certificate.private_key_and_cert_chain_pem.write_to_path(path)
+
+
+def answers(cluster: LocalCluster) -> bool:
+    try:
+        cluster.api("overview")
+    except Unavailable:
+        return False
+    return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def call(cluster: LocalCluster, path: str, body: dict[str, str]) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/{path}",
+        data=json.dumps(body).encode(),
+        method="PUT",
+        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status < 300
+
+
+def connect(
+    setup: Setup,
+    *,
+    certificate: Path | None = None,
+    credentials: Any = None,
+    trust: bool = True,
+    port: int = TLS_PORT,
+) -> Any:
+    context = ssl.create_default_context()
+    if trust:
+        setup.authority.configure_trust(context)
+    if certificate is not None:
+        context.load_cert_chain(certificate)
+    return pika.BlockingConnection(
+        pika.ConnectionParameters(
+            "127.0.0.1",
+            port,
+            credentials=credentials or pika.PlainCredentials("guest", "guest"),
+            ssl_options=pika.SSLOptions(context, "127.0.0.1"),
+            heartbeat=0,
+            socket_timeout=10,
+        )
+    )
+
+
+def exchange_messages(connection: Any) -> None:
+    channel = connection.channel()
+    channel.confirm_delivery()
+    queue = channel.queue_declare("tls", durable=True).method.queue
+    bodies = [bytes([n]) * (n * 5000) for n in range(40)]
+    for body in bodies:
+        channel.basic_publish("", queue, body)
+    got = []
+    for method, _, body in channel.consume(queue, inactivity_timeout=DEADLINE_S):
+        assert method is not None
+        got.append(body)
+        channel.basic_ack(method.delivery_tag)
+        if len(got) == len(bodies):
+            break
+    assert got == bodies
+    connection.close()
+
+
+def test_messages_of_all_sizes_over_tls(setup: Setup) -> None:
+    exchange_messages(connect(setup))
+
+
+def test_a_certificate_is_a_login(setup: Setup, tmp_path: Path) -> None:
+    certificate = tmp_path / "client.pem"
+    write_certificate(setup.authority.issue_cert("x.example", common_name=USER), certificate)
+    external = pika.credentials.ExternalCredentials()
+    connection = connect(setup, certificate=certificate, credentials=external)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    foreign = pika.BasicProperties(user_id="guest")
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as raised:
+        channel.basic_publish("", "nowhere", b"", foreign)
+    assert f"authenticated user was '{USER}'" in raised.value.reply_text
+    exchange_messages(connection)
+
+
+def test_a_certificate_of_nobody_is_refused(setup: Setup, tmp_path: Path) -> None:
+    certificate = tmp_path / "client.pem"
+    write_certificate(setup.authority.issue_cert("x.example", common_name="nobody"), certificate)
+    with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="EXTERNAL"):
+        connect(setup, certificate=certificate, credentials=pika.credentials.ExternalCredentials())
+
+
+def test_external_is_not_offered_without_a_certificate(setup: Setup) -> None:
+    with pytest.raises(pika.exceptions.AuthenticationError):
+        connect(setup, credentials=pika.credentials.ExternalCredentials())
+
+
+def test_a_certificate_of_another_authority_is_refused(setup: Setup, tmp_path: Path) -> None:
+    certificate = tmp_path / "client.pem"
+    write_certificate(trustme.CA().issue_cert("x.example", common_name=USER), certificate)
+    with pytest.raises((pika.exceptions.AMQPConnectionError, ssl.SSLError)):
+        connect(setup, certificate=certificate)
+
+
+def test_who_does_not_trust_the_node_leaves_and_it_goes_on(setup: Setup) -> None:
+    with pytest.raises(ssl.SSLError):
+        connect(setup, trust=False)
+    exchange_messages(connect(setup))
+
+
+def test_tls_on_the_plain_port_is_answered_and_closed(setup: Setup) -> None:
+    with pytest.raises(ssl.SSLError):
+        connect(setup, port=setup.cluster.nodes[0].amqp_port)
