@@ -31,7 +31,7 @@ from convoymq.kernels.perfclient import Consumer, Histogram, Ledger, Publisher, 
 
 RECONNECT_PAUSE_S = 0.05
 IDLE_WAIT_S = 0.05
-ACK_PAUSE_S = 0.05
+ACK_PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,8 +394,13 @@ class Run:
         for client, worker in self._workers:
             if worker.others or worker.closed:
                 self._check(client, worker)
-            if isinstance(worker, Consumer) and not ready:
+            if isinstance(worker, Consumer) and not ready and self._is_pause(worker):
                 worker.ack_all()
+
+    @staticmethod
+    def _is_pause(consumer: Consumer) -> bool:
+        """Nothing came for a while: what is not acknowledged yet may never fill a batch."""
+        return clock_us() - consumer.last_deliver_us > ACK_PAUSE_S * 1e6
 
     @staticmethod
     def _poll(
