@@ -31,6 +31,7 @@ from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links
 from convoymq.cluster.metadata import MetadataMachine
 from convoymq.cluster.metadata_store import MetadataStore
+from convoymq.cluster.sessions import SessionNumbers
 from convoymq.kernels.batch import FRAME_CONTROL
 from convoymq.kernels.flusher import (
     SYNC_DSYNC,
@@ -464,6 +465,7 @@ class Node:
         else:
             await self._form_or_join()
         self.links.formed = True
+        self._new_session = SessionNumbers(self.id, self.data.incarnation, self._live_sessions)
         self.store = MetadataStore(
             self.machine, self.host.builder_of(0), self._new_session(), self.clock
         )
@@ -546,9 +548,9 @@ class Node:
         groups = max((record.group for record in self.machine.records()), default=0)
         return {"ok": True, "members": members, "role": role, "groups": groups}
 
-    def _new_session(self) -> int:
-        self._sessions = getattr(self, "_sessions", 0) + 1
-        return self.id << 56 | self.data.incarnation << 24 | self._sessions
+    def _live_sessions(self) -> list[int]:
+        broker = self.broker
+        return [self.store.session, *(broker.live_sessions() if broker is not None else [])]
 
     # -- the broker -------------------------------------------------------------------------
 

@@ -719,6 +719,10 @@ class Connection:
             "type": "network",
         }
 
+    def sessions(self) -> list[int]:
+        """The sessions of its channels."""
+        return [channel.session for channel in self.channels.values()]
+
     def channel_infos(self) -> list[dict[str, Any]]:
         """Rows of /api/channels."""
         return [channel.info() for channel in self.channels.values()]

@@ -71,6 +71,11 @@ class MetadataStore:
             return reply
         raise refusal_from_builtins(list(reply))
 
+    @property
+    def session(self) -> int:
+        """The store's own session."""
+        return self._target.session
+
     async def wait_for_leader(self, timeout: float) -> None:
         """Waits until a leader of the tree is known. Raises Unavailable."""
         try:

@@ -1129,6 +1129,15 @@ class Broker:
             case _:
                 return []
 
+    def live_sessions(self) -> list[int]:
+        """Sessions of this node's channels, and of closed ones that a queue has not heard of."""
+        found = [session for c in self.connections.all() for session in c.sessions()]
+        for queue in self._quorum.values():
+            found += queue.sessions()
+        for face in self.classic.queues.values():
+            found += face.clients
+        return found
+
     def local_queue_infos(self) -> list[dict[str, Any]]:
         """Queues that this node leads or is the home of."""
         rows: list[dict[str, Any]] = []

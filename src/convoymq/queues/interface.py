@@ -1,8 +1,8 @@
 """The one interface behind which all queue types live.
 
 `Queue` is a node's face of a queue, wherever its replicas are. `QueueClient` is one AMQP channel's
-ordered command stream into it. `ClientEvents` is what the channel implements to hear back. All calls are
-synchronous and cheap; results come as events, in the same loop round or later.
+ordered command stream into it. `ClientEvents` is what the channel implements to hear back. All
+calls are synchronous and cheap; results come as events, in the same loop round or later.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class ClientEvents(Protocol):
     """What a channel hears from its clients. `client` is the one that calls."""
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        """The publishes with these tag ranges (first, last, first, last, …) are safe (`ok`) or refused."""
+        """The publishes with these tag ranges (first, last, first, last, …) are safe (`ok`) or
+        refused."""
 
     def on_deliver(
         self,
@@ -52,7 +53,8 @@ class ClientEvents(Protocol):
         checked out to the consumer under message ids first_id, first_id + 1, …
 
         `acquired` > 0 sets `redelivered`; `delivery_count` > 0 adds the x-delivery-count header.
-        Each message id comes exactly once, ascending per consumer: the client has removed repeats."""
+        Each message id comes exactly once, ascending per consumer: the client has removed
+        repeats."""
 
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
         """The consumer is registered (comes before its first delivery), or refused with `error`."""
@@ -64,8 +66,16 @@ class ClientEvents(Protocol):
         """The queue ended the consumer (deleted, lost)."""
 
     def on_get(
-        self, client: QueueClient, block: bytes | None, command: int, record: int, get_id: int,
-        acquired: int, delivery_count: int, ready: int, error: Exception | None,
+        self,
+        client: QueueClient,
+        block: bytes | None,
+        command: int,
+        record: int,
+        get_id: int,
+        acquired: int,
+        delivery_count: int,
+        ready: int,
+        error: Exception | None,
     ) -> None:
         """Answer to `get`: block None = empty. `get_id` is settled with consumer number 0. Answers
         come in the order of the calls."""

@@ -23,6 +23,9 @@ class ConnectionHandle(Protocol):
     def consumer_infos(self) -> list[dict[str, Any]]:
         """Rows of the list of consumers."""
 
+    def sessions(self) -> list[int]:
+        """The sessions of its channels."""
+
     def close(self, reason: str) -> None:
         """Closes the connection with CONNECTION_FORCED and the reason."""
 

@@ -367,6 +367,22 @@ async def test_connections_end_with_their_virtual_host_or_user(cluster: FakeClus
     assert made[0].closed == ""
 
 
+@pytest.mark.parametrize("arguments", [{}, {"x-queue-type": "classic"}])
+async def test_sessions_are_live_until_the_queue_has_heard_of_their_end(
+    cluster: FakeCluster, arguments: dict[str, str]
+) -> None:
+    await cluster.queue(1, "q", arguments=arguments)
+    await until(lambda: "q" in cluster.nodes[2].machine.vhosts["/"].queues)
+    broker = cluster.nodes[2].broker
+    user = channel(cluster, 2, "q")
+    session = user.client.session
+    assert broker.live_sessions() == [session]
+    user.consume()
+    await until(lambda: ("subscribed", 1, None) in user.heard)
+    user.client.close()
+    await until(lambda: broker.live_sessions() == [])
+
+
 async def test_a_new_face_of_an_old_name_is_another_queue(cluster: FakeCluster) -> None:
     await cluster.queue(1, "q")
     first = cluster.nodes[1].broker.find_queue("/", "q")

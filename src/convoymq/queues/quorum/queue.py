@@ -178,6 +178,10 @@ class QuorumQueue(Queue):
         """Whether `tick` has anything to look after."""
         return bool(self._clients)
 
+    def sessions(self) -> list[int]:
+        """Sessions of this node that the queue may still hear of."""
+        return list(self._clients)
+
     def forget(self, client: QuorumClient) -> None:
         """The client's session is over."""
         self._clients.pop(client.session, None)
