@@ -695,6 +695,9 @@ class Replica:
             return
         core.on_suspected(node)
         if core.role == LEADER:
+            if self.builder.used:
+                # Held back for a transfer to that node, which is off now.
+                self.host.mark_dirty(self)
             if node in self.machine.session_nodes():
                 self._propose_state_of(node)
         elif core.leader == node and self._known_leader == (node, core.term):
