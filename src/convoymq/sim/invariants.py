@@ -8,6 +8,7 @@
 | leader completeness | whoever starts to lead holds the last entry known to be committed |
 | state machine safety | every replica applies the same entry at an index, without gaps |
 | commit means majority | when an entry is first applied, a majority of voters has it on disk |
+| commit rule | a leader commits up to entries of its own term only (thesis 3.6.2) |
 | no committed entry is truncated | every truncation is compared with what is committed |
 | terms and votes last | a restarted node knows every term that it has answered in |
 | storage keeps its word | what was reported written is there after a crash |
@@ -45,6 +46,7 @@ class GroupChecker:
         self.commit_index = 0
         self.commit_seen: dict[int, int] = {}
         """Node -> how far its commit index was looked at."""
+        self.polled_commits: dict[int, int] = {}
         self.hashes: dict[int, int] = {}
         self.votes: dict[tuple[int, int], int] = {}
         """(node, term) -> candidate."""
@@ -145,7 +147,14 @@ class GroupChecker:
             if term < last:
                 self.fail(f"the term of node {node} fell from {last} to {term}")
             self.terms[node] = term
-        self._commits(node, replica, replica.commit_index)
+        commit = replica.commit_index
+        self._commits(node, replica, commit)
+        if commit > self.polled_commits.get(node, 0):
+            self.polled_commits[node] = commit
+            if replica.is_leader and self.leaders.get(term) == node:
+                own = replica.log.term_at(commit)
+                if own != term:
+                    self.fail(f"leader {node} of term {term} commits {commit} of term {own}")
         if replica.is_leader and self.leaders.get(term) != node:
             self._on_leader(node, replica, term)
 
@@ -193,6 +202,7 @@ class GroupChecker:
         self.logs[node] = log
         self.terms[node] = log.term
         self.commit_seen[node] = 0
+        self.polled_commits[node] = 0
         self.trace.add(
             f"node{node}",
             f"group {self.group}: log {log.first_index}..{log.last_index}, term {log.term}, vote"

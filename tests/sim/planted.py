@@ -1,0 +1,289 @@
+"""Known bugs of consensus, storage and queues, each a small patch of one rule.
+
+`python -m tests.sim.planted NAME [--first=S] [--limit=N] [--focused]` plants one, runs seeds until
+one of them notices, and prints a row of the table in docs/simulation.md; without a name it lists
+them.
+The cores run interpreted, because compiled classes cannot be patched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+PLANTS: dict[str, Plant] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """A bug, in words and as a patch."""
+
+    name: str
+    text: str
+    apply: Callable[[], None]
+    faults: str | None
+    """Faults that bring it out, for the test; the table in the docs is made without."""
+
+
+def plant(
+    text: str, faults: str | None = None
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Registers a patch under its function's name."""
+
+    def register(apply: Callable[[], None]) -> Callable[[], None]:
+        PLANTS[apply.__name__] = Plant(apply.__name__, text, apply, faults)
+        return apply
+
+    return register
+
+
+def _core() -> Any:
+    from convoymq.replication.raft.core import RaftCore
+
+    return RaftCore
+
+
+def _machine() -> Any:
+    from convoymq.queues.quorum.machine import QuorumMachine
+
+    return QuorumMachine
+
+
+@plant("a vote is given without looking at the candidate's log", "crash,isolate,break")
+def vote_without_log_check() -> None:
+    _core()._log_is_up_to_date = lambda self, last_index, last_term: True
+
+
+@plant("a vote is sent before it is on disk", "crash,torn,isolate,suspect")
+def vote_before_it_is_durable() -> None:
+    core = _core()
+    set_vote = core._set_vote
+
+    def planted(self: Any, term: int, node: int) -> None:
+        set_vote(self, term, node)
+        self.durable_term, self.durable_vote = self.term, self.voted_for
+
+    core._set_vote = planted
+
+
+@plant("a restarted node has forgotten for whom it voted", "crash,kill,isolate,suspect")
+def vote_forgotten_at_restart() -> None:
+    core = _core()
+    start = core.start
+
+    def planted(self: Any, *arguments: Any) -> None:
+        if self.voted_for < 256:
+            self.voted_for = self.durable_vote = self.log.voted_for = 0
+        start(self, *arguments)
+
+    core.start = planted
+
+
+@plant("one vote is enough to lead", "isolate,partition")
+def elected_without_majority() -> None:
+    _core()._elected = lambda self: bool(self._votes)
+
+
+@plant("entries of older terms are committed by counting copies", "isolate,crash,partition")
+def older_term_committed_by_count() -> None:
+    _core()._may_commit = lambda self, index: True
+
+
+@plant("a follower acknowledges what is not on its disk yet", "crash,spike")
+def acknowledged_before_disk() -> None:
+    _core()._ack_index = lambda self: self.match_index
+
+
+@plant("the leader counts itself before its disk has the entry", "crash,spike")
+def leader_counts_unwritten() -> None:
+    _core()._own_match = lambda self: self.log.last_index
+
+
+@plant("the WAL reports a flush without having synced", "crash,torn")
+def flush_without_sync() -> None:
+    from convoymq.sim.disk import SimFlusher
+
+    complete = SimFlusher._complete
+
+    def planted(self: Any, file: Any, token: Any, code: int) -> None:
+        self.skips_sync = True
+        complete(self, file, token, code)
+
+    SimFlusher._complete = planted  # type: ignore[method-assign]
+
+
+@plant("an append that overlaps the log always truncates it", "break,loss")
+def overlap_truncates() -> None:
+    core = _core()
+    on_append = core.on_append
+
+    def planted(
+        self: Any,
+        node: int,
+        term: int,
+        previous: int,
+        previous_term: int,
+        commit: int,
+        entries: Any,
+    ) -> Any:
+        log = self.log
+        if entries and term == self.term and log.first_index <= entries[0].index <= log.last_index:
+            log.truncate_from(entries[0].index)
+        return on_append(self, node, term, previous, previous_term, commit, entries)
+
+    core.on_append = planted
+
+
+@plant("a follower takes the leader's commit index for entries that it has not compared")
+def commit_beyond_match() -> None:
+    core = _core()
+    on_append = core.on_append
+
+    def planted(
+        self: Any,
+        node: int,
+        term: int,
+        previous: int,
+        previous_term: int,
+        commit: int,
+        entries: Any,
+    ) -> Any:
+        taken = on_append(self, node, term, previous, previous_term, commit, entries)
+        if term == self.term:
+            self.commit_index = max(self.commit_index, min(commit, self.log.last_index))
+        return taken
+
+    core.on_append = planted
+
+
+@plant("a leader applies and delivers before a majority has the entry", "delay")
+def delivered_before_commit() -> None:
+    core = _core()
+    append_own = core.append_own
+
+    def planted(self: Any, entry: Any) -> None:
+        append_own(self, entry)
+        if self.term_start <= self.commit_index:
+            self.commit_index = self.log.last_index
+
+    core.append_own = planted
+
+
+@plant("a replica that lost its log votes at once", "rot,wipe,crash,kill")
+def lost_log_votes() -> None:
+    core = _core()
+    core._may_vote = lambda self, candidate: self.voted_for in (0, candidate, 0xFFFE)
+    quarantine = core.quarantine
+
+    def planted(self: Any, vote_lost: bool) -> None:
+        quarantine(self, vote_lost)
+        self.quarantined = self.amnesiac = False
+
+    core.quarantine = planted
+
+
+@plant("pending acknowledgements and publishes are not sent again", "break,crash,kill")
+def no_resend_after_failover() -> None:
+    from convoymq.queues.quorum.client import QuorumClient
+
+    QuorumClient.resend = lambda self, after=None, *, now=False: None  # type: ignore[method-assign]
+
+
+@plant("a resent publish is enqueued a second time", "break,crash,kill")
+def duplicates_enqueued() -> None:
+    machine = _machine()
+    accept = machine._accept
+
+    def planted(self: Any, session_id: int, seq: int, kind: int) -> Any:
+        session = accept(self, session_id, seq, kind)
+        if session is None and session_id in self.sessions and kind == 1:
+            known = self.sessions[session_id]
+            return known if seq <= known.seq else None
+        return session
+
+    machine._accept = planted
+
+
+@plant("a snapshot leaves out the sessions", "crash,kill,membership")
+def snapshot_without_sessions() -> None:
+    import msgspec
+
+    machine = _machine()
+    snapshot = machine.snapshot
+
+    def planted(self: Any) -> bytes:
+        state = msgspec.msgpack.decode(snapshot(self))
+        state.update(sessions=[], service=[], waiting=[])
+        return msgspec.msgpack.encode(state)
+
+    machine.snapshot = planted
+
+
+@plant("a returned message stays checked out as well", "none")
+def returned_but_still_held() -> None:
+    machine = _machine()
+    release = machine._release
+
+    def planted(self: Any, consumer: Any, kind: int, failed: int, first: int, last: int) -> None:
+        kept = [held for held in consumer.checked_out.held() if first <= held[0] <= last]
+        release(self, consumer, kind, failed, first, last)
+        if kind == 3:
+            for message_id, run in kept:
+                consumer.checked_out.add(message_id, *run)
+
+    machine._release = planted
+
+
+@plant("a returned message goes behind fresh ones and loses its count", "none")
+def returned_as_fresh() -> None:
+    machine = _machine()
+
+    def planted(self: Any, run: Any, failed: int) -> None:
+        index, offset, first, count, size, _acquired, _delivered = run
+        self.unacked -= count
+        self.unacked_bytes -= size
+        self.returns += count
+        self.fresh.push(index, offset, first, count, size, 0, 0)
+
+    machine._return = planted
+
+
+def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, str] | None:
+    """Plants the bug and runs seeds; (seeds needed, what was noticed), or None."""
+    from convoymq.sim.interpreted import use_source
+
+    use_source()
+    from convoymq.sim.runner import parse_faults
+    from convoymq.sim.world import run_seed
+
+    faults = parse_faults(found.faults) if focused else None
+    found.apply()
+    for seed in range(first, first + limit):
+        result = run_seed(seed, faults)
+        if result.failure is not None:
+            return seed - first + 1, result.failure
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    """See the module docstring; 1 when the bug was not noticed."""
+    names = [a for a in arguments if not a.startswith("--")]
+    options = dict(a[2:].split("=") for a in arguments if a.startswith("--") and "=" in a)
+    if not names:
+        for found in PLANTS.values():
+            print(f"{found.name:32} {found.text}")
+        return 0
+    found = PLANTS[names[0]]
+    first, limit = int(options.get("first", "1")), int(options.get("limit", "200"))
+    caught = hunt(found, first, limit, focused="--focused" in arguments)
+    if caught is None:
+        print(f"| `{found.name}` | {found.text} | not in {limit} seeds | |")
+        return 1
+    print(f"| `{found.name}` | {found.text} | {caught[0]} | {caught[1][:160]} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

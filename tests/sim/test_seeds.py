@@ -1,0 +1,46 @@
+"""A few hundred seeds of the simulator, within a bounded time; and every seed that failed once."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from convoymq.sim.runner import replay_command
+from convoymq.sim.world import Result, run_seed
+
+REGRESSIONS = json.loads((Path(__file__).parent / "regressions" / "seeds.json").read_text())
+BLOCKS = 8
+SEEDS_PER_BLOCK = int(os.environ.get("CONVOY_SIM_SEEDS", "320")) // BLOCKS
+BLOCK_SECONDS_MAX = 5.0
+"""A block ends early on a slow machine: fewer seeds, not a longer test."""
+
+
+def assert_kept(result: Result) -> None:
+    """Fails with the end of the trace and the command that shows it again."""
+    if result.failure is not None:
+        tail = "\n".join(result.tail[-40:])
+        pytest.fail(
+            f"{tail}\n{result.detail}\nreplay: {replay_command(result.seed, '')}", pytrace=False
+        )
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_seeds(block: int) -> None:
+    started = time.monotonic()
+    for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):
+        assert_kept(run_seed(seed))
+        if time.monotonic() - started > BLOCK_SECONDS_MAX:
+            break
+
+
+@pytest.mark.parametrize("case", REGRESSIONS, ids=lambda case: f"seed{case['seed']}")
+def test_regressions(case: dict[str, object]) -> None:
+    seed = case["seed"]
+    assert isinstance(seed, int)
+    faults = case.get("faults")
+    assert faults is None or isinstance(faults, list)
+    assert_kept(run_seed(seed, faults))
