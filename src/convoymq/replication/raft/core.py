@@ -812,8 +812,9 @@ class RaftCore:
             self.quarantined = False
 
     def _ask_to_rejoin(self) -> None:
-        for node in sorted(self.members.nodes):
-            if node != self.node and node in self.connected:
+        # Everybody: who belongs to the group now, this replica cannot know any more.
+        for node in sorted(self.connected):
+            if node != self.node:
                 self.effects.append((SEND, node, (REJOIN, self.term, self.incarnation)))
         self._arm(1.0)
         self._attempts += 1
