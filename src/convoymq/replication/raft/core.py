@@ -170,8 +170,18 @@ class RaftCore:
         return self.voted_for in (0, candidate) and not self.quarantined and not self.amnesiac
 
     def _may_stand(self) -> bool:
-        """Only voters stand for election, with all that they ever acknowledged."""
-        return self.node in self.members.voters and not self.quarantined and not self.amnesiac
+        """Only voters stand for election, with all that they ever acknowledged. A voter whose
+        removal may not be committed is one still: the others may need its log (thesis 4.2.2)."""
+        if self.quarantined or self.amnesiac:
+            return False
+        if self.node in self.members.voters:
+            return True
+        before = len(self.memberships) - 2
+        return (
+            before >= 0
+            and self.members_index > self.commit_index
+            and self.node in self.memberships[before][1].voters
+        )
 
     def _may_change_members(self) -> bool:
         """One change at a time, and none before an entry of this term is committed."""
