@@ -77,6 +77,9 @@ class Progress:
         elif self.state == PROBE:
             if not self.waiting or previous != self._probed:
                 return False
+            if previous <= self.match:
+                # It lacks what it had acknowledged: its disk has lost the end of the log.
+                self.match = min(previous - 1, hint)
         elif self.state == SNAPSHOT or previous <= self.match:
             return False
         self.probe(max(self.match, min(previous - 1, hint)) + 1)
