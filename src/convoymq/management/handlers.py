@@ -130,6 +130,7 @@ async def own_node(call: Call) -> Any:
         "metadata_leader": broker.metadata.leader,
         "groups_led": led,
         "groups_followed": len(replicas) - led,
+        "replicas_behind": sum(_behind(replica) for replica in replicas if replica.is_leader),
         "connections": len(broker.connections),
         "published": counters.published,
         "confirmed": counters.confirmed,
@@ -142,6 +143,12 @@ async def own_node(call: Call) -> Any:
         "links": broker.link_info(),
         **broker.node_info(),
     }
+
+
+def _behind(replica: Any) -> int:
+    """Followers of a leader that lack something committed: a restart elsewhere had better wait."""
+    core = replica.core
+    return sum(1 for peer in core.progress.values() if peer.match < core.commit_index)
 
 
 @route("GET", "extensions")
