@@ -57,6 +57,7 @@ class Consumer:
         "client",
         "exclusive",
         "number",
+        "paused",
         "prefetch",
         "queue",
         "slot",
@@ -83,6 +84,7 @@ class Consumer:
         self.prefetch = prefetch
         self.active = False
         self.cancelling = False
+        self.paused = False
 
 
 class _Transaction:
@@ -125,6 +127,7 @@ class Channel:
         self._number = 0
         self._leaving: list[Slot] = []
         self._held: deque[_Held] = deque()
+        self._held_bytes = 0
         self._transaction: _Transaction | None = None
         self._transaction_tag = 0
         self._reply_token: str | None = None
@@ -604,6 +607,8 @@ class Channel:
             else:
                 kept.append(held)
         self._held = kept
+        if self._held_bytes:
+            self._release_held()
         self._leaving.append(consumer.slot)
         self.lane.flush_settles()
         self._forget_empty_slots()
@@ -908,8 +913,13 @@ class Channel:
         if not overtakes and self._room(found) >= count:
             self._deliver(found, first_id, block, command, first, count, acquired, delivery_count)
             return
+        if not self._held or self._held[-1][2] is not block:
+            self._held_bytes += len(block)
         self._held.append((found, first_id, block, command, first, count, acquired, delivery_count))
         self._release_held()
+        if self._held_bytes > self.connection.settings.held_bytes_max and not found.paused:
+            found.paused = True
+            client.pause(consumer)
 
     def _room(self, consumer: Consumer) -> int:
         """How many deliveries may be encoded for the consumer now."""
@@ -936,6 +946,19 @@ class Channel:
                 self._deliver(
                     consumer, first_id, block, command, first, room, acquired, delivery_count
                 )
+        self._held_bytes = sum(
+            len(held[2])
+            for k, held in enumerate(self._held)
+            if not k or self._held[k - 1][2] is not held[2]
+        )
+        if self._held_bytes * 2 <= self.connection.settings.held_bytes_max:
+            self._resume_consumers()
+
+    def _resume_consumers(self) -> None:
+        for consumer in list(self.consumers.values()):
+            if consumer.paused:
+                consumer.paused = False
+                consumer.client.resume(consumer.number)
 
     def _deliver(self, consumer: Consumer, *arguments: Any) -> None:
         try:

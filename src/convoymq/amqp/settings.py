@@ -36,6 +36,9 @@ class AmqpSettings:
     """Output at which a connection gets no more deliveries encoded and is not read."""
     output_bytes_low: int = 1 << 20
     """Output at which that ends."""
+    held_bytes_max: int = 8 << 20
+    """Batches kept for deliveries that a channel's client cannot take yet; beyond, queues that can
+    read them again keep them."""
     clients_per_channel_max: int = 1024
     """Queues a channel keeps a command stream to; idle ones beyond are closed."""
     transaction_bytes_max: int = 64 << 20

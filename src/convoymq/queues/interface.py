@@ -126,6 +126,13 @@ class QueueClient(ABC):
     def purge(self) -> None:
         """Drops ready messages; answered by `on_purged`."""
 
+    def pause(self, consumer: int) -> None:  # noqa: B027
+        """The channel holds enough for a consumer: nothing more for it until `resume`, if the queue
+        can get it again later. What comes nevertheless has to be taken."""
+
+    def resume(self, consumer: int) -> None:  # noqa: B027
+        """Ends `pause`; what was not handed over meanwhile follows."""
+
     @abstractmethod
     def close(self) -> None:
         """The channel is gone: consumers go, what they hold returns (failed). No events follow."""

@@ -204,6 +204,12 @@ class FakeClient:
             )
         )
 
+    def pause(self, number: int) -> None:
+        self.queue.calls.append(("pause", number))
+
+    def resume(self, number: int) -> None:
+        self.queue.calls.append(("resume", number))
+
     def purge(self) -> None:
         count = len(self.queue.ready)
         self.queue.ready.clear()

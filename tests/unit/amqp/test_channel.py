@@ -588,6 +588,28 @@ async def test_slow_reader_gets_no_more_than_its_buffer(make_client: MakeClient)
     assert client.reads()
 
 
+async def test_a_queue_keeps_what_a_slow_reader_has_no_room_for(
+    make_client: MakeClient,
+) -> None:
+    settings = AmqpSettings(output_bytes_high=10_000, output_bytes_low=1_000, held_bytes_max=5_000)
+    client = make_client(settings)
+    await client.open()
+    await client.channel()
+    queue = await client.declare("q")
+    await fill(client, "q", *[bytes(1000)] * 40)
+    client.shell.full = True
+    client.send(1, spec.BasicConsume(queue="q", consumer_tag="t"))
+    await client.settled()
+    steps = [call[0] for call in queue.calls if call[0] in ("pause", "resume")]
+    assert steps == ["pause"]
+    client.shell.full = False
+    for _ in range(8):
+        client.connection.on_output()
+        await client.settled()
+    steps = [call[0] for call in queue.calls if call[0] in ("pause", "resume")]
+    assert steps == ["pause", "resume"]
+
+
 # --- declarations ----------------------------------------------------------------------------
 
 

@@ -54,13 +54,16 @@ OVER_UNHEARD_MS = 10_000
 class _Consumer:
     """What the client knows of a consumer."""
 
-    __slots__ = ("asked", "cancelled", "next_id", "subscribed")
+    __slots__ = ("asked", "asked_at", "cancelled", "next_id", "paused", "subscribed")
 
     def __init__(self) -> None:
         self.next_id = 0
         self.subscribed = False
         self.cancelled = False
         self.asked = False
+        self.paused = False
+        #: `next_id` when this client last asked for what is missing; -1: nothing is on its way.
+        self.asked_at = -1
 
 
 class QuorumClient(QueueClient):
@@ -437,6 +440,9 @@ class QuorumClient(QueueClient):
             if self._gets:
                 self._answer_gets(final=False)
             return
+        if known.paused:
+            # Still checked out: `resume` asks for it.
+            return
         expected = known.next_id
         if first_id != expected:
             if first_id + count <= expected:
@@ -463,12 +469,40 @@ class QuorumClient(QueueClient):
 
     def _ask(self, number: int, consumer: _Consumer, from_id: int = -1) -> None:
         """Asks for what is checked out from the next id on."""
+        consumer.asked_at = consumer.next_id
         self.queue.ask(self, number, consumer.next_id if from_id < 0 else from_id)
 
-    def on_asked(self, consumer: int) -> None:
-        """All deliveries that were asked for are here."""
+    def on_asked(self, consumer: int, *, complete: bool = False) -> None:
+        """What came is all for now. Unless it is `complete` it may be a part: then the rest is
+        asked for."""
         if consumer == 0:
             self._answer_gets(final=True)
+            return
+        known = self._consumers.get(consumer)
+        if known is None or self.closed:
+            return
+        asked_at, known.asked_at = known.asked_at, -1
+        if not complete and 0 <= asked_at < known.next_id and not known.paused:
+            self._ask(consumer, known)
+
+    def is_paused(self, consumer: int) -> bool:
+        """Whether deliveries to the consumer are dropped for now."""
+        known = self._consumers.get(consumer)
+        return known is None or known.paused
+
+    def pause(self, consumer: int) -> None:
+        """Drops deliveries to the consumer: the log and the state keep them."""
+        known = self._consumers.get(consumer)
+        if known is not None:
+            known.paused = True
+
+    def resume(self, consumer: int) -> None:
+        """Asks for what was dropped."""
+        known = self._consumers.get(consumer)
+        if known is not None and known.paused:
+            known.paused = False
+            if not known.cancelled and not self.closed:
+                self._ask(consumer, known)
 
     def on_cancelled(self, consumer: int, reason: str) -> None:
         """The queue ended a consumer."""

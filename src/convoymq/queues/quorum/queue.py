@@ -51,6 +51,8 @@ STATUS_CANCELLED = 3
 
 FINAL = 1 << 31
 RESEND_AFTER_MS = 1000
+ANSWER_BYTES_SOFT = 4 << 20
+"""A leader that is asked for deliveries sends about this much at a time."""
 TICK_MS = 250
 """How often `tick` wants to be called."""
 
@@ -204,7 +206,7 @@ class QuorumQueue(Queue):
             effects, machine.effects = machine.effects, kept
             if effects or replica.is_leader:
                 self._carry_out(client, effects)
-                client.on_asked(consumer)
+                client.on_asked(consumer, complete=True)
                 return
         leader = self.leader
         if leader is not None and leader != self.node:
@@ -216,6 +218,8 @@ class QuorumQueue(Queue):
     def _carry_out(self, client: QuorumClient, effects: Iterable[Effect]) -> None:
         for effect in effects:
             _, _, consumer, first_id, index, command, first, count, acquired, delivered = effect
+            if consumer and client.is_paused(consumer):
+                break
             block = self._read(index)
             if block is not None:
                 client.on_deliver(
@@ -334,15 +338,15 @@ class QuorumQueue(Queue):
 
     # --- for others ----------------------------------------------------------------------
 
-    def _forward(self, node: int, effect: Effect, *, final: bool) -> None:
-        """Sends one effect to a session's node."""
+    def _forward(self, node: int, effect: Effect, *, final: bool) -> int:
+        """Sends one effect to a session's node; returns the bytes of its messages."""
         kind = effect[0]
         session: int = effect[1]
         if kind == EFFECT_DELIVER:
             _, _, consumer, first_id, index, command, first, count, acquired, delivered = effect
             block = self._read(index)
             if block is None:
-                return
+                return 0
             self.delivered_forwarded += count
             body = batch.slice_records(block, command, first, count)
             d = count << 32 | min(delivered, 0x7FFF) << 16 | min(acquired, 0xFFFF)
@@ -357,7 +361,7 @@ class QuorumQueue(Queue):
                 body_length=len(body),
             )
             self._transport.send(node, head, (body,))
-            return
+            return len(body)
         status = 0
         reply: Any = None
         if kind == EFFECT_APPLIED:
@@ -371,6 +375,7 @@ class QuorumQueue(Queue):
             batch.FRAME_APPLIED, 0, self.group, session, effect[2], status, 0, packed
         )
         self._transport.send(node, frame)
+        return 0
 
     def _start_proxy(self, node: int, machine: QuorumMachine) -> None:
         """From now on this leader sends for the node: first all that is out there."""
@@ -398,8 +403,12 @@ class QuorumQueue(Queue):
         kept, machine.effects = machine.effects, []
         machine.redeliver(session, consumer, from_id)
         effects, machine.effects = machine.effects, kept
+        sent = 0
         for effect in effects:
-            self._forward(node, effect, final=True)
+            # The client asks again for what is missing, when it has passed this on.
+            if sent > ANSWER_BYTES_SOFT:
+                break
+            sent += self._forward(node, effect, final=True)
         frame = batch.frame(batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL)
         self._transport.send(node, frame)
 
