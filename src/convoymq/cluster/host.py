@@ -476,9 +476,10 @@ class ReplicaHost:
                 for item in dirty:
                     if item.builder.used:
                         self._seal(item)
-            self.storage.kick()
+            # Followers first: their flush is the longer way to a majority, the own one runs beside it.
             if self.after_seal is not None:
                 self.after_seal()
+            self.storage.kick()
             if self._apply:
                 due = self._apply
                 self._apply = []
