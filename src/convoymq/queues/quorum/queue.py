@@ -585,6 +585,7 @@ class QuorumQueue(Queue):
             made["consumers"] = machine.consumer_count
             made["consumer_details"] = machine.consumers()
             made["memory"] = machine.memory_bytes()
+            made["index_bytes"] = machine.memory_bytes()
             made["delivery_limit"] = machine.delivery_limit
             made["single_active"] = machine.single_active
             made["totals"] = machine.totals()
