@@ -130,7 +130,7 @@ async def own_node(call: Call) -> Any:
         "metadata_leader": broker.metadata.leader,
         "groups_led": led,
         "groups_followed": len(replicas) - led,
-        "replicas_behind": sum(_behind(replica) for replica in replicas if replica.is_leader),
+        "replicas_behind": sum(_behind(replica) for replica in replicas),
         "connections": len(broker.connections),
         "published": counters.published,
         "confirmed": counters.confirmed,
@@ -146,9 +146,15 @@ async def own_node(call: Call) -> Any:
 
 
 def _behind(replica: Any) -> int:
-    """Followers of a leader that lack something committed: a restart elsewhere had better wait."""
+    """Replicas that cannot replace another one yet, as far as this node knows: a leader's followers
+    that lack something committed or have no vote, and an own one that lost its data and catches up.
+    A restart elsewhere had better wait."""
     core = replica.core
-    return sum(1 for peer in core.progress.values() if peer.match < core.commit_index)
+    own = int(replica.faulty or core.amnesiac or core.quarantined)
+    if not replica.is_leader:
+        return own
+    peers = core.progress.values()
+    return own + sum(1 for peer in peers if not peer.voter or peer.match < core.commit_index)
 
 
 @route("GET", "extensions")

@@ -75,6 +75,10 @@ class FakeHost:
     ) -> Any:  # fmt: skip
         known = self.cluster.groups.setdefault(group, Group(group, leader_hint or members[0]))
         replica = SimpleNamespace(machine=machine, is_leader=known.leader == self.node)
+        replica.faulty = False
+        replica.core = SimpleNamespace(
+            amnesiac=False, quarantined=False, progress={}, commit_index=0
+        )
         replica.propose = lambda *command: self.builder_of(group).add(
             command[0], command[1], 0, 0, command[2], command[3], command[4]
         )
