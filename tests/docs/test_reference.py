@@ -1,0 +1,89 @@
+"""Every configuration key, command, metric and log event has its place in docs/."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from convoymq.cli.app import app
+from convoymq.cluster.host import HostCounters
+from convoymq.management.metrics import render
+from convoymq.model import config
+from tests.unit.queues.fake_cluster import FakeCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
+EVENT = re.compile(
+    r"(amqp|alarm|broker|classic|cluster|link|management|metadata|node|queue|quorum|raft|storage)"
+    r"\.[a-z_]+"
+)
+#: Callables that take an event's name first, or as the second part of an effect.
+SAYS = frozenset(("debug", "info", "warning", "error", "exception", "note", "on_note", "_note"))
+
+
+def spoken(tree: ast.AST) -> set[str]:
+    """Event names in calls that log, and in notes that cores hand out."""
+    found = set()
+    for node in ast.walk(tree):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            parts = node.args[:1] if name in SAYS else []
+        elif isinstance(node, ast.Tuple) and node.elts:
+            first = node.elts[0]
+            is_note = isinstance(first, ast.Name) and first.id == "EFFECT_NOTE"
+            parts = node.elts[1:2] if is_note else []
+        for part in parts:
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                found |= {part.value} if EVENT.fullmatch(part.value) else set()
+    return found
+
+
+def test_configuration_page_is_the_generated_one() -> None:
+    assert (DOCS / "configuration.md").read_text() == config.reference()
+
+
+def test_events_are_in_operations() -> None:
+    said = set().union(*(spoken(ast.parse(path.read_text())) for path in SOURCES))
+    assert len(said) > 30, "the search for events has stopped working"
+    page = (DOCS / "operations.md").read_text()
+    missing = sorted(event for event in said if f"`{event}`" not in page)
+    assert not missing, f"docs/operations.md does not explain {', '.join(missing)}"
+
+
+def commands() -> list[str]:
+    """All commands and subcommands, as typed."""
+    found = []
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        below = getattr(command, "commands", None)
+        if below:
+            found += [f"{name} {each}" for each in below]
+        else:
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command_is_in_docs(command: str) -> None:
+    pages = "".join(path.read_text() for path in (*DOCS.glob("*.md"), ROOT / "README.md"))
+    assert re.search(rf"`?convoy {re.escape(command)}\b", pages), f"docs know no convoy {command}"
+
+
+async def test_metrics_are_in_docs(tmp_path: Path) -> None:
+    async with FakeCluster(tmp_path, nodes=1) as cluster:
+        broker = cluster.nodes[1].broker
+        broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1}]
+        info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit"), 1)
+        info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
+        text = render(broker, info)
+    names = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
+    names |= {f"convoy_raft_{name}_total" for name in HostCounters.__slots__}
+    assert len(names) > 40, "the search for metrics has stopped working"
+    page = (DOCS / "metrics.md").read_text()
+    missing = sorted(name for name in names if f"`{name}`" not in page)
+    assert not missing, f"docs/metrics.md does not explain {', '.join(missing)}"
