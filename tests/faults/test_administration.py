@@ -193,3 +193,75 @@ def test_connections_beyond_the_limit_are_closed(cluster: LocalCluster) -> None:
         return True
 
     until(fits)
+
+
+def queue_row(cluster: LocalCluster, name: str, vhost: str = "%2F") -> dict[str, Any]:
+    found: dict[str, Any] = cluster.api(f"queues/{vhost}/{name}")
+    return found
+
+
+@pytest.mark.parametrize(("wanted", "members"), [(1, 1), (2, 2), (3, 3), (5, 3), (None, 3)])
+def test_group_sizes(cluster: LocalCluster, wanted: int | None, members: int) -> None:
+    connection = connect(cluster, "guest")
+    name = f"size-{wanted}"
+    arguments = QUORUM | ({"x-quorum-initial-group-size": wanted} if wanted else {})
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.queue_declare(name, durable=True, arguments=arguments)
+    channel.basic_publish("", name, b"x")
+    row = queue_row(cluster, name)
+    assert len(row["members"]) == members
+    assert row["leader"] in row["members"]
+    # The default locator: whoever the client is connected to.
+    assert row["leader"] == f"convoy-2@{row['leader'].partition('@')[2]}"
+    channel.queue_delete(name)
+    connection.close()
+
+
+def test_balanced_leaders(cluster: LocalCluster) -> None:
+    connection = connect(cluster, "guest")
+    channel = connection.channel()
+    names = [f"balanced-{n}" for n in range(6)]
+    arguments = QUORUM | {"x-queue-leader-locator": "balanced"}
+    for name in names:
+        channel.queue_declare(name, durable=True, arguments=arguments)
+    leaders = [queue_row(cluster, name)["leader"] for name in names]
+    assert len(set(leaders)) == 3
+    for name in names:
+        channel.queue_delete(name)
+    connection.close()
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_the_virtual_host_says_what_type_a_queue_gets(cluster: LocalCluster, kind: str) -> None:
+    api(cluster, "PUT", f"vhosts/typed-{kind}", {"default_queue_type": kind})
+    add_user(cluster, "typist", f"typed-{kind}")
+    connection = connect(cluster, "typist", f"typed-{kind}")
+    channel = connection.channel()
+    for _ in range(2):
+        # The second declaration has to compare equal.
+        channel.queue_declare("plain", durable=True)
+    channel.queue_declare("private", exclusive=True)
+    assert queue_row(cluster, "plain", f"typed-{kind}")["type"] == kind
+    assert queue_row(cluster, "private", f"typed-{kind}")["type"] == "classic"
+    other = "quorum" if kind == "classic" else "classic"
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as raised:
+        channel.queue_declare("plain", durable=True, arguments={"x-queue-type": other})
+    assert raised.value.reply_text == (
+        "PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue 'plain' in vhost "
+        f"'typed-{kind}': received '{other}' but current is '{kind}'"
+    )
+    connection.close()
+    api(cluster, "DELETE", f"vhosts/typed-{kind}")
+    api(cluster, "DELETE", "users/typist")
+
+
+def test_exclusive_consumers_of_quorum_queues_share(cluster: LocalCluster) -> None:
+    """RabbitMQ's quorum queues ignore the flag: nobody is refused."""
+    connection = connect(cluster, "guest")
+    channel = connection.channel()
+    channel.queue_declare("shared", durable=True, arguments=QUORUM)
+    channel.basic_consume("shared", lambda *_: None, exclusive=True)
+    channel.basic_consume("shared", lambda *_: None, exclusive=True)
+    channel.queue_delete("shared")
+    connection.close()
