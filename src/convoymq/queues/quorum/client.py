@@ -97,6 +97,8 @@ class QuorumClient(QueueClient):
         self._gap_again = False
         self._over_since_ms = -1
         self.progress_ms = 0
+        #: How often `QuorumQueue.tick` has resent without an answer.
+        self.silences = 0
         #: When the questions that wait for an answer are given up, in their order.
         self._deadlines: deque[int] = deque()
         #: Questions that were answered without the queue; what it says later is not passed on.
@@ -185,6 +187,7 @@ class QuorumClient(QueueClient):
             return
         self.applied = seq
         self.progress_ms = self.queue.clock.monotonic_ms()
+        self.silences = 0
         self._over_since_ms = -1
         confirmed: list[int] | None = None
         for command in self.target.applied(seq):

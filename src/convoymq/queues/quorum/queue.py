@@ -51,6 +51,9 @@ STATUS_CANCELLED = 3
 
 FINAL = 1 << 31
 RESEND_AFTER_MS = 1000
+RESEND_DOUBLINGS_MAX = 4
+"""A queue may be silent because its disks are behind: every resend without an answer doubles the
+wait for the next one, or the repeats would be what the disks cannot keep up with."""
 ANSWER_BYTES_SOFT = 4 << 20
 """A leader that is asked for deliveries sends about this much at a time."""
 TICK_MS = 250
@@ -503,11 +506,14 @@ class QuorumQueue(Queue):
             if not client.is_waiting():
                 client.progress_ms = now
                 client.waiting_since_ms = now
+                client.silences = 0
                 continue
             client.check_flow()
             client.check_deadlines(now)
-            if now - client.progress_ms >= RESEND_AFTER_MS and leader is not None:
+            wait_ms = RESEND_AFTER_MS << min(client.silences, RESEND_DOUBLINGS_MAX)
+            if now - client.progress_ms >= wait_ms and leader is not None:
                 client.progress_ms = now
+                client.silences += 1
                 client.on_silence()
                 if client.target.pending:
                     client.resend(now=True)

@@ -154,3 +154,26 @@ def test_one_round_is_all_that_a_channel_exceeds_its_bound_by() -> None:
     cluster.run()
     assert large.flow == [True, False]
     assert often.flow == [True, False]
+
+
+def test_a_silent_queue_is_sent_repeats_ever_more_rarely() -> None:
+    cluster = Cluster(LIMITS)
+    client, events = cluster.nodes[4].open()
+    publish(client, 1, 1)
+    cluster.run()
+    cluster.cut = {4}
+    publish(client, 2, 1)
+    cluster.run()
+    resends: list[int] = []
+    resend = client.resend
+
+    def counted(after: int | None = None, *, now: bool = False) -> None:
+        resends.append(cluster.clock.time_ms)
+        resend(after, now=now)
+
+    client.resend = counted  # type: ignore[method-assign]
+    cluster.wait(16_000)
+    assert len(resends) == 4
+    cluster.cut = set()
+    cluster.wait(16_000)
+    assert events.confirmed == [1, 2]
