@@ -41,15 +41,13 @@ def time_limit() -> Iterator[None]:
 
 @pytest.fixture
 def start_cluster(tmp_path: Path) -> Iterator[StartCluster]:
-    """Starts a cluster: `start_cluster(nodes=3, settings={...}, data=Path(...))`."""
+    """Starts a cluster: `start_cluster(nodes=3, settings={...})`."""
     with ExitStack() as stack:
 
-        def start(
-            nodes: int = 3, settings: dict[str, str] | None = None, data: Path | None = None
-        ) -> LocalCluster:
+        def start(nodes: int = 3, settings: dict[str, str] | None = None) -> LocalCluster:
             small = {"raft.wal_max_size_bytes": "16MiB", "alarms.interval": "200"}
             made = LocalCluster(
-                data or tmp_path / "cluster", nodes, BASE_PORT, {**small, **(settings or {})}
+                tmp_path / "cluster", nodes, BASE_PORT, {**small, **(settings or {})}
             )
             stack.enter_context(made)
             made.wait_ready()

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pika
-import pika.exceptions
+import pika  # type: ignore[import-untyped]
+import pika.exceptions  # type: ignore[import-untyped]
 
 from convoymq.cli.cluster import LocalCluster, LocalNode
 from convoymq.model.errors import Unavailable
