@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from convoymq.cluster.commands import AdmitNode
 from convoymq.cluster.control import KIND_JOIN, ControlPlane
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links
+from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import MetadataMachine
 from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.cluster.sessions import SessionNumbers
@@ -57,6 +59,7 @@ EPOCH_2025 = 1_735_689_600
 """Incarnations are seconds since 2025-01-01 UTC."""
 TICK_S = 0.1
 STORAGE_TICKS = 3
+MEMBER_TICKS = 2
 FORM_PATIENCE_S = 3.0
 """A fresh node waits so long for all peers before a majority of them is enough."""
 JOIN_TIMEOUT_S = 5.0
@@ -158,9 +161,11 @@ class DataDirectory:
             known = json.loads(self._file.read_text())
             owner, last = int(known["node"]), int(known["incarnation"])
             self.lost_groups = int(known.get("lost_groups", 0))
+            self.joined = bool(known.get("joined", False))
         except FileNotFoundError:
             owner, last = node_id, 0
             self.lost_groups = 0
+            self.joined = False
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
             raise StorageFault(f"unreadable: {error}", path=str(self._file)) from None
@@ -176,11 +181,17 @@ class DataDirectory:
         self.lost_groups = groups
         self._save()
 
+    def join(self) -> None:
+        """Notes that the cluster existed before this node: it never founds one of its own."""
+        self.joined = True
+        self._save()
+
     def _save(self) -> None:
         content = {
             "node": self._node_id,
             "incarnation": self.incarnation,
             "lost_groups": self.lost_groups,
+            "joined": self.joined,
         }
         fresh = self._file.with_suffix(".new")
         try:
@@ -269,7 +280,12 @@ class Node:
             mem_table_max_bytes=raft.mem_table_max_bytes,
         )
         directory = RealDirectory(self.data.path / "log")
-        self._shell = StorageShell(self._loop, storage_config.wal_sync_method, self.wake)
+        self._shell = StorageShell(
+            self._loop,
+            storage_config.wal_sync_method,
+            self.wake,
+            inline=raft.wal_inline_flush,
+        )
         self.storage = Storage(directory, self._shell.flusher, self._shell.worker, storage_config)
         report = self.storage.recover()
         self.storage.give_back = trim_malloc
@@ -403,6 +419,8 @@ class Node:
         self._ticks += 1
         if self._ticks % STORAGE_TICKS == 0:
             self.storage.tick()
+        if self._ticks % MEMBER_TICKS == 0 and self.broker is not None and self.broker.keeper:
+            self.broker.keeper.tick()
 
     def _on_note(self, event: str, fields: dict[str, Any]) -> None:
         self.log.info(event, **fields)
@@ -453,7 +471,12 @@ class Node:
 
     def _is_formed(self) -> bool:
         log = self.storage.logs.get(0)
-        return log is not None and (log.last_index > 0 or log.snapshot_index > 0 or log.term > 0)
+        if log is None:
+            return False
+        # A vote alone tells a founder nothing new, but somebody who joins not even the members.
+        return (
+            log.last_index > 0 or log.snapshot_index > 0 or (log.term > 0 and not self.data.joined)
+        )
 
     async def _form(self) -> None:
         """Opens the metadata group: recovered, newly formed with the peers, or joined."""
@@ -492,7 +515,11 @@ class Node:
         patience = self._loop.time() + FORM_PATIENCE_S
         while True:
             linked = set(self.links.connected())
-            if any(self.links.peers[node].formed for node in linked):
+            if not self._is_founder(ids):
+                # Linked before the cluster formed, a node does not tell that it has.
+                if await self._join(sorted(linked)):
+                    return
+            elif any(self.links.peers[node].formed for node in linked):
                 if await self._join(sorted(n for n in linked if self.links.peers[n].formed)):
                     return
             elif ids and (ids - {self.id} <= linked):
@@ -505,6 +532,13 @@ class Node:
             await asyncio.sleep(0.01)
         self.log.info("cluster.forming", members=sorted(ids))
         self._open_metadata(sorted(ids), hint=min({self.id, *linked} & ids))
+
+    def _is_founder(self, ids: set[int]) -> bool:
+        """Whether this node is among those that are to form a cluster; others only join one."""
+        cluster = self.config.cluster
+        if ids:
+            return self.id in ids
+        return not cluster.peers or bool(cluster.size_hint) or self.links.lists_itself
 
     async def _join(self, formed: list[int]) -> bool:
         """Asks a formed cluster to take this node in; False: try again."""
@@ -525,6 +559,8 @@ class Node:
             self.log.info("cluster.joining", members=answer["members"], role=answer["role"])
             if wiped:
                 self.data.lose(answer["groups"])
+            if learner:
+                self.data.join()
             self._open_metadata(answer["members"], learner=learner, wiped=wiped)
             return True
         await asyncio.sleep(0.1)
@@ -536,6 +572,12 @@ class Node:
         if replica is None or not replica.is_leader:
             return {"ok": False}
         members = sorted(replica.members)
+        if node in self.machine.forgotten:
+            left = any(node in record.members for record in self.machine.records())
+            if left or node in replica.core.members.nodes:
+                # Groups that count on its former data must have let go of it.
+                return {"ok": False}
+            await self.store.execute(AdmitNode(id=node), JOIN_TIMEOUT_S)
         role = JOIN_FOUNDER
         if node not in members:
             self.host.add_member(0, node)
@@ -582,6 +624,9 @@ class Node:
         self.broker = self._make_broker()
         self.broker.lost_groups = self.data.lost_groups
         await self.broker.start()
+        self.broker.keeper = MemberKeeper(
+            self.broker, self.links, self.broker.spawn, self._stop.set
+        )
 
     async def _persist(self, command: Any) -> None:
         while True:
@@ -755,10 +800,12 @@ class StorageShell:
         loop: asyncio.AbstractEventLoop,
         method: SyncMethod,
         on_answer: Callable[[], None],
+        *,
+        inline: bool,
     ) -> None:
         self._loop = loop
         self._on_answer = on_answer
-        self.flusher = Flusher(_SYNC_METHODS[method])
+        self.flusher = Flusher(_SYNC_METHODS[method], inline)
         self.worker = ThreadWorker(self._post)
         loop.add_reader(self.flusher.fileno(), self._readable)
 

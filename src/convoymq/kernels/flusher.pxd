@@ -1,3 +1,5 @@
+from libc.stdint cimport uint64_t
+
 from convoymq.kernels cimport cdisk
 
 cdef class Flusher:
@@ -20,5 +22,14 @@ cdef class Flusher:
     cdef object thread
     cdef public object on_completed
 
+    cdef bint inline
+    cdef bint inlining
+    cdef double average_us
+    cdef uint64_t ended_us
+    cdef uint64_t inline_after_us
+
     cdef void loop(self) noexcept nogil
+    cdef int timed_flush(self) noexcept nogil
+    cdef bint _is_idle(self)
+    cdef int _flush_inline(self) except *
     cdef int flush(self) noexcept nogil

@@ -8,6 +8,12 @@ SYNC_FSYNC: int
 SYNC_DSYNC: int
 SYNC_NONE: int
 
+INLINE_BYTES_MAX: int
+INLINE_AVERAGE_US_MAX: int
+INLINE_HICCUP_US: int
+INLINE_PAUSE_US: int
+"""Bounds of inline flushes: bytes, average duration, one that ends the mode, and for how long."""
+
 class Flusher:
     """Writes and syncs on a thread of its own that never takes the GIL.
 
@@ -15,9 +21,10 @@ class Flusher:
     """
 
     on_completed: Callable[[Any, int], None] | None
-    """Called by `on_readable` with (token, errno); 0 = durable."""
-    def __init__(self, method: int = ...) -> None:
-        """Starts the thread. `method`: one of SYNC_*. Raises OSError."""
+    """Called by `on_readable` (or by `submit`, inline) with (token, errno); 0 = durable."""
+    def __init__(self, method: int = ..., inline: bool = False) -> None:
+        """Starts the thread. `method`: one of SYNC_*. `inline`: flush small batches in `submit` while
+        the disk is quick and mostly idle. Raises OSError."""
     def submit(self, file: Any, offset: int, buffers: Sequence[bytes], token: Any) -> None:
         """Starts writing the buffers back to back at `offset` of `file` (it has `fileno()`).
 

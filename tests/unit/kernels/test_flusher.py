@@ -8,6 +8,7 @@ import os
 import select
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -137,3 +138,43 @@ def test_only_bytes_are_taken(file: RealFile, flusher: Flusher) -> None:
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(ValueError, match="sync method"):
         Flusher(4)
+
+
+def test_a_small_flush_of_an_idle_disk_is_done_inline(tmp_path: Path) -> None:
+    """Goal: small and idle → answered inside `submit`; what the answer submits goes to the thread;
+    a large one goes to the thread; the bytes are on disk either way."""
+    flusher = Flusher(kernel.SYNC_FDATASYNC, True)
+    answers: list[tuple[Any, int]] = []
+    with open(tmp_path / "log", "w+b") as file:
+
+        def completed(token: Any, code: int) -> None:
+            answers.append((token, code))
+            if token == "first":
+                flusher.submit(file, 5, [b"second"], "second")
+                assert ("second", 0) not in answers
+
+        flusher.on_completed = completed
+        flusher.submit(file, 0, [b"fi", b"rst"], "first")
+        assert answers == [("first", 0)]
+        flusher.wait()
+        flusher.on_readable()
+        assert answers == [("first", 0), ("second", 0)]
+        large = bytes(kernel.INLINE_BYTES_MAX + 1)
+        flusher.submit(file, 11, [large], "large")
+        assert answers[-1] != ("large", 0)
+        flusher.wait()
+        flusher.on_readable()
+        assert answers[-1] == ("large", 0)
+        assert os.pread(file.fileno(), 11, 0) == b"firstsecond"
+    flusher.close()
+
+
+def test_an_inline_flush_reports_errors(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"")
+    flusher = Flusher(kernel.SYNC_FDATASYNC, True)
+    answers: list[tuple[Any, int]] = []
+    flusher.on_completed = lambda token, code: answers.append((token, code))
+    with open(tmp_path / "log", "rb") as file:
+        flusher.submit(file, 0, [b"x"], 1)
+    assert answers == [(1, errno.EBADF)]
+    flusher.close()
