@@ -195,6 +195,12 @@ class ForgetNode(_Command, frozen=True, tag="node_forget"):
     id: int
 
 
+class AdmitNode(_Command, frozen=True, tag="node_admit"):
+    """A forgotten node has come back with an empty directory and may link again."""
+
+    id: int
+
+
 class PutSetting(_Command, frozen=True, tag="setting_put"):
     """Sets a cluster-wide setting; None removes it."""
 
@@ -222,6 +228,7 @@ Command: TypeAlias = (
     | OwnerGone
     | PutNode
     | ForgetNode
+    | AdmitNode
     | PutSetting
 )
 

@@ -476,7 +476,8 @@ class ReplicaHost:
                 for item in dirty:
                     if item.builder.used:
                         self._seal(item)
-            # Followers first: their flush is the longer way to a majority, the own one runs beside it.
+            # Followers first: their flush is the longer way to a majority, the own one runs beside
+            # it.
             if self.after_seal is not None:
                 self.after_seal()
             self.storage.kick()
@@ -526,6 +527,11 @@ class ReplicaHost:
         """Leader: removes a member; False = not leader, last voter, or a change is under way."""
         replica = self.groups.get(group)
         return replica is not None and replica.is_leader and replica.remove_member(node)
+
+    def replace_member(self, group: int, node: int, by: int = 0) -> bool:
+        """Leader: like `remove_member`, with another node in its place unless `by` is 0."""
+        replica = self.groups.get(group)
+        return replica is not None and replica.is_leader and replica.replace_member(node, by)
 
     def transfer_leadership(self, group: int, to: int = 0) -> bool:
         """Leader: hands over to `to`, or (0) to the reachable voter that is furthest."""

@@ -447,6 +447,8 @@ class Links:
         self.detector = Detector(config.heartbeat_ms, config.suspect_min_ms, config.suspect_max_ms)
         self.peers: dict[int, _Peer] = {}
         self.forgotten: set[int] = set()
+        self.lists_itself = False
+        """Whether one of the configured addresses has turned out to be this node's own."""
         self._secret = _read_secret(config)
         self._on_dirty = on_dirty
         self._dirty: list[_Peer] = []
@@ -475,7 +477,9 @@ class Links:
                 lambda: _TlsWire(self._accepted), sock=self._listener, ssl=self._contexts[0]
             )
         self._running = True
+        own = {f"{self.address.host}:{self.address.port}", self.config.advertise}
         for peer in self.config.peers:
+            self.lists_itself |= f"{peer.host}:{peer.port}" in own or peer.node == self.node_id
             self.add_address(peer)
         if self.config.dns_name:
             self._tasks.create_task(self._resolve_forever())
@@ -512,7 +516,7 @@ class Links:
         self._tasks.create_task(self._dial_forever(dial))
 
     def forget(self, node: int) -> None:
-        """Drops the links of a node that left and refuses new ones."""
+        """Drops the links of a node that left, and refuses it while it has cluster data."""
         self.forgotten.add(node)
         peer = self.peers.get(node)
         if peer is not None:
@@ -717,7 +721,7 @@ class Links:
             if shake.incarnation == self.incarnation:
                 raise LinkRefused("this is the node itself")
             raise LinkRefused(f"two nodes say they are number {node}")
-        if node in self.forgotten:
+        if node in self.forgotten and shake.peer.get("formed"):
             raise LinkRefused(f"node {node} was removed from the cluster")
         peer = self.peers.get(node)
         if peer is not None and shake.incarnation < peer.incarnation:
@@ -805,15 +809,21 @@ class Links:
         backoff = BACKOFF_MIN_S
         while self._running:
             peer = self.peers.get(dial.node) if dial.node else None
-            if peer is None or (peer.outward is None and dial.node not in self.forgotten):
+            # A forgotten node is not dialled before it has come by itself, with nothing.
+            wanted = dial.node not in self.forgotten or (peer is not None and peer.inward)
+            if wanted and (peer is None or peer.outward is None):
                 wire, shake, error = await self._dial(dial)
                 if shake is not None and wire is not None:
                     if await self._attach_outward(dial, wire, shake):
                         backoff = BACKOFF_MIN_S
                 elif error == "this is the node itself":
+                    self.lists_itself |= dial.address in self.config.peers
                     return
                 if error and error != dial.last_error:
-                    self._log.info("link.dial_failed", address=str(dial.address), reason=error)
+                    refused = error.startswith("refused by")
+                    (self._log.error if refused else self._log.info)(
+                        "link.dial_failed", address=str(dial.address), reason=error
+                    )
                 dial.last_error = error
             else:
                 backoff = BACKOFF_MAX_S

@@ -31,6 +31,7 @@ import msgspec
 
 from convoymq.cluster.access import is_known_hash, pattern_error
 from convoymq.cluster.commands import (
+    AdmitNode,
     Bind,
     Bootstrap,
     Command,
@@ -125,6 +126,8 @@ class QueueRecord:
     """The designated leader, or the home node of a classic queue, first."""
     owner: str | None
     created_ms: int
+    joined: tuple[int, ...] = ()
+    """Members that came later: they start without a vote."""
 
     @property
     def home(self) -> int:
@@ -205,6 +208,8 @@ class MetadataMachine:
         self.permissions: dict[tuple[str, str], PermissionSet] = {}
         self.topic_permissions: dict[tuple[str, str], dict[str, TopicPermission]] = {}
         self.nodes: dict[int, NodeRecord] = {}
+        self.forgotten: set[int] = set()
+        """Nodes that were removed; refused until they come back with nothing."""
         self.settings: dict[str, str] = {}
         self.next_group = 1
         self.applied_index = 0
@@ -255,6 +260,7 @@ class MetadataMachine:
                                 r.members,
                                 r.owner,
                                 r.created_ms,
+                                r.joined,
                             ]
                             for r in _sorted_values(v.queues)
                         ],
@@ -278,6 +284,7 @@ class MetadataMachine:
                     [n.id, n.name, n.incarnation, dict(sorted(n.addresses.items()))]
                     for n in (self.nodes[i] for i in sorted(self.nodes))
                 ],
+                "forgotten": sorted(self.forgotten),
                 "settings": dict(sorted(self.settings.items())),
                 "sessions": [
                     [session, state.seq, list(state.replies)]
@@ -299,7 +306,7 @@ class MetadataMachine:
             vhost = Vhost(
                 name, Topology.from_builtins(topology), description, tuple(tags), default_type
             )
-            for queue, group, kind, durable, members, owner, created in queues:
+            for queue, group, kind, durable, members, owner, created, *more in queues:
                 vhost.queues[queue] = QueueRecord(
                     vhost=name,
                     name=queue,
@@ -309,6 +316,7 @@ class MetadataMachine:
                     members=tuple(members),
                     owner=owner,
                     created_ms=created,
+                    joined=tuple(more[0]) if more else (),
                 )
             self.vhosts[name] = vhost
         for name, password_hash, algorithm, tags in raw["users"]:
@@ -326,6 +334,7 @@ class MetadataMachine:
             self.nodes[node] = NodeRecord(
                 id=node, name=name, incarnation=incarnation, addresses=addresses
             )
+        self.forgotten = set(raw.get("forgotten", ()))
         self.settings = raw["settings"]
         for session_id, seq, replies in raw["sessions"]:
             session = self._sessions[session_id] = _Session()
@@ -476,6 +485,9 @@ class MetadataMachine:
                 return self._put_node(command)
             case ForgetNode():
                 return self._forget_node(command.id)
+            case AdmitNode():
+                self.forgotten.discard(command.id)
+                return True
             case PutSetting():
                 if command.value is None:
                     self.settings.pop(command.name, None)
@@ -673,7 +685,14 @@ class MetadataMachine:
         record = vhost.queues.get(command.name)
         if record is None or record.group != command.group or not command.members:
             return False
-        changed = replace(record, members=command.members)
+        joined = {*record.joined, *command.members} - {
+            member for member in record.members if member not in record.joined
+        }
+        changed = replace(
+            record,
+            members=command.members,
+            joined=tuple(member for member in command.members if member in joined),
+        )
         vhost.queues[command.name] = changed
         self._note(Change(ChangeKind.QUEUE_MEMBERS, changed, vhost=vhost.name))
         return True
@@ -686,6 +705,7 @@ class MetadataMachine:
         known = self.nodes.get(command.id)
         if known is not None and command.incarnation < known.incarnation:
             return False
+        self.forgotten.discard(command.id)
         self.nodes[command.id] = NodeRecord(
             id=command.id,
             name=command.name,
@@ -708,8 +728,10 @@ class MetadataMachine:
     def _forget_node(self, node: int) -> bool:
         if self.nodes.pop(node, None) is None:
             return False
+        self.forgotten.add(node)
         self._drop_sessions(node, 1 << 32)
-        self._delete_where(lambda record: record.type is QueueType.CLASSIC and record.home == node)
+        # What only that node has is lost.
+        self._delete_where(lambda record: record.members == (node,))
         self._note(Change(ChangeKind.NODE_FORGOTTEN, node=node))
         return True
 

@@ -654,6 +654,14 @@ class Replica:
             return self.core.role == LEADER
         return self.change_members(members.without(node))
 
+    def replace_member(self, node: int, by: int) -> bool:
+        """Leader: removes a member and takes in another one, which gets a vote when it has caught
+        up; one entry, so that no new leader can know of one half only. `by` 0: only removes."""
+        members = self.core.members.without(node)
+        if by:
+            members = members.with_learner(Learner(by, self.log.last_index))
+        return self.change_members(members)
+
     def transfer(self, to: int) -> bool:
         """Leader: hands the leadership to a voter; new commands wait meanwhile."""
         if self.core.transfer(to) is not None:

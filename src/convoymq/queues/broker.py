@@ -39,6 +39,7 @@ from convoymq.cluster.control import (
     ControlPlane,
 )
 from convoymq.cluster.interfaces import Clock
+from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import (
     Change,
     ChangeKind,
@@ -149,6 +150,9 @@ class GroupHost(Protocol):
     def unwatch_group(self, group: int) -> None:
         """Stops following."""
 
+    def leave_group(self, group: int, members: Sequence[int]) -> None:
+        """Deletes this node's replica and follows the group from now on."""
+
     def remove_group(self, group: int) -> None:
         """Deletes this node's replica."""
 
@@ -213,6 +217,8 @@ class Broker:
         """Resources of this process; set by who knows them."""
         self.link_info: Callable[[], list[dict[str, Any]]] = list
         """One row per link to another node; set by who knows them."""
+        self.keeper: MemberKeeper | None = None
+        """Who forgets nodes; set by who knows the links."""
         self._deliveries_ended = (0, 0)
         self._clock = clock
         self._stored_groups = stored_groups
@@ -255,7 +261,7 @@ class Broker:
         self._touched = None
         self._reconcile()
         self._tick()
-        self._spawn(self._learn_alarms())
+        self.spawn(self._learn_alarms())
 
     async def stop(self) -> None:
         """Ends what runs; edges have closed their connections."""
@@ -809,7 +815,7 @@ class Broker:
         size = arguments.get("x-quorum-initial-group-size")
         wanted = size.value if size is not None else self.settings.quorum_group_size
         return choose_members(
-            wanted if isinstance(wanted, int) and wanted > 0 else 1,
+            _group_size(wanted),
             leader=leader,
             nodes=set(self.metadata.tree.nodes) | {self.node_id},
             running=running,
@@ -880,8 +886,7 @@ class Broker:
             if record is None:
                 self._end_queue(group)
             elif record.type is QueueType.QUORUM:
-                if self.node_id in record.members and group not in self._member_of:
-                    self._open_quorum(record)
+                self._follow_members(record)
             elif record.home == self.node_id:
                 self._face(record)
 
@@ -926,6 +931,29 @@ class Broker:
             face.end(error, published_ok=False)
         return face
 
+    def _follow_members(self, record: QueueRecord) -> None:
+        """Opens, joins or leaves the group of a queue, as its record says."""
+        group = record.group
+        queue = self._quorum.get(group)
+        if queue is not None:
+            queue.members = record.members
+        if self.node_id in record.members:
+            if queue is None:
+                self._open_quorum(record)
+            elif group not in self._member_of:
+                self._become_member(record, queue)
+        elif group in self._member_of:
+            self._member_of.discard(group)
+            self.host.leave_group(group, record.members)
+        elif queue is not None:
+            self.host.watch_group(group, record.members, queue)
+
+    def group_size_of(self, record: QueueRecord) -> int:
+        """How many members a queue should have: what its declaration or the settings say."""
+        declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
+        size = declared.arguments.get("x-quorum-initial-group-size") if declared else None
+        return _group_size(size.value if size is not None else self.settings.quorum_group_size)
+
     def _open_quorum(self, record: QueueRecord) -> QuorumQueue:
         queue = QuorumQueue(
             vhost=record.vhost,
@@ -946,21 +974,25 @@ class Broker:
         )
         self._quorum[record.group] = queue
         if self.node_id in record.members:
-            self._member_of.add(record.group)
-            declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
-            assert declared is not None
-            self.host.create_group(
-                record.group,
-                record.members,
-                QuorumMachine(_machine_settings(declared.arguments)),
-                queue,
-                leader_hint=record.home,
-                wiped=record.group <= self.lost_groups
-                and record.group not in self._stored_groups(),
-            )
+            self._become_member(record, queue)
         else:
             self.host.watch_group(record.group, record.members, queue)
         return queue
+
+    def _become_member(self, record: QueueRecord, queue: QuorumQueue) -> None:
+        self._member_of.add(record.group)
+        declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
+        assert declared is not None
+        wiped = record.group <= self.lost_groups and record.group not in self._stored_groups()
+        self.host.create_group(
+            record.group,
+            record.members,
+            QuorumMachine(_machine_settings(declared.arguments)),
+            queue,
+            leader_hint=record.home,
+            learner=self.node_id in record.joined and not wiped,
+            wiped=wiped,
+        )
 
     # --- what classic queues report ------------------------------------------------------
 
@@ -988,10 +1020,10 @@ class Broker:
             except BrokerError as error:
                 log.warning("queue.not_deleted", queue=record.name, reason=error.text)
 
-        self._spawn(work())
+        self.spawn(work())
 
-    def _spawn(self, work: Any) -> None:
-        # Owned by the broker: `stop` cancels and awaits what is left.
+    def spawn(self, work: Any) -> None:
+        """Runs a coroutine that `stop` cancels and awaits."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -1192,6 +1224,10 @@ def generated_name(prefix: str) -> str:
 def _check_length(name: str) -> None:
     if len(name.encode()) > NAME_BYTES_MAX:
         raise PreconditionFailed(f"name of more than {NAME_BYTES_MAX} bytes")
+
+
+def _group_size(wanted: object) -> int:
+    return wanted if isinstance(wanted, int) and wanted > 0 else 1
 
 
 def _machine_settings(arguments: Table) -> dict[str, Any]:

@@ -1,0 +1,222 @@
+"""Keeps groups, tree and links in step when nodes come and go.
+
+Nothing here remembers a plan. `ForgetNode` puts a node on the tree's list of forgotten ones; from
+then on whoever leads a group that still has it takes it out, and the record of each queue follows
+the members that its group has committed. So it does not matter who dies in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import structlog
+
+from convoymq.cluster.commands import Command, ForgetNode, SetMembers
+from convoymq.cluster.metadata import Change, ChangeKind, QueueRecord
+from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
+from convoymq.replication.raft.membership import Membership
+from convoymq.routing.types import QueueType
+
+log = structlog.get_logger()
+
+TICKS_SETTLED = 50
+"""A replica that lost its data leaves its group and comes back at once: that is not recorded."""
+EXECUTE_S = 5.0
+
+
+class LinkTable(Protocol):
+    """What is needed of `cluster.links.Links`."""
+
+    forgotten: set[int]
+
+    def forget(self, node: int) -> None:
+        """Drops and refuses a node."""
+
+    def remember(self, node: int) -> None:
+        """Takes it again."""
+
+
+class Brokerage(Protocol):
+    """What is needed of `queues.broker.Broker`."""
+
+    node_id: int
+    host: Any
+    metadata: Any
+
+    def running_nodes(self) -> list[int]:
+        """Nodes that can be reached."""
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node can be reached."""
+
+    def group_size_of(self, record: QueueRecord) -> int:
+        """How many members a queue began with, or would have."""
+
+
+class MemberKeeper:
+    """One per node; call `tick` a few times a second."""
+
+    def __init__(
+        self,
+        broker: Brokerage,
+        links: LinkTable,
+        spawn: Callable[[Any], None],
+        on_removed: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            spawn: runs a coroutine and keeps hold of it.
+            on_removed: called when this node itself is no part of the cluster any more.
+        """
+        self._broker = broker
+        self._host = broker.host
+        self._tree = broker.metadata.tree
+        self._links = links
+        self._spawn = spawn
+        self._on_removed = on_removed
+        self._open: dict[int, int] = {}
+        """Groups that may not be in step, and for how many ticks they have been so."""
+        self._asked: set[int] = set()
+        self._host.on_membership_changed = self._on_membership
+        broker.metadata.watch(self._on_change)
+        self._open_all()
+
+    # -- what happens ---------------------------------------------------------------------------
+
+    def _on_membership(self, group: int, _members: Membership) -> None:
+        self._open.setdefault(group, 0)
+
+    def _on_change(self, change: Change) -> None:
+        if change.kind in (ChangeKind.NODE_FORGOTTEN, ChangeKind.RESTORED):
+            self._open_all()
+
+    def _open_all(self) -> None:
+        for group in self._host.groups:
+            self._open.setdefault(group, 0)
+
+    def tick(self) -> None:
+        """Does what is due for links and groups."""
+        forgotten = self._tree.forgotten
+        for node in forgotten - self._links.forgotten:
+            if node != self._broker.node_id:
+                log.info("cluster.node_forgotten", node=self._broker.node_id, peer=node)
+                self._links.forget(node)
+        for node in self._links.forgotten - forgotten:
+            self._links.remember(node)
+        if self._broker.node_id in forgotten:
+            log.error("cluster.removed", node=self._broker.node_id,
+                      reason="this node was removed from the cluster")  # fmt: skip
+            self._on_removed()
+            return
+        if not self._open:
+            return
+        records = {record.group: record for record in self._tree.records()}
+        load: dict[int, int] | None = None
+        for group, ticks in list(self._open.items()):
+            replica, record = self._host.replica(group), records.get(group)
+            if replica is None or (group and record is None):
+                del self._open[group]
+                continue
+            stale = sorted(replica.core.members.nodes & forgotten)
+            recorded = set(record.members) if record is not None else None
+            if not stale and recorded in (None, replica.core.members.nodes):
+                if replica.core.members_index <= replica.core.commit_index:
+                    del self._open[group]
+                continue
+            self._open[group] = ticks + 1
+            if not replica.is_leader:
+                continue
+            if not stale:
+                assert record is not None
+                self._record_members(replica, record, ticks)
+                continue
+            by = 0
+            if record is not None:
+                if load is None:
+                    load = _replicas(records.values())
+                by = self._substitute(record, replica.core.members.nodes, load)
+            if self._host.replace_member(group, stale[0], by) and by and load is not None:
+                load[by] = load.get(by, 0) + 1
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def _substitute(
+        self, record: QueueRecord, members: Collection[int], load: dict[int, int]
+    ) -> int:
+        """A running node that takes the place of a forgotten one; 0 = none is free or needed."""
+        forgotten = self._tree.forgotten
+        left = sum(1 for node in members if node not in forgotten)
+        free = [
+            n for n in self._broker.running_nodes() if n not in members and n in self._tree.nodes
+        ]
+        if not free or left >= self._broker.group_size_of(record):
+            return 0
+        return min(free, key=lambda node: (load.get(node, 0), node))
+
+    def _record_members(self, replica: Any, record: QueueRecord, ticks: int) -> None:
+        core = replica.core
+        if core.members_index > core.commit_index or record.group in self._asked:
+            return
+        nodes = core.members.nodes
+        gone = set(record.members) - nodes - self._tree.forgotten
+        if gone and (ticks < TICKS_SETTLED or gone & core.rejoining.keys()):
+            nodes = nodes | gone
+        members = [n for n in record.members if n in nodes]
+        members += sorted(nodes - set(members))
+        if tuple(members) == record.members:
+            return
+        self._asked.add(record.group)
+        command = SetMembers(
+            vhost=record.vhost, name=record.name, group=record.group, members=tuple(members)
+        )
+        self._spawn(self._execute(record.group, command))
+
+    async def _execute(self, group: int, command: Command) -> None:
+        try:
+            await self._broker.metadata.execute(command, EXECUTE_S)
+        except BrokerError as error:
+            log.warning("cluster.members_not_recorded", group=group, reason=error.text)
+        finally:
+            self._asked.discard(group)
+
+    # -- administration ---------------------------------------------------------------------------
+
+    async def forget(self, node: int, *, force: bool = False) -> None:
+        """Removes a node from the cluster for ever; groups let go of it in the background.
+
+        Args:
+            force: even when it can be reached, and even when queues go with it that only it has.
+
+        Raises:
+            NotFound: there is no such node.
+            PreconditionFailed: it runs, or has the only replica of a queue, or is this one.
+            Unavailable: the tree has no majority.
+        """
+        tree = self._tree
+        if node not in tree.nodes:
+            raise NotFound(f"node {node} is not a member of the cluster")
+        if node == self._broker.node_id:
+            raise PreconditionFailed("a node cannot forget itself: ask another one")
+        if not force and self._broker.is_up(node):
+            raise PreconditionFailed(f"node {node} is running: stop it first")
+        if not force:
+            for record in tree.records():
+                if record.type is QueueType.QUORUM and record.members == (node,):
+                    raise PreconditionFailed(
+                        f"node {node} has the only replica of queue '{record.name}'"
+                    )
+        await self._broker.metadata.execute(ForgetNode(id=node))
+
+    def groups_with(self, node: int) -> int:
+        """How many groups still have that node, as far as this node knows."""
+        found = {record.group for record in self._tree.records() if node in record.members}
+        return len(found) + (node in self._host.groups[0].core.members.nodes)
+
+
+def _replicas(records: Collection[QueueRecord]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for record in records:
+        for node in record.members:
+            found[node] = found.get(node, 0) + 1
+    return found
