@@ -17,6 +17,7 @@ from convoymq.cli.cluster import (
     LocalCluster,
     LocalNode,
     cpu_seconds,
+    delete,
     get_json,
     read_state,
     resident_bytes,
@@ -31,6 +32,8 @@ app = typer.Typer(
 )
 queues_app = typer.Typer(help="Queues of a running cluster.", no_args_is_help=True)
 app.add_typer(queues_app, name="queues")
+cluster_app = typer.Typer(help="Members of a running cluster.", no_args_is_help=True)
+app.add_typer(cluster_app, name="cluster")
 
 DATA_DEFAULT = Path("convoy-data")
 
@@ -292,11 +295,11 @@ def _ask(url: str, path: str, user: str) -> Any:
         raise fail("there is no such thing", 4) from None
 
 
-def _url(data: Path, url: str) -> str:
+def _url(data: Path, url: str, but: int = 0) -> str:
     if url:
         return url
     for local in read_state(data):
-        if local.pid is not None:
+        if local.pid is not None and local.number != but:
             return f"http://127.0.0.1:{local.http_port}"
     raise fail(f"no cluster runs in {data}; start one with `convoy up`, or give --url")
 
@@ -354,6 +357,38 @@ def queues_info(
         for key, value in sorted(found.items())
     ]
     _show(_table(["what", "value"], rows, name))
+
+
+# -- members ----------------------------------------------------------------------------------
+
+
+@cluster_app.command("forget")
+def cluster_forget(
+    node: Annotated[int, typer.Argument(help="Number of the node.")],
+    data: DataOption = DATA_DEFAULT, url: UrlOption = "", user: UserOption = "guest:guest",
+    force: Annotated[bool, typer.Option(
+        "--force", help="Even if it runs, and with the queues that only it has.")] = False,
+    wait: Annotated[float, typer.Option(
+        help="Seconds to wait until no group has it as a member any more.")] = 30.0,
+) -> None:  # fmt: skip
+    """Remove a stopped node from the cluster for ever; others take over its replicas."""
+    base = _url(data, url, but=node).rstrip("/")
+    name, _, password = user.partition(":")
+    try:
+        delete(f"{base}/api/convoy/nodes/{node}?force={str(force).lower()}", 35.0, name, password)
+    except BrokerError as error:
+        raise fail(error.text) from None
+    except LookupError:
+        raise fail(f"node {node} is not a member of the cluster", 4) from None
+    deadline = time.monotonic() + wait
+    while True:
+        left = _ask(base, f"convoy/nodes/{node}/groups", user)["groups"]
+        if not left:
+            print(f"node {node} is forgotten")
+            return
+        if time.monotonic() > deadline:
+            raise fail(f"node {node} is forgotten, but {left} groups still have it", 3)
+        time.sleep(0.1)
 
 
 # -- help for newcomers -----------------------------------------------------------------------

@@ -360,6 +360,28 @@ def get_json(url: str, timeout: float = 5.0, user: str = "guest", password: str 
         raise Unavailable(f"{url}: {error}") from None
 
 
+def delete(url: str, timeout: float = 5.0, user: str = "guest", password: str = "guest") -> None:
+    """DELETE with basic authentication.
+
+    Raises:
+        Misuse: refused; the text says why. Unavailable: no answer. LookupError: 404.
+    """
+    request = urllib.request.Request(url, method="DELETE")
+    token = base64.b64encode(f"{user}:{password}".encode()).decode()
+    request.add_header("Authorization", "Basic " + token)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout):
+            return
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            raise LookupError(url) from None
+        with error, contextlib.suppress(ValueError):
+            raise Misuse(str(json.load(error).get("reason", error))) from None
+        raise Unavailable(f"{url} answers {error.code}") from None
+    except OSError as error:
+        raise Unavailable(f"{url}: {error}") from None
+
+
 def resident_bytes(pid: int) -> int:
     """Memory of a process in RAM; 0 when it is gone."""
     try:

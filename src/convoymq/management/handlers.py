@@ -28,6 +28,7 @@ from convoymq.management.app import (
     object_not_found,
     route,
 )
+from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Table
 from convoymq.routing.types import Binding, Destination, DestinationKind, QueueType
 
@@ -111,6 +112,31 @@ async def node(call: Call) -> Any:
 async def node_memory(call: Call) -> Any:
     row = await node(call)
     return {"memory": {"total": {"rss": row.get("mem_used", 0)}}}
+
+
+@route("DELETE", "convoy/nodes/{node}")
+async def forget_node(call: Call) -> Any:
+    """Removes a node, by number or name, from the cluster. `force`: even if it runs."""
+    call.need(call.is_administrator)
+    text, tree = call.path["node"], call.broker.metadata.tree
+    number = next((n.id for n in tree.nodes.values() if text in (n.name, str(n.id))), None)
+    if number is None or call.broker.keeper is None:
+        raise object_not_found()
+    try:
+        await call.broker.keeper.forget(number, force=call.flag("force"))
+    except PreconditionFailed as error:
+        raise ApiError(409, "conflict", error.text) from None
+    return Status(DONE)
+
+
+@route("GET", "convoy/nodes/{node}/groups")
+async def groups_of_node(call: Call) -> Any:
+    """How many groups have the node as a member; a forgotten one should end with 0."""
+    call.need(call.is_monitor)
+    text = call.path["node"]
+    if not text.isdecimal() or call.broker.keeper is None:
+        raise object_not_found()
+    return {"groups": call.broker.keeper.groups_with(int(text))}
 
 
 @route("GET", "convoy/node")

@@ -1,0 +1,223 @@
+"""Real nodes that join, leave, and are forgotten, while clients go on."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from convoymq.cli.cluster import LocalCluster, delete
+from convoymq.model.errors import BrokerError, Misuse
+
+pytestmark = pytest.mark.cluster
+
+BASE_PORT = 11200
+DEADLINE_S = 15.0
+QUEUE = "orders"
+
+
+class GrowingCluster(LocalCluster):
+    """Three nodes at first; node 4 knows the address of node 1 and nothing else."""
+
+    def start(self) -> None:
+        late = self.nodes.pop()
+        super().start()
+        self.nodes.append(late)
+        self._write_config(late)
+        config = self._config(late)
+        keys = [
+            f"cluster.peers = 127.0.0.1:{self.nodes[0].link_port}"
+            if line.startswith("cluster.peers")
+            else line
+            for line in config.read_text().splitlines()
+        ]
+        config.write_text("\n".join(keys) + "\n")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with GrowingCluster(tmp_path, 4, BASE_PORT) as made:
+        made.wait_ready(DEADLINE_S)
+        until(lambda: all(facts(made, number) for number in (1, 2, 3)), "the HTTP API is away")
+        yield made
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            if condition():
+                return
+        except (BrokerError, LookupError):
+            pass
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def connect(cluster: LocalCluster, number: int) -> pika.BlockingConnection:
+    port = cluster.nodes[number - 1].amqp_port
+    return pika.BlockingConnection(
+        pika.ConnectionParameters("127.0.0.1", port, socket_timeout=5, heartbeat=0)
+    )
+
+
+def publish(cluster: LocalCluster, number: int, first: int, count: int, queue: str = QUEUE) -> None:
+    with closing(connect(cluster, number)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
+        for i in range(first, first + count):
+            channel.basic_publish("", queue, b"%d" % i, pika.BasicProperties(delivery_mode=2))
+
+
+def consume(cluster: LocalCluster, number: int, count: int, queue: str = QUEUE) -> list[int]:
+    found: list[int] = []
+    with closing(connect(cluster, number)) as connection:
+        channel = connection.channel()
+        for method, _, body in channel.consume(queue, inactivity_timeout=DEADLINE_S):
+            assert method is not None, f"only {len(found)} messages came"
+            found.append(int(body))
+            channel.basic_ack(method.delivery_tag)
+            if len(found) == count:
+                break
+        channel.cancel()
+    return found
+
+
+def numbers(names: list[str]) -> list[int]:
+    return sorted(int(name.partition("@")[0].rpartition("-")[2]) for name in names)
+
+
+def members_of(cluster: LocalCluster, node: int, queue: str = QUEUE) -> list[int]:
+    return numbers(cluster.api(f"queues/%2F/{queue}", node)["members"])
+
+
+def nodes_known(cluster: LocalCluster, node: int) -> list[int]:
+    return numbers([row["name"] for row in cluster.api("nodes", node)])
+
+
+def facts(cluster: LocalCluster, node: int) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.api("convoy/node", node)
+    return found
+
+
+def forget(cluster: LocalCluster, number: int, at: int) -> None:
+    """By the command, which waits until no group has the node any more."""
+    url = f"http://127.0.0.1:{cluster.nodes[at - 1].http_port}"
+    command = [sys.executable, "-m", "convoymq.cli", "cluster", "forget", str(number)]
+    done = subprocess.run(
+        [*command, "--url", url], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def end(cluster: LocalCluster, number: int) -> None:
+    """Stops a node in an orderly way."""
+    cluster.kill(number, signal.SIGTERM)
+    until(
+        lambda: cluster.poll() is not None and cluster.nodes[number - 1].pid is None,
+        f"node {number} does not stop",
+    )
+
+
+def join_fourth(cluster: LocalCluster) -> None:
+    cluster.start_node(4)
+    cluster.wait_ready(DEADLINE_S)
+
+
+def test_a_node_with_a_seed_address_joins(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 20)
+    join_fourth(cluster)
+    until(lambda: nodes_known(cluster, 1) == [1, 2, 3, 4], "node 1 does not know its nodes")
+    until(lambda: facts(cluster, 4)["groups_followed"] >= 1, "node 4 has no replica of the tree")
+    assert members_of(cluster, 4) == [1, 2, 3]
+    publish(cluster, 4, 0, 20, "fresh")
+    assert 4 in members_of(cluster, 2, "fresh")
+    assert cluster.leader_of("fresh") == 4
+    # It has a vote: with two of four nodes gone there is no majority, with one there is.
+    cluster.kill(3)
+    publish(cluster, 4, 20, 20, "fresh")
+    assert consume(cluster, 4, 20) == list(range(20))
+    assert consume(cluster, 1, 40, "fresh") == list(range(40))
+
+
+def test_a_joined_node_can_restart(cluster: LocalCluster) -> None:
+    join_fourth(cluster)
+    publish(cluster, 4, 0, 20)
+    end(cluster, 4)
+    cluster.start_node(4)
+    cluster.wait_ready(DEADLINE_S)
+    until(lambda: nodes_known(cluster, 4) == [1, 2, 3, 4], "node 4 does not know its nodes")
+    assert consume(cluster, 4, 20) == list(range(20))
+
+
+def test_a_running_node_is_not_forgotten(cluster: LocalCluster) -> None:
+    url = f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/convoy/nodes/"
+    with pytest.raises(Misuse, match="is running"):
+        delete(url + "3")
+    with pytest.raises(Misuse, match="cannot forget itself"):
+        delete(url + "1")
+    with pytest.raises(LookupError):
+        delete(url + "9")
+    until(lambda: nodes_known(cluster, 1) == [1, 2, 3], "node 1 does not know its nodes")
+
+
+def test_another_node_takes_the_place_of_a_forgotten_one(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 50)
+    join_fourth(cluster)
+    with closing(connect(cluster, 4)) as connection:
+        # Clients of a node that becomes a member keep their channels.
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_publish("", QUEUE, b"50", pika.BasicProperties(delivery_mode=2))
+        end(cluster, 3)
+        forget(cluster, 3, 2)
+        until(lambda: members_of(cluster, 1) == [1, 2, 4], "node 4 does not take over")
+        until(
+            lambda: sum(facts(cluster, n)["replicas_behind"] for n in (1, 2, 4)) == 0,
+            "the new replica gets no vote",
+        )
+        channel.basic_publish("", QUEUE, b"51", pika.BasicProperties(delivery_mode=2))
+    until(lambda: nodes_known(cluster, 4) == [1, 2, 4], "node 4 does not know its nodes")
+    # The new member counts: with it and one of the old ones nothing is lost and all goes on.
+    cluster.kill(1)
+    assert consume(cluster, 4, 52) == list(range(52))
+
+
+def test_a_forgotten_node_is_refused_with_its_old_data(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 20)
+    end(cluster, 3)
+    forget(cluster, 3, 1)
+    assert members_of(cluster, 1) == [1, 2]
+    leader = cluster.leader_of(QUEUE)
+    cluster.start_node(3)
+    text = "node 3 was removed from the cluster"
+    until(lambda: text in cluster.log_file(3).read_text(), "node 3 does not say why")
+    until(lambda: text in cluster.log_file(1).read_text(), "node 1 does not say why")
+    publish(cluster, 2, 20, 20)
+    assert cluster.leader_of(QUEUE) == leader
+    until(lambda: nodes_known(cluster, 1) == [1, 2], "node 1 does not know its nodes")
+    assert consume(cluster, 1, 40) == list(range(40))
+
+
+def test_a_forgotten_node_joins_anew_with_an_empty_directory(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 20)
+    end(cluster, 3)
+    forget(cluster, 3, 1)
+    shutil.rmtree(cluster.data / "node-3" / "data")
+    cluster.start_node(3)
+    cluster.wait_ready(DEADLINE_S)
+    until(lambda: nodes_known(cluster, 1) == [1, 2, 3], "node 1 does not know its nodes")
+    assert members_of(cluster, 3) == [1, 2]
+    publish(cluster, 3, 0, 5, "fresh")
+    assert members_of(cluster, 1, "fresh") == [1, 2, 3]
+    assert consume(cluster, 3, 20) == list(range(20))
