@@ -30,10 +30,11 @@ from typing import Any
 
 import pika
 import pika.exceptions
-from convoymq.cli.cluster import LocalCluster
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+
+from convoymq.cli.cluster import LocalCluster
 
 QUEUE = "flights"
 IN_FLIGHT_MAX = 2000

@@ -1,4 +1,4 @@
-"""What the replica host needs from the world: a transport, a clock, randomness, storage and machines.
+"""What the replica host needs from the world: transport, clock, randomness, storage, machines.
 
 The production shells (`links`, `node`) and the simulator implement these protocols; `host` and
 `replica` know nothing else. Nothing here blocks and nothing here awaits.
@@ -15,7 +15,8 @@ Effect = tuple[Any, ...]
 EFFECT_APPLIED = 1
 """(kind, session, seq, status, reply): the command was applied; status 0 = ok, 1 = rejected."""
 EFFECT_DELIVER = 2
-"""(kind, session, consumer, first message id, index, command offset in the entry, first record, count,
+"""(kind, session, consumer, first message id, index, command offset in the entry, first record,
+count,
 acquired count, delivery count): hand records [first, first + count) to the consumer."""
 EFFECT_CANCELLED = 3
 """(kind, session, consumer, reason): the queue ended this consumer."""
@@ -44,7 +45,8 @@ class Machine(Protocol):
 
     def resend(self, session_node: int) -> None:
         """Appends DELIVER effects for all that is checked out to sessions of that node, APPLIED for
-        the last seq of each of its sessions: after a snapshot install, or when the leader takes over the
+        the last seq of each of its sessions: after a snapshot install, or when the leader takes
+        over the
         sending for a node. Receivers drop repeats."""
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
@@ -77,7 +79,8 @@ class EffectSink(Protocol):
 
 
 class Transport(Protocol):
-    """Frames to other nodes. FIFO per peer while connected; anything may be lost when a link breaks."""
+    """Frames to other nodes. FIFO per peer while connected; anything may be lost when a link
+    breaks."""
 
     def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
         """Queues a 48-byte-header frame; `body` parts follow it on the wire without being copied

@@ -1,6 +1,7 @@
 """Entries, commands and link frames: built once, never re-encoded.
 
-Layout: docs/formats/entries-and-frames.md. A `CommandBuilder` writes commands behind 48 free bytes, so
+Layout: docs/formats/entries-and-frames.md. A `CommandBuilder` writes commands behind 48 free
+bytes, so
 that sealing it as an entry or as a FORWARD frame only fills the header in. All pointers stay inside
 this module and `frames`; every length that comes from outside is checked before it is used.
 """
@@ -11,7 +12,7 @@ import cython
 from crc32c import crc32c as _crc32c
 from cython.cimports.convoymq.kernels import cext
 from cython.cimports.libc import stdlib, string
-from cython.cimports.libc.stdint import uint8_t, uint16_t, uint32_t, uint64_t
+from cython.cimports.libc.stdint import uint32_t, uint64_t
 
 HEADER_SIZE = 48
 COMMAND_SIZE = 32

@@ -95,7 +95,8 @@ class CommandBuilder:
     ) -> None:
         """Appends a complete command that nobody tracks (leader's own commands)."""
     def adopt(self, data: bytes, start: int, end: int) -> None:
-        """Copies complete commands (a FORWARD body, a pending command). Raises ValueError if malformed."""
+        """Copies complete commands (a FORWARD body, a pending command). Raises ValueError if
+        malformed."""
     def take_entry(self, group: int, index: int, term: int, time_ms: int) -> Entry:
         """Seals the batch as an entry, without copying, and starts a new one."""
     def take_forward(self, group: int, term: int) -> bytes:
@@ -114,13 +115,15 @@ class PublishTarget:
     pending_bytes: int
     pending_bytes_max: int
     pending_commands_max: int
-    """Beyond either of these (default: never) `owner.check_flow()` is called at every batch of publishes:
+    """Beyond either of these (default: never) `owner.check_flow()` is called at every batch of
+    publishes:
     within the round, so that one read is all that a channel can exceed them by."""
     owner: Any
     """The QueueClient."""
     def __init__(self, builder: CommandBuilder, session: int, owner: Any) -> None: ...
     def publish(self, record: Sequence[bytes], body_size: int, tag: int, flags: int = 0) -> None:
-        """Appends one message: the parts of `record` are joined (the frame scanner has a C twin of this)."""
+        """Appends one message: the parts of `record` are joined (the frame scanner has a C twin of
+        this)."""
     def command(
         self, type: int, flags: int, count: int, arg: int, body: bytes = b"", note: Any = None
     ) -> int:
@@ -156,9 +159,17 @@ def slice_records(data: bytes, command: int, first: int, count: int) -> bytes:
     """A DELIVER body: an ENQUEUE command with just these records. Raises ValueError."""
 
 def frame(
-    type: int, flags: int, group: int, a: int, b: int, c: int, d: int, body: bytes = b"", body_length: int = -1
+    type: int,
+    flags: int,
+    group: int,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+    body: bytes = b"",
+    body_length: int = -1,
 ) -> bytes:
-    """A link frame. With `body_length` the header counts a body that is sent behind it separately."""
+    """A link frame. With `body_length` the header counts a body that is sent separately."""
 
 def frame_header(data: bytes | memoryview) -> tuple[int, int, int, int, int, int, int, int]:
     """(length, type, flags, group, a, b, c, d). Raises ValueError."""

@@ -23,7 +23,8 @@ class Flusher:
     on_completed: Callable[[Any, int], None] | None
     """Called by `on_readable` (or by `submit`, inline) with (token, errno); 0 = durable."""
     def __init__(self, method: int = ..., inline: bool = False) -> None:
-        """Starts the thread. `method`: one of SYNC_*. `inline`: flush small batches in `submit` while
+        """Starts the thread. `method`: one of SYNC_*. `inline`: flush small batches in `submit`
+        while
         the disk is quick and mostly idle. Raises OSError."""
     def submit(self, file: Any, offset: int, buffers: Sequence[bytes], token: Any) -> None:
         """Starts writing the buffers back to back at `offset` of `file` (it has `fileno()`).

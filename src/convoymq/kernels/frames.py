@@ -236,9 +236,7 @@ _NOTE_COUNTS = cython.declare(cython.int, 512)
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _walk_value(
-    p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int
-) -> cython.Py_ssize_t:
+def _walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.Py_ssize_t:
     """Bytes of the field value at p, type code included; -1 when it is broken or cut off."""
     if n < 1:
         return -1
@@ -964,13 +962,9 @@ def _publish(
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _stage_header(
-    wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t
-) -> cython.int:
+def _stage_header(wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t) -> cython.int:
     if lane.expect != 1:
-        return _fault(
-            wire, 505, "content header frame where none is due", lane.number, 0, 0
-        )
+        return _fault(wire, 505, "content header frame where none is due", lane.number, 0, 0)
     if size < 14:
         return _fault(wire, 501, "content header is cut off", lane.number, 60, 40)
     if _load16(q + 7) != 60:
@@ -994,9 +988,7 @@ def _stage_header(
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _stage_body(
-    wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t
-) -> cython.int:
+def _stage_body(wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t) -> cython.int:
     if lane.expect != 2:
         return _fault(wire, 505, "content body frame where none is due", lane.number, 0, 0)
     if cython.cast(uint64_t, size) > lane.body_size - lane.body_seen:
@@ -1299,9 +1291,7 @@ def _collect(
             if at == lane.runs_head:
                 lane.runs_head += 1
             else:
-                string.memmove(
-                    run, run + 1, (lane.runs_end - at - 1) * cython.sizeof(Run)
-                )
+                string.memmove(run, run + 1, (lane.runs_end - at - 1) * cython.sizeof(Run))
                 lane.runs_end -= 1
         elif before == 0:
             run.tag += 1
@@ -1369,9 +1359,7 @@ def _take_run(
 
 @cython.cfunc
 @cython.exceptval(-2)
-def _acknowledge(
-    lane: Lane, kind: cython.int, tag: uint64_t, multiple: cython.bint
-) -> cython.int:
+def _acknowledge(lane: Lane, kind: cython.int, tag: uint64_t, multiple: cython.bint) -> cython.int:
     return _collect(lane, tag, multiple, _NOTHING, kind)
 
 
@@ -1671,9 +1659,7 @@ def replace_header(content: bytes, header: bytes):
     if _check_content(p, n, n) < 0:
         raise ValueError("content is damaged")
     at: cython.Py_ssize_t = _load32(p + 3) + 8
-    return b"".join(
-        (content[:3], len(header).to_bytes(4, "big"), header, b"\xce", content[at:])
-    )
+    return b"".join((content[:3], len(header).to_bytes(4, "big"), header, b"\xce", content[at:]))
 
 
 # --- connection ----------------------------------------------------------------------------------
@@ -1978,9 +1964,7 @@ class Wire:
                 raise MemoryError
             _scratch = cython.cast(cython.p_uchar, grown)
             _scratch_capacity = capacity
-        n: cython.Py_ssize_t = cnet.recv(
-            self.fd, _scratch + kept, _RECEIVE, cnet.MSG_DONTWAIT
-        )
+        n: cython.Py_ssize_t = cnet.recv(self.fd, _scratch + kept, _RECEIVE, cnet.MSG_DONTWAIT)
         if n <= 0:
             return n if n == 0 else -cnet.errno
         if kept:

@@ -135,7 +135,13 @@ class Lane:
     def publish_done(self) -> bool:
         """Whether no message is half received."""
     def append(
-        self, target: PublishTarget, key: bytes, content: bytes, body_size: int, flags: int, tag: int
+        self,
+        target: PublishTarget,
+        key: bytes,
+        content: bytes,
+        body_size: int,
+        flags: int,
+        tag: int,
     ) -> None:
         """Appends a message that was looked at."""
     def select_confirms(self) -> None:
@@ -228,7 +234,8 @@ class Wire:
     def lane(self, number: int) -> Lane | None:
         """The channel of that number."""
     def receive(self) -> int:
-        """Reads the socket once (at most 128 KiB) and works through what came. Returns the number of
+        """Reads the socket once (at most 128 KiB) and works through what came. Returns the number
+        of
         bytes; 0 = closed by the peer, below 0 = -errno."""
     def feed(self, data: bytes) -> None:
         """Works through bytes that somebody else has read."""

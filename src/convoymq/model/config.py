@@ -337,8 +337,9 @@ class ClusterConfig:
         (),
         """The nodes of the cluster, this one included: `id@host:port` separated by commas.
         Without ids the nodes tell theirs when they link, and
-        `cluster_formation.target_cluster_size_hint` says how many there are. Only read when a
-        cluster forms; later the members are in the metadata.""",
+        `cluster_formation.target_cluster_size_hint` says how many there are. Without ids, without
+        that number and without its own address a node only joins a cluster that exists. Only read
+        when a cluster forms; later the members are in the metadata.""",
         parse=_parse_addresses,
         collects="cluster_formation.classic_config.nodes.",
     )
@@ -465,7 +466,8 @@ class RaftConfig:
     wal_inline_flush: bool = _key(
         "raft.wal_inline_flush",
         True,
-        """Flush small batches on the event loop while the disk is quick and mostly idle; a slow flush
+        """Flush small batches on the event loop while the disk is quick and mostly idle; a slow
+        flush
         turns this off for five seconds. `false`: always on the thread, at a quarter more CPU.""",
         parse=_parse_bool,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import pytest
@@ -188,10 +189,8 @@ def test_no_input_makes_a_reader_leave_its_buffer(data: bytes) -> None:
         lambda: batch.frame_header(data),
         lambda: batch.CommandBuilder().adopt(data, 0, len(data)),
     ):
-        try:
+        with contextlib.suppress(ValueError):
             call()
-        except ValueError:
-            pass
 
 
 @given(records=RECORDS, changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255))))
