@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -94,7 +95,8 @@ def consume(cluster: LocalCluster, number: int, count: int, queue: str = QUEUE) 
 
 
 def numbers(names: list[str]) -> list[int]:
-    return sorted(int(name.partition("@")[0].rpartition("-")[2]) for name in names)
+    """Node ids in names like convoy-3@host, or convoy@3 when the node is not known any more."""
+    return sorted(int(number) for name in names for number in re.findall(r"^\w+[-@](\d+)", name))
 
 
 def members_of(cluster: LocalCluster, node: int, queue: str = QUEUE) -> list[int]:
@@ -221,3 +223,19 @@ def test_a_forgotten_node_joins_anew_with_an_empty_directory(cluster: LocalClust
     publish(cluster, 3, 0, 5, "fresh")
     assert members_of(cluster, 1, "fresh") == [1, 2, 3]
     assert consume(cluster, 3, 20) == list(range(20))
+
+
+@pytest.mark.parametrize("victim", [1, 3])
+def test_a_running_node_can_be_forgotten_by_force(cluster: LocalCluster, victim: int) -> None:
+    publish(cluster, 1, 0, 20)
+    at = 2
+    url = f"http://127.0.0.1:{cluster.nodes[at - 1].http_port}/api/convoy/nodes/{victim}"
+    delete(url + "?force=true", DEADLINE_S)
+    others = [number for number in (1, 2, 3) if number != victim]
+    for number in others:
+        until(lambda n=number: nodes_known(cluster, n) == others, "the node is still known")
+        until(lambda n=number: members_of(cluster, n) == others, "the queue still has the node")
+    text = "was removed from the cluster"
+    until(lambda: text in cluster.log_file(victim).read_text(), "the node is not told")
+    publish(cluster, at, 20, 20)
+    assert consume(cluster, at, 40) == list(range(40))

@@ -8,6 +8,7 @@ import pytest
 
 from convoymq.cluster import access
 from convoymq.cluster.commands import (
+    AdmitNode,
     Bind,
     Bootstrap,
     Command,
@@ -206,6 +207,22 @@ def test_members_change_only_for_the_queue_that_was_meant(tree: Tree) -> None:
     assert not tree.do(SetMembers(vhost="/", name="q", group=9, members=(1, 2)))
     assert tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2)))
     assert tree.machine.vhosts["/"].queues["q"].members == (1, 2)
+
+
+def test_a_snapshot_keeps_who_joined_later_and_who_was_forgotten(tree: Tree) -> None:
+    tree.do(PutNode(id=3, name="n3", incarnation=10))
+    tree.do(quorum("q"))
+    tree.do(ForgetNode(id=3))
+    tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2, 4)))
+    restored = MetadataMachine()
+    restored.restore(tree.machine.snapshot())
+    for machine in (tree.machine, restored):
+        record = machine.vhosts["/"].queues["q"]
+        assert (record.members, record.joined, machine.forgotten) == ((1, 2, 4), (4,), {3})
+    tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2)))
+    assert tree.machine.vhosts["/"].queues["q"].joined == ()
+    tree.do(AdmitNode(id=3))
+    assert not tree.machine.forgotten
 
 
 def test_permissions_need_user_and_vhost_and_a_readable_pattern(tree: Tree) -> None:
