@@ -464,6 +464,15 @@ class ReplicaHost:
     def end_of_round(self) -> None:
         """Seals, flushes, applies, tells; until nothing is dirty, at most a few times."""
         self.now = self.clock.monotonic_ms()
+        try:
+            self._work_through()
+        finally:
+            # Also after an error in one group: the others must be woken again.
+            self._woken = False
+            if self._dirty or self._apply or self._damaged:
+                self.wake()
+
+    def _work_through(self) -> None:
         for _ in range(ROUNDS_MAX):
             self._woken = True
             if self._damaged:
@@ -476,8 +485,7 @@ class ReplicaHost:
                 for item in dirty:
                     if item.builder.used:
                         self._seal(item)
-            # Followers first: their flush is the longer way to a majority, the own one runs beside
-            # it.
+            # Followers first: their flush is the longer way to a majority, the own runs beside it.
             if self.after_seal is not None:
                 self.after_seal()
             self.storage.kick()
@@ -495,9 +503,6 @@ class ReplicaHost:
             for replica in notices:
                 if not replica.dead:
                     replica.send_notices()
-        self._woken = False
-        if self._dirty or self._apply or self._damaged:
-            self.wake()
 
     def tick(self) -> None:
         """About every 100 ms: looks after groups with something outstanding."""
