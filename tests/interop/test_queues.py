@@ -111,6 +111,19 @@ def test_exclusive_queue_goes_with_its_connection(
     eventually(lambda: not exists(connection, queue), connection=connection)
 
 
+def test_a_queue_declared_again_after_its_last_consumer_left_is_a_new_one(
+    channel: Any, names: Names
+) -> None:
+    """Goal: a declare right behind the cancel never gets the old queue that is about to go."""
+    queue = names.queue()
+    for _ in range(20):
+        channel.queue_declare(queue, durable=False, auto_delete=True)
+        channel.queue_bind(queue, "amq.direct", routing_key=queue)
+        tag = channel.basic_consume(queue, lambda *_: None)
+        channel.basic_cancel(tag)
+    assert not exists(channel.connection, queue)
+
+
 def test_auto_delete_queue_goes_with_its_last_consumer(
     connection: Any, channel: Any, names: Names
 ) -> None:

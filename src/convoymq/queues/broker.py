@@ -233,6 +233,8 @@ class Broker:
         self._reconciling = False
         self._expelling = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: Queues whose deletion is under way because nobody uses them any more.
+        self._going: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._timer: Any = None
         self._replies = ReplyRoutes(control, incarnation)
         self._loop = asyncio.get_running_loop()
@@ -506,6 +508,7 @@ class Broker:
         self, vhost: str, name: str, owner: int | None = None
     ) -> tuple[str, int, int]:
         """Returns (name, ready messages, consumers). Raises NotFound, ResourceLocked."""
+        await self._until_gone(vhost, name)
         messages, consumers = await self.find_queue(vhost, name, owner).counts()
         return name, messages, consumers
 
@@ -692,6 +695,7 @@ class Broker:
         if server_named:
             name = generated_name("amq.gen-")
         owner_name = self._owner(owner) if exclusive else None
+        await self._until_gone(vhost, name)
         if place.topology.find_queue(name) is not None:
             # It exists: the tables only compare.
             place.topology.declare_queue(
@@ -1020,13 +1024,26 @@ class Broker:
             except BrokerError as error:
                 log.warning("queue.not_deleted", queue=record.name, reason=error.text)
 
-        self.spawn(work())
+        key = (record.vhost, record.name)
+        task = self._going[key] = self.spawn(work())
+        task.add_done_callback(lambda done: self._forget_going(key, done))
 
-    def spawn(self, work: Any) -> None:
+    def _forget_going(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._going.get(key) is task:
+            del self._going[key]
+
+    async def _until_gone(self, vhost: str, name: str) -> None:
+        """A queue that lost its last consumer is as good as gone: a declare gets a new one."""
+        going = self._going.get((vhost, name))
+        if going is not None:
+            await asyncio.wait({going}, timeout=self._timeout_s)
+
+    def spawn(self, work: Any) -> asyncio.Task[None]:
         """Runs a coroutine that `stop` cancels and awaits."""
-        task = self._loop.create_task(work)
+        task: asyncio.Task[None] = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # --- direct reply-to -----------------------------------------------------------------
 
