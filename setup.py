@@ -9,9 +9,6 @@ sys.path.insert(0, str(Path(__file__).parent / "tools"))
 import build
 
 if __name__ == "__main__":
-    editable = any(argument in ("editable_wheel", "develop") for argument in sys.argv)
-    if editable:
-        # `make setup` compiles in place with tools/build.py, one module at a time.
-        setup()
-    else:
-        setup(ext_modules=build.extensions(build.kernel_modules()))
+    # An editable install compiles nothing here: `make setup` runs tools/build.py, module by module.
+    compiles = {"build", "build_ext", "bdist_wheel", "install"} & set(sys.argv)
+    setup(ext_modules=build.extensions(build.kernel_modules()) if compiles else [])
