@@ -61,7 +61,7 @@ class MemberKeeper:
         self,
         broker: Brokerage,
         links: LinkTable,
-        spawn: Callable[[Any], None],
+        spawn: Callable[[Any], object],
         on_removed: Callable[[], None],
     ) -> None:
         """
