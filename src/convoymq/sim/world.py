@@ -307,8 +307,7 @@ class World:
         """Decides to add or remove a member; `_keep_members` has it done."""
         place = self.groups[group]
         rng = self.scheduler.rng
-        # Not those that left: storage does not take a removed group up again.
-        outside = [n for n in self.nodes if n not in place.began]
+        outside = [n for n in self.nodes if n not in place.members]
         leading = self.leader_of(group)
         if place.leaving or leading is None:
             return

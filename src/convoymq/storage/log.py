@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import Misuse, Refused, check
 from convoymq.storage.receiver import SnapshotReceiver
-from convoymq.storage.segments import ERA_SHIFT, Segment, group_path
-from convoymq.storage.snapshots import read_snapshot, write_snapshot
+from convoymq.storage.segments import ERA_SHIFT, Segment
+from convoymq.storage.snapshots import read_snapshot, remove_former, write_snapshot
 from convoymq.storage.types import Damage, Done, EntryGone, Snapshot, StorageFault
 from convoymq.storage.wal import KIND_VOID, KIND_VOTE, PLACE_FILE_SHIFT, PLACE_OFFSET_MASK
 
@@ -505,6 +505,8 @@ class GroupLog:
 
     def read_snapshot(self) -> Snapshot | None:
         """The saved snapshot, from disk. Raises StorageFault when it is damaged."""
+        if not self.snapshot_index:
+            return None  # a file there may be that of a former log, still to be removed
         try:
             found = read_snapshot(self._store.directory, self.group)
         except StorageFault as fault:
@@ -558,7 +560,7 @@ class GroupLog:
             self.receiver.abort()
         self._reset(0, 0)
         self.begin_era(self.new_era())
-        directory, group = self._store.directory, self.group
+        directory, group, era = self._store.directory, self.group, self.era
         guard = self.damaged or Damage(file="", offset=0, group=group, reason="is being wiped")
         self.damaged = guard
         answer: Done = done if done is not None else _nothing
@@ -568,9 +570,7 @@ class GroupLog:
             self._store.worker.submit(work, finished)
 
         def work() -> None:
-            if directory.exists(group_path(group)):
-                directory.remove(group_path(group))
-                directory.sync("groups")
+            remove_former(directory, group, era)
 
         def finished(_: Any, error: BaseException | None) -> None:
             if self.damaged is guard and error is None:

@@ -59,6 +59,7 @@ class Found:
         "era",
         "holed",
         "places",
+        "removed_in",
         "runs",
         "sizes",
         "term",
@@ -74,6 +75,8 @@ class Found:
         self.holed = False
         self.era = 0
         """Segments and snapshots of earlier eras are void."""
+        self.removed_in = 0
+        """Generation of the WAL file with the removal, when nothing of the group follows it."""
         self.clear()
 
     def clear(self) -> None:
@@ -151,7 +154,6 @@ class _WalReader:
         self._directory = store.directory
         self._report = report
         self.found: dict[int, Found] = {}
-        self.removed: set[int] = set()
         self.replaced: list[int] = []
         """Groups whose WAL entries belong to a log that their snapshot replaced."""
         self.pool: list[str] = []
@@ -418,8 +420,9 @@ class _WalReader:
                 found = self._of(owner)
                 found.era = max(found.era, era)
         elif kind == KIND_REMOVED:
-            self.found.pop(group, None)
-            self.removed.add(group)
+            found = self.found[group] = Found()
+            found.era = order
+            found.removed_in = file.generation
         elif kind == KIND_VOID:
             found = self._of(group)
             found.clear()
@@ -434,6 +437,7 @@ class _WalReader:
         found = self.found.get(group)
         if found is None:
             found = self.found[group] = Found()
+        found.removed_in = 0
         return found
 
     def _vote(self, group: int, term: int, voted_for: int) -> None:
@@ -514,12 +518,19 @@ def _walk(data: memoryview) -> tuple[list[tuple[int, int]], int]:
 def _load_groups(store: Storage, report: RecoveryReport, reader: _WalReader) -> None:
     directory = store.directory
     on_disk = set()
+    removed = set()
+    for group, gone in list(reader.found.items()):
+        # What cannot be read may have been the group's new beginning: then it is damaged.
+        if gone.removed_in and gone.damage is None:
+            removed.add(group)
+            del reader.found[group]
+            store.left[group] = (gone.era, gone.removed_in)
     for name in directory.list("groups"):
         try:
             group = int(name, 16)
         except ValueError:
             continue
-        if group in reader.removed:
+        if group in removed:
             directory.remove(group_path(group))
             report.stale.append(group_path(group))
         else:

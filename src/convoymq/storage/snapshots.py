@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from crc32c import crc32c
 
-from convoymq.storage.segments import group_path
+from convoymq.storage.segments import ERA_SHIFT, group_path
 from convoymq.storage.types import Directory, Snapshot, StorageFault
 
 SNAPSHOT_MAGIC = b"CVYSNAP\x01"
@@ -73,6 +73,45 @@ def read_snapshot(directory: Directory, group: int) -> tuple[Snapshot, int] | No
         index=index, term=term, membership=body[:membership_size], state=body[membership_size:]
     )
     return snapshot, era
+
+
+def remove_former(directory: Directory, group: int, era: int) -> None:
+    """Removes the files of all eras before `era`; durable on return. Raises OSError.
+
+    What the group has written since stays: it may be a member again before its removal is carried
+    out. A snapshot whose era cannot be read goes too: it is of no use to anyone.
+    """
+    path = group_path(group)
+    if not directory.exists(path):
+        return
+    left = 0
+    for name in directory.list(path):
+        if name == "snapshot":
+            found = _snapshot_era(directory, group)
+        elif name == "snapshot.part":
+            found = -1  # whoever wrote it on this worker has failed
+        else:
+            # "<order>.seg" or "<tag>-<number>.part"
+            found = int(name.partition(".")[0].partition("-")[0], 16) >> ERA_SHIFT
+        if found < era:
+            directory.remove(f"{path}/{name}")
+        else:
+            left += 1
+    if left:
+        directory.sync(path)
+    else:
+        directory.remove(path)
+        directory.sync("groups")
+
+
+def _snapshot_era(directory: Directory, group: int) -> int:
+    """The era that the header of the group's snapshot names, -1 when it is damaged."""
+    file = directory.open(snapshot_name(group))
+    head = file.pread(SNAPSHOT_HEADER.size, 0)
+    file.close()
+    if len(head) != SNAPSHOT_HEADER.size or crc32c(head[:-4]) != SNAPSHOT_HEADER.unpack(head)[-1]:
+        return -1
+    return int(SNAPSHOT_HEADER.unpack(head)[5])
 
 
 def snapshot_chunks(state: bytes, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes, bool]]:

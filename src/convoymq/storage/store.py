@@ -23,6 +23,7 @@ from convoymq.storage.segments import (
     group_path,
     read_piece,
 )
+from convoymq.storage.snapshots import remove_former
 from convoymq.storage.types import (
     Damage,
     Directory,
@@ -34,11 +35,20 @@ from convoymq.storage.types import (
     StorageFault,
     Worker,
 )
-from convoymq.storage.wal import KIND_FENCE, KIND_REMOVED, PLACE_FILE_SHIFT, Wal, WalFile
+from convoymq.storage.wal import (
+    KIND_FENCE,
+    KIND_REMOVED,
+    KIND_VOID,
+    PLACE_FILE_SHIFT,
+    Wal,
+    WalFile,
+)
 
 SEGMENT_FILES_OPEN_MAX = 256
 GIVE_BACK_BYTES = 16 << 20
 RECLAIM_EVERY_TICKS = 8
+NEVER = 1 << 62
+"""Generation of a WAL file that is never released."""
 
 
 def _ignore(*_: Any) -> None:
@@ -66,6 +76,9 @@ class Storage:
         self.worker = worker
         self.config = config or StorageConfig()
         self.logs: dict[int, GroupLog] = {}
+        self.left: dict[int, tuple[int, int]] = {}
+        """Removed groups of which the disk may still know: (era that begins when the group is
+        opened again, generation of the WAL file with the removal)."""
         self.memory_bytes = 0
         """Entry bodies in memory, all groups."""
         self.cache_bytes = 0
@@ -105,10 +118,16 @@ class Storage:
         log = self.logs.get(group)
         if log is None:
             log = self.logs[group] = GroupLog(self, group)
+            era, _ = self.left.pop(group, (-1, 0))
+            if era >= 0:
+                # A later table names the era too, but the removal's file may be gone before.
+                log.begin_era(era)
+                self.wal.add_control(KIND_VOID, group, 0, 0, era=era)
         return log
 
     def remove_group(self, group: int) -> None:
-        """Deletes everything of a group. Its id must never be used again."""
+        """Deletes everything of a group, its vote as well. When it is opened again it is empty,
+        whether or not the files are gone by then."""
         log = self.logs.pop(group, None)
         if log is None:
             return
@@ -117,13 +136,19 @@ class Storage:
         log.clear()
         log.removed = True
         directory = self.directory
+        era = log.new_era()
+
+        def done(_: Any, error: BaseException | None) -> None:
+            if error is not None and group not in self.logs:
+                # What could not be removed must never be taken for the group's own.
+                self.left[group] = (max(era, self.left.get(group, (0, 0))[0]), NEVER)
 
         def work() -> None:
-            directory.remove(group_path(group))
-            directory.sync("groups")
+            remove_former(directory, group, era)
 
-        self.wal.add_control(KIND_REMOVED, group, 0, 0)
-        self.wal.tell(lambda: self.worker.submit(work, _ignore))
+        place = self.wal.add_control(KIND_REMOVED, group, 0, 0, era=era)
+        self.left[group] = (era, place >> PLACE_FILE_SHIFT)
+        self.wal.tell(lambda: self.worker.submit(work, done))
         self.wal.kick()
 
     def kick(self) -> None:
@@ -301,6 +326,9 @@ class Storage:
             return
         self.rolled_files += 1
         self.wal.release(file)
+        for group in [g for g, (_, held) in self.left.items() if held <= file.generation]:
+            # The worker removes the file before it writes anything for a new log of the group.
+            del self.left[group]
         next_file = self.wal.oldest_full()
         if next_file is not None:
             self._rolling = next_file

@@ -53,6 +53,10 @@ class Model:
         self.dead: set[int] = set()
         """Indexes <= applied whose body is not needed any more."""
         self.snapshot = 0
+        self.ended = False
+        """The group was removed: what is heard of it now is another's."""
+        self.first_term = 1
+        """Tells the entries of a group's lives apart: none of a former one has it or a higher."""
         self.successor: Model | None = None
         """What the log holds when the snapshot being installed is durable."""
 
@@ -82,6 +86,9 @@ class Node:
         self.removed: set[int] = set()
         """Groups whose removal is durable."""
         self.removing: set[int] = set()
+        self.rejoining: set[int] = set()
+        """Groups that were removed and opened again; their removal is not durable yet."""
+        self._removals: dict[int, object] = {}
         self.start()
 
     def start(self) -> RecoveryReport:
@@ -95,6 +102,15 @@ class Node:
             self._listen(group, log)
         for group in self.removing & set(self.storage.logs):
             self.storage.remove_group(group)
+        for group in self.rejoining:
+            # The removal was lost, or has been found with part of what followed it.
+            model = self.models[group]
+            assert model.written == 0
+            assert model.vote_written == (0, 0)
+            model.ended = True
+            self.storage.remove_group(group)
+            self._begin_again(group)
+        self.rejoining.clear()
         return self.report
 
     def _listen(self, group: int, log: GroupLog) -> None:
@@ -102,12 +118,14 @@ class Node:
 
         def written(owner: int, index: int, term: int) -> None:
             assert owner == group
+            assert not model.ended
             assert index <= model.last
             assert model.entries[index].term == term
             model.written = max(model.written, index)
 
         def vote_written(owner: int, term: int, voted_for: int) -> None:
             assert owner == group
+            assert not model.ended
             model.vote_written = max(model.vote_written, (term, voted_for))
 
         log.on_written = written
@@ -148,7 +166,7 @@ class Node:
         model = self.models[group]
         for _ in range(count):
             index = model.last + 1
-            entry = entry_of(group, index, term or max(log.last_term, 1), size)
+            entry = entry_of(group, index, term or max(log.last_term, model.first_term), size)
             model.entries[index] = entry
             model.ever.add((index, entry.term, entry.data))
             model.last = index
@@ -178,7 +196,7 @@ class Node:
         """Receives a snapshot from a leader whose log went another way above what is applied."""
         log, model, rnd = self.log(group), self.models[group], self.random
         index = rnd.randint(model.applied + 1, max(model.applied + 1, model.last) + 5)
-        term = log.last_term + 1
+        term = max(log.last_term, model.first_term) + 1
         new = Model()
         new.applied = new.last = new.written = index
         new.vote, new.vote_written = model.vote, model.vote_written
@@ -225,6 +243,27 @@ class Node:
         self.storage.remove_group(group)
         self.storage.wal.tell(lambda: self.removed.add(group))
 
+    def rejoin(self, group: int) -> None:
+        """Removes a group and opens it again at once."""
+        self.models[group].ended = True
+        self.storage.remove_group(group)
+        self.rejoining.add(group)
+        removal = object()
+        self._removals[group] = removal
+
+        def durable() -> None:
+            if self._removals[group] is removal:
+                self.rejoining.discard(group)
+
+        self.storage.wal.tell(durable)
+        self._begin_again(group)
+
+    def _begin_again(self, group: int) -> None:
+        model = Model()
+        model.first_term = self.models[group].first_term + 1000
+        self.models[group] = model
+        self.log(group)
+
     def apply(self, group: int) -> None:
         """The machine moves on and settles some of its entries."""
         model = self.models[group]
@@ -265,12 +304,14 @@ class Node:
             if log is None:
                 assert model.written == 0
                 assert model.vote_written == (0, 0)
+                first_term = model.first_term
                 model.__init__()  # type: ignore[misc]
+                model.first_term = first_term
                 self._listen(group, self.log(group))
                 continue
             log.check_invariants()
             assert log.last_index >= model.written
-            assert (log.term, log.voted_for) >= model.vote_written
+            assert model.vote_written <= (log.term, log.voted_for) <= model.vote
             assert log.first_index <= log.snapshot_index + 1
             model.vote = model.vote_written = (log.term, log.voted_for)
             entries = {}
@@ -332,7 +373,8 @@ class Node:
         if choice < 0.35:
             self.append(group, rnd.randint(1, 8), rnd.choice([0, 8, 100, 1000, 3000]))
         elif choice < 0.42:
-            self.append(group, 1, term=self.log(group).last_term + 1)
+            log = self.log(group)
+            self.append(group, 1, term=max(log.last_term, self.models[group].first_term) + 1)
         elif choice < 0.48:
             self.truncate(group, self.models[group].last - rnd.randint(0, 6))
         elif choice < 0.54:
@@ -355,8 +397,10 @@ class Node:
             self.install(group)
         elif choice < 0.987:
             self.wipe(group)
-        elif choice < 0.99:
+        elif choice < 0.989:
             self.remove(group)
+        elif choice < 0.991:
+            self.rejoin(group)
         else:
             self.storage.wal.seal()
 

@@ -13,8 +13,8 @@ from convoymq.model.errors import Misuse, StorageFault
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.store import Storage
-from convoymq.storage.types import EntryGone, File, StorageConfig
-from tests.unit.storage.disk import SMALL, Node, entry_of
+from convoymq.storage.types import EntryGone, File, Snapshot, StorageConfig
+from tests.unit.storage.disk import SMALL, Node, PowerLoss, entry_of
 
 
 def test_what_arrives_during_a_flush_goes_out_together_with_the_next() -> None:
@@ -152,6 +152,117 @@ def test_a_removed_group_is_gone_from_everywhere() -> None:
     again = Node(disk=node.disk)
     assert list(again.storage.logs) == [2]
     assert again.storage.logs[2].last_index == 160
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_removed_group_begins_anew_and_keeps_what_follows(restart: bool) -> None:
+    node = Node()
+    for _ in range(8):
+        node.append(1, 20, 900)
+        node.append(2, 20, 900)
+        node.run()
+    node.vote(1)
+    node.models[1].applied = 100
+    node.storage.logs[1].save_snapshot(Snapshot(index=100, term=1, membership=b"m1", state=b"old"))
+    node.run()
+    node.rejoin(1)
+    if restart:
+        node.run()
+        node.crash()
+    log = node.log(1)
+    assert (log.term, log.last_index, log.snapshot_index) == (0, 0, 0)
+    assert log.read_snapshot() is None
+    node.append(1, 3)
+    node.vote(1)
+    node.run()
+    node.crash()
+    log = node.log(1)
+    assert (log.first_index, log.last_index, log.last_term, log.term) == (1, 3, 1001, 1)
+    for _ in range(20):
+        # The file with the removal goes, and the next ones.
+        node.append(1, 20, 900)
+        node.apply(1)
+        node.append(2, 20, 900)
+        node.run()
+        node.storage.tick()
+        node.run()
+    assert node.storage.rolled_files > 3
+    assert not node.storage.left
+    node.check()
+    node.crash()
+    assert node.log(1).last_index == 403
+
+
+def test_what_follows_a_removal_may_be_written_before_its_files_are_gone() -> None:
+    node = Node()
+    for _ in range(8):
+        node.append(1, 20, 900)
+        node.run()
+    assert node.disk.list("groups/00000001")
+    node.rejoin(1)
+    node.install(1)
+    while node.worker.run():
+        pass
+    assert "snapshot" in node.disk.list("groups/00000001")
+    node.run()
+    assert "snapshot" in node.disk.list("groups/00000001")
+    node.check()
+    index = node.log(1).snapshot_index
+    assert index
+    node.crash()
+    assert node.log(1).snapshot_index == index
+
+
+KEEP = {"nothing": lambda: False, "all": lambda: True, "some": None}
+
+
+@pytest.mark.parametrize("kept", ["nothing", "all", "some"])
+def test_the_power_may_go_wherever_a_group_leaves_and_comes_back(kept: str) -> None:
+    operation = 1
+    while True:
+        node = Node(operation)
+        for _ in range(3):
+            node.append(1, 20, 900)
+            node.append(2, 20, 900)
+            node.run()
+        node.vote(1)
+        node.run()
+        left = [operation]
+
+        def hook(name: str, path: str, left: list[int] = left) -> None:
+            left[0] -= name != "pread"
+            if not left[0]:
+                raise PowerLoss
+
+        node.disk.operation = hook
+        try:
+            for again in range(2):
+                node.rejoin(1)
+                node.vote(1)
+                node.append(1, 5, 900)
+                node.append(2, 20, 900)
+                node.flusher.run()
+                node.storage.kick()
+                if again:
+                    node.install(1)
+                node.run()
+                node.append(1, 60, 900)
+                node.append(2, 20, 900)
+                node.run()
+                node.apply(1)
+                node.storage.tick()
+                node.run()
+        except PowerLoss:
+            pass
+        else:
+            break
+        node.crash(KEEP[kept])
+        node.append(1, 5)
+        node.run()
+        node.check()
+        node.crash(KEEP[kept])
+        operation += 1
+    assert operation > 40
 
 
 def test_misuse_is_refused() -> None:

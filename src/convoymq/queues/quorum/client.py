@@ -90,6 +90,9 @@ class QuorumClient(QueueClient):
         #: Replies of basic.get whose message is not here yet: (message id, ready, no_ack)
         self._gets: deque[tuple[int, int, bool]] = deque()
         self._asked_get = -1
+        #: Added to message ids of basic.get on the way to the channel: a new session counts from 0
+        #: again, and what the channel still holds of the old one must not be taken for those.
+        self._get_shift = 0
         #: Questions that were passed over without their reply: seq → (command, times asked again)
         self._unanswered: dict[int, tuple[PendingCommand, int]] = {}
         self._resent_ms = -RESEND_PAUSE_MS
@@ -134,16 +137,44 @@ class QuorumClient(QueueClient):
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges."""
+        ranges = self._of_session(consumer, ranges)
+        if ranges:
+            self._settle(consumer, ranges)
+
+    def _settle(self, consumer: int, ranges: Sequence[int]) -> None:
         self._command(batch.CMD_SETTLE, len(ranges) // 2, consumer, batch.pack_ranges(ranges))
 
     def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
         """Requeues."""
+        ranges = self._of_session(consumer, ranges)
+        if ranges:
+            self._return(consumer, ranges, failed=failed)
+
+    def _return(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
         body = batch.pack_ranges(ranges)
         self.target.command(batch.CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)
 
     def discard(self, consumer: int, ranges: Sequence[int]) -> None:
         """Rejects without requeue."""
-        self._command(batch.CMD_DISCARD, len(ranges) // 2, consumer, batch.pack_ranges(ranges))
+        ranges = self._of_session(consumer, ranges)
+        if ranges:
+            body = batch.pack_ranges(ranges)
+            self._command(batch.CMD_DISCARD, len(ranges) // 2, consumer, body)
+
+    def _of_session(self, consumer: int, ranges: Sequence[int]) -> Sequence[int]:
+        """The machine's message ids without those of sessions that are over: these messages are
+        back in the queue."""
+        if consumer:
+            # Numbers of consumers that are gone are not used again.
+            return ranges
+        shift = self._get_shift
+        if not shift:
+            return ranges
+        left: list[int] = []
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+            if last >= shift:
+                left += (max(first, shift) - shift, last - shift)
+        return left
 
     def get(self, *, no_ack: bool) -> None:
         """basic.get. With no_ack the client settles what it has: a lost answer loses nothing."""
@@ -315,9 +346,10 @@ class QuorumClient(QueueClient):
             self._deadlines.popleft()
             block, command, record, acquired, delivered = found
             if no_ack:
-                self.settle(0, (message_id, message_id))
+                self._settle(0, (message_id, message_id))
+            get_id = message_id + self._get_shift
             self._events.on_get(
-                self, block, command, record, message_id, acquired, delivered, ready, None
+                self, block, command, record, get_id, acquired, delivered, ready, None
             )
 
     def check_deadlines(self, now_ms: int) -> None:
@@ -407,12 +439,17 @@ class QuorumClient(QueueClient):
     def _start_anew(self) -> None:
         """The queue ended this session: what was pending is not known to be safe, consumers are
         gone; later commands go in a new session."""
-        self._events_end(Unavailable("the queue ended this channel's session"), published_ok=False)
         if self.closed:
             self.queue.forget(self)
             return
+        error = Unavailable("the queue ended this channel's session")
+        self._events_end(error, published_ok=False, renew=True)
+
+    def _renew(self) -> None:
+        self._get_shift += self._consumers[0].next_id
         self.queue.renew(self)
         self.applied = 0
+        self._gap_again = False
         self._resent_after = -1
         self._over_since_ms = -1
         self.waiting_since_ms = self.queue.clock.monotonic_ms()
@@ -464,7 +501,7 @@ class QuorumClient(QueueClient):
             return
         known.next_id = first_id + count
         if known.cancelled:
-            self.return_(consumer, (first_id, first_id + count - 1), failed=False)
+            self._return(consumer, (first_id, first_id + count - 1), failed=False)
             return
         self._events.on_deliver(
             self, consumer, first_id, block, command, first, count, acquired, delivered
@@ -533,15 +570,19 @@ class QuorumClient(QueueClient):
         subject = queue_subject(self.queue.vhost, self.queue.name)
         self._events_end(missing(subject), published_ok=True)
 
-    def _events_end(self, error: BrokerError, *, published_ok: bool) -> None:
-        """Answers all that is pending and cancels all consumers."""
+    def _events_end(self, error: BrokerError, *, published_ok: bool, renew: bool = False) -> None:
+        """Answers all that is pending and cancels all consumers. `renew`: in a new session, as the
+        channel may go on at once with what it hears."""
         # One more command closes the open batch of publishes, so that its tags are pending too.
         self.target.command(batch.CMD_SETTLE, 0, 0, 0)
         waiting = self.target.applied(self.target.seq)
         consumers = [n for n, known in self._consumers.items() if known.subscribed and n]
         cancelled = [n for n in consumers if not self._consumers[n].cancelled]
+        if renew:
+            self._renew()
         self._consumers = {0: _Consumer()}
         self._consumers[0].subscribed = True
+        self._asked_get = -1
         gets, self._gets = self._gets, deque()
         unanswered = [command for command, _ in self._unanswered.values()]
         given_up, self._given_up = self._given_up, set()

@@ -277,6 +277,75 @@ def test_a_client_whose_session_was_ended_starts_anew() -> None:
     assert tags(events)[2:] == [1, 2, 5, 6]
 
 
+def test_a_new_session_is_not_told_what_became_of_the_old_one_s_messages() -> None:
+    cluster = Cluster()
+    source, _ = cluster.nodes[1].open()
+    publish(source, 1, 4)
+    client, events = cluster.nodes[4].open()
+    ids = []
+
+    def get() -> None:
+        client.get(no_ack=False)
+        cluster.run()
+        ids.append(events.heard[-1][2])
+
+    get()
+    get()
+    for times in (1, 2):
+        cluster.nodes[1].queue.on_node_down(4, definite=True)
+        cluster.run()
+        publish(client, times, 1)
+        cluster.run()
+        cluster.wait(4000)
+        assert len(events.refused) == times
+        get()
+    get()
+    assert ids == sorted(set(ids))
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    held = machine.unacked
+    assert held == 2
+    # The messages of the first sessions are back in the queue, or in other hands.
+    client.settle(0, (ids[0], ids[1]))
+    client.return_(0, (ids[0], ids[0]), failed=True)
+    client.discard(0, (ids[1], ids[2]))
+    cluster.run()
+    assert (machine.acked, machine.unacked) == (0, held)
+    # One range may reach over the change.
+    client.settle(0, (ids[0], ids[3]))
+    cluster.run()
+    assert (machine.acked, machine.unacked) == (1, held - 1)
+    client.settle(0, (ids[4], ids[4]))
+    cluster.run()
+    assert (machine.acked, machine.unacked) == (2, 0)
+    assert not client.target.pending
+
+
+def test_what_a_channel_sends_on_hearing_the_end_of_its_session_goes_in_the_next() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    client.subscribe(spec())
+    publish(client, 1, 1)
+    cluster.run()
+    client.get(no_ack=False)
+    cluster.run()
+    cluster.nodes[1].queue.on_node_down(4, definite=True)
+    cluster.run()
+    cancelled = events.on_cancelled
+
+    def go_on(client: Any, consumer: int, reason: str) -> None:
+        cancelled(client, consumer, reason)
+        client.return_(consumer, (0, 0), failed=False)
+        publish(client, 3, 1)
+
+    events.on_cancelled = go_on  # type: ignore[method-assign]
+    publish(client, 2, 1)
+    cluster.run()
+    cluster.wait(4000)
+    assert events.refused == [2]
+    assert events.confirmed == [1, 3]
+    assert not client.target.pending
+
+
 def test_deleting_answers_everything() -> None:
     cluster = Cluster()
     client, events = cluster.nodes[2].open()
