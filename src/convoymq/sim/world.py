@@ -307,7 +307,9 @@ class World:
         """Decides to add or remove a member; `_keep_members` has it done."""
         place = self.groups[group]
         rng = self.scheduler.rng
-        outside = [n for n in self.nodes if n not in place.members]
+        # Not those that left: a member that forgot what it acknowledged in a former life may vote
+        # for a log without it (docs/simulation.md, known limits).
+        outside = [n for n in self.nodes if n not in place.began]
         leading = self.leader_of(group)
         if place.leaving or leading is None:
             return
