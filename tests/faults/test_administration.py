@@ -17,7 +17,7 @@ from convoymq.model.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 51400
+BASE_PORT = 11400
 DEADLINE_S = 25.0
 QUORUM = {"x-queue-type": "quorum"}
 

@@ -20,7 +20,7 @@ DEADLINE_S = 10.0
 
 
 def free_port() -> int:
-    for port in range(53100, 53999):
+    for port in range(30100, 30999):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -16,7 +16,7 @@ from convoymq.cli.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 51200
+BASE_PORT = 11300
 DEADLINE_S = 25.0
 SETTINGS = {"operation_timeout": "1000", "quorum_queue.publish_register_timeout": "2500"}
 QUEUE = "orders"

@@ -17,7 +17,7 @@ from convoymq.cli.cluster import LocalCluster
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 53200
+BASE_PORT = 12200
 DEADLINE_S = 20.0
 QUEUE = "orders"
 

@@ -21,8 +21,8 @@ from convoymq.model.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 51500
-TLS_PORT = 51599
+BASE_PORT = 11500
+TLS_PORT = 11599
 DEADLINE_S = 25.0
 USER = "device-7"
 
