@@ -590,8 +590,7 @@ class QuorumQueue(Queue):
             made["message_bytes"] = machine.ready_bytes + machine.unacked_bytes
             made["consumers"] = machine.consumer_count
             made["consumer_details"] = machine.consumers()
-            made["memory"] = machine.memory_bytes()
-            made["index_bytes"] = machine.memory_bytes()
+            made["memory"] = made["index_bytes"] = machine.memory_bytes()
             made["delivery_limit"] = machine.delivery_limit
             made["single_active"] = machine.single_active
             made["totals"] = machine.totals()
