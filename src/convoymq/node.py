@@ -60,6 +60,7 @@ EPOCH_2025 = 1_735_689_600
 TICK_S = 0.1
 STORAGE_TICKS = 3
 MEMBER_TICKS = 2
+NOTES_ERROR = frozenset({"raft.replica_damaged", "raft.wipe_failed"})
 FORM_PATIENCE_S = 3.0
 """A fresh node waits so long for all peers before a majority of them is enough."""
 JOIN_TIMEOUT_S = 5.0
@@ -423,7 +424,8 @@ class Node:
             self.broker.keeper.tick()
 
     def _on_note(self, event: str, fields: dict[str, Any]) -> None:
-        self.log.info(event, **fields)
+        log = self.log.error if event in NOTES_ERROR else self.log.info
+        log(event, **fields)
 
     # -- links ------------------------------------------------------------------------------
 
@@ -689,6 +691,7 @@ class Node:
             heartbeat_s=amqp.heartbeat_s,
             handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
             max_message_size_bytes=amqp.max_message_size,
+            consumer_timeout_ms=amqp.consumer_timeout_ms,
             consumers_per_channel_max=amqp.consumer_max_per_channel,
             connections_max=config.listeners.connections_max,
             mechanisms=amqp.auth_mechanisms,

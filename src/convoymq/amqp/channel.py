@@ -138,6 +138,8 @@ class Channel:
         self._permitted: set[tuple[str, str, str]] = set()
         self._permitted_epoch = 0
         self._counted = [0, 0]
+        #: The next delivery tag at each of the latest scans for late acknowledgements.
+        self._tag_marks: deque[int] = deque()
 
     # --- methods -------------------------------------------------------------------------
 
@@ -243,6 +245,17 @@ class Channel:
             self.broker.check_topic_permission(
                 connection.user, connection.vhost, permission, exchange, routing_key
             )
+
+    def check_acknowledged(self, scans: int, timeout_ms: int) -> None:
+        """One scan for late acknowledgements: closes the channel when a delivery is older than
+        `scans` scans. Marking the next tag at each scan costs nothing per message."""
+        if self.closed:
+            return
+        self._tag_marks.append(self.lane.next_tag)
+        if len(self._tag_marks) > scans and (
+            0 < self.lane.oldest_unacked < self._tag_marks.popleft()
+        ):
+            self._refuse(refusals.acknowledgement_late(self.number, timeout_ms), 0, 0)
 
     def check_again(self) -> None:
         """Ask again for every permission (update-secret); a consumer that lost its own closes the

@@ -16,6 +16,7 @@ Source: AMQP 0-9-1 and RabbitMQ 4.3 behaviour.
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Callable, Coroutine
 from enum import Enum
@@ -53,6 +54,8 @@ from convoymq.model.tables import EMPTY, Table
 
 log = structlog.get_logger()
 
+SCAN_S = 60.0
+"""How often a connection looks for late acknowledgements, unless the time-out is that short."""
 ANNOUNCED_PRODUCT = "RabbitMQ"
 ANNOUNCED_VERSION = "4.3.0"
 _ALARM_WORDS = {"memory": "low on memory", "disk": "low on disk"}
@@ -150,6 +153,7 @@ class Connection:
         self._silent_ticks = 0
         self._seen_received = 0
         self._seen_sent = 0
+        self._scan: Timer | None = None
         self._timers: list[Timer] = [
             shell.call_later(settings.handshake_timeout_s, self._handshake_late)
         ]
@@ -499,6 +503,8 @@ class Connection:
         self.set_alarms(self.broker.alarms)
         self.broker.connections.add(self)
         self.broker.counters.connections_opened += 1
+        if self.settings.consumer_timeout_ms is not None:
+            self._scan = self.shell.call_later(self._scan_s, self._check_acknowledged)
         self.send(0, spec.ConnectionOpenOk())
         log.info(
             "amqp.connection_opened",
@@ -523,6 +529,22 @@ class Connection:
             channel.check_again()
         self.send(0, spec.ConnectionUpdateSecretOk())
         self._resume("secret")
+
+    # --- late acknowledgements ---------------------------------------------------------------
+
+    @property
+    def _scan_s(self) -> float:
+        return min(SCAN_S, (self.settings.consumer_timeout_ms or 0) / 2000)
+
+    def _check_acknowledged(self) -> None:
+        timeout_ms = self.settings.consumer_timeout_ms
+        if timeout_ms is None or self._down:
+            return
+        scans = math.ceil(timeout_ms / (1000 * self._scan_s))
+        for channel in list(self.channels.values()):
+            channel.check_acknowledged(scans, timeout_ms)
+        if not self._down:
+            self._scan = self.shell.call_later(self._scan_s, self._check_acknowledged)
 
     # --- heartbeats --------------------------------------------------------------------------
 
@@ -660,6 +682,9 @@ class Connection:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
+        if self._scan is not None:
+            self._scan.cancel()
+            self._scan = None
         self._end_channels()
         self.wire.close()
         self.shell.close()

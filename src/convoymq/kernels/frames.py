@@ -543,6 +543,10 @@ class Lane:
     def backlog_bytes(self):
         return self.backlog.end - self.backlog.start
 
+    @property
+    def oldest_unacked(self):
+        return self.runs[self.runs_head].tag if self.runs_head < self.runs_end else 0
+
     # consumers
 
     def add_slot(self, client, number, tag: bytes, no_ack=False, counted=False):

@@ -117,6 +117,9 @@ class Lane:
     @property
     def backlog_bytes(self) -> int:
         """Frames kept while the channel is busy."""
+    @property
+    def oldest_unacked(self) -> int:
+        """The lowest delivery tag that is outstanding; 0 = none."""
     def add_slot(
         self, client: Any, number: int, tag: bytes, no_ack: bool = False, counted: bool = False
     ) -> Slot:

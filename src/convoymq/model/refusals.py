@@ -327,6 +327,15 @@ def vhost_refused(vhost: str, user: str) -> NotAllowed:
     return NotAllowed(f"access to vhost '{vhost}' refused for user '{user}'")
 
 
+def acknowledgement_late(channel: int, timeout_ms: int) -> PreconditionFailed:
+    """A delivery stayed unacknowledged for longer than `consumer_timeout`."""
+    return PreconditionFailed(
+        f"delivery acknowledgement on channel {channel} timed out. Timeout value used: "
+        f"{timeout_ms} ms. This timeout value can be configured, see consumers doc guide to learn "
+        "more"
+    )
+
+
 # --- what is not served --------------------------------------------------------------------
 
 

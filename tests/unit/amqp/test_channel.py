@@ -468,6 +468,45 @@ async def test_too_many_consumers(make_client: MakeClient) -> None:
     )
 
 
+async def test_late_acknowledgement_closes_the_channel(make_client: MakeClient) -> None:
+    client = make_client(AmqpSettings(consumer_timeout_ms=120_000, heartbeat_s=0))
+    await client.open()
+    await client.channel()
+    await client.declare("q")
+    await fill(client, "q", b"a", b"b")
+    await consume(client)
+    client.shell.advance(100)
+    client.send(1, spec.BasicAck(delivery_tag=1))
+    client.shell.advance(70)
+    await fill(client, "q", b"c")
+    closes = [m for m in await client.methods() if isinstance(m, spec.ChannelClose)]
+    assert not closes
+    client.shell.advance(70)
+    closes = [m for m in await client.methods() if isinstance(m, spec.ChannelClose)]
+    assert [(m.reply_code, m.reply_text) for m in closes] == [
+        (
+            406,
+            "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value "
+            "used: 120000 ms. This timeout value can be configured, see consumers doc guide to "
+            "learn more",
+        )
+    ]
+
+
+async def test_prompt_acknowledgements_are_never_late(make_client: MakeClient) -> None:
+    client = make_client(AmqpSettings(consumer_timeout_ms=120_000, heartbeat_s=0))
+    await client.open()
+    await client.channel()
+    await client.declare("q")
+    await consume(client)
+    for tag in range(1, 8):
+        await fill(client, "q", b"a")
+        client.shell.advance(60)
+        client.send(1, spec.BasicAck(delivery_tag=tag))
+    client.shell.advance(600)
+    assert not [m for m in await client.methods() if isinstance(m, spec.ChannelClose)]
+
+
 async def test_cancel_leaves_deliveries_acknowledgeable(client: Client) -> None:
     queue = await client.declare("q")
     await fill(client, "q", b"a", b"b")
