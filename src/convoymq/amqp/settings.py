@@ -27,7 +27,7 @@ class AmqpSettings:
     max_message_size_bytes: int = 16 << 20
     """[max_message_size] Body limit, bytes; at most 512 MiB. A message is held in memory whole."""
     consumer_timeout_ms: int | None = 1_800_000
-    """[consumer_timeout] How long a delivery may stay unacknowledged until its channel is closed."""
+    """[consumer_timeout] How long a delivery may stay unacknowledged before its channel closes."""
     consumers_per_channel_max: int = 65535
     """[consumer_max_per_channel] Consumers of one channel."""
     connections_max: int = 65535
