@@ -586,6 +586,87 @@ class AmqpConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    """The columnar protocol on the AMQP port (`fetch.*`)."""
+
+    enabled: bool = _key(
+        "fetch.enabled",
+        True,
+        """Whether connections that begin with the columnar protocol's preface are served. `false`:
+        they are closed like any stranger's.""",
+        parse=_parse_bool,
+    )
+    frame_max: int = _key(
+        "fetch.frame_max",
+        64 << 20,
+        """Largest request or answer. A message that does not fit cannot be fetched; a connection
+        may cost twice as much memory.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 30,
+    )
+    answer_max: int = _key(
+        "fetch.answer_max",
+        4 << 20,
+        """Rows are added to an answer up to this size, whatever a client asks for. Larger: fewer
+        round trips, but longer pauses for the AMQP clients of this node while one is finished.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=64 << 10,
+        high=1 << 30,
+    )
+    buffer_max: int = _key(
+        "fetch.buffer_max",
+        256 << 20,
+        """Bytes of answers that are being built or not yet read by their clients, of all
+        connections; further requests wait for their turn.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 40,
+    )
+    connections_max: int = _key(
+        "fetch.connections_max",
+        1_000,
+        "Connections of this protocol; more are refused with an error.",
+        parse=_parse_int,
+        low=1,
+        high=1_000_000,
+    )
+    write_timeout_ms: int = _key(
+        "fetch.write_timeout",
+        30_000,
+        """A client that reads nothing of its answer for this long is dropped. Shorter: drivers in a
+        long pause have to connect again.""",
+        parse=_parse_int,
+        unit="ms",
+        low=100,
+        high=3_600_000,
+    )
+    request_timeout_ms: int = _key(
+        "fetch.request_timeout",
+        60_000,
+        """A request that has no answer by then gets an error: a queue without a majority must not
+        hold its clients for ever.""",
+        parse=_parse_int,
+        unit="ms",
+        low=1_000,
+        high=3_600_000,
+    )
+    slice_us: int = _key(
+        "fetch.slice",
+        500,
+        """How long work for this protocol may keep the event loop before AMQP has its turn. Longer:
+        more rows per second, higher latency of everything else.""",
+        parse=_parse_int,
+        unit="µs",
+        low=50,
+        high=100_000,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultsConfig:
     """What a new cluster contains, and what is used where a client says nothing."""
 
@@ -732,6 +813,7 @@ class Config:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     raft: RaftConfig = field(default_factory=RaftConfig)
     amqp: AmqpConfig = field(default_factory=AmqpConfig)
+    fetch: FetchConfig = field(default_factory=FetchConfig)
     defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     management: ManagementConfig = field(default_factory=ManagementConfig)
@@ -888,6 +970,8 @@ def _validate(config: Config) -> None:
         raise ConfigError(
             "listeners.ssl.default needs ssl_options.certfile and ssl_options.keyfile"
         )
+    if config.fetch.answer_max > config.fetch.frame_max:
+        raise ConfigError("fetch.answer_max must not be larger than fetch.frame_max")
     ids = [peer.node for peer in cluster.peers]
     if any(ids) and not all(ids):
         raise ConfigError("cluster.peers must have an id in front of every address, or of none")
