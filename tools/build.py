@@ -36,6 +36,13 @@ PLAIN_MODULES = [
     "convoymq.storage.wal",
     "convoymq.queues.quorum.client",
     "convoymq.queues.quorum.queue",
+    "convoymq.queues.sessions",
+    "convoymq.queues.session_client",
+    "convoymq.queues.group_queue",
+    "convoymq.queues.stream.machine",
+    "convoymq.queues.stream.chunks",
+    "convoymq.queues.stream.client",
+    "convoymq.queues.stream.queue",
 ]
 
 #: Compiled hot loops outside kernels/ that may hold pointers.

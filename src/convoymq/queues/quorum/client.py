@@ -36,7 +36,7 @@ from convoymq.model.refusals import (
     queue_subject,
 )
 from convoymq.queues.interface import ClientEvents, ConsumerSpec, QueueClient
-from convoymq.queues.quorum.machine import APPLIED_OK
+from convoymq.queues.sessions import APPLIED_OK
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.queue import QuorumQueue

@@ -6,11 +6,11 @@ from convoymq.queues.quorum.machine import (
     CANCELLED,
     POLLER,
     QUIESCING,
-    REPLIES_KEPT_MAX,
     UP,
     WAITING,
     QuorumMachine,
 )
+from convoymq.queues.sessions import REPLIES_KEPT_MAX
 
 
 def check_invariants(machine: QuorumMachine) -> None:

@@ -3,17 +3,13 @@ import cython
 from libc.stdint cimport int64_t, uint64_t
 
 from convoymq.queues.quorum.runs cimport CheckedOut, Fifo
+from convoymq.queues.sessions cimport Session, SessionTable
 
-cdef class Session:
-    cdef public object id
-    cdef public int node
-    cdef public uint64_t seq
+cdef class QueueSession(Session):
     cdef public dict consumers
-    cdef public list replies
-    cdef public Py_ssize_t applied_at
 
 cdef class Consumer:
-    cdef public Session session
+    cdef public QueueSession session
     cdef public object number
     cdef public int state
     cdef public str tag
@@ -25,33 +21,27 @@ cdef class Consumer:
     cdef public CheckedOut checked_out
     cpdef list pack(self)
 
-cdef class QuorumMachine:
-    cdef public list effects
+cdef class QuorumMachine(SessionTable):
     cdef public int version
     cdef public dict settings
     cdef public int64_t delivery_limit
     cdef public bint single_active, deleted
-    cdef public uint64_t index, time_ms, last_active_ms
+    cdef public uint64_t index, last_active_ms
     cdef public Fifo fresh, returned
-    cdef public dict sessions, closed, down_nodes, dropped
+    cdef public dict down_nodes, dropped
     cdef public dict _levels
-    cdef public list _priorities, waiting, _touched
-    cdef public set _gaps
+    cdef public list _priorities, waiting
     cdef public Consumer active
     cdef public int64_t unacked, unacked_bytes, consumer_count
     cdef public uint64_t published, delivered, acked, returns, redelivered, purged
-    cdef public object _nodes
     @cython.locals(
-        kind=int, flags=int, seq=uint64_t, count=uint64_t, offset=Py_ssize_t, session=Session,
+        kind=int, flags=int, seq=uint64_t, count=uint64_t, offset=Py_ssize_t, session=QueueSession,
+        size=uint64_t, repeated=uint64_t,
     )
     cpdef apply(self, uint64_t index, uint64_t time_ms, bytes data)
-    @cython.locals(session=Session)
-    cdef Session _accept(self, object session_id, uint64_t seq, int kind)
-    cdef _answer(self, Session session)
-    cdef _applied(self, Session session)
     @cython.locals(consumer=Consumer, ranges=list, i=Py_ssize_t)
     cdef _session_command(
-        self, Session session, int kind, int flags, Py_ssize_t count, object arg, bytes data,
+        self, QueueSession session, int kind, int flags, Py_ssize_t count, object arg, bytes data,
         Py_ssize_t offset
     )
     cdef _serve_last(self, Consumer consumer)

@@ -42,22 +42,19 @@ from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
     EFFECT_CANCELLED,
     EFFECT_DELIVER,
-    EFFECT_GAP,
     EFFECT_NOTE,
     EFFECT_TIMER,
     Effect,
 )
 from convoymq.kernels import batch
 from convoymq.queues.quorum import runs
+from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Session, SessionTable
 
 UP = 0
 WAITING = 1
 QUIESCING = 2
 CANCELLED = 3
 POLLER = 4
-
-APPLIED_OK = 0
-APPLIED_REJECTED = 1
 
 #: Window of a consumer that asks for no limit, and of no_ack (the channel settles as it sends).
 WINDOW_UNLIMITED = 2000
@@ -66,9 +63,6 @@ DISCONNECT_TIMEOUT_MS_DEFAULT = 60_000
 #: A turn of one of n consumers is 1/(16 n) of the ready messages, 1 … TURN_MESSAGES_MAX (ADR 0003).
 TURN_DIVISOR = 16
 TURN_MESSAGES_MAX = 256
-#: Replies that a session keeps for a repeat of the question; closed sessions that are remembered.
-REPLIES_KEPT_MAX = 64
-CLOSED_KEPT_MAX = 256
 
 FLAG_FAILED = 1
 FLAG_GET_SETTLED = 1
@@ -102,7 +96,7 @@ class Consumer:
         "window",
     )
 
-    def __init__(self, session: Session, number: int, state: int) -> None:
+    def __init__(self, session: QueueSession, number: int, state: int) -> None:
         self.session = session
         self.number = number
         self.state = state
@@ -132,23 +126,17 @@ class Consumer:
         ]
 
 
-class Session:
-    """One ordered command stream: its last seq, its consumers, its latest replies."""
+class QueueSession(Session):
+    """A session and its consumers."""
 
-    __slots__ = ("applied_at", "consumers", "id", "node", "replies", "seq")
+    __slots__ = ("consumers",)
 
     def __init__(self, session_id: int) -> None:
-        self.id = session_id
-        self.node = session_id >> 56
-        self.seq = 0
+        super().__init__(session_id)
         self.consumers: dict[int, Consumer] = {}
-        #: (seq, status, reply) of the latest commands whose answer says more than "applied".
-        self.replies: list[tuple[int, int, Any]] = []
-        #: Where in `effects` this entry's APPLIED of the session lies; -1 = none yet.
-        self.applied_at = -1
 
 
-class QuorumMachine:
+class QuorumMachine(SessionTable):
     """State of one quorum queue. See the module docstring.
 
     Args of the constructor: settings that all replicas agree on: `delivery_limit` (-1 = none),
@@ -179,9 +167,7 @@ class QuorumMachine:
         self.deleted = False
         self.fresh = runs.Fifo(False)
         self.returned = runs.Fifo(True)
-        self.sessions: dict[int, Session] = {}
-        #: Sessions that ended, oldest first: a stray repeat of seq 1 is no new session.
-        self.closed: dict[int, None] = {}
+        self._clear_sessions()
         #: Consumers with credit, by priority, the next to serve on the left. No level is empty.
         self._levels: dict[int, deque[Consumer]] = {}
         self._priorities: list[int] = []
@@ -200,9 +186,6 @@ class QuorumMachine:
         self.redelivered = 0
         self.purged = 0
         self.dropped: dict[str, int] = {"delivery_limit": 0, "rejected": 0}
-        self._nodes: frozenset[int] | None = None
-        self._touched: list[Session] = []
-        self._gaps: set[int] = set()
 
     # ---------------------------------------------------------------- the log
 
@@ -212,95 +195,43 @@ class QuorumMachine:
         if time_ms > self.time_ms:
             self.time_ms = time_ms
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
-            session: Session | None = None
+            session: QueueSession | None = None
             if session_id:
                 session = self._accept(session_id, seq, kind)
                 if session is None:
                     continue
             if kind == ENQUEUE:
+                repeated = 0
                 if count:
                     if self.deleted:
                         self._reply(session, APPLIED_REJECTED, "deleted")
                         continue
-                    self.published += count
-                    self.fresh.push(
-                        index, offset, 0, count, batch.enqueue_bytes(data, offset), 0, 0
-                    )
-                self._applied(session)
+                    size = batch.enqueue_bytes(data, offset)
+                    if session is not None and session.producer is not None:
+                        repeated = self._repeated(session, count)
+                        size -= size * repeated // count
+                    if repeated < count:
+                        count -= repeated
+                        self.published += count
+                        self.fresh.push(index, offset, repeated, count, size, 0, 0)
+                if repeated:
+                    self._reply(session, APPLIED_OK, repeated)
+                else:
+                    self._applied(session)
             elif session is not None:
                 self._session_command(session, kind, flags, count, arg, data, offset)
             else:
                 self._leader_command(kind, flags, count, arg, data, offset)
             if self._priorities and (self.fresh.messages or self.returned.messages):
                 self._assign()
-        for session in self._touched:
-            session.applied_at = -1
-        self._touched.clear()
-        self._gaps.clear()
+        self._end_entry()
 
-    def _gap(self, session_id: int, last: int) -> None:
-        """Asks for the commands after `last`, once an entry."""
-        if session_id not in self._gaps:
-            self._gaps.add(session_id)
-            self.effects.append((EFFECT_GAP, session_id, last))
-
-    def _accept(self, session_id: int, seq: int, kind: int) -> Session | None:
-        """The session when this command is its next; otherwise answers and returns None."""
-        session = self.sessions.get(session_id)
-        if session is None:
-            if session_id in self.closed:
-                if kind == batch.CMD_SESSION_CLOSE:
-                    self.effects.append((EFFECT_APPLIED, session_id, seq, APPLIED_OK, None))
-                else:
-                    self._gap(session_id, 0)
-                return None
-            if seq != 1:
-                self._gap(session_id, 0)
-                return None
-            session = Session(session_id)
-            self.sessions[session_id] = session
-            self._nodes = None
-        elif seq <= session.seq:
-            for known, status, reply in session.replies:
-                if known == seq:
-                    self.effects.append((EFFECT_APPLIED, session_id, seq, status, reply))
-                    session.applied_at = -1
-            if session.applied_at < 0:
-                self._answer(session)
-            return None
-        elif seq != session.seq + 1:
-            self._gap(session_id, session.seq)
-            return None
-        session.seq = seq
-        return session
-
-    def _answer(self, session: Session) -> None:
-        """APPLIED up to the session's last seq, one for all plain commands of an entry."""
-        effect = (EFFECT_APPLIED, session.id, session.seq, APPLIED_OK, None)
-        if session.applied_at >= 0:
-            self.effects[session.applied_at] = effect
-        else:
-            session.applied_at = len(self.effects)
-            self.effects.append(effect)
-            self._touched.append(session)
-
-    def _applied(self, session: Session | None) -> None:
-        if session is not None:
-            self._answer(session)
-
-    def _reply(self, session: Session | None, status: int, reply: Any) -> None:
-        """Answers with more than "applied"; kept, because the first answer may get lost."""
-        if session is None:
-            return
-        session.replies.append((session.seq, status, reply))
-        if len(session.replies) > REPLIES_KEPT_MAX:
-            del session.replies[0]
-        self.effects.append((EFFECT_APPLIED, session.id, session.seq, status, reply))
-        session.applied_at = -1
+    def _new_session(self, session_id: int) -> QueueSession:
+        return QueueSession(session_id)
 
     def _session_command(
         self,
-        session: Session,
+        session: QueueSession,
         kind: int,
         flags: int,
         count: int,
@@ -346,6 +277,8 @@ class QuorumMachine:
         elif kind == batch.CMD_CONFIG:
             self._configure(decode_map(batch.command_body(data, offset), count))
             self._applied(session)
+        elif kind == batch.CMD_PRODUCER:
+            self._producer(session, count, data, offset)
         else:
             self._reply(session, APPLIED_REJECTED, f"unknown command {kind}")
 
@@ -461,7 +394,7 @@ class QuorumMachine:
         )
         return count
 
-    def _get(self, session: Session, settled: bool) -> None:
+    def _get(self, session: QueueSession, settled: bool) -> None:
         """basic.get: DELIVER to consumer 0, then the reply [message id, ready left] or []."""
         self.last_active_ms = self.time_ms
         if self.single_active:
@@ -526,7 +459,7 @@ class QuorumMachine:
 
     # ---------------------------------------------------------- consumers
 
-    def _checkout(self, session: Session, number: int, spec: dict[str, Any]) -> None:
+    def _checkout(self, session: QueueSession, number: int, spec: dict[str, Any]) -> None:
         exclusive = bool(spec.get("exclusive", False)) and bool(self.settings["exclusive_honoured"])
         refusal = None
         if self.deleted:
@@ -620,13 +553,9 @@ class QuorumMachine:
             self.active = best
             self._serve_last(best)
 
-    def _end_session(self, session: Session, *, failed: bool) -> None:
+    def _end_session(self, session: QueueSession, *, failed: bool) -> None:
         """Removes a session, returning what its consumers hold."""
-        del self.sessions[session.id]
-        self._nodes = None
-        self.closed[session.id] = None
-        if len(self.closed) > CLOSED_KEPT_MAX:
-            del self.closed[next(iter(self.closed))]
+        self._remove_session(session)
         for consumer in list(session.consumers.values()):
             self._serve_no_more(consumer)
             if consumer.state == WAITING:
@@ -644,9 +573,6 @@ class QuorumMachine:
 
     # -------------------------------------------------------------- nodes
 
-    def _sessions_of(self, node: int) -> list[Session]:
-        return [session for session in self.sessions.values() if session.node == node]
-
     def _node_down(self, node: int, gone: bool) -> None:
         """Suspects a node; when it is known to be `gone`, its sessions end at once."""
         if gone:
@@ -658,6 +584,7 @@ class QuorumMachine:
             return
         self.down_nodes[node] = [self.time_ms, 0]
         for session in self._sessions_of(node):
+            consumer: Consumer
             for consumer in session.consumers.values():
                 self._serve_no_more(consumer)
                 if consumer is self.active:
@@ -685,6 +612,7 @@ class QuorumMachine:
 
     def _tick(self) -> None:
         """Returns the messages of consumers whose node has been away for too long."""
+        self._forget_producers()
         timeout: int = self.settings["disconnect_timeout_ms"]
         for node, state in self.down_nodes.items():
             if state[1] or self.time_ms < state[0] + timeout:
@@ -817,6 +745,7 @@ class QuorumMachine:
             "returned": self.returns,
             "redelivered": self.redelivered,
             "purged": self.purged,
+            "duplicates": self.duplicates,
         }
         for reason, count in self.dropped.items():
             made["dropped_" + reason] = count
@@ -855,12 +784,6 @@ class QuorumMachine:
             made.append((low, high))
         return made
 
-    def session_nodes(self) -> frozenset[int]:
-        """Nodes that have a session here."""
-        if self._nodes is None:
-            self._nodes = frozenset(session.node for session in self.sessions.values())
-        return self._nodes
-
     def resend(self, session_node: int) -> None:
         """Appends the effects that bring the clients of a node up to date (Machine.resend)."""
         for session in self._sessions_of(session_node):
@@ -871,7 +794,7 @@ class QuorumMachine:
             self.effects.append((EFFECT_APPLIED, session.id, session.seq, APPLIED_OK, None))
             self._redeliver(session, False)
 
-    def _redeliver(self, session: Session, pollers: bool) -> None:
+    def _redeliver(self, session: QueueSession, pollers: bool) -> None:
         for consumer in session.consumers.values():
             if (consumer.state == POLLER) == pollers:
                 self.redeliver(session.id, consumer.number, 0)
@@ -903,7 +826,7 @@ class QuorumMachine:
         """The state as msgpack of plain values and packed runs; equal for equal states."""
         return msgspec.msgpack.encode(
             {
-                "format": 1,
+                "format": 2,
                 "version": self.version,
                 "settings": dict(sorted(self.settings.items())),
                 "index": self.index,
@@ -913,10 +836,17 @@ class QuorumMachine:
                 "fresh": self.fresh.pack(),
                 "returned": self.returned.pack(),
                 "sessions": [
-                    [s.id, s.seq, list(s.replies), [c.pack() for c in s.consumers.values()]]
+                    [
+                        s.id,
+                        s.seq,
+                        list(s.replies),
+                        [c.pack() for c in s.consumers.values()],
+                        s.producer,
+                    ]
                     for s in self.sessions.values()
                 ],
                 "closed": list(self.closed),
+                "producers": self._pack_producers(),
                 "service": self.service_queue(),
                 "waiting": [(c.session.id, c.number) for c in self.waiting],
                 "down_nodes": [[node, *state] for node, state in self.down_nodes.items()],
@@ -927,6 +857,7 @@ class QuorumMachine:
                     self.returns,
                     self.redelivered,
                     self.purged,
+                    self.duplicates,
                 ],
                 "dropped": dict(sorted(self.dropped.items())),
             }
@@ -936,7 +867,7 @@ class QuorumMachine:
         """Replaces the state. Raises ValueError for what is no snapshot of a known format."""
         try:
             known = msgspec.msgpack.decode(state)
-            if known["format"] != 1:
+            if known["format"] not in (1, 2):
                 raise ValueError(f"snapshot format {known['format']} is not known")
             self._restore(known)
         except (KeyError, TypeError, msgspec.DecodeError) as error:
@@ -952,14 +883,17 @@ class QuorumMachine:
         self.deleted = known["deleted"]
         self.fresh.unpack(known["fresh"])
         self.returned.unpack(known["returned"])
-        for session_id, seq, replies, consumers in known["sessions"]:
-            session = Session(session_id)
+        # Format 1 had no producers.
+        for session_id, seq, replies, consumers, *more in known["sessions"]:
+            session = QueueSession(session_id)
             session.seq = seq
+            session.producer = (more[0][0], more[0][1]) if more and more[0] else None
             session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
             self.sessions[session_id] = session
             for packed in consumers:
                 self._restore_consumer(session, packed)
         self.closed = dict.fromkeys(known["closed"])
+        self._unpack_producers(known.get("producers", ()))
         for session_id, number in known["service"]:
             consumer = self.sessions[session_id].consumers[number]
             consumer.queued = True
@@ -974,10 +908,11 @@ class QuorumMachine:
             self.returns,
             self.redelivered,
             self.purged,
-        ) = known["totals"]
+            self.duplicates,
+        ) = (*known["totals"], 0)[:7]
         self.dropped = known["dropped"]
 
-    def _restore_consumer(self, session: Session, packed: list[Any]) -> None:
+    def _restore_consumer(self, session: QueueSession, packed: list[Any]) -> None:
         consumer = Consumer(session, packed[0], packed[1])
         consumer.tag = packed[2]
         consumer.window = packed[3]

@@ -17,7 +17,8 @@ from convoymq.cluster.interfaces import (
 )
 from convoymq.kernels import batch
 from convoymq.queues.quorum.invariants import check_invariants
-from convoymq.queues.quorum.machine import CLOSED_KEPT_MAX, QuorumMachine
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.sessions import CLOSED_KEPT_MAX
 from tests.unit.queues.quorum.support import Log, apply, deliveries, session_id
 
 A, B, C = session_id(1), session_id(2), session_id(3)
@@ -573,7 +574,7 @@ def test_live_ranges_name_what_is_needed() -> None:
 def test_a_damaged_snapshot_is_refused() -> None:
     machine = QuorumMachine()
     good = machine.snapshot()
-    for bad in (b"", b"\xc1", good[:-1], good.replace(b"\xa6format\x01", b"\xa6format\x09")):
+    for bad in (b"", b"\xc1", good[:-1], good.replace(b"\xa6format\x02", b"\xa6format\x09")):
         with pytest.raises(ValueError, match=r"."):
             QuorumMachine().restore(bad)
 
@@ -581,3 +582,14 @@ def test_a_damaged_snapshot_is_refused() -> None:
 def test_a_newer_machine_version_is_refused() -> None:
     with pytest.raises(ValueError, match="version 2"):
         QuorumMachine().set_version(2)
+
+
+def test_a_snapshot_of_the_first_format_is_read() -> None:
+    machine = QuorumMachine()
+    known = msgspec.msgpack.decode(machine.snapshot())
+    known["format"] = 1
+    del known["producers"]
+    known["totals"].pop()
+    restored = QuorumMachine()
+    restored.restore(msgspec.msgpack.encode(known))
+    assert restored.snapshot() == machine.snapshot()

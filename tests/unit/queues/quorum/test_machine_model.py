@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import convoymq.queues.quorum.machine as compiled_machine
 import convoymq.queues.quorum.runs as compiled_runs
+import convoymq.queues.sessions as compiled_sessions
 from convoymq.cluster.interfaces import EFFECT_DELIVER
 from convoymq.kernels import batch
 from convoymq.queues.quorum.invariants import check_invariants
@@ -360,7 +361,9 @@ def test_snapshot_and_rest_equal_the_whole_log(
 
 def interpreted(name: str) -> ModuleType:
     """The module from its source, whatever is compiled beside it."""
-    path = Path(compiled_machine.__file__).parent / f"{name.rsplit('.', 1)[1]}.py"
+    compiled = sys.modules[name].__file__
+    assert compiled is not None
+    path = Path(compiled).parent / f"{name.rsplit('.', 1)[1]}.py"
     loader = importlib.machinery.SourceFileLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
@@ -370,13 +373,15 @@ def interpreted(name: str) -> ModuleType:
 
 
 def interpreted_machine() -> ModuleType:
-    """The machine's module, interpreted, on interpreted runs."""
+    """The machine's module, interpreted, on interpreted runs and sessions."""
     package = sys.modules[compiled_runs.__name__.rpartition(".")[0]]
     package.runs = interpreted(compiled_runs.__name__)  # type: ignore[attr-defined]
+    sys.modules[compiled_sessions.__name__] = interpreted(compiled_sessions.__name__)
     try:
         return interpreted(compiled_machine.__name__)
     finally:
         package.runs = compiled_runs  # type: ignore[attr-defined]
+        sys.modules[compiled_sessions.__name__] = compiled_sessions
 
 
 PLAIN = interpreted_machine()
