@@ -164,6 +164,15 @@ class Connection:
         """The socket is gone."""
         self._tear_down()
 
+    def hand_over(self) -> None:
+        """The first bytes were another protocol's: from now on the socket is somebody else's."""
+        self._down = True
+        self.state = State.CLOSED
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self.wire.close()
+
     def on_writable(self) -> None:
         """The socket takes output again."""
         error = self.wire.write()

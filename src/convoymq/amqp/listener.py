@@ -28,8 +28,16 @@ ACCEPT_PAUSE_S = 1.0
 LISTEN_BACKLOG = 1024
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
+PREFACE_BYTES = 8
+"""Length of what every protocol on this port begins with."""
+COLUMNAR_MAGIC = b"CNVY"
+"""The columnar protocol begins with it (docs/formats/columnar-protocol.md)."""
+
 #: Connection ids are unique in the process: they own exclusive queues.
 _ids = itertools.count(1)
+
+#: Serves a connection of another protocol: (what it began with, its id, peer, local address, TLS).
+Door = Callable[[bytes, int, tuple[str, int], tuple[str, int], bool], asyncio.Protocol]
 
 
 class Spawner(Protocol):
@@ -53,6 +61,7 @@ class SocketShell:
         self._reading = False
         self._writing = False
         self._closed = False
+        self._head: bytes | None = b"" if owner.columnar is not None else None
 
     def set_reading(self, on: bool) -> None:
         """See `Shell`."""
@@ -101,6 +110,9 @@ class SocketShell:
     def _readable(self) -> None:
         connection = self.connection
         assert connection is not None
+        if self._head is not None:
+            self._read_head(connection)
+            return
         try:
             count = connection.wire.receive()
         except Exception:
@@ -112,6 +124,34 @@ class SocketShell:
             connection.eof()
         elif -count not in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR):
             connection.input_failed(-count)
+
+    def _read_head(self, connection: Connection) -> None:
+        """The first bytes say whose connection this is; no byte more than the preface is read."""
+        head = self._head
+        assert head is not None
+        try:
+            data = self.sock.recv(PREFACE_BYTES - len(head))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            connection.input_failed(error.errno or errno.EIO)
+            return
+        if not data:
+            connection.eof()
+            return
+        self._head = head = head + data
+        if is_undecided(head):
+            return
+        self._head = None
+        if not head.startswith(COLUMNAR_MAGIC):
+            try:
+                connection.wire.feed(head)
+            except Exception:
+                connection.failed()
+            return
+        self.set_reading(False)
+        self._closed = True
+        self.owner.hand_over(connection, self.sock, head)
 
     def _writable(self) -> None:
         assert self.connection is not None
@@ -129,6 +169,7 @@ class TlsShell(asyncio.Protocol):
         self.connection: Connection | None = None
         self.transport: asyncio.Transport | None = None
         self._full = False
+        self._head: bytes | None = b"" if owner.columnar is not None else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -153,10 +194,28 @@ class TlsShell(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         if self.connection is None:
             return
+        if self._head is not None:
+            data = self._head + bytes(data)
+            if is_undecided(data):
+                self._head = data
+                return
+            self._head = None
+            if data.startswith(COLUMNAR_MAGIC):
+                self._hand_over(data)
+                return
         try:
             self.connection.wire.feed(bytes(data))
         except Exception:
             self.connection.failed()
+
+    def _hand_over(self, data: bytes) -> None:
+        connection, self.connection = self.connection, None
+        transport, self.transport = self.transport, None
+        assert connection is not None
+        assert transport is not None
+        protocol = self.owner.leave(connection, data)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
 
     def eof_received(self) -> bool:
         """See `asyncio.Protocol`."""
@@ -218,6 +277,11 @@ class TlsShell(asyncio.Protocol):
         self.owner.spawn(work)
 
 
+def is_undecided(head: bytes) -> bool:
+    """Whether more bytes are needed to tell the columnar protocol from others."""
+    return len(head) < PREFACE_BYTES and head[:4] == COLUMNAR_MAGIC[: len(head)]
+
+
 _ATTRIBUTES = {
     "commonName": "CN",
     "countryName": "C",
@@ -268,10 +332,13 @@ class Listener:
         port: int = 5672,
         ssl_context: ssl.SSLContext | None = None,
         count: Callable[[], int] | None = None,
+        columnar: Door | None = None,
     ) -> None:
         """`count` says how many connections there are of those that `connections_max` bounds;
-        without it, those of this listener."""
+        without it, those of this listener. `columnar` serves connections that begin with that
+        protocol's preface; without it they are strangers."""
         self.broker = broker
+        self.columnar = columnar
         self.settings = settings
         self.outbox = outbox
         self.host = host
@@ -376,6 +443,27 @@ class Listener:
         )
         self.connections[connection.id] = connection
         return connection
+
+    def leave(self, connection: Connection, head: bytes) -> asyncio.Protocol:
+        """The connection turned out to be of the columnar protocol; returns who serves it."""
+        assert self.columnar is not None
+        connection.hand_over()
+        self.gone(connection)
+        return self.columnar(head, connection.id, connection.peer, connection.local, connection.ssl)
+
+    def hand_over(self, connection: Connection, sock: socket.socket, head: bytes) -> None:
+        """Give a plain socket to who serves the columnar protocol."""
+        protocol = self.leave(connection, head)
+
+        async def adopt() -> None:
+            assert self._loop is not None
+            try:
+                await self._loop.connect_accepted_socket(lambda: protocol, sock)
+            except OSError as error:
+                sock.close()
+                protocol.connection_lost(error)
+
+        self.spawn(adopt())
 
     def gone(self, connection: Connection | None) -> None:
         """A connection's socket is closed."""
