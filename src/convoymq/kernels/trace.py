@@ -1,0 +1,200 @@
+"""Rows of the trace in preallocated columns: one call per run, no object per row (ADR 0009)."""
+
+import cython
+from cython.cimports.convoymq.kernels import cext
+from cython.cimports.libc import stdlib, string
+from cython.cimports.libc.stdint import int64_t, uint64_t
+
+COLUMNS = 17
+
+_COLUMNS = cython.declare(cython.Py_ssize_t, 17)
+_WORD = cython.declare(cython.Py_ssize_t, 8)
+_HEADER = cython.declare(cython.Py_ssize_t, 48)
+
+
+@cython.cclass
+class TraceRows:
+    def __cinit__(self):
+        self.store = cython.NULL
+
+    def __init__(self, capacity: cython.Py_ssize_t = 1024, rows_max: cython.Py_ssize_t = 65536):
+        if capacity < 1 or rows_max < capacity or rows_max > 1 << 24:
+            raise ValueError("capacity must lie between 1 and rows_max")
+        stdlib.free(self.store)
+        self.store = cython.cast(
+            cython.pointer(int64_t), stdlib.malloc(capacity * _COLUMNS * _WORD)
+        )
+        if self.store == cython.NULL:
+            raise MemoryError
+        self.capacity = capacity
+        self.rows_max = rows_max
+        self.used = 0
+        self.muted = False
+        self.ordinal = 0
+        self.now_index = 0
+        self.now_term = 0
+        self.now_us = 0
+        self.skip_through = 0
+        self.lost = 0
+        self.index = 0
+        self.on_full = None
+
+    def __dealloc__(self):
+        stdlib.free(self.store)
+
+    @property
+    def rows(self):
+        return self.used
+
+    def begin(self, index: int64_t, term: int64_t, time_ms: int64_t):
+        self.index = index
+        self.now_index = index
+        self.now_term = term
+        self.now_us = time_ms * 1000
+        self.ordinal = 0
+        self.muted = index <= self.skip_through
+
+    def begin_entry(self, data: bytes):
+        if len(data) < _HEADER:
+            raise ValueError("shorter than an entry's header")
+        p: cython.p_char = data
+        words: uint64_t[3]
+        string.memcpy(words, p + 8, 24)
+        self.begin(
+            cython.cast(int64_t, cext.htole64(words[0])),
+            cython.cast(int64_t, cext.htole64(words[1])),
+            cython.cast(int64_t, cext.htole64(words[2])),
+        )
+
+    def restored(self, index: int64_t):
+        self.index = index
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def grow(self) -> cython.void:
+        wider: cython.Py_ssize_t = self.capacity * 2
+        if wider > self.rows_max:
+            wider = self.rows_max
+        fresh: cython.pointer(int64_t) = cython.cast(
+            cython.pointer(int64_t), stdlib.malloc(wider * _COLUMNS * _WORD)
+        )
+        if fresh == cython.NULL:
+            return
+        k: cython.Py_ssize_t
+        for k in range(_COLUMNS):
+            string.memcpy(fresh + k * wider, self.store + k * self.capacity, self.used * _WORD)
+        stdlib.free(self.store)
+        self.store = fresh
+        self.capacity = wider
+
+    @cython.cfunc
+    @cython.exceptval(-1, check=False)
+    def row(self) -> cython.Py_ssize_t:
+        """The number of a new row plus one; 0 when there is no room for it."""
+        if self.used == self.capacity and self.capacity < self.rows_max:
+            self.grow()
+        if self.used == self.capacity and self.on_full is not None:
+            self.on_full()
+        if self.used == self.capacity:
+            self.lost += 1
+            return 0
+        self.used += 1
+        return self.used
+
+    def add(
+        self,
+        kind: int64_t,
+        flags: int64_t,
+        reason: int64_t,
+        session: uint64_t,
+        consumer: int64_t,
+        seq: int64_t,
+        first_id: int64_t,
+        count: int64_t,
+        position_index: int64_t,
+        position_command: int64_t,
+        position_first: int64_t,
+        acquired: int64_t,
+        delivered: int64_t,
+        /,
+    ):
+        ordinal: int64_t = self.ordinal
+        self.ordinal = ordinal + 1
+        if self.muted:
+            return
+        number: cython.Py_ssize_t = self.row()
+        if number == 0:
+            return
+        at: cython.pointer(int64_t) = self.store + (number - 1)
+        step: cython.Py_ssize_t = self.capacity
+        at[0] = kind
+        at[step] = flags
+        at[2 * step] = reason
+        at[3 * step] = ordinal
+        at[4 * step] = self.now_index
+        at[5 * step] = self.now_term
+        at[6 * step] = self.now_us
+        at[7 * step] = cython.cast(int64_t, session)
+        at[8 * step] = consumer
+        at[9 * step] = seq
+        at[10 * step] = first_id
+        at[11 * step] = count
+        at[12 * step] = position_index
+        at[13 * step] = position_command
+        at[14 * step] = position_first
+        at[15 * step] = acquired
+        at[16 * step] = delivered
+
+    def act(
+        self,
+        kind: int64_t,
+        flags: int64_t,
+        time_us: int64_t,
+        index: int64_t,
+        session: uint64_t,
+        consumer: int64_t,
+        seq: int64_t,
+        first_id: int64_t,
+        count: int64_t,
+        position_index: int64_t,
+        position_command: int64_t,
+        position_first: int64_t,
+        acquired: int64_t,
+        delivered: int64_t,
+        /,
+    ):
+        number: cython.Py_ssize_t = self.row()
+        if number == 0:
+            return
+        at: cython.pointer(int64_t) = self.store + (number - 1)
+        step: cython.Py_ssize_t = self.capacity
+        at[0] = kind
+        at[step] = flags
+        at[2 * step] = 0
+        at[3 * step] = 0
+        at[4 * step] = index
+        at[5 * step] = 0
+        at[6 * step] = time_us
+        at[7 * step] = cython.cast(int64_t, session)
+        at[8 * step] = consumer
+        at[9 * step] = seq
+        at[10 * step] = first_id
+        at[11 * step] = count
+        at[12 * step] = position_index
+        at[13 * step] = position_command
+        at[14 * step] = position_first
+        at[15 * step] = acquired
+        at[16 * step] = delivered
+
+    def take(self):
+        rows: cython.Py_ssize_t = self.used
+        size: cython.Py_ssize_t = rows * _WORD
+        made: bytes = cython.cast(bytes, None)
+        k: cython.Py_ssize_t
+        parts: list = []
+        for k in range(_COLUMNS):
+            p: cython.p_char = cython.cast(cython.p_char, self.store + k * self.capacity)
+            made = p[:size]
+            parts.append(made)
+        self.used = 0
+        return rows, b"".join(parts)

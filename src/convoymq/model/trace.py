@@ -1,0 +1,105 @@
+"""The words of the trace: what the recorder writes and the audit reads (ADR 0009).
+
+A row is a run: messages [position_first, position_first + count) of the ENQUEUE command at byte
+`position_command` of entry `position_index`, and what became of them. Decided rows carry the entry
+that decided it and are equal on every replica; acts carry the clock of the node that acted.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FORMAT: Final = 1
+"""Version of files and columns; in every file's metadata under METADATA_KEY."""
+METADATA_KEY: Final = b"convoymq.trace"
+
+PUBLISHED: Final = 1
+DELIVERED: Final = 2
+ACKED: Final = 3
+RETURNED: Final = 4
+DROPPED: Final = 5
+CONFIRMED: Final = 6
+SENT: Final = 7
+OWNER: Final = 8
+STATE: Final = 9
+COVERED: Final = 10
+SUMMARY: Final = 11
+
+KIND_NAMES: Final = {
+    PUBLISHED: "published",
+    DELIVERED: "delivered",
+    ACKED: "acked",
+    RETURNED: "returned",
+    DROPPED: "dropped",
+    CONFIRMED: "confirmed",
+    SENT: "sent",
+    OWNER: "owner",
+    STATE: "state",
+    COVERED: "covered",
+    SUMMARY: "summary",
+}
+
+REDELIVERED: Final = 1
+"""delivered, sent: `redelivered` is shown to the consumer."""
+NO_ACK: Final = 2
+"""delivered: the consumer settles by receiving."""
+BY_STAGE: Final = 4
+"""The owner is a stage: `session` is its epoch, and no node has it."""
+FAILED: Final = 8
+"""returned: counts towards the delivery limit."""
+CAME: Final = 16
+GONE: Final = 32
+"""owner: a consumer may be served from now on, or no more."""
+DELETED: Final = 64
+"""confirmed: answered because the queue is deleted, not because it holds the message."""
+HELD: Final = 128
+"""state: checked out to (session, consumer); without it: ready. dropped: it was checked out to that
+owner; without it: it was ready."""
+COMPLETE: Final = 256
+"""summary: the `state` rows of the same index are all there is in the queue."""
+
+REJECTED: Final = 1
+OVER_DELIVERY_LIMIT: Final = 2
+PURGED: Final = 3
+QUEUE_DELETED: Final = 4
+EXPIRED: Final = 5
+OVER_LENGTH: Final = 6
+DUPLICATE: Final = 7
+"""published: a named producer had sent these sequences before; they never entered the queue."""
+RETENTION: Final = 8
+"""A stream gave its oldest segment up."""
+
+REASON_NAMES: Final = {
+    REJECTED: "rejected",
+    OVER_DELIVERY_LIMIT: "delivery_limit",
+    PURGED: "purged",
+    QUEUE_DELETED: "deleted",
+    EXPIRED: "expired",
+    OVER_LENGTH: "length",
+    DUPLICATE: "duplicate",
+    RETENTION: "retention",
+}
+
+ROW_COLUMNS: Final = (
+    "kind",
+    "flags",
+    "reason",
+    "ordinal",
+    "index",
+    "term",
+    "time_us",
+    "session",
+    "consumer",
+    "seq",
+    "first_id",
+    "count",
+    "position_index",
+    "position_command",
+    "position_first",
+    "acquired",
+    "delivered",
+)
+"""What is recorded, in the order of `kernels.trace.TraceRows`. In files `kind` and `reason` are
+int8, `flags` and `ordinal` int32, the others int64 (`session` as a bit pattern)."""
+FILE_COLUMNS: Final = ("vhost", "queue", "type", "group", "node", "incarnation")
+"""The same for all rows of a file; written as columns so that files can be read together."""
