@@ -1,0 +1,404 @@
+"""The blocking client: one call, one answer, whichever server gives it.
+
+A call that can be repeated without harm is repeated, on the next server, until its deadline.
+Everything but PRODUCE can; PRODUCE can with a producer's name, because the broker drops what it
+has. One socket is open at a time; threads wait for each other, a fork connects anew.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from convoymq.client import errors
+from convoymq.client.config import ClientConfig
+from convoymq.client.link import Link
+from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
+from convoymq.model.columnar import ErrorCode, Frame, Op
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+MAX_ROWS = 100_000
+MAX_BYTES = 16 << 20
+DEFAULT_COLUMNS = 1 | 2 | 4 | 8
+"""offset, timestamp, key and value."""
+ATTEMPT_TIMEOUT_S = 10.0
+"""A server that says nothing for this long is given up for the next one, if there is one."""
+PAUSE_MIN_S = 0.05
+PAUSE_MAX_S = 1.0
+_AGAIN = frozenset((ErrorCode.UNAVAILABLE, ErrorCode.REPLICA_BEHIND, ErrorCode.RESOURCE_ALARM))
+_ELSEWHERE = frozenset((ErrorCode.UNAVAILABLE, ErrorCode.REPLICA_BEHIND))
+
+
+class Client:
+    """See the module text. Every call may raise what `convoymq.client.errors` lists."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        """Connects at the first call, not yet."""
+        self.config = config
+        self._addresses = config.addresses()
+        self._at = random.randrange(len(self._addresses)) if config.spread else 0
+        self._link: Link | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"Client({self.config!r})"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; a later call opens another."""
+        with self._lock:
+            self._drop()
+
+    def abandon(self) -> None:
+        """Closes a fork's copy of the connection; the parent's stays as it is."""
+        # No lock: the thread that held it in the parent does not exist here.
+        self._drop()
+
+    # --- what there is -------------------------------------------------------------------
+
+    def metadata(
+        self,
+        names: Iterable[str] | None = None,
+        pattern: str | None = None,
+        types: Sequence[str] = ("stream",),
+    ) -> list[QueueInfo]:
+        """Returns the queues of these types that the user may read, by name.
+
+        Args:
+            names: only these; unknown ones are left out.
+            pattern: only those that this regular expression matches as a whole.
+        """
+        try:
+            wanted = re.compile(pattern) if pattern is not None else None
+        except re.error as error:
+            raise errors.PreconditionFailed(f"pattern {pattern!r}: {error}") from None
+        fields = {"names": None if names is None else list(names), "types": list(types)}
+        answer = self._call(Op.METADATA, fields)
+        rows = [_queue(row) for row in _list(answer, "queues")]
+        return sorted(
+            (row for row in rows if wanted is None or wanted.fullmatch(row.name)),
+            key=lambda row: row.name,
+        )
+
+    def offsets(
+        self, queries: Iterable[tuple[str, str, int | None]]
+    ) -> list[tuple[int | None, int | None]]:
+        """Answers (stream, "earliest" | "latest" | "timestamp", ms since the epoch) queries.
+
+        Returns:
+            (offset, time in ms or None) each; (None, None): no message at or after the time.
+            "latest" is the offset that the next message gets.
+        """
+        asked = [list(query) for query in queries]
+        rows = _list(self._call(Op.OFFSETS, {"queries": asked}), "offsets")
+        if len(rows) != len(asked):
+            raise errors.ProtocolError(f"{len(rows)} offsets for {len(asked)} queries")
+        return [(row[0], row[1]) for row in rows]
+
+    # --- streams -------------------------------------------------------------------------
+
+    def fetch(
+        self,
+        stream: str,
+        offset: int,
+        *,
+        end: int | None = None,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_BYTES,
+        columns: int = DEFAULT_COLUMNS,
+        wait_ms: int = 0,
+        compression: str = "",
+    ) -> FetchResult:
+        """Returns rows from `offset` on: at least one, or none when there is none yet.
+
+        Args:
+            end: the offset to stop before; None = the committed end.
+            max_rows, max_bytes: at most so much; the server may send less.
+            columns: bits of `convoymq.kernels.columns`.
+            wait_ms: how long the server waits for the first row.
+            compression: "", "zstd" or "lz4".
+        """
+        fields = {
+            "stream": stream,
+            "offset": offset,
+            "end": end,
+            "max_rows": max_rows,
+            "max_bytes": max_bytes,
+            "columns": columns,
+            "wait_ms": wait_ms,
+            "compression": compression,
+        }
+        answer = self._call(Op.FETCH, fields, extra_s=wait_ms / 1000)
+        return _rows(answer, _int(answer, "first"), _int(answer, "high"))
+
+    def produce(
+        self,
+        frame: bytes | memoryview,
+        *,
+        stream: str | None = None,
+        queue: str | None = None,
+        exchange: str | None = None,
+        routing_key: str | None = None,
+        producer: str | None = None,
+        sequence: int = 0,
+    ) -> ProduceResult:
+        """Publishes the rows of a columnar frame and returns when all are safe.
+
+        Args:
+            frame: made by `convoymq.kernels.columns.build_frame`.
+            stream, queue, exchange: where to; exactly one of them.
+            routing_key: with `exchange`; None = the column of that name.
+            producer, sequence: the producer's name and the number of row 0. Rows that are not above
+                the last number of that name in a target are dropped there.
+
+        Raises:
+            MaybeProduced: without a producer, the connection broke before the answer.
+        """
+        fields = {
+            "stream": stream,
+            "queue": queue,
+            "exchange": exchange,
+            "routing_key": routing_key,
+            "producer": producer,
+            "sequence": sequence,
+        }
+        answer = self._call(Op.PRODUCE, fields, frame, again=producer is not None)
+        return ProduceResult(
+            count=_int(answer, "count"),
+            duplicates=_int(answer, "duplicates"),
+            unroutable=_int(answer, "unroutable"),
+        )
+
+    def store_offset(self, stream: str, consumer: str, offset: int) -> None:
+        """Stores how far a named consumer is; the last write wins."""
+        fields = {"stream": stream, "consumer": consumer, "offset": offset}
+        self._call(Op.STORE_OFFSET, fields)
+
+    def query_offset(self, stream: str, consumer: str) -> int | None:
+        """Returns what was stored last under the name, or None."""
+        answer = self._call(Op.QUERY_OFFSET, {"stream": stream, "consumer": consumer})
+        found = answer.map.get("offset")
+        return found if isinstance(found, int) else None
+
+    # --- queues --------------------------------------------------------------------------
+
+    def stage(self, queue: str, op: str, **fields: Any) -> dict[str, Any]:
+        """Carries out an op of ADR 0008 on a queue's stage and returns its answer."""
+        return dict(self._call(Op.STAGE, {**fields, "queue": queue, "op": op}).map)
+
+    def stage_fetch(
+        self,
+        queue: str,
+        stage: str,
+        epoch: int,
+        offset: int,
+        *,
+        end: int | None,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_BYTES,
+        columns: int = DEFAULT_COLUMNS,
+        compression: str = "",
+    ) -> FetchResult:
+        """Returns staged messages from `offset` up to `end`. It can be repeated at will."""
+        fields = {
+            "queue": queue,
+            "stage": stage,
+            "epoch": epoch,
+            "offset": offset,
+            "end": end,
+            "max_rows": max_rows,
+            "max_bytes": max_bytes,
+            "columns": columns,
+            "compression": compression,
+        }
+        answer = self._call(Op.STAGE_FETCH, fields)
+        return _rows(answer, _int(answer, "first"), _int(answer, "next"))
+
+    def browse(
+        self,
+        queue: str,
+        cursor: Any = None,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_bytes: int = MAX_BYTES,
+        columns: int = DEFAULT_COLUMNS,
+        compression: str = "",
+    ) -> tuple[FetchResult, Any]:
+        """Returns ready messages without taking them, and the cursor to go on; None at the end."""
+        fields = {
+            "queue": queue,
+            "cursor": cursor,
+            "max_rows": max_rows,
+            "max_bytes": max_bytes,
+            "columns": columns,
+            "compression": compression,
+        }
+        answer = self._call(Op.BROWSE, fields)
+        result = _rows(answer, 0, 0)
+        return result, answer.map.get("cursor")
+
+    # --- calls ---------------------------------------------------------------------------
+
+    def _call(
+        self,
+        op: Op,
+        fields: Mapping[str, Any],
+        payload: bytes | memoryview = b"",
+        *,
+        extra_s: float = 0.0,
+        again: bool = True,
+    ) -> Frame:
+        """Asks until there is an answer. `extra_s`: how long the server may wait on purpose."""
+        deadline = time.monotonic() + self.config.timeout + extra_s
+        patience = ATTEMPT_TIMEOUT_S + extra_s
+        tries = 0
+        with self._lock:
+            while True:
+                error = self._attempt(op, fields, payload, deadline, patience, again)
+                if isinstance(error, Frame):
+                    return error
+                tries += 1
+                self._pause(error, tries, deadline)
+
+    def _attempt(
+        self,
+        op: Op,
+        fields: Mapping[str, Any],
+        payload: bytes | memoryview,
+        deadline: float,
+        patience: float,
+        again: bool,
+    ) -> Frame | Exception:
+        """One try on one server: its answer, or why another try is worth while."""
+        sent = False
+        until = deadline
+        if again and len(self._addresses) > 1:
+            until = min(deadline, time.monotonic() + patience)
+        try:
+            link = self._connected(until)
+            sent = True
+            answer = link.ask(op, fields, payload, until)
+        except errors.PreconditionFailed:
+            raise
+        except errors.Unavailable as error:
+            self._next_server()
+            if sent and not again:
+                raise errors.MaybeProduced(error.text) from error
+            return error
+        except errors.ClientError:
+            self._drop()
+            raise
+        except OSError as error:
+            where = self.config.servers[self._at]
+            self._next_server()
+            if sent and not again:
+                raise errors.MaybeProduced(
+                    f"the connection to {where} was lost before the answer: {error}"
+                ) from error
+            return errors.Unavailable(f"{where}: {error}")
+        except BaseException:
+            # Interrupted half way: what comes next on this socket would answer another question.
+            self._drop()
+            raise
+        if not answer.status:
+            return answer
+        failure = errors.of_answer(answer.status, answer.map)
+        if answer.map.get("maybe") and not again:
+            raise errors.MaybeProduced(failure.text)
+        if answer.status not in _AGAIN:
+            raise failure
+        if answer.status in _ELSEWHERE:
+            self._next_server()
+        return failure
+
+    def _connected(self, deadline: float) -> Link:
+        if self._pid != os.getpid():
+            self._drop()
+            self._pid = os.getpid()
+        if self._link is None:
+            self._link = Link(self.config, self._addresses[self._at], deadline)
+        return self._link
+
+    def _next_server(self) -> None:
+        self._drop()
+        self._at = (self._at + 1) % len(self._addresses)
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _pause(self, error: Exception, tries: int, deadline: float) -> None:
+        """Waits before the next try, longer after each round. Raises when there is no time left."""
+        left = deadline - time.monotonic()
+        rounds = tries // len(self._addresses)
+        pause = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(rounds, 10)) if rounds else 0.0
+        if left <= pause:
+            if isinstance(error, errors.ReplicaBehind):
+                raise error
+            text = error.text if isinstance(error, errors.ClientError) else str(error)
+            raise errors.Unavailable(
+                f"no answer from {', '.join(self.config.servers)} within "
+                f"{self.config.timeout:g} s; last: {text}"
+            ) from error
+        time.sleep(pause)
+
+
+def _rows(answer: Frame, first: int, high: int) -> FetchResult:
+    # Imported late: a driver that only plans never needs the kernel.
+    from convoymq.kernels.columns import ColumnFrame
+
+    try:
+        frame = ColumnFrame(answer.payload)
+    except ValueError as error:
+        raise errors.ProtocolError(f"columnar frame: {error}") from error
+    return FetchResult(frame=frame, first=first, high=high)
+
+
+def _queue(row: Any) -> QueueInfo:
+    try:
+        return QueueInfo(
+            name=row["name"],
+            type=row["type"],
+            group=row["group"],
+            leader=row["leader"],
+            members=tuple(row["members"]),
+            first=row["first"],
+            next=row["next"],
+            bytes=row["bytes"],
+            arguments=row["arguments"],
+        )
+    except (KeyError, TypeError) as error:
+        raise errors.ProtocolError(f"queue without {error}") from error
+
+
+def _list(answer: Frame, name: str) -> list[Any]:
+    found = answer.map.get(name)
+    if not isinstance(found, list):
+        raise errors.ProtocolError(f"answer without {name}")
+    return found
+
+
+def _int(answer: Frame, name: str) -> int:
+    found = answer.map.get(name)
+    if not isinstance(found, int):
+        raise errors.ProtocolError(f"answer without {name}")
+    return found

@@ -1,0 +1,145 @@
+"""What a client's call may raise. Every error has a `code` of the protocol and a `text`.
+
+    ClientError
+    ├── NotFound             no such queue; `near`: names like it
+    ├── AccessRefused        wrong password, or a permission is missing
+    ├── OffsetOutOfRange     retention has dropped it; `first` and `high` are what there is
+    ├── ReplicaBehind        no server that was asked has got that far; `high`: how far it is
+    ├── Unavailable          nobody answered in time; the text names the servers and the last cause
+    ├── PreconditionFailed   wrong type of queue, a wrong argument or column
+    ├── StageGone            the stage is not what it was; `reason` as in ADR 0008
+    ├── ProtocolError        what came is not this protocol, or breaks it
+    └── MaybeProduced        the connection was lost before the answer: rows may be in, or not
+
+Errors can be pickled, so they cross from workers to a driver whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from convoymq.model.columnar import ErrorCode
+
+
+class ClientError(Exception):
+    """A call that failed. Other codes of the protocol than those above are of this class."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _rebuilt, (type(self), dict(self.__dict__))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class NotFound(ClientError):
+    """No such queue or exchange."""
+
+    def __init__(self, text: str, near: tuple[str, ...] = ()) -> None:
+        super().__init__(ErrorCode.NOT_FOUND, text)
+        self.near = near
+
+    def __str__(self) -> str:
+        return f"{self.text}; near: {', '.join(self.near)}" if self.near else self.text
+
+
+class AccessRefused(ClientError):
+    """Wrong user or password, or the user lacks a permission."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(ErrorCode.ACCESS_REFUSED, text)
+
+
+class OffsetOutOfRange(ClientError):
+    """The stream no longer holds the offset, or never did."""
+
+    def __init__(self, text: str, first: int, high: int) -> None:
+        super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, text)
+        self.first = first
+        self.high = high
+
+
+class ReplicaBehind(ClientError):
+    """The server has not got that far."""
+
+    def __init__(self, text: str, high: int) -> None:
+        super().__init__(ErrorCode.REPLICA_BEHIND, text)
+        self.high = high
+
+
+class Unavailable(ClientError):
+    """Nobody answered in time."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, text)
+
+
+class PreconditionFailed(ClientError):
+    """The request does not fit what is there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(ErrorCode.PRECONDITION_FAILED, text)
+
+
+class StageGone(ClientError):
+    """The stage ended, was taken over, or has another epoch."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(ErrorCode.STAGE_GONE, text)
+        self.reason = reason
+
+
+class ProtocolError(ClientError):
+    """Somebody broke the protocol."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(ErrorCode.FRAME_ERROR, text)
+
+
+class MaybeProduced(ClientError):
+    """Rows may have been published, or not: nobody can tell. With a producer's name and sequence a
+    repeat is harmless, and the client repeats by itself."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, text)
+
+
+def of_answer(code: int, details: Mapping[str, Any]) -> ClientError:
+    """Returns the error that an answer with this status tells of."""
+    text = str(details.get("text") or f"error {code}")
+    match code:
+        case ErrorCode.NOT_FOUND:
+            return NotFound(text, tuple(str(name) for name in details.get("near") or ()))
+        case ErrorCode.ACCESS_REFUSED:
+            return AccessRefused(text)
+        case ErrorCode.OFFSET_OUT_OF_RANGE:
+            return OffsetOutOfRange(text, _number(details, "first"), _number(details, "high"))
+        case ErrorCode.REPLICA_BEHIND:
+            return ReplicaBehind(text, _number(details, "high"))
+        case ErrorCode.UNAVAILABLE:
+            return Unavailable(text)
+        case ErrorCode.PRECONDITION_FAILED:
+            return PreconditionFailed(text)
+        case ErrorCode.STAGE_GONE:
+            return StageGone(text, str(details.get("reason") or ""))
+        case ErrorCode.FRAME_ERROR:
+            return ProtocolError(text)
+        case _:
+            return ClientError(code, text)
+
+
+def _number(details: Mapping[str, Any], name: str) -> int:
+    value = details.get(name)
+    return value if isinstance(value, int) else -1
+
+
+def _rebuilt(kind: type[ClientError], state: dict[str, Any]) -> ClientError:
+    made = kind.__new__(kind)
+    Exception.__init__(made, state["text"])
+    made.__dict__.update(state)
+    return made

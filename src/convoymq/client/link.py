@@ -1,0 +1,168 @@
+"""One authenticated connection to one server: a blocking socket, one request at a time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from convoymq.client import errors
+from convoymq.client.config import ClientConfig
+from convoymq.model.columnar import (
+    ANSWER,
+    FRAME_MAX_LIMIT,
+    HANDSHAKE_FRAME_MAX,
+    PREFACE,
+    VERSION,
+    ErrorCode,
+    Frame,
+    FrameReader,
+    Op,
+    ProtocolError,
+    encode_frame,
+    preface_version,
+)
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Lost(OSError):
+    """The server closed the connection."""
+
+
+class Link:
+    """See the module text. After any error but an answer's own it has to be closed."""
+
+    def __init__(self, config: ClientConfig, address: tuple[str, int], deadline: float) -> None:
+        """Connects and authenticates.
+
+        Raises:
+            OSError: the server is not there, or not in time.
+            ClientError: it speaks another protocol, or refuses.
+        """
+        self.address = address
+        self.frame_max = HANDSHAKE_FRAME_MAX
+        self.node = ""
+        self._pid = os.getpid()
+        self._correlation = 0
+        self._reader = FrameReader()
+        limit = min(deadline, time.monotonic() + CONNECT_TIMEOUT_S)
+        self._socket = socket.create_connection(address, _left(limit))
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if config.tls is not None:
+                name = config.tls.server_name or address[0]
+                context = config.tls.context()
+                self._socket = context.wrap_socket(self._socket, server_hostname=name)
+            self._greet(config, limit)
+        except BaseException:
+            self.close()
+            raise
+
+    def _greet(self, config: ClientConfig, deadline: float) -> None:
+        request = {
+            "mechanism": "PLAIN",
+            "user": config.user,
+            "password": config.password,
+            "vhost": config.vhost,
+            "client": config.name or f"convoymq-python, pid {self._pid}",
+        }
+        parts = encode_frame(Op.AUTHENTICATE, 0, 0, request)
+        self._send([PREFACE, *parts], deadline)
+        preface = bytearray(len(PREFACE))
+        self._receive(memoryview(preface), deadline)
+        try:
+            version = preface_version(bytes(preface))
+        except ProtocolError:
+            raise errors.ProtocolError(
+                f"{_text(self.address)} does not speak the columnar protocol"
+            ) from None
+        if version != VERSION:
+            raise errors.ProtocolError(
+                f"{_text(self.address)} speaks version {version} of the columnar protocol, "
+                f"this client version {VERSION}"
+            )
+        answer = self._answer(Op.AUTHENTICATE, 0, deadline)
+        if answer.status:
+            raise errors.of_answer(answer.status, answer.map)
+        frame_max = answer.map.get("frame_max")
+        if not isinstance(frame_max, int) or not 0 < frame_max <= FRAME_MAX_LIMIT:
+            raise errors.ProtocolError("the server named no frame_max")
+        self.frame_max = self._reader.frame_max = frame_max
+        self.node = str(answer.map.get("node") or "")
+
+    def ask(
+        self, op: Op, fields: Mapping[str, Any], payload: bytes | memoryview, deadline: float
+    ) -> Frame:
+        """Sends a request and returns its answer, which may be an error's.
+
+        Raises:
+            OSError: the connection is lost, or the deadline has passed (TimeoutError).
+            PreconditionFailed: the request is larger than the server takes; nothing was sent.
+            ProtocolError: what came is no answer to it.
+        """
+        self._correlation += 1
+        parts = encode_frame(op, 0, self._correlation, fields, payload)
+        length = sum(memoryview(part).nbytes for part in parts)
+        if length > self.frame_max:
+            raise errors.PreconditionFailed(
+                f"request of {length} bytes, {_text(self.address)} takes at most {self.frame_max}"
+            )
+        self._send(parts, deadline)
+        return self._answer(op, self._correlation, deadline)
+
+    def _answer(self, op: Op, correlation: int, deadline: float) -> Frame:
+        reader = self._reader
+        while True:
+            room = reader.buffer()
+            count = self._receive_some(room, deadline)
+            # The view must be gone before the reader turns to its next buffer.
+            room.release()
+            try:
+                frames = reader.advance(count)
+            except ProtocolError as error:
+                raise errors.ProtocolError(f"{_text(self.address)}: {error.text}") from error
+            for frame in frames:
+                if frame.correlation == correlation and frame.op == op + ANSWER:
+                    return frame
+                if frame.status == ErrorCode.FRAME_ERROR:
+                    raise errors.of_answer(frame.status, frame.map)
+                if not frame.correlation and frame.status:
+                    # The server says why it closes.
+                    raise errors.of_answer(frame.status, frame.map)
+
+    def _send(self, parts: list[bytes | memoryview], deadline: float) -> None:
+        for part in parts:
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(part)
+
+    def _receive(self, view: memoryview, deadline: float) -> None:
+        at = 0
+        while at < len(view):
+            at += self._receive_some(view[at:], deadline)
+
+    def _receive_some(self, view: memoryview, deadline: float) -> int:
+        self._socket.settimeout(_left(deadline))
+        count = self._socket.recv_into(view)
+        if not count:
+            raise Lost("the server closed the connection")
+        return count
+
+    def close(self) -> None:
+        """Closes the socket; a fork's copy leaves the parent's connection as it is."""
+        self._socket.close()
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _text(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

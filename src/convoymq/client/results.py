@@ -1,0 +1,57 @@
+"""What a client's calls return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from convoymq.kernels.columns import ColumnFrame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueInfo:
+    """One queue, as the server that was asked knows it."""
+
+    name: str
+    type: str
+    group: int
+    leader: str | None
+    """Name of the leading node; None = nobody leads now."""
+    members: tuple[str, ...]
+    first: int | None
+    """Streams: the first offset that is kept; None where the server does not know."""
+    next: int | None
+    """Streams: the offset behind the last message, as far as the server knows."""
+    bytes: int | None
+    """Bodies, in bytes."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchResult:
+    """Rows, and what there is besides them."""
+
+    frame: ColumnFrame
+    first: int
+    """Streams: the first offset that is kept; stages: the oldest unsettled one."""
+    high: int
+    """Streams: the committed end as the server knows it; stages: the end of what was asked for."""
+
+    @property
+    def next(self) -> int:
+        """Where to go on."""
+        return int(self.frame.next)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceResult:
+    """What became of the rows of one frame; all of them are safe."""
+
+    count: int
+    """Rows that were sent."""
+    duplicates: int
+    """Of these, dropped because their target had them already, summed over targets."""
+    unroutable: int
+    """Of these, without a queue to go to."""
