@@ -56,11 +56,23 @@ def check_invariants(machine: QuorumMachine) -> None:
                 count += 1
             if consumer.state in (UP, QUIESCING):
                 actives.append(consumer)
+    machine.stages.check()
+    count += len(machine.stages)
+    for stage in machine.stages.by_name.values():
+        held = stage.held.held()
+        assert stage.held.messages == stage.next - stage.first
+        assert not held or held[0][0] == stage.first
+        for i, (message_id, run) in enumerate(held):
+            after = held[i + 1][0] if i + 1 < len(held) else stage.next
+            assert message_id + run[3] == after, "a stage has a gap"
+            places.append((run[0], run[1], run[2], run[3]))
+        unacked += stage.held.messages
+        unacked_bytes += stage.held.size
     assert unacked == machine.unacked
     assert unacked_bytes == machine.unacked_bytes
     assert count == machine.consumer_count
     if machine.single_active:
-        assert len(actives) <= 1
+        assert len(actives) + len(machine.stages) <= 1
         assert machine.active is (actives[0] if actives else None)
     else:
         assert not machine.waiting

@@ -22,6 +22,7 @@ cdef class Consumer:
     cpdef list pack(self)
 
 cdef class QuorumMachine(SessionTable):
+    cdef public object trace
     cdef public int version
     cdef public dict settings
     cdef public int64_t delivery_limit
@@ -32,6 +33,7 @@ cdef class QuorumMachine(SessionTable):
     cdef public dict _levels
     cdef public list _priorities, waiting
     cdef public Consumer active
+    cdef public object stages
     cdef public int64_t unacked, unacked_bytes, consumer_count
     cdef public uint64_t published, delivered, acked, returns, redelivered, purged
     @cython.locals(

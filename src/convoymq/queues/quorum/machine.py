@@ -17,6 +17,9 @@ Consumers: | state     | served | leaves it by                                  
            | POLLER    | no     | (number 0: holds what basic.get took) end of the session   |
 A consumer of a suspected node keeps its state and is not served until NODE_UP.
 
+Stages (`queues.stages`, ADR 0008) hold messages too, by their own rules, and belong to no session
+and no node. With single active consumer, a stage is who is active.
+
 Invariants (`invariants.check_invariants`): a consumer is in the service queue exactly when it is
 UP, its node is not suspected and it has credit; after an apply there is no message to serve or
 nobody to serve; every message is in one place; counters equal the sums of the runs; with single
@@ -47,8 +50,17 @@ from convoymq.cluster.interfaces import (
     Effect,
 )
 from convoymq.kernels import batch
+from convoymq.model import trace as words
 from convoymq.queues.quorum import runs
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Session, SessionTable
+from convoymq.queues.stages import (
+    MALFORMED,
+    NO_STAGE,
+    SINGLE_ACTIVE,
+    TAKE_RUNS_MAX,
+    Stage,
+    Stages,
+)
 
 UP = 0
 WAITING = 1
@@ -148,6 +160,9 @@ class QuorumMachine(SessionTable):
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.effects: list[Effect] = []
+        #: `kernels.trace.TraceRows` of this replica, or None. It hears what is decided and decides
+        #: nothing.
+        self.trace: Any = None
         self.version = 1
         self.settings: dict[str, Any] = {
             "delivery_limit": DELIVERY_LIMIT_DEFAULT,
@@ -174,6 +189,7 @@ class QuorumMachine(SessionTable):
         #: Single active consumer: who is UP or QUIESCING, and who waits, in order of arrival.
         self.active: Consumer | None = None
         self.waiting: list[Consumer] = []
+        self.stages = Stages(self)
         #: node -> [time of NODE_DOWN in ms, 1 when its messages have been returned]
         self.down_nodes: dict[int, list[int]] = {}
         self.unacked = 0
@@ -194,6 +210,8 @@ class QuorumMachine(SessionTable):
         self.index = index
         if time_ms > self.time_ms:
             self.time_ms = time_ms
+        if self.trace is not None:
+            self.trace.begin_entry(data)
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             session: QueueSession | None = None
             if session_id:
@@ -204,14 +222,26 @@ class QuorumMachine(SessionTable):
                 repeated = 0
                 if count:
                     if self.deleted:
+                        if self.trace is not None:
+                            self._trace_published(
+                                words.QUEUE_DELETED, session_id, seq, count, index, offset, 0
+                            )
                         self._reply(session, APPLIED_REJECTED, "deleted")
                         continue
                     size = batch.enqueue_bytes(data, offset)
                     if session is not None and session.producer is not None:
                         repeated = self._repeated(session, count)
                         size -= size * repeated // count
+                        if repeated and self.trace is not None:
+                            self._trace_published(
+                                words.DUPLICATE, session_id, seq, repeated, index, offset, 0
+                            )
                     if repeated < count:
                         count -= repeated
+                        if self.trace is not None:
+                            self._trace_published(
+                                0, session_id, seq, count, index, offset, repeated
+                            )
                         self.published += count
                         self.fresh.push(index, offset, repeated, count, size, 0, 0)
                 if repeated:
@@ -225,6 +255,63 @@ class QuorumMachine(SessionTable):
             if self._priorities and (self.fresh.messages or self.returned.messages):
                 self._assign()
         self._end_entry()
+
+    # ---------------------------------------------------------------- the trace
+
+    def _trace_published(
+        self, reason: int, session: int, seq: int, count: int, index: int, offset: int, first: int
+    ) -> None:
+        """Messages that a command brought; with a `reason` they did not enter the queue."""
+        number = -1 if reason else self.published
+        self.trace.add(
+            words.PUBLISHED, 0, reason, session, 0, seq, number, count, index, offset, first, 0, 0
+        )
+
+    def _trace_run(
+        self, kind: int, flags: int, reason: int, consumer: Consumer | None, run: runs.Run
+    ) -> None:
+        """What became of a run that `consumer` had; None = it was ready."""
+        index, offset, first, count, _size, acquired, delivered = run
+        session = 0
+        number = 0
+        if consumer is not None:
+            session = consumer.session.id
+            number = consumer.number
+        self.trace.add(
+            kind,
+            flags,
+            reason,
+            session,
+            number,
+            0,
+            0,
+            count,
+            index,
+            offset,
+            first,
+            acquired,
+            delivered,
+        )
+
+    def _trace_dropped(self, reason: int, *, held: bool) -> None:
+        """All that is ready, and with `held` what is checked out as well, is about to go."""
+        for run in [*self.returned.runs(), *self.fresh.runs()]:
+            self._trace_run(words.DROPPED, 0, reason, None, run)
+        if held:
+            for consumer in self._consumers():
+                for _, run in consumer.checked_out.held():
+                    self._trace_run(words.DROPPED, words.HELD, reason, consumer, run)
+
+    def _trace_owner(self, flags: int, consumer: Consumer) -> None:
+        """A consumer may be served from now on (CAME), or no more (GONE)."""
+        if consumer.no_ack:
+            flags |= words.NO_ACK
+        self.trace.add(
+            words.OWNER, flags, 0, consumer.session.id, consumer.number, 0, consumer.next_id,
+            0, 0, 0, 0, consumer.window, 0,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- commands
 
     def _new_session(self, session_id: int) -> QueueSession:
         return QueueSession(session_id)
@@ -265,6 +352,8 @@ class QuorumMachine(SessionTable):
         elif kind == batch.CMD_PURGE:
             count = self.fresh.messages + self.returned.messages
             self.purged += count
+            if self.trace is not None:
+                self._trace_dropped(words.PURGED, held=False)
             self.fresh.clear()
             self.returned.clear()
             self._reply(session, APPLIED_OK, count)
@@ -279,6 +368,8 @@ class QuorumMachine(SessionTable):
             self._applied(session)
         elif kind == batch.CMD_PRODUCER:
             self._producer(session, count, data, offset)
+        elif kind == batch.CMD_STAGE:
+            self._stage(session, batch.command_body(data, offset), count)
         else:
             self._reply(session, APPLIED_REJECTED, f"unknown command {kind}")
 
@@ -370,6 +461,17 @@ class QuorumMachine(SessionTable):
         self.delivered += count
         if acquired:
             self.redelivered += count
+        if self.trace is not None:
+            flags = words.REDELIVERED if acquired else 0
+            if consumer.no_ack:
+                flags |= words.NO_ACK
+            self.trace.add(
+                words.DELIVERED, flags, 0, consumer.session.id, consumer.number, 0, message_id,
+                count, index, offset, first, acquired, delivered,
+            )  # fmt: skip
+            if not hold:
+                run = (index, offset, first, count, size, acquired, delivered)
+                self._trace_run(words.ACKED, 0, 0, consumer, run)
         if hold:
             consumer.checked_out.add(
                 message_id, index, offset, first, count, size, acquired, delivered
@@ -410,6 +512,8 @@ class QuorumMachine(SessionTable):
         if poller is None:
             poller = Consumer(session, 0, POLLER)
             session.consumers[0] = poller
+            if self.trace is not None:
+                self._trace_owner(words.CAME, poller)
         message_id = poller.next_id
         self._hand_out(poller, 1, not settled)
         ready = self.fresh.messages + self.returned.messages
@@ -421,14 +525,21 @@ class QuorumMachine(SessionTable):
             return
         if kind == SETTLE:
             for run in consumer.checked_out.remove(first, last):
+                if self.trace is not None:
+                    self._trace_run(words.ACKED, 0, 0, consumer, run)
                 self.acked += run[3]
                 self.unacked -= run[3]
                 self.unacked_bytes -= run[4]
         elif kind == RETURN:
             for run in consumer.checked_out.remove(first, last):
+                if self.trace is not None:
+                    flags = words.FAILED if failed else 0
+                    self._trace_run(words.RETURNED, flags, 0, consumer, run)
                 self._return(run, failed)
         else:
             for run in consumer.checked_out.remove(first, last):
+                if self.trace is not None:
+                    self._trace_run(words.DROPPED, words.HELD, words.REJECTED, consumer, run)
                 self.unacked -= run[3]
                 self.unacked_bytes -= run[4]
                 self._discard(run, "rejected")
@@ -442,15 +553,19 @@ class QuorumMachine(SessionTable):
         acquired += 1
         delivered += failed
         if 0 <= self.delivery_limit < delivered:
-            self._discard(
-                (index, offset, first, count, size, acquired, delivered), "delivery_limit"
-            )
+            run = (index, offset, first, count, size, acquired, delivered)
+            if self.trace is not None:
+                self._trace_run(words.DROPPED, 0, words.OVER_DELIVERY_LIMIT, None, run)
+            self._discard(run, "delivery_limit")
         else:
             self.returned.push(index, offset, first, count, size, acquired, delivered)
 
     def _return_all(self, consumer: Consumer, failed: int) -> None:
         """Returns all that a consumer holds, in ascending message id."""
         for run in consumer.checked_out.remove_all():
+            if self.trace is not None:
+                flags = words.FAILED if failed else 0
+                self._trace_run(words.RETURNED, flags, 0, consumer, run)
             self._return(run, failed)
 
     def _discard(self, run: runs.Run, reason: str) -> None:
@@ -483,6 +598,8 @@ class QuorumMachine(SessionTable):
         consumer.window = WINDOW_UNLIMITED if prefetch <= 0 or consumer.no_ack else prefetch
         session.consumers[number] = consumer
         self.consumer_count += 1
+        if self.trace is not None:
+            self._trace_owner(words.CAME, consumer)
         # The reply goes first: a consumer hears that it exists before its first delivery.
         self._reply(session, APPLIED_OK, None)
         if self.single_active:
@@ -498,6 +615,8 @@ class QuorumMachine(SessionTable):
         if consumer.state == WAITING:
             self.waiting.remove(consumer)
         consumer.state = CANCELLED
+        if self.trace is not None:
+            self._trace_owner(words.GONE, consumer)
         self.consumer_count -= 1
         self.last_active_ms = self.time_ms
         if not consumer.checked_out.messages:
@@ -532,6 +651,8 @@ class QuorumMachine(SessionTable):
 
     def _choose_active(self) -> None:
         """Single active consumer: swaps, quiesces or activates as the rules ask for it now."""
+        if self.stages.by_name:
+            return
         best = self._best_waiting()
         active = self.active
         if active is not None:
@@ -566,10 +687,77 @@ class QuorumMachine(SessionTable):
                 self.consumer_count -= 1
                 self.last_active_ms = self.time_ms
             self._return_all(consumer, 1 if failed else 0)
+            if self.trace is not None and consumer.state != CANCELLED:
+                self._trace_owner(words.GONE, consumer)
             consumer.state = CANCELLED
         session.consumers.clear()
         if self.single_active:
             self._choose_active()
+
+    # ------------------------------------------------------------- stages
+
+    def _stage(self, session: QueueSession, body: bytes, length: int) -> None:
+        """STAGE: one op of `queues.stages`; answered with its map, or refused with a reason."""
+        try:
+            op = decode_map(body, length)
+        except ValueError:
+            self._reply(session, APPLIED_REJECTED, MALFORMED)
+            return
+        reason, answer = self.stages.apply(op, self.index, self.time_ms)
+        if reason is not None:
+            self._reply(session, APPLIED_REJECTED, reason)
+            return
+        self._reply(session, APPLIED_OK, answer)
+        if op["op"] in ("open", "lease"):
+            self._arm()
+
+    def stage_refusal(self) -> str | None:
+        """See `stages.Holder`."""
+        if self.deleted:
+            return NO_STAGE
+        if self.single_active and (self.active is not None or self.stages.by_name):
+            return SINGLE_ACTIVE
+        return None
+
+    def stage_opened(self, stage: Stage) -> None:
+        """See `stages.Holder`."""
+        stage.held = runs.CheckedOut()
+        self.consumer_count += 1
+
+    def stage_closed(self, stage: Stage) -> None:
+        """See `stages.Holder`."""
+        self.consumer_count -= 1
+        self.last_active_ms = self.time_ms
+        if self.single_active:
+            self._choose_active()
+
+    def stage_take(self, stage: Stage, limit: int) -> int:
+        """See `stages.Holder`: like a delivery, but nobody is told."""
+        held = stage.held
+        size = held.size
+        again, pieces = held.take_from(self.returned, stage.next, limit, TAKE_RUNS_MAX)
+        taken = again
+        if taken < limit and pieces < TAKE_RUNS_MAX:
+            taken += held.take_from(
+                self.fresh, stage.next + taken, limit - taken, TAKE_RUNS_MAX - pieces
+            )[0]
+        self.delivered += taken
+        self.redelivered += again
+        self.unacked += taken
+        self.unacked_bytes += held.size - size
+        return int(taken)
+
+    def stage_settle(self, stage: Stage, first: int, last: int) -> None:
+        """See `stages.Holder`."""
+        for run in stage.held.remove(first, last):
+            self.acked += run[3]
+            self.unacked -= run[3]
+            self.unacked_bytes -= run[4]
+
+    def stage_return(self, stage: Stage, first: int, last: int, failed: bool) -> None:
+        """See `stages.Holder`."""
+        for run in stage.held.remove(first, last):
+            self._return(run, int(failed))
 
     # -------------------------------------------------------------- nodes
 
@@ -593,9 +781,7 @@ class QuorumMachine(SessionTable):
                     self.active = None
         if self.single_active:
             self._choose_active()
-        due = self.next_due_ms()
-        if due is not None:
-            self.effects.append((EFFECT_TIMER, due))
+        self._arm()
 
     def _node_up(self, node: int, incarnation: int) -> None:
         """Ends the sessions of older incarnations of the node; the others go on."""
@@ -611,8 +797,11 @@ class QuorumMachine(SessionTable):
             self._choose_active()
 
     def _tick(self) -> None:
-        """Returns the messages of consumers whose node has been away for too long."""
+        """Returns the messages of consumers whose node has been away for too long, and of stages
+        that nobody was heard of."""
         self._forget_producers()
+        for stage in self.stages.expire(self.time_ms):
+            self.effects.append((EFFECT_NOTE, "quorum.stage_expired", {"stage": stage.name}))
         timeout: int = self.settings["disconnect_timeout_ms"]
         for node, state in self.down_nodes.items():
             if state[1] or self.time_ms < state[0] + timeout:
@@ -622,13 +811,17 @@ class QuorumMachine(SessionTable):
                 for consumer in list(session.consumers.values()):
                     self._return_all(consumer, 0)
                     self._refresh(consumer)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Asks for TICK when the next thing is due."""
         due = self.next_due_ms()
         if due is not None:
             self.effects.append((EFFECT_TIMER, due))
 
     def next_due_ms(self) -> int | None:
         """When the leader must propose TICK (logged time, ms); None = nothing waits for time."""
-        due: int | None = None
+        due: int | None = self.stages.next_due_ms()
         timeout: int = self.settings["disconnect_timeout_ms"]
         for state in self.down_nodes.values():
             if not state[1] and (due is None or state[0] + timeout < due):
@@ -640,7 +833,8 @@ class QuorumMachine(SessionTable):
     def _configure(self, changes: dict[str, Any]) -> None:
         """Replaces settings; unknown ones are kept for later versions and have no effect."""
         changes = dict(changes)
-        if changes.get("single_active", self.single_active) != self.single_active and self.sessions:
+        used = self.sessions or self.stages.by_name
+        if changes.get("single_active", self.single_active) != self.single_active and used:
             # Which of the running consumers would be the active one is not defined.
             del changes["single_active"]
             self.effects.append((EFFECT_NOTE, "quorum.setting_refused", {"name": "single_active"}))
@@ -656,6 +850,8 @@ class QuorumMachine(SessionTable):
 
     def _delete(self) -> None:
         self.deleted = True
+        if self.trace is not None:
+            self._trace_dropped(words.QUEUE_DELETED, held=True)
         for session in list(self.sessions.values()):
             for consumer in session.consumers.values():
                 if consumer.state < CANCELLED:
@@ -668,6 +864,7 @@ class QuorumMachine(SessionTable):
         self._priorities = []
         self.waiting.clear()
         self.active = None
+        self.stages.clear()
         self.consumer_count = 0
         self.unacked = 0
         self.unacked_bytes = 0
@@ -706,7 +903,7 @@ class QuorumMachine(SessionTable):
     def consumers(self) -> list[dict[str, Any]]:
         """What the management API shows of each consumer."""
         names = ("up", "waiting", "quiescing", "cancelled", "poller")
-        made = []
+        made: list[dict[str, Any]] = []
         for consumer in self._consumers():
             if consumer.state == POLLER:
                 continue
@@ -728,7 +925,7 @@ class QuorumMachine(SessionTable):
                     "unacked": consumer.checked_out.messages,
                 }
             )
-        return made
+        return made + self.stages.infos()
 
     def totals(self) -> dict[str, int]:
         """Counters and gauges for metrics."""
@@ -753,8 +950,10 @@ class QuorumMachine(SessionTable):
 
     def memory_bytes(self) -> int:
         """Bytes of the packed index: ready, returned and checked out runs."""
-        held = sum(consumer.checked_out.memory_bytes() for consumer in self._consumers())
-        return self.fresh.memory_bytes() + self.returned.memory_bytes() + held
+        held = [consumer.checked_out for consumer in self._consumers()]
+        held += [stage.held for stage in self.stages.by_name.values()]
+        ready: int = self.fresh.memory_bytes() + self.returned.memory_bytes()
+        return ready + sum(part.memory_bytes() for part in held)
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
         """Ascending, disjoint, inclusive ranges of entry indexes whose bodies are still needed.
@@ -765,6 +964,8 @@ class QuorumMachine(SessionTable):
         needed = set(self.returned.indexes())
         for consumer in self._consumers():
             needed.update(consumer.checked_out.indexes())
+        for stage in self.stages.by_name.values():
+            needed.update(stage.held.indexes())
         spans = [(index, index) for index in needed]
         if self.fresh.messages:
             spans.append((self.fresh.first_index(), self.fresh.last_index()))
@@ -824,44 +1025,45 @@ class QuorumMachine(SessionTable):
 
     def snapshot(self) -> bytes:
         """The state as msgpack of plain values and packed runs; equal for equal states."""
-        return msgspec.msgpack.encode(
-            {
-                "format": 2,
-                "version": self.version,
-                "settings": dict(sorted(self.settings.items())),
-                "index": self.index,
-                "time_ms": self.time_ms,
-                "last_active_ms": self.last_active_ms,
-                "deleted": self.deleted,
-                "fresh": self.fresh.pack(),
-                "returned": self.returned.pack(),
-                "sessions": [
-                    [
-                        s.id,
-                        s.seq,
-                        list(s.replies),
-                        [c.pack() for c in s.consumers.values()],
-                        s.producer,
-                    ]
-                    for s in self.sessions.values()
-                ],
-                "closed": list(self.closed),
-                "producers": self._pack_producers(),
-                "service": self.service_queue(),
-                "waiting": [(c.session.id, c.number) for c in self.waiting],
-                "down_nodes": [[node, *state] for node, state in self.down_nodes.items()],
-                "totals": [
-                    self.published,
-                    self.delivered,
-                    self.acked,
-                    self.returns,
-                    self.redelivered,
-                    self.purged,
-                    self.duplicates,
-                ],
-                "dropped": dict(sorted(self.dropped.items())),
-            }
-        )
+        state = {
+            "format": 2,
+            "version": self.version,
+            "settings": dict(sorted(self.settings.items())),
+            "index": self.index,
+            "time_ms": self.time_ms,
+            "last_active_ms": self.last_active_ms,
+            "deleted": self.deleted,
+            "fresh": self.fresh.pack(),
+            "returned": self.returned.pack(),
+            "sessions": [
+                [
+                    s.id,
+                    s.seq,
+                    list(s.replies),
+                    [c.pack() for c in s.consumers.values()],
+                    s.producer,
+                ]
+                for s in self.sessions.values()
+            ],
+            "closed": list(self.closed),
+            "producers": self._pack_producers(),
+            "service": self.service_queue(),
+            "waiting": [(c.session.id, c.number) for c in self.waiting],
+            "down_nodes": [[node, *state] for node, state in self.down_nodes.items()],
+            "totals": [
+                self.published,
+                self.delivered,
+                self.acked,
+                self.returns,
+                self.redelivered,
+                self.purged,
+                self.duplicates,
+            ],
+            "dropped": dict(sorted(self.dropped.items())),
+        }
+        if self.stages.by_name or self.stages.finished:
+            state["stages"] = self.stages.pack()
+        return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
         """Replaces the state. Raises ValueError for what is no snapshot of a known format."""
@@ -878,6 +1080,8 @@ class QuorumMachine(SessionTable):
         self.settings = known["settings"]
         self._clear()
         self.index = known["index"]
+        if self.trace is not None:
+            self.trace.restored(self.index)
         self.time_ms = known["time_ms"]
         self.last_active_ms = known["last_active_ms"]
         self.deleted = known["deleted"]
@@ -911,6 +1115,11 @@ class QuorumMachine(SessionTable):
             self.duplicates,
         ) = (*known["totals"], 0)[:7]
         self.dropped = known["dropped"]
+        if "stages" in known:
+            self.stages.unpack(known["stages"])
+            for stage in self.stages.by_name.values():
+                self.unacked += stage.held.messages
+                self.unacked_bytes += stage.held.size
 
     def _restore_consumer(self, session: QueueSession, packed: list[Any]) -> None:
         consumer = Consumer(session, packed[0], packed[1])

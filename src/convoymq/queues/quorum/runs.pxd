@@ -39,6 +39,13 @@ cdef class CheckedOut:
         uint64_t size, uint64_t acquired, uint64_t delivered
     )
     @cython.locals(
+        index=uint64_t, offset=uint64_t, first=uint64_t, count=uint64_t, size=uint64_t,
+        acquired=uint64_t, delivered=uint64_t, taken=uint64_t, moved=uint64_t,
+    )
+    cpdef tuple take_from(
+        self, Fifo source, uint64_t message_id, uint64_t limit, uint64_t runs_max
+    )
+    @cython.locals(
         words=object, head=Py_ssize_t, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t,
         at=Py_ssize_t,
     )

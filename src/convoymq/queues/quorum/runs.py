@@ -283,6 +283,20 @@ class CheckedOut:
         words[end + 4] = counts
         self._end = end + 5
 
+    def take_from(
+        self, source: Fifo, message_id: int, limit: int, runs_max: int
+    ) -> tuple[int, int]:
+        """Moves at most `limit` messages in `runs_max` runs from the front of a queue, under ids
+        from `message_id` on. Returns (messages, runs)."""
+        taken = 0
+        moved = 0
+        while taken < limit and moved < runs_max and source.messages:
+            index, offset, first, count, size, acquired, delivered = source.take(limit - taken)
+            self.add(message_id + taken, index, offset, first, count, size, acquired, delivered)
+            taken += count
+            moved += 1
+        return taken, moved
+
     def _find(self, message_id: int) -> int:
         """Position of the first run whose last id is not below `message_id`."""
         words = self._words
