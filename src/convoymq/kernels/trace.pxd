@@ -14,6 +14,7 @@ cdef class TraceRows:
     cdef public int64_t lost
     cdef public int64_t index
     cdef public object on_full
+    cdef public object on_restored
 
     cdef Py_ssize_t row(self) except -1
     cdef void grow(self) noexcept

@@ -38,6 +38,7 @@ class TraceRows:
         self.lost = 0
         self.index = 0
         self.on_full = None
+        self.on_restored = None
 
     def __dealloc__(self):
         stdlib.free(self.store)
@@ -67,6 +68,8 @@ class TraceRows:
         )
 
     def restored(self, index: int64_t):
+        if self.on_restored is not None:
+            self.on_restored(index)
         self.index = index
 
     @cython.cfunc

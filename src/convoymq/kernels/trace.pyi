@@ -21,6 +21,9 @@ class TraceRows:
     on_full: Callable[[], None] | None
     """Called when `rows_max` rows wait; it should `take` them, else the next rows are lost."""
 
+    on_restored: Callable[[int], None] | None
+    """Called by `restored` with the new index, while `index` is still the old one."""
+
     def __init__(self, capacity: int = 1024, rows_max: int = 65536) -> None: ...
     @property
     def rows(self) -> int:

@@ -27,6 +27,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, Effect
 from convoymq.kernels import batch
 
@@ -212,3 +214,25 @@ class SessionTable:
 
     def _unpack_producers(self, packed: Iterable[tuple[bytes, int, int]]) -> None:
         self.producers = {name: (last, heard) for name, last, heard in packed}
+
+
+def decode_map(body: bytes, length: int) -> dict[str, Any]:
+    """The msgpack map of a command's padded body; `length` 0 = not said. Raises ValueError."""
+    if 0 < length <= len(body):
+        body = body[:length]
+    for padding in range(8):
+        if padding and (padding > len(body) or body[len(body) - padding]):
+            break
+        try:
+            return msgspec.msgpack.decode(body[: len(body) - padding], type=dict[str, Any])
+        except msgspec.DecodeError:
+            continue
+    raise ValueError("command body is not a msgpack map")
+
+
+def first_u64(data: bytes, offset: int) -> int:
+    """The first u64 of a command's body. Raises ValueError."""
+    body = batch.command_body(data, offset)
+    if len(body) < 8:
+        raise ValueError("command body is shorter than a u64")
+    return int.from_bytes(body[:8], "little")

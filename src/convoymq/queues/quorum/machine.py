@@ -52,7 +52,14 @@ from convoymq.cluster.interfaces import (
 from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.queues.quorum import runs
-from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Session, SessionTable
+from convoymq.queues.sessions import (
+    APPLIED_OK,
+    APPLIED_REJECTED,
+    Session,
+    SessionTable,
+    decode_map,
+    first_u64,
+)
 from convoymq.queues.stages import (
     MALFORMED,
     NO_STAGE,
@@ -268,39 +275,22 @@ class QuorumMachine(SessionTable):
         )
 
     def _trace_run(
-        self, kind: int, flags: int, reason: int, consumer: Consumer | None, run: runs.Run
+        self, kind: int, flags: int, reason: int, session: int, number: int, run: runs.Run
     ) -> None:
-        """What became of a run that `consumer` had; None = it was ready."""
+        """What became of a run that consumer `number` of `session` had; 0, 0 = it was ready."""
         index, offset, first, count, _size, acquired, delivered = run
-        session = 0
-        number = 0
-        if consumer is not None:
-            session = consumer.session.id
-            number = consumer.number
         self.trace.add(
-            kind,
-            flags,
-            reason,
-            session,
-            number,
-            0,
-            0,
-            count,
-            index,
-            offset,
-            first,
-            acquired,
+            kind, flags, reason, session, number, 0, 0, count, index, offset, first, acquired,
             delivered,
-        )
+        )  # fmt: skip
 
     def _trace_dropped(self, reason: int, *, held: bool) -> None:
         """All that is ready, and with `held` what is checked out as well, is about to go."""
-        for run in [*self.returned.runs(), *self.fresh.runs()]:
-            self._trace_run(words.DROPPED, 0, reason, None, run)
-        if held:
-            for consumer in self._consumers():
-                for _, run in consumer.checked_out.held():
-                    self._trace_run(words.DROPPED, words.HELD, reason, consumer, run)
+        for owner, number, _, run in self.picture():
+            if owner is None:
+                self._trace_run(words.DROPPED, 0, reason, 0, 0, run)
+            elif held:
+                self._trace_run(words.DROPPED, words.HELD, reason, owner, number, run)
 
     def _trace_owner(self, flags: int, consumer: Consumer) -> None:
         """A consumer may be served from now on (CAME), or no more (GONE)."""
@@ -310,6 +300,36 @@ class QuorumMachine(SessionTable):
             words.OWNER, flags, 0, consumer.session.id, consumer.number, 0, consumer.next_id,
             0, 0, 0, 0, consumer.window, 0,
         )  # fmt: skip
+
+    def _trace_stage(self, flags: int, stage: Stage) -> None:
+        """A stage may take messages from now on (CAME), or is no more (GONE)."""
+        self.trace.add(
+            words.OWNER, flags | words.BY_STAGE, 0, stage_session(stage.name), 0, 0, stage.next,
+            0, 0, 0, 0, 0, 0,
+        )  # fmt: skip
+
+    def run_count(self) -> int:
+        """Runs in the queue: what `picture` costs."""
+        held = sum(consumer.checked_out.run_count() for consumer in self._consumers())
+        held += sum(stage.held.run_count() for stage in self.stages.by_name.values())
+        return self.fresh.run_count() + self.returned.run_count() + held
+
+    def picture(self) -> list[tuple[int | None, int, int, runs.Run]]:
+        """(session, consumer number, first message id, run) of everything in the queue: what is
+        ready first (session None), then what is checked out. A stage counts as session
+        `stage_session(name)`. Cost: O(runs)."""
+        made: list[tuple[int | None, int, int, runs.Run]] = [
+            (None, 0, 0, run) for run in (*self.returned.runs(), *self.fresh.runs())
+        ]
+        for consumer in self._consumers():
+            made += [
+                (consumer.session.id, consumer.number, message_id, run)
+                for message_id, run in consumer.checked_out.held()
+            ]
+        for stage in self.stages.by_name.values():
+            owner = stage_session(stage.name)
+            made += [(owner, 0, message_id, run) for message_id, run in stage.held.held()]
+        return made
 
     # ---------------------------------------------------------------- commands
 
@@ -379,13 +399,13 @@ class QuorumMachine(SessionTable):
         if kind == batch.CMD_TICK:
             self._tick()
         elif kind == batch.CMD_SESSION_DOWN:
-            session = self.sessions.get(_u64(data, offset))
+            session = self.sessions.get(first_u64(data, offset))
             if session is not None:
                 self._end_session(session, failed=True)
         elif kind == batch.CMD_NODE_DOWN:
             self._node_down(arg, flags & FLAG_NODE_GONE != 0)
         elif kind == batch.CMD_NODE_UP:
-            self._node_up(arg, _u64(data, offset))
+            self._node_up(arg, first_u64(data, offset))
         elif kind == batch.CMD_CONFIG:
             self._configure(decode_map(batch.command_body(data, offset), count))
         elif kind == batch.CMD_DELETE:
@@ -471,7 +491,7 @@ class QuorumMachine(SessionTable):
             )  # fmt: skip
             if not hold:
                 run = (index, offset, first, count, size, acquired, delivered)
-                self._trace_run(words.ACKED, 0, 0, consumer, run)
+                self._trace_run(words.ACKED, 0, 0, consumer.session.id, consumer.number, run)
         if hold:
             consumer.checked_out.add(
                 message_id, index, offset, first, count, size, acquired, delivered
@@ -526,7 +546,7 @@ class QuorumMachine(SessionTable):
         if kind == SETTLE:
             for run in consumer.checked_out.remove(first, last):
                 if self.trace is not None:
-                    self._trace_run(words.ACKED, 0, 0, consumer, run)
+                    self._trace_run(words.ACKED, 0, 0, consumer.session.id, consumer.number, run)
                 self.acked += run[3]
                 self.unacked -= run[3]
                 self.unacked_bytes -= run[4]
@@ -534,12 +554,17 @@ class QuorumMachine(SessionTable):
             for run in consumer.checked_out.remove(first, last):
                 if self.trace is not None:
                     flags = words.FAILED if failed else 0
-                    self._trace_run(words.RETURNED, flags, 0, consumer, run)
+                    self._trace_run(
+                        words.RETURNED, flags, 0, consumer.session.id, consumer.number, run
+                    )
                 self._return(run, failed)
         else:
             for run in consumer.checked_out.remove(first, last):
                 if self.trace is not None:
-                    self._trace_run(words.DROPPED, words.HELD, words.REJECTED, consumer, run)
+                    self._trace_run(
+                        words.DROPPED, words.HELD, words.REJECTED,
+                        consumer.session.id, consumer.number, run,
+                    )  # fmt: skip
                 self.unacked -= run[3]
                 self.unacked_bytes -= run[4]
                 self._discard(run, "rejected")
@@ -555,7 +580,7 @@ class QuorumMachine(SessionTable):
         if 0 <= self.delivery_limit < delivered:
             run = (index, offset, first, count, size, acquired, delivered)
             if self.trace is not None:
-                self._trace_run(words.DROPPED, 0, words.OVER_DELIVERY_LIMIT, None, run)
+                self._trace_run(words.DROPPED, 0, words.OVER_DELIVERY_LIMIT, 0, 0, run)
             self._discard(run, "delivery_limit")
         else:
             self.returned.push(index, offset, first, count, size, acquired, delivered)
@@ -565,7 +590,7 @@ class QuorumMachine(SessionTable):
         for run in consumer.checked_out.remove_all():
             if self.trace is not None:
                 flags = words.FAILED if failed else 0
-                self._trace_run(words.RETURNED, flags, 0, consumer, run)
+                self._trace_run(words.RETURNED, flags, 0, consumer.session.id, consumer.number, run)
             self._return(run, failed)
 
     def _discard(self, run: runs.Run, reason: str) -> None:
@@ -723,11 +748,15 @@ class QuorumMachine(SessionTable):
         """See `stages.Holder`."""
         stage.held = runs.CheckedOut()
         self.consumer_count += 1
+        if self.trace is not None:
+            self._trace_stage(words.CAME, stage)
 
     def stage_closed(self, stage: Stage) -> None:
         """See `stages.Holder`."""
         self.consumer_count -= 1
         self.last_active_ms = self.time_ms
+        if self.trace is not None:
+            self._trace_stage(words.GONE, stage)
         if self.single_active:
             self._choose_active()
 
@@ -741,6 +770,14 @@ class QuorumMachine(SessionTable):
             taken += held.take_from(
                 self.fresh, stage.next + taken, limit - taken, TAKE_RUNS_MAX - pieces
             )[0]
+        if self.trace is not None:
+            owner = stage_session(stage.name)
+            for message_id, run in held.held_from(stage.next):
+                flags = words.BY_STAGE | (words.REDELIVERED if run[5] else 0)
+                self.trace.add(
+                    words.DELIVERED, flags, 0, owner, 0, 0, message_id,
+                    run[3], run[0], run[1], run[2], run[5], run[6],
+                )  # fmt: skip
         self.delivered += taken
         self.redelivered += again
         self.unacked += taken
@@ -750,6 +787,9 @@ class QuorumMachine(SessionTable):
     def stage_settle(self, stage: Stage, first: int, last: int) -> None:
         """See `stages.Holder`."""
         for run in stage.held.remove(first, last):
+            if self.trace is not None:
+                owner = stage_session(stage.name)
+                self._trace_run(words.ACKED, words.BY_STAGE, 0, owner, 0, run)
             self.acked += run[3]
             self.unacked -= run[3]
             self.unacked_bytes -= run[4]
@@ -757,6 +797,10 @@ class QuorumMachine(SessionTable):
     def stage_return(self, stage: Stage, first: int, last: int, failed: bool) -> None:
         """See `stages.Holder`."""
         for run in stage.held.remove(first, last):
+            if self.trace is not None:
+                owner = stage_session(stage.name)
+                flags = words.BY_STAGE | (words.FAILED if failed else 0)
+                self._trace_run(words.RETURNED, flags, 0, owner, 0, run)
             self._return(run, int(failed))
 
     # -------------------------------------------------------------- nodes
@@ -1144,23 +1188,6 @@ class QuorumMachine(SessionTable):
         return zlib.crc32(self.snapshot())
 
 
-def decode_map(body: bytes, length: int) -> dict[str, Any]:
-    """The msgpack map of a command's padded body; `length` 0 = not said. Raises ValueError."""
-    if 0 < length <= len(body):
-        body = body[:length]
-    for padding in range(8):
-        if padding and (padding > len(body) or body[len(body) - padding]):
-            break
-        try:
-            return msgspec.msgpack.decode(body[: len(body) - padding], type=dict[str, Any])
-        except msgspec.DecodeError:
-            continue
-    raise ValueError("command body is not a msgpack map")
-
-
-def _u64(data: bytes, offset: int) -> int:
-    """The first u64 of a command's body. Raises ValueError."""
-    body = batch.command_body(data, offset)
-    if len(body) < 8:
-        raise ValueError("command body is shorter than a u64")
-    return int.from_bytes(body[:8], "little")
+def stage_session(name: str) -> int:
+    """The number under which a stage appears among sessions in the trace; no node has it."""
+    return zlib.crc32(name.encode())

@@ -421,6 +421,20 @@ class CheckedOut:
             for at in range(self._head, self._end, 5)
         ]
 
+    def held_from(self, message_id: int) -> list[tuple[int, Run]]:
+        """As `held`, from a message id on; a run that begins before it is cut."""
+        words = self._words
+        made: list[tuple[int, Run]] = []
+        for at in range(self._find(message_id), self._end, 5):
+            skip = max(0, message_id - words[at])
+            place = words[at + 2] + skip
+            count = (words[at + 3] >> 32) - skip
+            size = (words[at + 3] & LOW) * count // (count + skip)
+            counts = words[at + 4]
+            run = (words[at + 1], place >> 32, place & LOW, count, size, counts >> 32, counts & LOW)
+            made.append((words[at] + skip, run))
+        return made
+
     def indexes(self) -> list[int]:
         """Entry index of every run held."""
         return list(self._words[self._head + 1 : self._end : 5])
