@@ -113,3 +113,8 @@ cdef class Wire:
     cdef bint scanning
     cdef Buffer inp
     cdef Buffer out
+
+# Bytes of the field value at p (type code included) or, for a table without its length, notes on
+# what its keys say; -1 when it is broken, nested too deeply or cut off within n bytes.
+cdef Py_ssize_t walk_value(unsigned char* p, Py_ssize_t n, int depth) noexcept
+cdef int walk_table(unsigned char* p, Py_ssize_t n, int depth) noexcept

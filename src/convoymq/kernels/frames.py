@@ -236,7 +236,7 @@ _NOTE_COUNTS = cython.declare(cython.int, 512)
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.Py_ssize_t:
+def walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.Py_ssize_t:
     """Bytes of the field value at p, type code included; -1 when it is broken or cut off."""
     if n < 1:
         return -1
@@ -264,12 +264,12 @@ def _walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> c
             if depth >= _DEPTH_MAX:
                 return -1
             if code == b"F":
-                if _walk_table(p + 5, inner, depth + 1) < 0:
+                if walk_table(p + 5, inner, depth + 1) < 0:
                     return -1
             else:
                 at: cython.Py_ssize_t = 0
                 while at < inner:
-                    step: cython.Py_ssize_t = _walk_value(p + 5 + at, inner - at, depth + 1)
+                    step: cython.Py_ssize_t = walk_value(p + 5 + at, inner - at, depth + 1)
                     if step < 0:
                         return -1
                     at += step
@@ -281,7 +281,7 @@ def _walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> c
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.int:
+def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.int:
     """Notes about the n bytes of fields: whether keys matter to the broker; -1 when broken."""
     if n > _TABLE_MAX:
         return -1
@@ -297,7 +297,7 @@ def _walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> c
         elif key == 3 and q[0] == 66 and q[1] == 67 and q[2] == 67:  # BCC
             notes |= _NOTE_COPIES
         at += 1 + key
-        step: cython.Py_ssize_t = _walk_value(p + at, n - at, depth)
+        step: cython.Py_ssize_t = walk_value(p + at, n - at, depth)
         if step < 0:
             return -1
         at += step
@@ -334,7 +334,7 @@ def _walk_properties(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
             length: cython.Py_ssize_t = _load32(p + at)
             if length > n - at - 4:
                 return -1
-            found: cython.int = _walk_table(p + at + 4, length, 1)
+            found: cython.int = walk_table(p + at + 4, length, 1)
             if found < 0:
                 return -1
             notes |= found
@@ -390,7 +390,7 @@ def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
         while pos < end:
             key: cython.Py_ssize_t = p[pos]
             value: cython.Py_ssize_t = pos + 1 + key
-            step: cython.Py_ssize_t = 1 + key + _walk_value(p + value, end - value, 1)
+            step: cython.Py_ssize_t = 1 + key + walk_value(p + value, end - value, 1)
             name = data[pos + 1 : pos + 1 + key]
             if name != b"x-delivery-count" and name != b"x-acquired-count":
                 kept.append(data[pos : pos + step])
