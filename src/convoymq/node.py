@@ -54,6 +54,7 @@ from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
 if TYPE_CHECKING:
     from convoymq.amqp.listener import Listener
     from convoymq.queues.broker import Broker
+    from convoymq.trace.recorder import Traces
 
 EPOCH_2025 = 1_735_689_600
 """Incarnations are seconds since 2025-01-01 UTC."""
@@ -678,6 +679,24 @@ class Node:
             wake=self.wake,
             settings=settings,
             stored_groups=lambda: list(self.storage.logs),
+            traces=self._make_traces(),
+        )
+
+    def _make_traces(self) -> Traces:
+        from convoymq.trace.recorder import Traces, TraceSettings
+
+        trace = self.config.trace
+        return Traces(
+            Path(trace.directory).expanduser() if trace.directory else self.data.path / "trace",
+            self.id,
+            self.data.incarnation,
+            TraceSettings(
+                vhosts=trace.vhosts,
+                segment_max_bytes=trace.segment_max_bytes,
+                segment_max_age_ms=trace.segment_max_age_ms,
+                retention_bytes=trace.retention_bytes,
+                backlog_max_bytes=trace.backlog_max_bytes,
+            ),
         )
 
     async def _listen(self) -> None:

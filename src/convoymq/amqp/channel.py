@@ -979,6 +979,10 @@ class Channel:
         except ValueError as error:
             log.error("amqp.batch_damaged", queue=consumer.queue.name, reason=str(error))
             self._refuse(BrokerError("stored message is damaged"), spec.BASIC, 60)
+            return
+        trace = consumer.queue.trace
+        if trace is not None:
+            trace.sent(consumer.client.session, consumer.number, *arguments)
 
     def on_output_drained(self) -> None:
         """The client reads again."""

@@ -667,6 +667,64 @@ class FetchConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """What the trace keeps (`trace.*`): runs that were published, delivered, settled (ADR 0009)."""
+
+    vhosts: tuple[str, ...] = _key(
+        "trace.vhosts",
+        (),
+        """Virtual hosts whose replicated queues are all traced, as if each had been declared with
+        `x-trace`. Takes effect when the node starts; needs the extra `trace` (pyarrow).""",
+        parse=_parse_words,
+    )
+    directory: str = _key(
+        "trace.directory",
+        "",
+        """Where the segments go; empty = `trace` in `data_dir`. Emptied by hand, it leaves a gap
+        that the audit reports as not proved.""",
+        type_name="path",
+    )
+    segment_max_bytes: int = _key(
+        "trace.segment_max_bytes",
+        64 << 20,
+        "A queue's open segment is completed when its journal is this large.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=64 << 10,
+        high=4 << 30,
+    )
+    segment_max_age_ms: int = _key(
+        "trace.segment_max_age",
+        60_000,
+        """An open segment is completed after this time, and then readable for the audit. Shorter:
+        more and smaller files, each with a picture of what is in the queue.""",
+        parse=_parse_int,
+        unit="ms",
+        low=100,
+        high=86_400_000,
+    )
+    retention_bytes: int = _key(
+        "trace.retention_bytes",
+        10 << 30,
+        "Segments of this node that are kept, of all queues; the oldest go first.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 50,
+    )
+    backlog_max_bytes: int = _key(
+        "trace.backlog_max_bytes",
+        64 << 20,
+        """Rows that may wait in memory for the disk. Beyond it rows are dropped and counted, and
+        the audit reports the gap: the trace never holds a queue up.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=16 << 30,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultsConfig:
     """What a new cluster contains, and what is used where a client says nothing."""
 
@@ -814,6 +872,7 @@ class Config:
     raft: RaftConfig = field(default_factory=RaftConfig)
     amqp: AmqpConfig = field(default_factory=AmqpConfig)
     fetch: FetchConfig = field(default_factory=FetchConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
     defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     management: ManagementConfig = field(default_factory=ManagementConfig)

@@ -74,13 +74,15 @@ from convoymq.model.refusals import (
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.group_queue import TICK_MS, FlowLimits
 from convoymq.queues.interface import Queue
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.queue import TICK_MS, FlowLimits, QuorumQueue
+from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.types import Destination, DestinationKind, Exchange, ExchangeType, QueueType
+from convoymq.trace.recorder import QueueTrace, Traces
 
 log = structlog.get_logger()
 
@@ -88,6 +90,7 @@ LIST_TIMEOUT_S = 1.0
 COUNTS_TIMEOUT_S = 2.0
 HOME_POLL_S = 0.02
 NAME_BYTES_MAX = 255
+TRACE_ARGUMENT = "x-trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +196,14 @@ class Broker:
         wake: Callable[[], None],
         settings: BrokerSettings | None = None,
         stored_groups: Callable[[], Iterable[int]] = tuple,
+        traces: Traces | None = None,
     ) -> None:
         """
         Args:
             directory: where classic queues keep their files.
             wake: asks for an `end_of_round`.
             stored_groups: groups with data on this node's disk.
+            traces: who writes what queues with `x-trace` did; None = nobody.
         """
         self.node_id = node_id
         self.incarnation = incarnation
@@ -222,6 +227,7 @@ class Broker:
         self._deliveries_ended = (0, 0)
         self._clock = clock
         self._stored_groups = stored_groups
+        self._traces = traces
         self.lost_groups = 0
         """Groups up to this number that have nothing on disk here were lost with the disk."""
         self._alarms_by_node: dict[int, frozenset[str]] = {}
@@ -273,6 +279,9 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.classic.stop()
+        if self._traces is not None:
+            self._traces.stop()
+            await self._loop.run_in_executor(None, self._traces.join)
 
     def end_of_round(self) -> None:
         """Seals the open batches of classic queues."""
@@ -332,6 +341,8 @@ class Broker:
         self._timer = self._clock.call_later(TICK_MS, self._tick)
         for queue in [queue for queue in self._quorum.values() if queue.has_clients]:
             queue.tick()
+        if self._traces is not None:
+            self._traces.tick()
         if self._gone:
             self._free_names()
 
@@ -709,6 +720,7 @@ class Broker:
             queue = self.find_queue(vhost, name, owner)
             await queue.ready(self._timeout_s)
             return (name, *await queue.counts())
+        self._check_trace(vhost, name, arguments)
         members = self._members_for(arguments, exclusive=exclusive)
         reply = await self._change(
             DeclareQueue(
@@ -914,6 +926,8 @@ class Broker:
                 self.host.remove_group(group)
             else:
                 self.host.unwatch_group(group)
+            if self._traces is not None:
+                self._traces.end(group)
         self._member_of.discard(group)
         self.classic.delete(group)
 
@@ -948,6 +962,8 @@ class Broker:
                 self._become_member(record, queue)
         elif group in self._member_of:
             self._member_of.discard(group)
+            if queue is not None and queue.trace is not None:
+                queue.trace.detach()
             self.host.leave_group(group, record.members)
         elif queue is not None:
             self.host.watch_group(group, record.members, queue)
@@ -976,6 +992,7 @@ class Broker:
                 register_timeout_ms=self.settings.publish_register_timeout_ms,
             ),
         )
+        queue.trace = self._open_trace(record)
         self._quorum[record.group] = queue
         if self.node_id in record.members:
             self._become_member(record, queue)
@@ -988,15 +1005,43 @@ class Broker:
         declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
         assert declared is not None
         wiped = record.group <= self.lost_groups and record.group not in self._stored_groups()
+        machine = QuorumMachine(_machine_settings(declared.arguments))
+        if queue.trace is not None:
+            queue.trace.attach(machine)
         self.host.create_group(
             record.group,
             record.members,
-            QuorumMachine(_machine_settings(declared.arguments)),
+            machine,
             queue,
             leader_hint=record.home,
             learner=self.node_id in record.joined and not wiped,
             wiped=wiped,
         )
+
+    # --- the trace -----------------------------------------------------------------------
+
+    def _check_trace(self, vhost: str, name: str, arguments: Table) -> None:
+        """Raises PreconditionFailed for a queue that wants a trace which this node can't write."""
+        wish = arguments.get(TRACE_ARGUMENT)
+        if wish is None or wish.value is not True or self._traces is None:
+            return
+        if not self._traces.available:
+            subject = queue_subject(vhost, name)
+            raise PreconditionFailed(
+                f"invalid arg '{TRACE_ARGUMENT}' for {subject}: this node can't write traces, "
+                "pyarrow is not installed (pip install convoymq[trace])",
+                subject=subject,
+            )
+
+    def _open_trace(self, record: QueueRecord) -> QueueTrace | None:
+        """The trace of a queue that asks for one, by argument or virtual host."""
+        if self._traces is None:
+            return None
+        declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
+        wish = declared.arguments.get(TRACE_ARGUMENT) if declared is not None else None
+        if not self._traces.wants(record.vhost, wish is not None and wish.value is True):
+            return None
+        return self._traces.open(record.vhost, record.name, record.type.value, record.group)
 
     # --- what classic queues report ------------------------------------------------------
 

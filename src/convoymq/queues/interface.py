@@ -91,6 +91,8 @@ class QueueClient(ABC):
     """One channel's command stream into one queue."""
 
     queue: Queue
+    session: int
+    """Number of the stream; a queue that ended it gives the client a new one."""
     target: PublishTarget
     """Where the frame scanner appends this channel's publishes to this queue."""
 
@@ -144,6 +146,9 @@ class Queue(ABC):
     vhost: str
     name: str
     type: str
+    trace: Any = None
+    """`trace.recorder.QueueTrace` on this node, or None: clients and channels tell it what they
+    did."""
 
     @abstractmethod
     def client(self, session: int, events: ClientEvents) -> QueueClient:

@@ -154,6 +154,8 @@ RULES: tuple[Rule, ...] = (
     ),
     # RabbitMQ does not look at the value here either; -1 means without limit.
     Rule("x-delivery-limit", _anything, _QUORUM, _CLASSIC),
+    # Ours: records what becomes of every message (docs/adr/0009-trace.md).
+    Rule("x-trace", _boolean, _QUORUM),
     Rule("x-consumer-timeout", _DURATION, _NONE, _CLASSIC),
     Rule("x-consumer-disconnected-timeout", _DURATION, _NONE, _CLASSIC),
     Rule(

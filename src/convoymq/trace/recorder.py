@@ -1,0 +1,389 @@
+"""What a node records of its traced queues, from the event loop.
+
+The machine writes decided rows straight into `QueueTrace.rows`; clients and channels report what
+they did. Four times a second the rows go to the writer's thread, behind a COVERED mark that says
+which entries and which time they are complete for. What no mark covers is not proved: rows that
+were lost, an entry that was cut by a crash, time in which the node was away.
+
+A queue's picture (STATE rows and a SUMMARY) is taken when a segment ends, between two entries.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from convoymq.kernels.batch import CMD_ENQUEUE, PendingCommand
+from convoymq.kernels.trace import TraceRows
+from convoymq.model import trace as words
+from convoymq.trace import segments
+from convoymq.trace.segments import Origin
+from convoymq.trace.writer import Feed, Writer
+
+log = structlog.get_logger()
+
+RETRY_US = 5_000_000
+"""How long after a file could not be written the next one is tried."""
+PICTURE_RUNS_MAX = 100_000
+"""A queue of more runs gets no picture, only its totals: the loop would stand still for it."""
+CLOSE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings:
+    """The configuration's `trace.*`."""
+
+    vhosts: tuple[str, ...] = ()
+    segment_max_bytes: int = 64 << 20
+    segment_max_age_ms: int = 60_000
+    retention_bytes: int = 10 << 30
+    backlog_max_bytes: int = 64 << 20
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+class QueueTrace:
+    """One queue's trace on this node. Single threaded.
+
+    Args:
+        origin: what the rows are about.
+        writer: takes them.
+        directory: where the queue's files lie.
+        through: entries up to here are in files of this node's earlier lives.
+        now_us: the node's clock.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        writer: Writer,
+        directory: Path,
+        *,
+        through: int,
+        now_us: Callable[[], int] = _now_us,
+    ) -> None:
+        self.origin = origin
+        self.rows = TraceRows()
+        self.rows.skip_through = through
+        self.rows.on_full = self._hand_over
+        self.rows.on_restored = self._restored
+        self.opened_us = now_us()
+        self.lost = 0
+        """Rows that were dropped because the thread was behind."""
+        self._now_us = now_us
+        self._machine: Any = None
+        self._feed = Feed(origin, directory)
+        self._writer = writer
+        self._covered = through
+        self._acts_since_us = self.opened_us
+        self._rotated_us = self.opened_us
+        self._lost_unmarked = 0
+        self._failed_us = 0
+        self._empty = True
+        writer.open(self._feed)
+
+    # --- what is recorded ----------------------------------------------------------------
+
+    def attach(self, machine: Any) -> None:
+        """From now on the machine of this node's replica writes what it decides."""
+        self._machine = machine
+        machine.trace = self.rows
+
+    def detach(self) -> None:
+        """The node is no member of the queue's group any more."""
+        if self._machine is not None:
+            self._machine.trace = None
+            self._mark()
+            self._machine = None
+
+    def confirms(
+        self, session: int, commands: Sequence[PendingCommand], *, deleted: bool = False
+    ) -> None:
+        """A channel is about to hear that the queue has the publishes of these commands. One row
+        names all publish commands from its first seq to its last; `deleted`: they are answered
+        because the queue is gone."""
+        first = last = messages = 0
+        for command in commands:
+            if command.type != CMD_ENQUEUE:
+                continue
+            tags = command.tags
+            if tags:
+                messages += sum(tags[1::2]) - sum(tags[::2]) + len(tags) // 2
+                first = first or command.seq
+                last = command.seq
+            elif messages:
+                self._confirmed(session, first, last, messages, deleted)
+                first = messages = 0
+        if messages:
+            self._confirmed(session, first, last, messages, deleted)
+
+    def _confirmed(self, session: int, first: int, last: int, count: int, deleted: bool) -> None:
+        flags = words.DELETED if deleted else 0
+        now = self._now_us()
+        self.rows.act(words.CONFIRMED, flags, now, 0, session, 0, first, last, count, 0, 0, 0, 0, 0)
+
+    def sent(
+        self,
+        session: int,
+        consumer: int,
+        first_id: int,
+        block: bytes,
+        command: int,
+        first: int,
+        count: int,
+        acquired: int,
+        delivered: int,
+    ) -> None:
+        """Deliveries are in the output of the consumer's connection. The position is known where
+        the block is a whole entry."""
+        self.rows.act(
+            words.SENT,
+            words.REDELIVERED if acquired else 0,
+            self._now_us(),
+            0,
+            session,
+            consumer,
+            0,
+            first_id,
+            count,
+            int.from_bytes(block[8:16], "little") if command else 0,
+            command,
+            first if command else 0,
+            acquired,
+            delivered,
+        )
+
+    # --- marks and pictures --------------------------------------------------------------
+
+    def _restored(self, index: int) -> None:
+        """The machine's state came from elsewhere: the entries before are not recorded here."""
+        if index > self._covered:
+            self._mark()
+            self._covered = max(self._covered, index)
+
+    def _mark(self) -> None:
+        """Says what the rows before are complete for."""
+        now = self._now_us()
+        index = max(self._covered, self.rows.index) if self._machine is not None else self._covered
+        self.rows.act(
+            words.COVERED,
+            0,
+            now,
+            index,
+            0,
+            0,
+            0,
+            self._acts_since_us,
+            self._lost_unmarked,
+            self._covered,
+            0,
+            0,
+            0,
+            0,
+        )
+        self._covered = index
+        self._acts_since_us = now
+        self._lost_unmarked = 0
+
+    def _hand_over(self) -> None:
+        """Gives all rows to the thread, or drops them when it is too far behind."""
+        rows, data = self.rows.take()
+        if not rows:
+            return
+        if self._feed.failed or self._writer.overloaded:
+            self._lose(rows)
+            return
+        self._empty = False
+        self._writer.write(self._feed, rows, data)
+
+    def _lose(self, rows: int) -> None:
+        self.lost += rows
+        self._lost_unmarked += rows
+        # The entry that is being applied may have lost rows too: it is not covered either.
+        self._covered = max(self._covered, self.rows.index)
+        self._acts_since_us = self._now_us()
+
+    def flush(self) -> None:
+        """Hands over what was recorded, with its mark. Called between two entries."""
+        if self._feed.failed:
+            self._lose(self.rows.take()[0])
+            now = self._now_us()
+            if now - self._failed_us >= RETRY_US:
+                self._failed_us = now
+                self._writer.resume(self._feed)
+            return
+        behind = self._machine is not None and self.rows.index > self._covered
+        if self.rows.rows or behind or self._lost_unmarked:
+            self._mark()
+            self._hand_over()
+
+    def rotate_if_due(self, settings: TraceSettings) -> None:
+        """Ends the segment when it is large or old enough."""
+        if self._empty:
+            self._rotated_us = self._now_us()
+            return
+        age_ms = (self._now_us() - self._rotated_us) // 1000
+        if (
+            self._feed.journal_bytes >= settings.segment_max_bytes
+            or age_ms >= settings.segment_max_age_ms
+        ):
+            self.rotate()
+
+    def rotate(self) -> None:
+        """Ends the segment, with a picture of the queue."""
+        self._rotated_us = self._now_us()
+        if self._machine is not None and self.rows.index >= self._covered:
+            self._picture()
+        self.flush()
+        if not self._empty:
+            self._writer.rotate(self._feed)
+        self._empty = True
+
+    def _picture(self) -> None:
+        now = self._now_us()
+        machine = self._machine
+        index = self.rows.index
+        facts: dict[str, int] = machine.totals()
+        complete = machine.run_count() <= PICTURE_RUNS_MAX
+        if complete:
+            for owner, number, first_id, run in machine.picture():
+                flags = 0 if owner is None else words.HELD
+                at, command, first, count, _size, acquired, delivered = run
+                self.rows.act(
+                    words.STATE,
+                    flags,
+                    now,
+                    index,
+                    owner or 0,
+                    number,
+                    0,
+                    first_id,
+                    count,
+                    at,
+                    command,
+                    first,
+                    acquired,
+                    delivered,
+                )
+        dropped = sum(count for name, count in facts.items() if name.startswith("dropped_"))
+        self.rows.act(
+            words.SUMMARY,
+            words.COMPLETE if complete else 0,
+            now,
+            index,
+            0,
+            0,
+            facts["published"],
+            facts["acked"],
+            facts["ready"],
+            facts["unacked"],
+            dropped,
+            facts["purged"],
+            facts["delivered"],
+            facts["returned"],
+        )
+
+    def close(self) -> None:
+        """Ends the trace: the queue is gone, or the node stops."""
+        self.rotate()
+        if self._machine is not None:
+            self._machine.trace = None
+            self._machine = None
+        self.rows.on_full = None
+        self.rows.on_restored = None
+
+
+class Traces:
+    """All traces of a node. Opens its thread with the first one.
+
+    Args:
+        directory: the node's trace directory.
+    """
+
+    def __init__(
+        self, directory: Path, node: int, incarnation: int, settings: TraceSettings
+    ) -> None:
+        self.directory = directory
+        self.settings = settings
+        self._node = node
+        self._incarnation = incarnation
+        self._writer: Writer | None = None
+        self._open: dict[int, QueueTrace] = {}
+        self._warned = False
+
+    @property
+    def available(self) -> bool:
+        """Whether this node can write a trace."""
+        return segments.is_available()
+
+    def wants(self, vhost: str, asked: bool) -> bool:
+        """Whether a queue is traced: it says so, or its virtual host does."""
+        return asked or vhost in self.settings.vhosts
+
+    def open(self, vhost: str, queue: str, type: str, group: int) -> QueueTrace | None:
+        """The trace of a queue; None when this node can't write it (logged, as it is wanted)."""
+        if not self.available:
+            if not self._warned:
+                self._warned = True
+                log.error("trace.unavailable", reason="pyarrow is not installed")
+            return None
+        if self._writer is None:
+            self._writer = Writer(
+                self.directory,
+                retention_bytes=self.settings.retention_bytes,
+                backlog_max_bytes=self.settings.backlog_max_bytes,
+            )
+        origin = Origin(
+            vhost=vhost,
+            queue=queue,
+            type=type,
+            group=group,
+            node=self._node,
+            incarnation=self._incarnation,
+        )
+        place = origin.directory(self.directory)
+        try:
+            through = segments.covered_through(place, origin)
+        except OSError as error:
+            log.error("trace.unreadable", vhost=vhost, queue=queue, reason=str(error))
+            through = 0
+        made = QueueTrace(origin, self._writer, place, through=through)
+        self._open[group] = made
+        return made
+
+    def end(self, group: int) -> None:
+        """A queue is gone."""
+        trace = self._open.pop(group, None)
+        if trace is not None:
+            trace.close()
+
+    def tick(self) -> None:
+        """Four times a second: hands over what was recorded."""
+        for trace in self._open.values():
+            trace.flush()
+            trace.rotate_if_due(self.settings)
+
+    def stop(self) -> None:
+        """Closes all traces; `join` waits for their files."""
+        for trace in self._open.values():
+            trace.close()
+        self._open.clear()
+
+    def join(self) -> None:
+        """Waits for the thread; blocks for at most CLOSE_TIMEOUT_S."""
+        writer, self._writer = self._writer, None
+        if writer is not None and not writer.close(CLOSE_TIMEOUT_S):
+            log.warning("trace.unfinished", reason="segments are completed at the next start")
+
+    def infos(self) -> Iterable[dict[str, Any]]:
+        """One row per open trace, for lists and metrics."""
+        for trace in self._open.values():
+            origin = trace.origin
+            yield {"vhost": origin.vhost, "queue": origin.queue, "lost": trace.lost}

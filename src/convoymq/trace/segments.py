@@ -1,0 +1,306 @@
+"""Files of a trace: a journal while rows come, a Parquet segment when it is complete.
+
+| file           | what                                                                           |
+|----------------|--------------------------------------------------------------------------------|
+| `NAME.journal` | Arrow IPC stream, one batch per flush; a process that is killed loses the rest |
+| `NAME.part`    | a segment that is being written                                                |
+| `NAME.parquet` | complete; the journal of the same name is gone or goes                         |
+
+NAME is `group-<group>-node-<node>-<incarnation>-<number>`. Nothing here knows the event loop: a
+`Segment` belongs to the writer's thread. Only this module imports pyarrow, and only when used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from convoymq.model.trace import COVERED, FORMAT, METADATA_KEY, ROW_COLUMNS
+
+ROW_GROUP_ROWS = 256 << 10
+NAME_BYTES_MAX = 200
+_NAME = re.compile(r"group-(\d+)-node-(\d+)-(\d+)-(\d+)\.(journal|parquet)")
+_SMALL = {"kind": "int8", "reason": "int8", "flags": "int32", "ordinal": "int32"}
+_WORDS = ("vhost", "queue", "type")
+
+
+def is_available() -> bool:
+    """Whether pyarrow is installed; does not import it."""
+    return find_spec("pyarrow") is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Whose rows a file holds."""
+
+    vhost: str
+    queue: str
+    type: str
+    group: int
+    node: int
+    incarnation: int
+
+    def directory(self, root: Path) -> Path:
+        """Where the queue's files lie."""
+        return root / _file_name(self.vhost) / _file_name(self.queue)
+
+    def name(self, number: int) -> str:
+        """A file's name without its ending."""
+        return f"group-{self.group}-node-{self.node}-{self.incarnation}-{number}"
+
+
+def _file_name(name: str) -> str:
+    # Two long names may share a directory: files also carry the group's number.
+    quoted = quote(name, safe="")[:NAME_BYTES_MAX]
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+
+
+@cache
+def _arrow() -> Any:
+    """pyarrow and the schemas of journal and segment."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    journal = pa.schema([(name, pa.int64()) for name in ROW_COLUMNS])
+    fields = [(name, getattr(pa, _SMALL.get(name, "int64"))()) for name in ROW_COLUMNS]
+    fields += [(name, pa.dictionary(pa.int32(), pa.string())) for name in _WORDS]
+    fields += [("group", pa.int64()), ("node", pa.int32()), ("incarnation", pa.int64())]
+    return pa, pq, journal, pa.schema(fields)
+
+
+class Segment:
+    """The segment that one queue's rows go to at present. Raises OSError from every method."""
+
+    def __init__(self, directory: Path, origin: Origin) -> None:
+        self.directory = directory
+        self.origin = origin
+        self.bytes = 0
+        """Size of the journal."""
+        self.rows = 0
+        numbers = [
+            f.number for f in files_of(directory, origin) if f.incarnation == origin.incarnation
+        ]
+        self._number = max(numbers, default=-1)
+        self._file: Any = None
+        self._writer: Any = None
+        self._path = directory
+
+    def write(self, rows: int, data: bytes) -> None:
+        """Appends what `TraceRows.take` returned; it survives the death of the process."""
+        pa, _, schema, _ = _arrow()
+        if self._writer is None:
+            self._open()
+        block = pa.py_buffer(data)
+        size = rows * 8
+        columns = [
+            pa.Array.from_buffers(pa.int64(), rows, [None, block.slice(k * size, size)])
+            for k in range(len(ROW_COLUMNS))
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        self.bytes = self._file.tell()
+        self.rows += rows
+
+    def _open(self) -> None:
+        pa, _, schema, _ = _arrow()
+        self._number += 1
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._path = self.directory / f"{self.origin.name(self._number)}.journal"
+        self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._writer = pa.ipc.new_stream(self._file, schema, options=options)
+
+    def finish(self) -> Path | None:
+        """Makes the journal a segment and returns it; None when there were no rows."""
+        if self._writer is None:
+            return None
+        path = self._path
+        self.abandon()
+        return convert(path, self.origin)
+
+    def abandon(self) -> None:
+        """Lets go of the journal as it is; `convert` takes what is readable of it later."""
+        writer, file = self._writer, self._file
+        self._writer = self._file = None
+        self.bytes = self.rows = 0
+        for each in (writer, file):
+            # A full disk may refuse the end mark: readers do not need it.
+            with contextlib.suppress(OSError):
+                if each is not None:
+                    each.close()
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """A journal or segment that lies in a queue's directory."""
+
+    path: Path
+    incarnation: int
+    number: int
+    is_journal: bool
+
+
+def files_of(directory: Path, origin: Origin) -> list[TraceFile]:
+    """Files of this queue that this node wrote, in any of its lives, oldest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in directory.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match and (int(match[1]), int(match[2])) == (origin.group, origin.node):
+                found.append(TraceFile(path, int(match[3]), int(match[4]), match[5] == "journal"))
+    return sorted(found, key=lambda file: (file.incarnation, file.number, not file.is_journal))
+
+
+def covered_through(directory: Path, origin: Origin) -> int:
+    """Index up to which this node's files hold the decided rows. Raises OSError."""
+    for file in reversed(files_of(directory, origin)):
+        covered = _journal_covers(file.path) if file.is_journal else read_metadata(file.path)["to"]
+        if covered:
+            return int(covered)
+    return 0
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What a segment says of itself. Raises OSError when it is none."""
+    pa, pq, _, _ = _arrow()
+    try:
+        known = json.loads(pq.read_metadata(path).metadata[METADATA_KEY])
+        if known["format"] != FORMAT:
+            raise OSError(f"{path}: trace format {known['format']} is not known")
+    except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        raise OSError(f"{path}: no segment of a trace: {error!r}") from None
+    return dict(known)
+
+
+def _batches(path: Path) -> Iterator[Any]:
+    """The readable batches of a journal; a torn end is where it ends."""
+    pa, _, schema, _ = _arrow()
+    with open(path, "rb") as file:
+        try:
+            reader = pa.ipc.open_stream(file)
+            if reader.schema != schema:
+                return
+            yield from reader
+        except (pa.ArrowInvalid, OSError, EOFError):
+            return
+
+
+class _Coverage:
+    """What the marks among the rows say: which entries' rows are all there."""
+
+    def __init__(self) -> None:
+        self.start: int | None = None
+        self.end = 0
+        self.lost = 0
+
+    def see(self, batch: Any) -> None:
+        kinds = batch.column(0).to_pylist()
+        for row in [k for k, kind in enumerate(kinds) if kind == COVERED]:
+            start = batch.column("position_index")[row].as_py()
+            self.start = start if self.start is None else self.start
+            self.end = max(self.end, batch.column("index")[row].as_py())
+            self.lost += batch.column("count")[row].as_py()
+
+
+def _journal_covers(path: Path) -> int:
+    coverage = _Coverage()
+    for batch in _batches(path):
+        coverage.see(batch)
+    return coverage.end
+
+
+def convert(journal: Path, origin: Origin) -> Path | None:
+    """Writes the readable rows of a journal as a segment, syncs it, and removes the journal.
+
+    Returns None when there was nothing to keep. Raises OSError; the journal stays then.
+    """
+    _, pq, _, schema = _arrow()
+    done = journal.with_suffix(".parquet")
+    if done.exists():
+        journal.unlink()
+        return done
+    part = journal.with_suffix(".part")
+    plain = [name for name in schema.names if name not in _WORDS]
+    coverage = _Coverage()
+    rows = 0
+    with open(part, "wb") as file:
+        writer = pq.ParquetWriter(
+            file,
+            schema,
+            compression="zstd",
+            use_dictionary=list(_WORDS),
+            column_encoding=dict.fromkeys(plain, "DELTA_BINARY_PACKED"),
+            write_page_index=True,
+        )
+        waiting: list[Any] = []
+        held = 0
+        for batch in _batches(journal):
+            coverage.see(batch)
+            waiting.append(batch)
+            held += batch.num_rows
+            rows += batch.num_rows
+            if held >= ROW_GROUP_ROWS:
+                writer.write_table(_table(waiting, origin))
+                waiting, held = [], 0
+        if waiting:
+            writer.write_table(_table(waiting, origin))
+        facts = {
+            **asdict(origin),
+            "format": FORMAT,
+            "from": coverage.start or 0,
+            "to": coverage.end,
+            "lost": coverage.lost,
+            "rows": rows,
+        }
+        writer.add_key_value_metadata({METADATA_KEY: json.dumps(facts).encode()})
+        writer.close()
+        if not file.closed:
+            file.flush()
+            os.fsync(file.fileno())
+    if not rows:
+        part.unlink()
+        journal.unlink()
+        return None
+    os.replace(part, done)
+    journal.unlink()
+    return done
+
+
+def _table(batches: list[Any], origin: Origin) -> Any:
+    pa, _, _, schema = _arrow()
+    table = pa.Table.from_batches(batches)
+    n = table.num_rows
+    facts = asdict(origin)
+    columns = [table.column(name).cast(schema.field(name).type, safe=True) for name in ROW_COLUMNS]
+    for name in _WORDS:
+        zeros = pa.array(memoryview(bytes(4 * n)).cast("i"), pa.int32())
+        columns.append(pa.DictionaryArray.from_arrays(zeros, [facts[name]]))
+    for name in ("group", "node", "incarnation"):
+        columns.append(pa.repeat(pa.scalar(facts[name], schema.field(name).type), n))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def trim(root: Path, bytes_max: int) -> int:
+    """Deletes the oldest segments under `root` until the others fit; returns how many went."""
+    found = []
+    for path in root.rglob("*.parquet"):
+        with contextlib.suppress(FileNotFoundError):
+            facts = path.stat()
+            found.append((facts.st_mtime_ns, facts.st_size, path))
+    total = sum(size for _, size, _ in found)
+    gone = 0
+    for _, size, path in sorted(found):
+        if total <= bytes_max:
+            break
+        path.unlink(missing_ok=True)
+        total -= size
+        gone += 1
+    return gone
