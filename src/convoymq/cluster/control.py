@@ -43,6 +43,7 @@ KIND_ALARM = 6
 KIND_QUEUE_COUNTS = 7
 KIND_CLASSIC_COUNTS = 8
 KIND_JOIN = 9
+KIND_STAGE = 10
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 

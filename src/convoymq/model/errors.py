@@ -116,6 +116,14 @@ class ResourceExhausted(Refused):
     """The broker has no room for what was asked."""
 
 
+class StageRefused(Refused):
+    """An op on a stage or lease of a queue is refused; `reason` is a word of ADR 0008."""
+
+    def __init__(self, reason: str, text: str, *, subject: Subject | None = None) -> None:
+        super().__init__(text, subject=subject)
+        self.reason = reason
+
+
 class Unavailable(BrokerError):
     """No answer in time: a timeout, no leader, no quorum. Trying again may help."""
 

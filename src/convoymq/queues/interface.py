@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from convoymq.kernels.batch import PublishTarget
+from convoymq.model.errors import PreconditionFailed
+from convoymq.queues.stage_reads import StagedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,43 @@ class Queue(ABC):
     @abstractmethod
     async def counts(self) -> tuple[int, int]:
         """(ready messages, consumers), from the leader where there is one."""
+
+    async def stage(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        """Carries out one op on a stage or lease (`queues.stages`) and returns its answer.
+
+        Every op may be repeated, so who got Unavailable just asks again.
+
+        Raises:
+            StageRefused: with the reason.
+            NotFound: the queue is gone.
+            PreconditionFailed: queues of this type have no stages.
+            Unavailable: no leader, or no answer in time.
+        """
+        raise self._stageless()
+
+    async def stage_runs(
+        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
+    ) -> tuple[int, int, list[StagedRun]]:
+        """(first unsettled offset, where to go on, runs) of what is staged from `offset` up to
+        `end` (exclusive; None = all that this node knows of); the same messages every time.
+
+        A page may end before `end`. The first message comes whatever its size. Raises as `stage`.
+        """
+        raise self._stageless()
+
+    async def browse(
+        self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
+    ) -> tuple[list[int] | None, list[StagedRun]]:
+        """(cursor of the rest or None at the end, runs) of ready messages, which stay where they
+        are; offsets count from 0. `cursor` None = from the start. Raises as `stage`."""
+        raise self._stageless()
+
+    async def serve_stage(self, request: Sequence[Any]) -> list[Any]:
+        """Answers what another node's face of the queue asks."""
+        raise self._stageless()
+
+    def _stageless(self) -> PreconditionFailed:
+        return PreconditionFailed(f"a queue of type {self.type} has no stages")
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

@@ -28,8 +28,10 @@ that serves one consumer at a time there is at most one stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
+
+from convoymq.model.errors import StageRefused, Subject
 
 NO_STAGE = "no_stage"
 STAGE_EPOCH = "stage_epoch"
@@ -134,6 +136,24 @@ class Holder(Protocol):
 
     def stage_return(self, stage: Stage, first: int, last: int, failed: bool) -> None:
         """Gives offsets first … last, up to the youngest, back to the queue in their order."""
+
+
+def stage_refused(reason: str, subject: Subject | None = None) -> StageRefused:
+    """The refusal as those outside a machine see it."""
+    return StageRefused(reason, REASONS.get(reason, reason), subject=subject)
+
+
+def checked_op(op: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an op that the rules know, with values that they take: what goes into a log.
+    Raises StageRefused."""
+    made: dict[str, Any] = {}
+    try:
+        for key, read in _FIELDS.items():
+            if op.get(key) is not None:
+                made[key] = read(op, key)
+    except Refusal as refusal:
+        raise stage_refused(refusal.reason) from None
+    return made
 
 
 class Refusal(Exception):
@@ -491,3 +511,18 @@ def _ttl(op: Mapping[str, Any]) -> int:
     if not TTL_MS_MIN <= value <= TTL_MS_MAX:
         raise Refusal(MALFORMED)
     return value
+
+
+_FIELDS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
+    "op": _text,
+    "stage": _text,
+    "owner": _text,
+    "ttl_ms": _number,
+    "epoch": _number,
+    "fence": _number,
+    "max": _number,
+    "after": _number,
+    "upto": _number,
+    "from": _number,
+    "failed": _truth,
+}

@@ -191,6 +191,47 @@ class Fifo:
         """Entry index of every run, oldest first."""
         return list(self._words[self._head : self._end : self._stride])
 
+    def runs_from(
+        self, index: int, offset: int, record: int, limit: int, runs_max: int
+    ) -> list[Run]:
+        """Runs, in the order of the log, that hold messages at or behind a place: about `limit`
+        messages, at most `runs_max` runs. Only for queues whose runs lie in that order. Cost:
+        O(log runs) + O(runs listed)."""
+        words = self._words
+        stride = self._stride
+        low = 0
+        high = (self._end - self._head) // stride
+        while low < high:
+            middle = (low + high) // 2
+            at = self._head + middle * stride
+            place = words[at + 1]
+            last = (place & LOW) + (words[at + 2] >> 32) - 1
+            if (words[at], place >> 32, last) < (index, offset, record):
+                low = middle + 1
+            else:
+                high = middle
+        made: list[Run] = []
+        listed = 0
+        at = self._head + low * stride
+        while at < self._end and listed < limit and len(made) < runs_max:
+            counts = words[at + 3] if self.counted else 0
+            place = words[at + 1]
+            amount = words[at + 2]
+            made.append(
+                (
+                    words[at],
+                    place >> 32,
+                    place & LOW,
+                    amount >> 32,
+                    amount & LOW,
+                    counts >> 32,
+                    counts & LOW,
+                )
+            )
+            listed += amount >> 32
+            at += stride
+        return made
+
     def first_index(self) -> int:
         """Entry index of the oldest run. The queue must not be empty."""
         assert self._head < self._end
@@ -391,6 +432,39 @@ class CheckedOut:
             del self._words[:head]
             self._end -= head
             self._head = 0
+
+    def between(self, first_id: int, end_id: int, runs_max: int) -> list[tuple[int, Run]]:
+        """(first id, run) of the messages with ids first_id … end_id - 1, cut to them; at most
+        `runs_max` runs. Cost: O(log runs) + O(runs listed)."""
+        words = self._words
+        at = self._find(first_id)
+        made: list[tuple[int, Run]] = []
+        while at < self._end and words[at] < end_id and len(made) < runs_max:
+            run_id = words[at]
+            place = words[at + 2]
+            amount = words[at + 3]
+            counts = words[at + 4]
+            count = amount >> 32
+            size = amount & LOW
+            skip = max(0, first_id - run_id)
+            kept = min(count, end_id - run_id) - skip
+            part = size * (skip + kept) // count - size * skip // count
+            made.append(
+                (
+                    run_id + skip,
+                    (
+                        words[at + 1],
+                        place >> 32,
+                        (place & LOW) + skip,
+                        kept,
+                        part,
+                        counts >> 32,
+                        counts & LOW,
+                    ),
+                )
+            )
+            at += 5
+        return made
 
     def remove_all(self) -> list[Run]:
         """Removes everything, ascending."""
