@@ -261,6 +261,11 @@ class ReplicaHost:
         entry: Entry = self.groups[group].log.entry(index)
         return entry
 
+    def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
+        """An entry of the local log and some that follow it (`GroupLog.span`)."""
+        found: list[Entry] = self.groups[group].log.span(index, max_bytes)
+        return found
+
     # Input.
 
     def on_frame(self, node: int, data: bytes) -> None:

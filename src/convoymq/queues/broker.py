@@ -174,6 +174,9 @@ class GroupHost(Protocol):
     def read_entry(self, group: int, index: int) -> Any:
         """An entry of the local log."""
 
+    def read_span(self, group: int, index: int, max_bytes: int) -> Any:
+        """An entry of the local log and some that follow it."""
+
     def incarnation_of(self, node: int) -> int:
         """Incarnation of a linked node; 0 when it is not known."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from convoymq.cluster.host import ReplicaHost
+from convoymq.queues.group_queue import TICK_MS
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.queue import TICK_MS, QuorumQueue
+from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.replication.raft.types import RaftConfig
 from convoymq.sim.clock import Life, NodeClock
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker

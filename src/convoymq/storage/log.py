@@ -244,6 +244,13 @@ class GroupLog:
         self._store.cached(self)
         return entries[0]
 
+    def span(self, index: int, max_bytes: int) -> list[Entry]:
+        """An entry and, when it lies on disk, those of the next ones that one read of about
+        `max_bytes` brings along; nothing stays in the read-ahead. Raises as `entry` does."""
+        if index >= self.memory_first:
+            return [self.entry(index)]
+        return self._read_span(index, max_bytes)
+
     def has_entry(self, index: int) -> bool:
         """True when `entry` would find it, without reading it."""
         if index >= self.base:

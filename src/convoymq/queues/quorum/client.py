@@ -1,54 +1,38 @@
 """One channel's command stream into a quorum queue, and what comes back.
 
-The client numbers nothing itself: `PublishTarget` numbers commands and keeps the pending ones. What
-the client knows is how far they were applied, and per consumer which message id comes next. So it
-may hear everything twice, from its own replica and from a leader, and passes each thing on once:
+Commands, confirms and flow are those of every session (`session_client`). Beyond that the client
+knows per consumer which message id comes next, as deliveries too may come twice:
 
 | heard                    | below what is known | next      | beyond                            |
 |--------------------------|---------------------|-----------|-----------------------------------|
-| APPLIED seq              | dropped             | passed on | passed on (it answers all before) |
-| GAP last                 | is it over? (below) | resends   |                                   |
 | DELIVER first message id | dropped or trimmed  | passed on | asked for; passed on when `final` |
 
 `final` deliveries come from the state, not from the log: what they skip is no more checked out.
-A GAP below what was applied is either a late report or means that the queue ended the session (its
-node was given up). Only when it is still so a second later does the client start anew.
-
-Without a leader, questions (CHECKOUT, GET, PURGE, CANCEL) have a deadline. Publishes wait for as
-long as it takes once the queue has answered this session; before, they are refused after a while.
+Without a leader, questions (CHECKOUT, GET, PURGE, CANCEL) have a deadline.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from convoymq.kernels import batch
-from convoymq.kernels.batch import PendingCommand, PublishTarget
+from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError, Subject, Unavailable
-from convoymq.model.refusals import (
-    exclusive_consumer,
-    get_on_single_active_consumer,
-    missing,
-    queue_subject,
-)
-from convoymq.queues.interface import ClientEvents, ConsumerSpec, QueueClient
+from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
+from convoymq.queues.interface import ClientEvents, ConsumerSpec
+from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
+from convoymq.queues.stages import stage_refused
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.queue import QuorumQueue
 
-#: The least time between two resends of the same commands.
-RESEND_PAUSE_MS = 100
 #: How often a question is repeated whose reply was lost, about once a second.
 QUESTIONS_MAX = 5
-#: How long the queue must not know a session that it knew before the client gives the session up.
-OVER_AFTER_MS = 1000
-#: The same for a session that was never heard of: its first command may just be late.
-OVER_UNHEARD_MS = 10_000
 
 
 class _Consumer:
@@ -66,22 +50,13 @@ class _Consumer:
         self.asked_at = -1
 
 
-class QuorumClient(QueueClient):
+class QuorumClient(SessionClient):
     """See `QueueClient`."""
 
     queue: QuorumQueue
 
     def __init__(self, queue: QuorumQueue, session: int, events: ClientEvents) -> None:
-        self.queue = queue
-        self.session = session
-        self.target = PublishTarget(queue.builder, session, self)
-        self.target.pending_bytes_max = queue.limits.pending_bytes_max
-        self.target.pending_commands_max = queue.limits.pending_commands_max
-        self.closed = False
-        self.blocked = False
-        #: Highest seq known to be applied.
-        self.applied = 0
-        self._events = events
+        super().__init__(queue, session, events)
         self._consumers: dict[int, _Consumer] = {0: _Consumer()}
         self._consumers[0].subscribed = True
         #: Messages of basic.get by id, until their reply is here:
@@ -95,19 +70,10 @@ class QuorumClient(QueueClient):
         self._get_shift = 0
         #: Questions that were passed over without their reply: seq → (command, times asked again)
         self._unanswered: dict[int, tuple[PendingCommand, int]] = {}
-        self._resent_ms = -RESEND_PAUSE_MS
-        self._resent_after = -1
-        self._gap_again = False
-        self._over_since_ms = -1
-        self.progress_ms = 0
-        #: How often `QuorumQueue.tick` has resent without an answer.
-        self.silences = 0
         #: When the questions that wait for an answer are given up, in their order.
         self._deadlines: deque[int] = deque()
         #: Questions that were answered without the queue; what it says later is not passed on.
         self._given_up: set[int] = set()
-        #: Since when something is expected of the queue; kept by `QuorumQueue.tick`.
-        self.waiting_since_ms = queue.clock.monotonic_ms()
 
     # --- commands ------------------------------------------------------------------------
 
@@ -184,22 +150,16 @@ class QuorumClient(QueueClient):
         """Drops ready messages."""
         self._question(batch.CMD_PURGE, 0, 0)
 
+    def stage(self, op: bytes, answer: Callable[[Any, BrokerError | None], None]) -> None:
+        """Asks one op of a stage (`queues.stages`, msgpack); `answer` gets its reply or an error,
+        once, unless the client is closed."""
+        self._question(batch.CMD_STAGE, len(op), 0, op, answer)
+
     def close(self) -> None:
         """The channel is gone; the client stays until the queue has heard it."""
-        if self.closed:
-            return
-        self.closed = True
         self._got.clear()
         self._gets.clear()
-        if self.target.seq == 0:
-            self.queue.forget(self)
-        else:
-            self._command(batch.CMD_SESSION_CLOSE, 0, 0)
-
-    def _command(
-        self, type: int, count: int, consumer: int, body: bytes = b"", note: Any = None
-    ) -> None:
-        self.target.command(type, 0, count, consumer, body, note)
+        super().close()
 
     def _question(
         self, type: int, count: int, consumer: int, body: bytes = b"", note: Any = None
@@ -210,50 +170,23 @@ class QuorumClient(QueueClient):
 
     # --- what the machine says -----------------------------------------------------------
 
-    def on_applied(self, seq: int, status: int, reply: Any) -> None:
-        """Commands up to `seq` are applied; `status` and `reply` belong to `seq` itself."""
-        if seq <= self.applied:
-            if seq in self._unanswered and self._is_reply(self._unanswered[seq][0], status, reply):
-                self._answer_late(seq, status, reply)
-            return
-        self.applied = seq
-        self.progress_ms = self.queue.clock.monotonic_ms()
-        self.silences = 0
-        self._over_since_ms = -1
-        confirmed: list[int] | None = None
-        for command in self.target.applied(seq):
-            tags = command.tags
-            if tags:
-                # Confirmed without a look at the status: the one refusal is a deleted queue, whose
-                # publishes are confirmed as well.
-                if confirmed is None:
-                    confirmed = list(tags)
-                elif confirmed[-1] + 1 == tags[0]:
-                    confirmed[-1:] = tags[1:]
-                else:
-                    confirmed += tags
-            elif not self.closed and command.type not in _SILENT:
-                if command.seq == seq and self._is_reply(command, status, reply):
-                    self._answer(command, status, reply)
-                elif command.type in _TELLING:
-                    self._ask_again(command, 0)
-                else:
-                    self._answer(command, APPLIED_OK, None)
-        if confirmed is not None and not self.closed:
-            self._events.on_published(self, confirmed, True)
-        if self._gap_again:
-            self._gap_again = False
-            if self.target.pending:
-                self.resend(seq, now=True)
-        if self.blocked:
-            self.check_flow()
-        if self.closed and not self.target.pending and seq >= self.target.seq:
-            self.queue.forget(self)
+    def _answered(self, command: PendingCommand, seq: int, status: int, reply: Any) -> None:
+        if command.seq == seq and self._is_reply(command, status, reply):
+            self._answer(command, status, reply)
+        elif command.type in _TELLING:
+            self._ask_again(command, 0)
+        else:
+            self._answer(command, APPLIED_OK, None)
+
+    def _heard_again(self, seq: int, status: int, reply: Any) -> None:
+        if seq in self._unanswered and self._is_reply(self._unanswered[seq][0], status, reply):
+            self._answer_late(seq, status, reply)
 
     @staticmethod
     def _is_reply(command: PendingCommand, status: int, reply: Any) -> bool:
         """False for a mere "applied" where the command asked for content."""
-        return command.type != batch.CMD_GET or status != APPLIED_OK or reply is not None
+        asked = command.type in (batch.CMD_GET, batch.CMD_STAGE)
+        return not asked or status != APPLIED_OK or reply is not None
 
     def is_waiting(self) -> bool:
         """True while something is expected from the queue."""
@@ -288,8 +221,12 @@ class QuorumClient(QueueClient):
         if command.seq in self._given_up:
             self._given_up.discard(command.seq)
             return
-        error = None if status == APPLIED_OK else self._refusal(reply)
         kind = command.type
+        if kind == batch.CMD_STAGE:
+            self._deadlines.popleft()
+            command.note(reply, self._stage_error(status, reply))
+            return
+        error = None if status == APPLIED_OK else self._refusal(reply)
         if kind == batch.CMD_CHECKOUT:
             number: int = command.note
             self._deadlines.popleft()
@@ -348,25 +285,21 @@ class QuorumClient(QueueClient):
             if no_ack:
                 self._settle(0, (message_id, message_id))
             get_id = message_id + self._get_shift
+            if self.queue.trace is not None:
+                self.queue.trace.sent(
+                    self.session, 0, message_id, block, command, record, 1, acquired, delivered
+                )
             self._events.on_get(
                 self, block, command, record, get_id, acquired, delivered, ready, None
             )
 
-    def check_deadlines(self, now_ms: int) -> None:
-        """Called every `TICK_MS`: gives up what the queue should have answered by now."""
-        if self.closed:
-            return
+    def _check_questions(self, now_ms: int) -> None:
         if self._deadlines and self._deadlines[0] <= now_ms:
             self._give_up_questions()
-        if self.applied or now_ms - self.waiting_since_ms < self.queue.limits.register_timeout_ms:
-            return
-        self.waiting_since_ms = now_ms
-        if not self.closed:
-            self._refuse_publishes()
 
     def _give_up_questions(self) -> None:
         """Answers all questions at once: their channel closes with the first one's error."""
-        subject = queue_subject(self.queue.vhost, self.queue.name)
+        subject = self._subject()
         self._deadlines.clear()
         waiting = [command for command, _ in self._unanswered.values()]
         waiting += [command for command in self.target.pending if command.type in _ASKING]
@@ -394,65 +327,14 @@ class QuorumClient(QueueClient):
             elif command.type == batch.CMD_GET:
                 error = _timed_out("getting a message", subject)
                 self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
+            elif command.type == batch.CMD_STAGE:
+                command.note(None, _timed_out("staging messages", subject))
             else:
                 self._events.on_purged(self, 0, _timed_out("purging", subject))
 
-    def _refuse_publishes(self) -> None:
-        """The queue has never answered this session: nobody knows whether it ever will."""
-        refused: list[int] = []
-        for command in self.target.pending:
-            if command.tags:
-                refused += command.tags
-                # Refused is final: if they get into the queue after all, nobody hears it.
-                command.tags = None
-        if refused:
-            self._events.on_published(self, refused, False)
-
-    def on_gap(self, last: int) -> None:
-        """The queue has seen commands up to `last` only, and at least one beyond it."""
-        pending = self.target.pending
-        if not pending:
-            return
-        now = self.queue.clock.monotonic_ms()
-        if last:
-            self._over_since_ms = -1
-        elif self._over_since_ms < 0:
-            self._over_since_ms = now
-        elif now - self._over_since_ms >= (OVER_AFTER_MS if self.applied else OVER_UNHEARD_MS):
-            self._start_anew()
-            return
-        if last >= self.applied:
-            self.resend(last)
-
-    def resend(self, after: int | None = None, *, now: bool = False) -> None:
-        """Sends pending commands above `after` again; not twice in a short time."""
-        if after is None:
-            after = self.applied
-        time_ms = self.queue.clock.monotonic_ms()
-        if not now and after == self._resent_after and time_ms < self._resent_ms + RESEND_PAUSE_MS:
-            self._gap_again = True
-            return
-        self._resent_after = after
-        self._resent_ms = time_ms
-        self.target.resend(after)
-
-    def _start_anew(self) -> None:
-        """The queue ended this session: what was pending is not known to be safe, consumers are
-        gone; later commands go in a new session."""
-        if self.closed:
-            self.queue.forget(self)
-            return
-        error = Unavailable("the queue ended this channel's session")
-        self._events_end(error, published_ok=False, renew=True)
-
     def _renew(self) -> None:
         self._get_shift += self._consumers[0].next_id
-        self.queue.renew(self)
-        self.applied = 0
-        self._gap_again = False
-        self._resent_after = -1
-        self._over_since_ms = -1
-        self.waiting_since_ms = self.queue.clock.monotonic_ms()
+        super()._renew()
 
     def on_deliver(
         self,
@@ -550,32 +432,11 @@ class QuorumClient(QueueClient):
         if known is not None and not known.cancelled and not self.closed:
             self._events.on_cancelled(self, consumer, reason)
 
-    # --- flow and end --------------------------------------------------------------------
-
-    def check_flow(self) -> None:
-        """Stops the channel above the bounds of what may be pending, and lets it go on at half."""
-        target = self.target
-        divisor = 2 if self.blocked else 1
-        limits = self.queue.limits
-        beyond = (
-            target.pending_bytes * divisor > limits.pending_bytes_max
-            or len(target.pending) * divisor > limits.pending_commands_max
-        )
-        if beyond != self.blocked and not self.closed:
-            self.blocked = beyond
-            self._events.on_flow(self, beyond)
-
-    def on_deleted(self) -> None:
-        """The queue is gone: everything that waits is answered, publishes as safe."""
-        subject = queue_subject(self.queue.vhost, self.queue.name)
-        self._events_end(missing(subject), published_ok=True)
+    # --- the end -------------------------------------------------------------------------
 
     def _events_end(self, error: BrokerError, *, published_ok: bool, renew: bool = False) -> None:
-        """Answers all that is pending and cancels all consumers. `renew`: in a new session, as the
-        channel may go on at once with what it hears."""
-        # One more command closes the open batch of publishes, so that its tags are pending too.
-        self.target.command(batch.CMD_SETTLE, 0, 0, 0)
-        waiting = self.target.applied(self.target.seq)
+        """Answers all that is pending and cancels all consumers."""
+        waiting = self._take_pending()
         consumers = [n for n, known in self._consumers.items() if known.subscribed and n]
         cancelled = [n for n in consumers if not self._consumers[n].cancelled]
         if renew:
@@ -591,14 +452,15 @@ class QuorumClient(QueueClient):
         self._got.clear()
         if self.closed:
             return
+        if self.queue.trace is not None and published_ok:
+            self.queue.trace.confirms(self.session, waiting, deleted=True)
         for _ in gets:
             self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
         for command in [*unanswered, *waiting]:
             if command.seq in given_up:
                 continue
-            if command.tags:
-                self._events.on_published(self, command.tags, published_ok)
-            elif command.type == batch.CMD_CHECKOUT:
+            self._end_publishes(command, error, published_ok)
+            if command.type == batch.CMD_CHECKOUT:
                 self._events.on_subscribed(self, command.note, error)
             elif command.type == batch.CMD_CANCEL:
                 self._events.on_cancel_ok(self, command.note)
@@ -608,36 +470,30 @@ class QuorumClient(QueueClient):
                 self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
             elif command.type == batch.CMD_PURGE:
                 self._events.on_purged(self, 0, error)
+            elif command.type == batch.CMD_STAGE:
+                command.note(None, error)
         for number in cancelled:
             self._events.on_cancelled(self, number, "deleted" if published_ok else "lost")
         if self.blocked:
             self.check_flow()
 
+    def _stage_error(self, status: int, reply: Any) -> BrokerError | None:
+        if status != APPLIED_OK:
+            return stage_refused(str(reply), self._subject())
+        if reply is None:
+            return Unavailable("the queue's answer was lost")
+        return None
+
     def _refusal(self, reason: Any) -> BrokerError:
-        """The machine's reason as the error that the channel shows."""
-        subject = queue_subject(self.queue.vhost, self.queue.name)
         if reason == "exclusive":
-            return exclusive_consumer(subject)
+            return exclusive_consumer(self._subject())
         if reason == "single_active":
-            return get_on_single_active_consumer(subject, "quorum")
-        if reason == "deleted":
-            return missing(subject)
-        return Unavailable(f"{subject} refused: {reason}")
+            return get_on_single_active_consumer(self._subject(), "quorum")
+        return super()._refusal(reason)
 
-
-_SILENT = frozenset(
-    (
-        batch.CMD_ENQUEUE,
-        batch.CMD_SETTLE,
-        batch.CMD_RETURN,
-        batch.CMD_DISCARD,
-        batch.CMD_CREDIT,
-        batch.CMD_SESSION_CLOSE,
-    )
-)
 
 #: Commands whose reply says more than whether they were refused.
-_TELLING = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE))
+_TELLING = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE, batch.CMD_STAGE))
 
 #: Commands that a channel waits for.
 _ASKING = _TELLING | {batch.CMD_CANCEL}

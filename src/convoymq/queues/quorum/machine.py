@@ -55,6 +55,7 @@ from convoymq.queues.quorum import runs
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
+    FLAG_NODE_GONE,
     Session,
     SessionTable,
     decode_map,
@@ -85,7 +86,6 @@ TURN_MESSAGES_MAX = 256
 
 FLAG_FAILED = 1
 FLAG_GET_SETTLED = 1
-FLAG_NODE_GONE = 1
 
 ENQUEUE = batch.CMD_ENQUEUE
 SETTLE = batch.CMD_SETTLE
@@ -312,7 +312,7 @@ class QuorumMachine(SessionTable):
         """Runs in the queue: what `picture` costs."""
         held = sum(consumer.checked_out.run_count() for consumer in self._consumers())
         held += sum(stage.held.run_count() for stage in self.stages.by_name.values())
-        return self.fresh.run_count() + self.returned.run_count() + held
+        return int(self.fresh.run_count() + self.returned.run_count() + held)
 
     def picture(self) -> list[tuple[int | None, int, int, runs.Run]]:
         """(session, consumer number, first message id, run) of everything in the queue: what is
@@ -733,8 +733,9 @@ class QuorumMachine(SessionTable):
             self._reply(session, APPLIED_REJECTED, reason)
             return
         self._reply(session, APPLIED_OK, answer)
-        if op["op"] in ("open", "lease"):
-            self._arm()
+        if op["op"] in ("open", "lease") and op["stage"] in self.stages.by_name:
+            due = self.stages.by_name[op["stage"]].due_ms
+            self.effects.append((EFFECT_TIMER, due))
 
     def stage_refusal(self) -> str | None:
         """See `stages.Holder`."""
@@ -825,7 +826,9 @@ class QuorumMachine(SessionTable):
                     self.active = None
         if self.single_active:
             self._choose_active()
-        self._arm()
+        due = self._nodes_due_ms()
+        if due is not None:
+            self.effects.append((EFFECT_TIMER, due))
 
     def _node_up(self, node: int, incarnation: int) -> None:
         """Ends the sessions of older incarnations of the node; the others go on."""
@@ -855,17 +858,17 @@ class QuorumMachine(SessionTable):
                 for consumer in list(session.consumers.values()):
                     self._return_all(consumer, 0)
                     self._refresh(consumer)
-        self._arm()
-
-    def _arm(self) -> None:
-        """Asks for TICK when the next thing is due."""
         due = self.next_due_ms()
         if due is not None:
             self.effects.append((EFFECT_TIMER, due))
 
     def next_due_ms(self) -> int | None:
         """When the leader must propose TICK (logged time, ms); None = nothing waits for time."""
-        due: int | None = self.stages.next_due_ms()
+        dues = [due for due in (self.stages.next_due_ms(), self._nodes_due_ms()) if due is not None]
+        return min(dues, default=None)
+
+    def _nodes_due_ms(self) -> int | None:
+        due: int | None = None
         timeout: int = self.settings["disconnect_timeout_ms"]
         for state in self.down_nodes.values():
             if not state[1] and (due is None or state[0] + timeout < due):

@@ -11,11 +11,12 @@ from typing import Any
 from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry
+from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import ConsumerSpec
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.queue import FlowLimits, QuorumQueue
+from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.storage.types import EntryGone
 from tests.unit.queues.quorum.support import session_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from convoymq.model.errors import Unavailable
-from convoymq.queues.quorum.queue import FlowLimits
+from convoymq.queues.group_queue import FlowLimits
 from tests.unit.queues.quorum.cluster import Cluster, publish, spec, tags
 
 LIMITS = FlowLimits(question_timeout_ms=2_000, register_timeout_ms=5_000)

@@ -9,7 +9,7 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.model.errors import NotFound, ResourceLocked, Unavailable
-from convoymq.queues.quorum.queue import FlowLimits
+from convoymq.queues.group_queue import FlowLimits
 from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
 
 

@@ -1,0 +1,486 @@
+# cython: annotation_typing=False
+"""A node's face of a queue that is a Raft group: sessions of this node's channels, and the effects
+of the group's machine for them.
+
+On a node with a replica the effects come from the replica itself. On a node without one, or whose
+replica is behind, they come from the leader in link frames:
+
+| frame   | a       | b        | c                | d                        |
+|---------|---------|----------|------------------|--------------------------|
+| APPLIED | session | seq      | 0 ok, 1 rejected | body: msgpack reply or – |
+| APPLIED | session | last seq | 2 gap            |                          |
+| APPLIED | session | consumer | 3 cancelled      | body: msgpack reason     |
+
+A leader sends for a node as long as the host does not call that node's replica live; when it starts
+to, it sends everything again that the node may not know (`machine.resend`), because it cannot know
+what the replica managed to. Clients drop repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from convoymq.cluster.interfaces import (
+    EFFECT_APPLIED,
+    EFFECT_CANCELLED,
+    EFFECT_DELIVER,
+    EFFECT_GAP,
+    EFFECT_TIMER,
+    Clock,
+    Effect,
+    Transport,
+)
+from convoymq.kernels import batch
+from convoymq.kernels.batch import CommandBuilder, Entry
+from convoymq.model.errors import StorageFault, Unavailable
+from convoymq.queues.interface import ClientEvents, Queue
+from convoymq.queues.sessions import FLAG_NODE_GONE
+from convoymq.storage.types import EntryGone
+
+STATUS_GAP = 2
+STATUS_CANCELLED = 3
+
+RESEND_AFTER_MS = 1000
+RESEND_DOUBLINGS_MAX = 4
+"""A queue may be silent because its disks are behind: every resend without an answer doubles the
+wait for the next one, or the repeats would be what the disks cannot keep up with."""
+TICK_MS = 250
+"""How often `tick` wants to be called."""
+
+
+class Replica(Protocol):
+    """What is needed of a group's replica on this node."""
+
+    machine: Any
+    is_leader: bool
+
+    def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
+        """The leader's own command."""
+
+
+class Host(Protocol):
+    """What is needed of `cluster.host.ReplicaHost`."""
+
+    def builder_of(self, group: int) -> CommandBuilder:
+        """The open batch of the group on this node."""
+
+    def leader_of(self, group: int) -> int | None:
+        """Who leads, as far as known."""
+
+    def replica(self, group: int) -> Any:
+        """The local replica, if any."""
+
+    def is_replica_live(self, group: int, node: int) -> bool:
+        """The leader's view: the node's replica carries out effects itself."""
+
+    def read_entry(self, group: int, index: int) -> Entry:
+        """An entry of the local log."""
+
+    def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
+        """An entry of the local log and some that follow it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowLimits:
+    """What one channel may have under way into one queue, and for how long.
+
+    Beyond either bound the channel stops reading publishes; it goes on at half of both. Larger
+    bounds let a publisher ahead of a slow majority and cost that much memory per channel and queue.
+    """
+
+    pending_bytes_max: int = 16 << 20
+    pending_commands_max: int = 4096
+    question_timeout_ms: int = 30_000
+    """How long consume, get, purge and cancel wait for an answer."""
+    register_timeout_ms: int = 65_000
+    """How long publishes wait while the queue has not yet answered their channel at all; then they
+    are refused. A channel that was answered once waits for as long as it takes."""
+
+
+class GroupQueue(Queue):
+    """See `Queue`; also the `EffectSink` of its group. Types of queues derive from it.
+
+    Args:
+        node: this node's id.
+        host: all groups of this node.
+        transport: to send effects to nodes without a live replica.
+        incarnations: node → latest incarnation known here; kept up to date by its owner.
+        members: nodes with a replica, as the metadata say.
+        new_session: numbers a session of this node.
+        ask_counts: asks the node that leads for (ready, consumers).
+    """
+
+    def __init__(
+        self,
+        *,
+        vhost: str,
+        name: str,
+        group: int,
+        node: int,
+        host: Host,
+        transport: Transport,
+        clock: Clock,
+        incarnations: Mapping[int, int],
+        members: Sequence[int],
+        new_session: Callable[[], int],
+        ask_counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None = None,
+        limits: FlowLimits | None = None,
+    ) -> None:
+        self.vhost = vhost
+        self.name = name
+        self.group = group
+        self.node = node
+        self.clock = clock
+        self.members = tuple(members)
+        self.limits = limits if limits is not None else FlowLimits()
+        self.leader: int | None = None
+        self.term = 0
+        self.deleted = False
+        #: Effects carried out here, and sent to other nodes, by the message.
+        self.delivered_local = 0
+        self.delivered_forwarded = 0
+        self._host = host
+        self._transport = transport
+        self._incarnations = incarnations
+        self._new_session = new_session
+        self._ask_counts = ask_counts
+        self._clients: dict[int, Any] = {}
+        #: Nodes for which this node, leading, carries out the effects.
+        self._proxied: set[int] = set()
+        self._timer: Any = None
+        self._timer_due_ms = 0
+        self._block_index = -1
+        self._block = b""
+        self._waiting: list[asyncio.Future[None]] = []
+
+    # --- clients -------------------------------------------------------------------------
+
+    @property
+    def builder(self) -> CommandBuilder:
+        """This node's open batch for the queue."""
+        return self._host.builder_of(self.group)
+
+    @abstractmethod
+    def _new_client(self, session: int, events: ClientEvents) -> Any:
+        """A client of the queue's own kind."""
+
+    def client(self, session: int, events: ClientEvents) -> Any:
+        """Opens a channel's command stream."""
+        made = self._new_client(session, events)
+        made.progress_ms = self.clock.monotonic_ms()
+        self._clients[session] = made
+        return made
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether `tick` has anything to look after."""
+        return bool(self._clients)
+
+    def sessions(self) -> list[int]:
+        """Sessions of this node that the queue may still hear of."""
+        return list(self._clients)
+
+    def forget(self, client: Any) -> None:
+        """The client's session is over."""
+        self._clients.pop(client.session, None)
+
+    def renew(self, client: Any) -> None:
+        """Gives a client whose session was ended by the queue a new one."""
+        self._clients.pop(client.session, None)
+        client.session = self._new_session()
+        client.target.session = client.session
+        client.target.seq = 0
+        self._clients[client.session] = client
+
+    # --- EffectSink ----------------------------------------------------------------------
+
+    def _deliver(self, client: Any, effect: Effect) -> None:
+        """Carries out a DELIVER for a client of this node."""
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        """Carries out effects for this node; as leader also for nodes that cannot themselves."""
+        node = self.node
+        clients = self._clients
+        leads: bool = replica.is_leader
+        live: dict[int, bool] = {}
+        for effect in effects:
+            kind = effect[0]
+            if kind >= EFFECT_TIMER:
+                if leads and kind == EFFECT_TIMER:
+                    self._arm(effect[1])
+                continue
+            session: int = effect[1]
+            target = session >> 56
+            if target == node:
+                client = clients.get(session)
+                if client is None:
+                    continue
+                if kind == EFFECT_APPLIED:
+                    client.on_applied(effect[2], effect[3], effect[4])
+                elif kind == EFFECT_DELIVER:
+                    self._deliver(client, effect)
+                elif kind == EFFECT_GAP:
+                    client.on_gap(effect[2])
+                elif kind == EFFECT_CANCELLED:
+                    client.on_cancelled(effect[2], effect[3])
+            elif leads:
+                served = live.get(target)
+                if served is None:
+                    served = self._host.is_replica_live(self.group, target)
+                    live[target] = served
+                    if served:
+                        self._proxied.discard(target)
+                    elif target not in self._proxied:
+                        # Includes what this batch has for the node: the state is ahead of it.
+                        self._start_proxy(target, replica.machine)
+                        self._forward_transients(effects, target)
+                        live[target] = True
+                        continue
+                if not served:
+                    self._forward(target, effect, final=False)
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """Sends what is pending to a new leader; as leader, takes over for others.
+
+        Called again for the same leader, it says that what was sent may have been lost.
+        """
+        changed = (leader, term) != (self.leader, self.term)
+        self.leader = leader
+        self.term = term
+        if leader is None:
+            return
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting.clear()
+        for client in list(self._clients.values()):
+            client.resend(now=True)
+        if not changed:
+            return
+        self._proxied.clear()
+        replica = self._host.replica(self.group)
+        if leader == self.node and replica is not None and replica.is_leader:
+            self._lead(replica)
+
+    def on_link_frame(
+        self, node: int, type: int, group: int, a: int, b: int, c: int, d: int, body: bytes
+    ) -> None:
+        """An APPLIED frame of this group, from the leader."""
+        if type != batch.FRAME_APPLIED:
+            return
+        client = self._clients.get(a)
+        if client is None:
+            return
+        if c == STATUS_GAP:
+            client.on_gap(b)
+            return
+        reply = msgspec.msgpack.decode(body) if body else None
+        if c == STATUS_CANCELLED:
+            client.on_cancelled(b, str(reply))
+        else:
+            client.on_applied(b, c, reply)
+
+    # --- for others ----------------------------------------------------------------------
+
+    def _forward(self, node: int, effect: Effect, *, final: bool) -> int:
+        """Sends one effect to a session's node; returns the bytes of its messages."""
+        kind = effect[0]
+        session: int = effect[1]
+        status = 0
+        reply: Any = None
+        if kind == EFFECT_APPLIED:
+            status, reply = effect[3], effect[4]
+        elif kind == EFFECT_GAP:
+            status = STATUS_GAP
+        else:
+            status, reply = STATUS_CANCELLED, effect[3]
+        packed = b"" if reply is None else msgspec.msgpack.encode(reply)
+        frame = batch.frame(
+            batch.FRAME_APPLIED, 0, self.group, session, effect[2], status, 0, packed
+        )
+        self._transport.send(node, frame)
+        return 0
+
+    def _start_proxy(self, node: int, machine: Any) -> None:
+        """From now on this leader sends for the node: first all that is out there."""
+        if not self._transport.is_connected(node):
+            return
+        self._proxied.add(node)
+        kept, machine.effects = machine.effects, []
+        machine.resend(node)
+        effects, machine.effects = machine.effects, kept
+        for effect in effects:
+            self._forward(node, effect, final=True)
+
+    def _forward_transients(self, effects: Sequence[Effect], node: int) -> None:
+        """What the state does not repeat: gaps, cancellations, and messages already settled."""
+        for effect in effects:
+            if effect[0] in (EFFECT_GAP, EFFECT_CANCELLED) and effect[1] >> 56 == node:
+                self._forward(node, effect, final=False)
+
+    def _read(self, index: int) -> bytes | None:
+        """An entry's bytes; None when this node cannot read it: its replica stops being live."""
+        if index == self._block_index:
+            return self._block
+        try:
+            data = self._host.read_entry(self.group, index).data
+        except (StorageFault, EntryGone):
+            return None
+        self._block_index = index
+        self._block = data
+        return data
+
+    # --- as leader -----------------------------------------------------------------------
+
+    def _lead(self, replica: Any) -> None:
+        """Compares what the machine believes of other nodes with what is known here."""
+        machine: Any = replica.machine
+        for node in sorted(machine.session_nodes() | set(machine.down_nodes)):
+            if node == self.node or self._transport.is_connected(node):
+                self._propose_up(replica, node)
+                if node != self.node and not self._host.is_replica_live(self.group, node):
+                    self._start_proxy(node, machine)
+            elif node not in machine.down_nodes:
+                replica.propose(batch.CMD_NODE_DOWN, 0, 0, node, b"")
+        due = machine.next_due_ms()
+        if due is not None:
+            self._arm(due)
+
+    def _propose_up(self, replica: Any, node: int) -> None:
+        """NODE_UP, unless it would change nothing."""
+        machine: Any = replica.machine
+        incarnation = self._incarnations.get(node, 0)
+        stale = any(
+            session >> 56 == node and (session >> 24) & 0xFFFFFFFF < incarnation
+            for session in machine.sessions
+        )
+        if stale or node in machine.down_nodes:
+            body = incarnation.to_bytes(8, "little")
+            replica.propose(batch.CMD_NODE_UP, 0, 0, node, body)
+
+    def on_node_up(self, node: int) -> None:
+        """A node is reachable (again); `incarnations` knows it."""
+        replica = self._host.replica(self.group)
+        if replica is None or not replica.is_leader:
+            return
+        self._proxied.discard(node)
+        self._propose_up(replica, node)
+        nodes = replica.machine.session_nodes()
+        if node in nodes and not self._host.is_replica_live(self.group, node):
+            self._start_proxy(node, replica.machine)
+
+    def on_node_down(self, node: int, *, definite: bool) -> None:
+        """A node is suspected, or (`definite`) its process is known to be gone."""
+        replica = self._host.replica(self.group)
+        if replica is None or not replica.is_leader:
+            return
+        self._proxied.discard(node)
+        machine: Any = replica.machine
+        if node in machine.session_nodes() and (definite or node not in machine.down_nodes):
+            flags = FLAG_NODE_GONE if definite else 0
+            replica.propose(batch.CMD_NODE_DOWN, flags, 0, node, b"")
+
+    def _arm(self, due_ms: int) -> None:
+        """Proposes TICK at the time; an earlier one that is armed stays."""
+        if self._timer is not None:
+            if self._timer_due_ms <= due_ms:
+                return
+            self._timer.cancel()
+        self._timer_due_ms = due_ms
+        delay = max(0, due_ms - self.clock.now_ms()) + 1
+        self._timer = self.clock.call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        replica = self._host.replica(self.group)
+        if replica is not None and replica.is_leader:
+            replica.propose(batch.CMD_TICK, 0, 0, 0, b"")
+
+    # --- time, flow, end -----------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Every TICK_MS: bounds of what is pending, and a resend of what got no answer for long."""
+        # Nobody reads this entry again soon, and it may be large.
+        self._block_index = -1
+        self._block = b""
+        now = self.clock.monotonic_ms()
+        leader = self.leader if self.leader is not None else self._host.leader_of(self.group)
+        for client in list(self._clients.values()):
+            if not client.is_waiting():
+                client.progress_ms = now
+                client.waiting_since_ms = now
+                client.silences = 0
+                continue
+            client.check_flow()
+            client.check_deadlines(now)
+            wait_ms = RESEND_AFTER_MS << min(client.silences, RESEND_DOUBLINGS_MAX)
+            if now - client.progress_ms >= wait_ms and leader is not None:
+                client.progress_ms = now
+                client.silences += 1
+                client.on_silence()
+                if client.target.pending:
+                    client.resend(now=True)
+
+    def on_deleted(self) -> None:
+        """The metadata say that the queue is gone. The node's batch of it is not sent any more."""
+        if self.deleted:
+            return
+        self.deleted = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for client in list(self._clients.values()):
+            client.on_deleted()
+        self._clients.clear()
+
+    # --- looking at it -------------------------------------------------------------------
+
+    async def ready(self, timeout: float) -> None:
+        """Waits until a leader is known. Raises Unavailable."""
+        if self.leader is not None or self._host.leader_of(self.group) is not None:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                await waiter
+        except TimeoutError:
+            raise Unavailable(f"queue '{self.name}' has no leader") from None
+
+    async def counts(self) -> tuple[int, int]:
+        """(ready messages, consumers), from the leader where there is one."""
+        local = self.local_counts()
+        leader = self.leader
+        if leader is None or leader == self.node or self._ask_counts is None:
+            return local
+        try:
+            return await self._ask_counts(leader, self.group)
+        except Unavailable:
+            return local
+
+    @abstractmethod
+    def local_counts(self) -> tuple[int, int]:
+        """(ready messages, consumers) as this node knows."""
+
+    def info(self) -> dict[str, Any]:
+        """What the management API shows, from local knowledge."""
+        return {
+            "name": self.name,
+            "vhost": self.vhost,
+            "type": self.type,
+            "group": self.group,
+            "leader": self.leader,
+            "members": list(self.members),
+            "online": [
+                n for n in self.members if n == self.node or self._transport.is_connected(n)
+            ],
+            "state": "running" if self.leader is not None else "minority",
+            "delivered_local": self.delivered_local,
+            "delivered_forwarded": self.delivered_forwarded,
+        }

@@ -1,0 +1,303 @@
+# cython: annotation_typing=False
+"""One channel's command stream into a queue that is a Raft group: what is pending, when it is sent
+again, what is confirmed, and when the channel has to wait.
+
+The client numbers nothing itself: `PublishTarget` numbers commands and keeps the pending ones. What
+the client knows is how far they were applied. So it may hear everything twice, from its own replica
+and from a leader, and passes each thing on once:
+
+| heard       | below what is known    | next      | beyond                            |
+|-------------|------------------------|-----------|-----------------------------------|
+| APPLIED seq | dropped                | passed on | passed on (it answers all before) |
+| GAP last    | is it over? (below)    | resends   |                                   |
+
+A GAP below what was applied is either a late report or means that the queue ended the session (its
+node was given up). Only when it is still so a second later does the client start anew.
+
+Publishes wait for as long as it takes once the queue has answered this session; before, they are
+refused after a while.
+
+An ENQUEUE whose note is a callable is answered to that instead of to the channel:
+`note(duplicates, error)`, once: how many of its records were repeats of a producer (0 as well when
+that answer was lost), or why nobody knows whether it is in the queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from convoymq.kernels import batch
+from convoymq.kernels.batch import PendingCommand, PublishTarget
+from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.refusals import missing, queue_subject
+from convoymq.queues.interface import ClientEvents, QueueClient
+from convoymq.queues.sessions import APPLIED_OK
+
+if TYPE_CHECKING:
+    from convoymq.queues.group_queue import GroupQueue
+
+#: The least time between two resends of the same commands.
+RESEND_PAUSE_MS = 100
+#: How long the queue must not know a session that it knew before the client gives the session up.
+OVER_AFTER_MS = 1000
+#: The same for a session that was never heard of: its first command may just be late.
+OVER_UNHEARD_MS = 10_000
+
+#: Commands whose answer nobody waits for, unless it is the confirm of publishes.
+SILENT = frozenset(
+    (
+        batch.CMD_ENQUEUE,
+        batch.CMD_SETTLE,
+        batch.CMD_RETURN,
+        batch.CMD_DISCARD,
+        batch.CMD_CREDIT,
+        batch.CMD_SESSION_CLOSE,
+        batch.CMD_PRODUCER,
+        batch.CMD_STORE_OFFSET,
+    )
+)
+
+
+class SessionClient(QueueClient):
+    """See the module text; types of queues derive their clients from it."""
+
+    queue: Any
+
+    def __init__(self, queue: GroupQueue, session: int, events: ClientEvents) -> None:
+        self.queue = queue
+        self.session = session
+        self.target = PublishTarget(queue.builder, session, self)
+        self.target.pending_bytes_max = queue.limits.pending_bytes_max
+        self.target.pending_commands_max = queue.limits.pending_commands_max
+        self.closed = False
+        self.blocked = False
+        #: Highest seq known to be applied.
+        self.applied = 0
+        self._events = events
+        self._resent_ms = -RESEND_PAUSE_MS
+        self._resent_after = -1
+        self._gap_again = False
+        self._over_since_ms = -1
+        self.progress_ms = 0
+        #: How often `GroupQueue.tick` has resent without an answer.
+        self.silences = 0
+        #: Since when something is expected of the queue; kept by `GroupQueue.tick`.
+        self.waiting_since_ms = queue.clock.monotonic_ms()
+
+    # --- for the types -------------------------------------------------------------------
+
+    def _answered(self, command: PendingCommand, seq: int, status: int, reply: Any) -> None:
+        """A command that somebody waits for is applied; `status` and `reply` are those of `seq`."""
+
+    def _heard_again(self, seq: int, status: int, reply: Any) -> None:
+        """An answer about a command that was passed over."""
+
+    def _check_questions(self, now_ms: int) -> None:
+        """Called every `TICK_MS`."""
+
+    def on_silence(self) -> None:
+        """Called about once a second while something is expected: asks again."""
+
+    # --- commands ------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The channel is gone; the client stays until the queue has heard it."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.target.seq == 0:
+            self.queue.forget(self)
+        else:
+            self._command(batch.CMD_SESSION_CLOSE, 0, 0)
+
+    def _command(
+        self, type: int, count: int, consumer: int, body: bytes = b"", note: Any = None
+    ) -> None:
+        self.target.command(type, 0, count, consumer, body, note)
+
+    # --- what the machine says -----------------------------------------------------------
+
+    def on_applied(self, seq: int, status: int, reply: Any) -> None:
+        """Commands up to `seq` are applied; `status` and `reply` belong to `seq` itself."""
+        if seq <= self.applied:
+            self._heard_again(seq, status, reply)
+            return
+        self.applied = seq
+        self.progress_ms = self.queue.clock.monotonic_ms()
+        self.silences = 0
+        self._over_since_ms = -1
+        confirmed: list[int] | None = None
+        done = self.target.applied(seq)
+        if self.queue.trace is not None and not self.closed:
+            self.queue.trace.confirms(self.session, done)
+        for command in done:
+            tags = command.tags
+            if tags:
+                # Confirmed without a look at the status: the one refusal is a deleted queue, whose
+                # publishes are confirmed as well.
+                if confirmed is None:
+                    confirmed = list(tags)
+                elif confirmed[-1] + 1 == tags[0]:
+                    confirmed[-1:] = tags[1:]
+                else:
+                    confirmed += tags
+            elif self.closed:
+                continue
+            elif command.type not in SILENT:
+                self._answered(command, seq, status, reply)
+            elif command.note is not None:
+                self._produced(command, seq, status, reply)
+        if confirmed is not None and not self.closed:
+            self._events.on_published(self, confirmed, True)
+        if self._gap_again:
+            self._gap_again = False
+            if self.target.pending:
+                self.resend(seq, now=True)
+        if self.blocked:
+            self.check_flow()
+        if self.closed and not self.target.pending and seq >= self.target.seq:
+            self.queue.forget(self)
+
+    def _produced(self, command: PendingCommand, seq: int, status: int, reply: Any) -> None:
+        """An ENQUEUE with an owner of its own is applied."""
+        error: BrokerError | None = None
+        duplicates = 0
+        if command.seq == seq:
+            if status != APPLIED_OK:
+                error = self._refusal(reply)
+            elif isinstance(reply, int):
+                duplicates = reply
+        command.note(duplicates, error)
+
+    def is_waiting(self) -> bool:
+        """True while something is expected from the queue."""
+        return bool(self.target.pending)
+
+    def check_deadlines(self, now_ms: int) -> None:
+        """Called every `TICK_MS`: gives up what the queue should have answered by now."""
+        if self.closed:
+            return
+        self._check_questions(now_ms)
+        if self.applied or now_ms - self.waiting_since_ms < self.queue.limits.register_timeout_ms:
+            return
+        self.waiting_since_ms = now_ms
+        if not self.closed:
+            self._refuse_publishes()
+
+    def _refuse_publishes(self) -> None:
+        """The queue has never answered this session: nobody knows whether it ever will."""
+        refused: list[int] = []
+        for command in self.target.pending:
+            if command.tags:
+                refused += command.tags
+                # Refused is final: if they get into the queue after all, nobody hears it.
+                command.tags = None
+            elif command.type in SILENT and command.note is not None:
+                note, command.note = command.note, None
+                note(0, Unavailable(f"{self._subject()} did not answer"))
+        if refused:
+            self._events.on_published(self, refused, False)
+
+    def on_gap(self, last: int) -> None:
+        """The queue has seen commands up to `last` only, and at least one beyond it."""
+        pending = self.target.pending
+        if not pending:
+            return
+        now = self.queue.clock.monotonic_ms()
+        if last:
+            self._over_since_ms = -1
+        elif self._over_since_ms < 0:
+            self._over_since_ms = now
+        elif now - self._over_since_ms >= (OVER_AFTER_MS if self.applied else OVER_UNHEARD_MS):
+            self._start_anew()
+            return
+        if last >= self.applied:
+            self.resend(last)
+
+    def resend(self, after: int | None = None, *, now: bool = False) -> None:
+        """Sends pending commands above `after` again; not twice in a short time."""
+        if after is None:
+            after = self.applied
+        time_ms = self.queue.clock.monotonic_ms()
+        if not now and after == self._resent_after and time_ms < self._resent_ms + RESEND_PAUSE_MS:
+            self._gap_again = True
+            return
+        self._resent_after = after
+        self._resent_ms = time_ms
+        self.target.resend(after)
+
+    def _start_anew(self) -> None:
+        """The queue ended this session: what was pending is not known to be safe, consumers are
+        gone; later commands go in a new session."""
+        if self.closed:
+            self.queue.forget(self)
+            return
+        error = Unavailable("the queue ended this channel's session")
+        self._events_end(error, published_ok=False, renew=True)
+
+    def _renew(self) -> None:
+        self.queue.renew(self)
+        self.applied = 0
+        self._gap_again = False
+        self._resent_after = -1
+        self._over_since_ms = -1
+        self.waiting_since_ms = self.queue.clock.monotonic_ms()
+
+    # --- flow and end --------------------------------------------------------------------
+
+    def check_flow(self) -> None:
+        """Stops the channel above the bounds of what may be pending, and lets it go on at half."""
+        target = self.target
+        divisor = 2 if self.blocked else 1
+        limits = self.queue.limits
+        beyond = (
+            target.pending_bytes * divisor > limits.pending_bytes_max
+            or len(target.pending) * divisor > limits.pending_commands_max
+        )
+        if beyond != self.blocked and not self.closed:
+            self.blocked = beyond
+            self._events.on_flow(self, beyond)
+
+    def on_deleted(self) -> None:
+        """The queue is gone: everything that waits is answered, publishes as safe."""
+        self._events_end(missing(self._subject()), published_ok=True)
+
+    def _events_end(self, error: BrokerError, *, published_ok: bool, renew: bool = False) -> None:
+        """Answers all that is pending. `renew`: in a new session, as the channel may go on at once
+        with what it hears. Types end their consumers too."""
+        waiting = self._take_pending()
+        if self.queue.trace is not None and published_ok and not self.closed:
+            self.queue.trace.confirms(self.session, waiting, deleted=True)
+        if renew:
+            self._renew()
+        if self.closed:
+            return
+        for command in waiting:
+            self._end_publishes(command, error, published_ok)
+        if self.blocked:
+            self.check_flow()
+
+    def _take_pending(self) -> list[PendingCommand]:
+        """All commands of a session that is over."""
+        # One more command closes the open batch of publishes, so that its tags are pending too.
+        self.target.command(batch.CMD_SETTLE, 0, 0, 0)
+        return self.target.applied(self.target.seq)
+
+    def _end_publishes(
+        self, command: PendingCommand, error: BrokerError, published_ok: bool
+    ) -> None:
+        """Answers a command if it is one of publishes."""
+        if command.tags:
+            self._events.on_published(self, command.tags, published_ok)
+        elif command.type in SILENT and command.note is not None:
+            command.note(0, None if published_ok else error)
+
+    def _subject(self) -> Any:
+        return queue_subject(self.queue.vhost, self.queue.name)
+
+    def _refusal(self, reason: Any) -> BrokerError:
+        """The machine's reason as the error that the channel shows."""
+        subject = self._subject()
+        if reason == "deleted":
+            return missing(subject)
+        return Unavailable(f"{subject} refused: {reason}")

@@ -1,0 +1,27 @@
+# Types of the compiled build; machine.py is complete without them.
+import cython
+from libc.stdint cimport int64_t, uint64_t
+
+from convoymq.queues.sessions cimport Session, SessionTable
+
+cdef class StreamMachine(SessionTable):
+    cdef public object trace
+    cdef public int version
+    cdef public dict settings, stored, down_nodes
+    cdef public uint64_t index
+    cdef public bint deleted, _broken
+    cdef public object chunks, segments
+    cdef public int64_t next, last_chunk, bytes, open_bytes
+    cdef public uint64_t _newest_ms, published, truncated
+    @cython.locals(
+        kind=int, flags=int, seq=uint64_t, count=uint64_t, offset=Py_ssize_t, session=Session,
+    )
+    cpdef apply(self, uint64_t index, uint64_t time_ms, bytes data)
+    @cython.locals(size=uint64_t, repeated=uint64_t)
+    cdef _enqueue(
+        self, Session session, uint64_t index, uint64_t count, bytes data, Py_ssize_t offset
+    )
+    @cython.locals(start=int64_t, closes=bint)
+    cdef _append(
+        self, uint64_t index, uint64_t command, uint64_t first, uint64_t count, uint64_t size
+    )

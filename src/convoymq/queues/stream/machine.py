@@ -1,0 +1,422 @@
+# cython: annotation_typing=False
+"""The stream: a replicated append-only log of messages with absolute offsets.
+
+Every accepted record of an ENQUEUE gets the next offset, in the order of the log; offset 0 is the
+first message ever, and none is used twice. Readers are no part of the state: they take nothing
+away (ADR 0007).
+
+Segments: | open   | gets what is published; closes when it is full and the next chunk comes      |
+          | closed | goes, oldest first, when retention says so, with all its messages            |
+Retention is looked at when a segment closes and at TICK: closed segments go while the stream holds
+more than `max_bytes`, or when their newest message is older than `max_age_ms`. The open segment
+stays, so a stream that ever had a message keeps its newest ones. Time is the entries' time: every
+replica drops the same.
+
+Commands of readers (STORE_OFFSET) and of producers (PRODUCER, `sessions`) are sessions' commands;
+what has no meaning for a log (SETTLE and its kin) is applied without effect, what would need an
+answer from it (CHECKOUT, GET, PURGE) is refused.
+
+Invariants: offsets of the stretches ascend from `first` to below `next`; `bytes` is the sum over
+segments and over stretches; every segment begins with a stretch; the open segment is empty only
+when the stream is.
+
+Effects may be carried out twice: APPLIED and GAP by the rule of sessions, TIMER asks for a TICK,
+which decides by the state.
+
+Source: ADR 0007; RabbitMQ's streams for the meaning of the retention arguments.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_NOTE, EFFECT_TIMER, Effect
+from convoymq.kernels import batch
+from convoymq.queues.sessions import (
+    APPLIED_OK,
+    APPLIED_REJECTED,
+    FLAG_NODE_GONE,
+    Session,
+    SessionTable,
+    decode_map,
+    first_u64,
+)
+from convoymq.queues.stream.chunks import ChunkIndex
+
+ENQUEUE = batch.CMD_ENQUEUE
+
+SEGMENT_BYTES_DEFAULT = 500_000_000
+NO_LIMIT = -1
+#: Consumers whose offsets are kept; the ones that stored longest ago go first.
+STORED_MAX = 65_536
+CONSUMER_NAME_BYTES_MAX = 255
+
+#: Commands of channels that mean something to queues and nothing to a log.
+WITHOUT_EFFECT = frozenset(
+    (batch.CMD_SETTLE, batch.CMD_RETURN, batch.CMD_DISCARD, batch.CMD_CREDIT, batch.CMD_CANCEL)
+)
+
+
+class StreamMachine(SessionTable):
+    """State of one stream. See the module docstring.
+
+    Args of the constructor: settings that all replicas agree on: `max_bytes` and `max_age_ms`
+    (-1 = keep everything), `segment_bytes` (body bytes at which a segment is full).
+    """
+
+    VERSION = 1
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self.effects: list[Effect] = []
+        #: `kernels.trace.TraceRows` of this replica, or None.
+        self.trace: Any = None
+        self.version = 1
+        self.settings: dict[str, Any] = {
+            "max_age_ms": NO_LIMIT,
+            "max_bytes": NO_LIMIT,
+            "segment_bytes": SEGMENT_BYTES_DEFAULT,
+        }
+        self.settings.update(settings or {})
+        self._clear()
+
+    def _clear(self) -> None:
+        self.index = 0
+        self.time_ms = 0
+        self.deleted = False
+        self._clear_sessions()
+        self.chunks = ChunkIndex()
+        #: Offset of the next message; the first kept one is `first`.
+        self.next = 0
+        #: Offset of the newest chunk's first message.
+        self.last_chunk = 0
+        self.bytes = 0
+        self.open_bytes = 0
+        #: Closed segments, oldest first: (offset behind the last message, bytes, its time in ms).
+        self.segments: deque[tuple[int, int, int]] = deque()
+        #: Consumer name -> offset; the one that stored longest ago first.
+        self.stored: dict[bytes, int] = {}
+        #: The next chunk must open a stretch: something that looks like one lies before it.
+        self._broken = False
+        self._newest_ms = 0
+        self.published = 0
+        self.truncated = 0
+        #: Nodes are never suspected here: nothing is handed out that would have to come back.
+        self.down_nodes: dict[int, Any] = {}
+
+    # ---------------------------------------------------------------- the log
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        """Applies a `commands` entry; appends to `effects`. Raises ValueError if malformed."""
+        self.index = index
+        if time_ms > self.time_ms:
+            self.time_ms = time_ms
+        for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
+            session: Session | None = None
+            if session_id:
+                session = self._accept(session_id, seq, kind)
+                if session is None:
+                    if kind == ENQUEUE:
+                        self._broken = True
+                    continue
+            if kind == ENQUEUE:
+                if count:
+                    self._enqueue(session, index, count, data, offset)
+                else:
+                    self._applied(session)
+            elif session is not None:
+                self._session_command(session, kind, count, data, offset)
+            else:
+                self._leader_command(kind, flags, count, arg, data, offset)
+        self._end_entry()
+
+    def _enqueue(
+        self, session: Session | None, index: int, count: int, data: bytes, offset: int
+    ) -> None:
+        """A chunk: its records get the next offsets."""
+        if self.deleted:
+            self._broken = True
+            self._reply(session, APPLIED_REJECTED, "deleted")
+            return
+        size = batch.enqueue_bytes(data, offset)
+        repeated = 0
+        if session is not None and session.producer is not None:
+            repeated = self._repeated(session, count)
+            if repeated:
+                self._broken = True
+                size -= size * repeated // count
+        if repeated < count:
+            self._append(index, offset, repeated, count - repeated, size)
+        if repeated:
+            self._reply(session, APPLIED_OK, repeated)
+        else:
+            self._applied(session)
+
+    def _append(self, index: int, command: int, first: int, count: int, size: int) -> None:
+        chunks = self.chunks
+        start = self.next
+        closes = self.open_bytes >= self.settings["segment_bytes"] and len(chunks) > 0
+        if closes:
+            self.segments.append((start, self.open_bytes, self._newest_ms))
+            self.open_bytes = 0
+        if closes or self._broken or not chunks.continues(index, start):
+            chunks.begin(index, command, first, start, size, self.time_ms)
+            self._broken = False
+        else:
+            chunks.grow(size)
+        self.next = start + count
+        self.last_chunk = start
+        self.bytes += size
+        self.open_bytes += size
+        self.published += count
+        self._newest_ms = self.time_ms
+        if closes:
+            self._retain()
+            if len(self.segments) == 1:
+                self._arm()
+
+    def _session_command(
+        self, session: Session, kind: int, count: int, data: bytes, offset: int
+    ) -> None:
+        if kind == batch.CMD_PRODUCER:
+            self._producer(session, count, data, offset)
+        elif kind == batch.CMD_STORE_OFFSET:
+            self._store_offset(session, count, data, offset)
+        elif kind in WITHOUT_EFFECT:
+            self._applied(session)
+        elif kind == batch.CMD_SESSION_CLOSE:
+            self._applied(session)
+            self._remove_session(session)
+        elif kind == batch.CMD_DELETE:
+            self._reply(session, APPLIED_OK, self.messages)
+            self._delete()
+        elif kind == batch.CMD_CONFIG:
+            self._configure(decode_map(batch.command_body(data, offset), count))
+            self._applied(session)
+        else:
+            self._reply(session, APPLIED_REJECTED, f"unknown command {kind}")
+
+    def _leader_command(
+        self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
+    ) -> None:
+        if kind == batch.CMD_TICK:
+            self._forget_producers()
+            self._retain()
+            self._arm()
+        elif kind == batch.CMD_SESSION_DOWN:
+            session = self.sessions.get(first_u64(data, offset))
+            if session is not None:
+                self._remove_session(session)
+        elif kind == batch.CMD_NODE_DOWN:
+            if flags & FLAG_NODE_GONE:
+                for session in self._sessions_of(arg):
+                    self._remove_session(session)
+        elif kind == batch.CMD_NODE_UP:
+            incarnation = first_u64(data, offset)
+            for session in self._sessions_of(arg):
+                if (session.id >> 24) & 0xFFFFFFFF < incarnation:
+                    self._remove_session(session)
+        elif kind == batch.CMD_CONFIG:
+            self._configure(decode_map(batch.command_body(data, offset), count))
+        elif kind == batch.CMD_DELETE:
+            self._delete()
+        else:
+            self.effects.append((EFFECT_NOTE, "stream.command_unknown", {"type": kind}))
+
+    def _store_offset(self, session: Session, count: int, data: bytes, offset: int) -> None:
+        body = batch.command_body(data, offset)
+        if not 0 < count <= min(CONSUMER_NAME_BYTES_MAX, len(body) - 8):
+            self._reply(session, APPLIED_REJECTED, "malformed consumer name")
+            return
+        stored = self.stored
+        name = body[8 : 8 + count]
+        stored.pop(name, None)
+        stored[name] = int.from_bytes(body[:8], "little")
+        if len(stored) > STORED_MAX:
+            del stored[next(iter(stored))]
+        self._answer(session)
+
+    # ---------------------------------------------------------------- retention
+
+    def _retain(self) -> None:
+        """Drops the closed segments that need not be kept, oldest first."""
+        max_bytes: int = self.settings["max_bytes"]
+        max_age_ms: int = self.settings["max_age_ms"]
+        while self.segments:
+            end, size, newest_ms = self.segments[0]
+            too_many = 0 <= max_bytes < self.bytes
+            too_old = max_age_ms >= 0 and newest_ms + max_age_ms < self.time_ms
+            if not (too_many or too_old):
+                return
+            self.segments.popleft()
+            self.bytes -= size
+            self.truncated += end - self.first
+            self.chunks.drop_before(end)
+
+    def _arm(self) -> None:
+        due = self.next_due_ms()
+        if due is not None:
+            self.effects.append((EFFECT_TIMER, due))
+
+    def next_due_ms(self) -> int | None:
+        """When the leader must propose TICK (logged time, ms); None = nothing waits for time."""
+        max_age_ms: int = self.settings["max_age_ms"]
+        if max_age_ms < 0 or not self.segments:
+            return None
+        return self.segments[0][2] + max_age_ms + 1
+
+    def _configure(self, changes: dict[str, Any]) -> None:
+        """Replaces settings; unknown ones are kept for later versions and have no effect."""
+        self.settings.update(changes)
+        self._retain()
+        self._arm()
+
+    def set_version(self, version: int) -> None:
+        """Carries out a `machine version` entry. Raises ValueError for an unknown version."""
+        if not 1 <= version <= self.VERSION:
+            raise ValueError(f"machine version {version} is not supported, only 1..{self.VERSION}")
+        self.version = version
+
+    def _delete(self) -> None:
+        self.deleted = True
+        self.chunks = ChunkIndex()
+        self.segments.clear()
+        self.bytes = 0
+        self.open_bytes = 0
+
+    # ---------------------------------------------------------------- looking at it
+
+    @property
+    def first(self) -> int:
+        """Offset of the first message that is kept; `next` when there is none."""
+        offsets = self.chunks.offsets
+        return offsets[0] if offsets else self.next
+
+    @property
+    def messages(self) -> int:
+        """Messages that are kept."""
+        return self.next - self.first
+
+    def stored_offset(self, name: str) -> int | None:
+        """What a named consumer stored; None when nothing is known of it."""
+        return self.stored.get(name.encode())
+
+    def totals(self) -> dict[str, int]:
+        """Counters and gauges for metrics."""
+        return {
+            "ready": self.messages,
+            "ready_bytes": self.bytes,
+            "published": self.published,
+            "duplicates": self.duplicates,
+            "dropped_retention": self.truncated,
+            "segments": len(self.segments) + (len(self.chunks) > 0),
+        }
+
+    def memory_bytes(self) -> int:
+        """Bytes of the packed index."""
+        return self.chunks.memory_bytes()
+
+    def live_ranges(self) -> Iterable[tuple[int, int]]:
+        """One range: from the first kept chunk's entry to the last entry."""
+        if not len(self.chunks):
+            return []
+        return [(self.chunks.indexes[0], self.index)]
+
+    def resend(self, session_node: int) -> None:
+        """Appends the answers that bring the clients of a node up to date (Machine.resend)."""
+        for session in self._sessions_of(session_node):
+            for seq, status, reply in session.replies:
+                self.effects.append((EFFECT_APPLIED, session.id, seq, status, reply))
+            self.effects.append((EFFECT_APPLIED, session.id, session.seq, APPLIED_OK, None))
+
+    def check_invariants(self) -> None:
+        """Asserts what the module docstring promises. Cost: O(stretches)."""
+        chunks = self.chunks
+        offsets = list(chunks.offsets)
+        assert offsets == sorted(set(offsets))
+        assert not offsets or self.first == offsets[0] <= self.last_chunk < self.next
+        assert list(chunks.times) == sorted(chunks.times)
+        assert list(chunks.indexes) == sorted(chunks.indexes)
+        assert sum(chunks.sizes) == self.bytes
+        assert self.open_bytes + sum(size for _, size, _ in self.segments) == self.bytes
+        ends = [end for end, _, _ in self.segments]
+        assert ends == sorted(ends)
+        assert set(ends) <= set(offsets)
+        assert self.first == self.truncated or self.deleted
+        assert self.published == self.next
+        for session in self.sessions.values():
+            assert session.applied_at == -1
+            assert session.id not in self.closed
+
+    # ---------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> bytes:
+        """The state as msgpack of plain values and packed words; equal for equal states."""
+        return msgspec.msgpack.encode(
+            {
+                "format": 1,
+                "version": self.version,
+                "settings": dict(sorted(self.settings.items())),
+                "index": self.index,
+                "time_ms": self.time_ms,
+                "deleted": self.deleted,
+                "chunks": self.chunks.pack(),
+                "next": self.next,
+                "last_chunk": self.last_chunk,
+                "open_bytes": self.open_bytes,
+                "segments": list(self.segments),
+                "broken": self._broken,
+                "newest_ms": self._newest_ms,
+                "stored": list(self.stored.items()),
+                "sessions": [
+                    [s.id, s.seq, list(s.replies), s.producer] for s in self.sessions.values()
+                ],
+                "closed": list(self.closed),
+                "producers": self._pack_producers(),
+                "totals": [self.published, self.duplicates, self.truncated],
+            }
+        )
+
+    def restore(self, state: bytes) -> None:
+        """Replaces the state. Raises ValueError for what is no snapshot of a known format."""
+        try:
+            known = msgspec.msgpack.decode(state)
+            if known["format"] != 1:
+                raise ValueError(f"snapshot format {known['format']} is not known")
+            self._restore(known)
+        except (KeyError, TypeError, msgspec.DecodeError) as error:
+            raise ValueError(f"damaged snapshot of a stream: {error!r}") from error
+
+    def _restore(self, known: dict[str, Any]) -> None:
+        self.set_version(known["version"])
+        self.settings = known["settings"]
+        self._clear()
+        self.index = known["index"]
+        self.time_ms = known["time_ms"]
+        self.deleted = known["deleted"]
+        self.chunks.unpack(known["chunks"])
+        self.next = known["next"]
+        self.last_chunk = known["last_chunk"]
+        self.bytes = sum(self.chunks.sizes)
+        self.open_bytes = known["open_bytes"]
+        self.segments.extend((end, size, newest) for end, size, newest in known["segments"])
+        self._broken = known["broken"]
+        self._newest_ms = known["newest_ms"]
+        self.stored = dict(known["stored"])
+        for session_id, seq, replies, producer in known["sessions"]:
+            session = Session(session_id)
+            session.seq = seq
+            session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
+            session.producer = (producer[0], producer[1]) if producer else None
+            self.sessions[session_id] = session
+        self.closed = dict.fromkeys(known["closed"])
+        self._unpack_producers(known["producers"])
+        self.published, self.duplicates, self.truncated = known["totals"]
+
+    def state_hash(self) -> int:
+        """Equal on replicas that applied the same index."""
+        return zlib.crc32(self.snapshot())

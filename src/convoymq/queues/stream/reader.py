@@ -1,0 +1,174 @@
+"""Reading a stream's chunks from the local log, in order, from any offset.
+
+A `ChunkReader` is a place in the log. It finds the stretch of its offset in the machine's index and
+from there takes ENQUEUE after ENQUEUE; at the end of a stretch it looks the next one up. It reads
+only what the machine has applied, so only what is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from convoymq.kernels import batch
+from convoymq.kernels.batch import Entry
+from convoymq.model.errors import Refused
+from convoymq.queues.stream.machine import StreamMachine
+
+#: How much one read of the log brings along when the entries lie on disk.
+SPAN_BYTES = 1 << 20
+
+ReadSpan = Callable[[int, int], Sequence[Entry]]
+"""(entry index, about how many bytes) -> that entry and some that follow it."""
+
+
+class OffsetOutOfRange(Refused):
+    """The offset was dropped by retention, or was never there. `first` is the first kept offset,
+    `high` the next one to be given out, as far as known."""
+
+    def __init__(self, first: int, high: int, offset: int) -> None:
+        super().__init__(f"offset {offset} is not kept: the stream has {first} to {high - 1}")
+        self.first = first
+        self.high = high
+
+
+class Run(NamedTuple):
+    """Consecutive records of one chunk."""
+
+    block: bytes
+    command: int
+    """Where the ENQUEUE command begins in `block`."""
+    first: int
+    messages: int
+    offset: int
+    """Stream offset of record `first`."""
+    time_ms: int
+
+
+class ChunkReader:
+    """See the module text. `offset` is the next one that it returns."""
+
+    def __init__(self, machine: StreamMachine, read: ReadSpan, offset: int) -> None:
+        self.machine = machine
+        self.offset = offset
+        self._read = read
+        self._span: Sequence[Entry] = ()
+        #: The stretch that is being read: its first offset (-1 = none), and where it ends as far as
+        #: known.
+        self._start = -1
+        self._end = -1
+        #: The open entry: (command, first record, count, body bytes) of its chunks, and which of
+        #: them is next, from which record on.
+        self._entry: Entry | None = None
+        self._chunks: list[tuple[int, int, int]] = []
+        self._at = 0
+        self._record = 0
+
+    def next(self, rows_max: int, bytes_max: int) -> Run | None:
+        """The next records, at most about so many body bytes of one chunk, at least one; None at
+        the end of what is applied.
+
+        Raises:
+            OffsetOutOfRange: the offset is not kept any more.
+            StorageFault: the log is damaged here. EntryGone: it was wiped meanwhile.
+        """
+        machine = self.machine
+        if self.offset < machine.first or self.offset > machine.next:
+            raise OffsetOutOfRange(machine.first, machine.next, self.offset)
+        if self.offset >= self._end:
+            if self.offset == machine.next:
+                return None
+            self._enter()
+        while self._at == len(self._chunks):
+            assert self._entry is not None
+            self._open(self._entry.index + 1)
+        assert self._entry is not None
+        command, count, size = self._chunks[self._at]
+        first = self._record
+        left = count - first
+        taken = min(left, rows_max)
+        if size * taken > bytes_max * count:
+            taken = max(1, min(taken, bytes_max * count // size))
+        run = Run(self._entry.data, command, first, taken, self.offset, self._entry.time_ms)
+        self.offset += taken
+        if taken == left:
+            self._at += 1
+            self._record = 0
+        else:
+            self._record += taken
+        return run
+
+    def _enter(self) -> None:
+        """Goes to the stretch that holds the offset."""
+        chunks = self.machine.chunks
+        position = chunks.find(self.offset)
+        index, command, first, start = chunks.row(position)
+        last = position + 1 == len(chunks)
+        self._end = self.machine.next if last else chunks.offsets[position + 1]
+        if start == self._start:
+            # It has grown since; the place in it is still right.
+            return
+        self._start = start
+        self._open(index)
+        while self._chunks[self._at][0] < command:
+            self._at += 1
+        self._record = first
+        behind = self.offset - start
+        while behind:
+            while self._at == len(self._chunks):
+                assert self._entry is not None
+                self._open(self._entry.index + 1)
+            left = self._chunks[self._at][1] - self._record
+            if behind < left:
+                self._record += behind
+                return
+            behind -= left
+            self._at += 1
+            self._record = 0
+
+    def _open(self, index: int) -> None:
+        """Makes an entry the open one."""
+        span = self._span
+        if not span or not span[0].index <= index <= span[-1].index:
+            # What is not applied yet may be replaced by another leader's.
+            limit = self.machine.index
+            read = self._read(index, SPAN_BYTES)
+            span = self._span = [
+                entry
+                for place, entry in enumerate(read)
+                if entry.index == index + place and entry.index <= limit
+            ]
+        entry = self._entry = span[index - span[0].index]
+        self._at = 0
+        self._record = 0
+        if entry.kind != batch.ENTRY_COMMANDS:
+            self._chunks = []
+            return
+        data = entry.data
+        self._chunks = [
+            (offset, count, batch.enqueue_bytes(data, offset))
+            for kind, _, _, _, count, _, offset, _ in batch.commands(data)
+            if kind == batch.CMD_ENQUEUE and count
+        ]
+
+    def release(self) -> None:
+        """Lets go of what was read along; the place stays."""
+        if self._entry is not None:
+            self._span = (self._entry,)
+
+
+def offset_at(machine: StreamMachine, read: ReadSpan, time_ms: int) -> tuple[int, int] | None:
+    """(offset, time) of the first message whose time is at or after `time_ms`; None = none yet.
+
+    Raises as `ChunkReader.next` does.
+    """
+    position = machine.chunks.before(time_ms)
+    start = machine.first if position < 0 else machine.chunks.offsets[position]
+    reader = ChunkReader(machine, read, start)
+    while True:
+        # Whole chunks: all records of one have the same time.
+        run = reader.next(1 << 62, 1 << 62)
+        if run is None:
+            return None
+        if run.time_ms >= time_ms:
+            return run.offset, run.time_ms
