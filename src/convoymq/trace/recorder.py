@@ -239,6 +239,8 @@ class QueueTrace:
     def rotate(self) -> None:
         """Ends the segment, with a picture of the queue."""
         self._rotated_us = self._now_us()
+        if self._empty and not self.rows.rows and self.rows.index <= self._covered:
+            return
         if self._machine is not None and self.rows.index >= self._covered:
             self._picture()
         self.flush()

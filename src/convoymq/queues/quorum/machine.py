@@ -1118,7 +1118,13 @@ class QuorumMachine(SessionTable):
             known = msgspec.msgpack.decode(state)
             if known["format"] not in (1, 2):
                 raise ValueError(f"snapshot format {known['format']} is not known")
-            self._restore(known)
+            trace, self.trace = self.trace, None
+            try:
+                self._restore(known)
+            finally:
+                self.trace = trace
+            if trace is not None:
+                trace.restored(self.index)
         except (KeyError, TypeError, msgspec.DecodeError) as error:
             raise ValueError(f"damaged snapshot of a quorum queue: {error!r}") from error
 
@@ -1127,8 +1133,6 @@ class QuorumMachine(SessionTable):
         self.settings = known["settings"]
         self._clear()
         self.index = known["index"]
-        if self.trace is not None:
-            self.trace.restored(self.index)
         self.time_ms = known["time_ms"]
         self.last_active_ms = known["last_active_ms"]
         self.deleted = known["deleted"]

@@ -1,0 +1,350 @@
+"""What is recorded of a queue, and that what is claimed to be covered is really there."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from convoymq.model import trace as words
+from convoymq.trace import segments
+from convoymq.trace.segments import Segment
+
+from ..queues.quorum.support import Log, session_id
+from .support import Recording, rows_of
+
+PUBLISHER = session_id(1, 1)
+CONSUMER = session_id(200, 2)
+
+DECIDED = (
+    words.PUBLISHED,
+    words.DELIVERED,
+    words.ACKED,
+    words.RETURNED,
+    words.DROPPED,
+    words.OWNER,
+)
+
+
+def decided(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Decided rows in log order, without who wrote them."""
+    keys = words.ROW_COLUMNS
+    found = [tuple(row[key] for key in keys) for row in rows if row["kind"] in DECIDED]
+    return sorted(found, key=lambda row: (row[keys.index("index")], row[keys.index("ordinal")]))
+
+
+def kinds(rows: list[dict[str, Any]]) -> list[str]:
+    rows = sorted(rows, key=lambda row: (row["index"], row["ordinal"]))
+    return [words.KIND_NAMES[row["kind"]] for row in rows if row["kind"] in DECIDED]
+
+
+def random_log(seed: int, entries: int = 60) -> Log:
+    """Publishes, acknowledgements, returns, rejections, gets, a purge, a stage, a lost node."""
+    rng = random.Random(seed)
+    log = Log()
+    publishers = [session_id(node, 1) for node in (1, 2)]
+    consumers = [(session_id(node, 9), number) for node in (1, 2, 3) for number in (1, 2)]
+    for session, number in consumers:
+        log.checkout(session, number, prefetch=rng.randint(1, 8))
+    log.seal()
+    epoch = len(log.entries) + 1
+    log.stage(publishers[0], "open", owner="o", ttl_ms=60_000)
+    log.seal()
+    staged = 0
+    for _ in range(entries):
+        for publisher in publishers:
+            log.publish(publisher, [rng.randint(1, 50)] * rng.randint(0, 12))
+        for session, number in consumers:
+            first = rng.randint(0, 40)
+            match rng.randint(0, 5):
+                case 0 | 1 | 2:
+                    log.settle(session, number, first, first + 6)
+                case 3:
+                    log.return_(session, number, first, first + 1, failed=rng.random() < 0.5)
+                case 4:
+                    log.discard(session, number, first, first)
+        if rng.random() < 0.2:
+            log.get(publishers[1])
+        if rng.random() < 0.1:
+            staged += 3
+            log.stage(publishers[0], "take", epoch=epoch, fence=1, max=3, after=staged - 3)
+        log.seal()
+    log.node_down(3, gone=True)
+    log.seal()
+    log.command(publishers[0], words_purge())
+    log.seal()
+    return log
+
+
+def words_purge() -> int:
+    from convoymq.kernels import batch
+
+    return batch.CMD_PURGE
+
+
+def test_a_message_leaves_a_row_for_every_step(tmp_path: Path) -> None:
+    log = Log()
+    log.publish(PUBLISHER, [10] * 5)
+    log.seal()
+    log.checkout(CONSUMER, 1, prefetch=3)
+    log.seal()
+    log.settle(CONSUMER, 1, 0, 1)
+    log.return_(CONSUMER, 1, 2, 2, failed=True)
+    log.seal()
+    recording = Recording(tmp_path)
+    recording.apply(log.entries)
+    recording.close()
+
+    rows = rows_of(tmp_path)
+    assert kinds(rows) == [
+        "published",
+        "owner",
+        "delivered",
+        "acked",
+        "delivered",
+        "returned",
+        "delivered",
+    ]
+    by_kind = {row["kind"]: row for row in rows}
+    published = by_kind[words.PUBLISHED]
+    assert (published["index"], published["position_index"], published["count"]) == (1, 1, 5)
+    assert (published["term"], published["seq"], published["first_id"]) == (1, 1, 0)
+    assert published["time_us"] == log.entries[0].time_ms * 1000
+    again = max((r for r in rows if r["kind"] == words.DELIVERED), key=lambda r: r["ordinal"])
+    assert (again["acquired"], again["delivered"]) == (1, 1)
+    assert again["flags"] & words.REDELIVERED
+    assert again["session"] & (2**64 - 1) == CONSUMER
+    assert (published["vhost"], published["queue"], published["group"]) == ("/", "orders", 7)
+
+
+def test_the_picture_at_the_end_is_what_is_in_the_queue(tmp_path: Path) -> None:
+    log = random_log(3)
+    recording = Recording(tmp_path)
+    recording.apply(log.entries)
+    machine = recording.machine
+    expected = Counter(
+        {True: machine.unacked, False: machine.fresh.messages + machine.returned.messages}
+    )
+    recording.close()
+    rows = rows_of(tmp_path)
+    counted: Counter[bool] = Counter()
+    for row in rows:
+        if row["kind"] == words.STATE:
+            counted[bool(row["flags"] & words.HELD)] += row["count"]
+    assert counted == +expected
+    (summary,) = [row for row in rows if row["kind"] == words.SUMMARY]
+    assert summary["index"] == log.entries[-1].index
+    assert (summary["seq"], summary["first_id"]) == (machine.published, machine.acked)
+    assert summary["flags"] & words.COMPLETE
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replicas_record_the_same(tmp_path: Path, seed: int) -> None:
+    log = random_log(seed)
+    found = []
+    for node in (1, 2, 3):
+        recording = Recording(tmp_path / str(node), node)
+        recording.apply(log.entries)
+        recording.close()
+        found.append(decided(rows_of(tmp_path / str(node))))
+    assert found[0] == found[1] == found[2]
+    assert len({row[3:5] for row in found[0]}) == len(found[0]), "(index, ordinal) names a row"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_add_up_to_the_machine(tmp_path: Path, seed: int) -> None:
+    """Every counter of the machine is the sum of its rows."""
+    log = random_log(seed)
+    recording = Recording(tmp_path, delivery_limit=1)
+    recording.apply(log.entries)
+    totals = recording.machine.totals()
+    recording.close()
+    counted: Counter[str] = Counter()
+    for row in rows_of(tmp_path):
+        counted[words.KIND_NAMES[row["kind"]]] += row["count"]
+        if row["kind"] == words.DROPPED:
+            counted[words.REASON_NAMES[row["reason"]]] += row["count"]
+    assert counted["published"] == totals["published"]
+    assert counted["delivered"] == totals["delivered"]
+    assert counted["acked"] == totals["acked"]
+    assert counted["returned"] == totals["returned"]
+    assert counted["rejected"] == totals["dropped_rejected"]
+    assert counted["delivery_limit"] == totals["dropped_delivery_limit"]
+    assert counted["purged"] == totals["purged"]
+
+
+def test_a_replay_after_a_restart_is_not_recorded_twice(tmp_path: Path) -> None:
+    """Goal: restart from the log alone, and from a snapshot, both after a kill -9."""
+    log = random_log(1)
+    whole = Recording(tmp_path / "whole")
+    whole.apply(log.entries)
+    whole.close()
+
+    first = Recording(tmp_path / "cut", incarnation=1)
+    first.apply(log.entries[:20])
+    first.trace.flush()
+    first.apply(log.entries[20:25])
+    first.kill()
+    second = Recording(tmp_path / "cut", incarnation=2)
+    second.apply(log.entries[:40])
+    snapshot = second.machine.snapshot()
+    second.trace.flush()
+    second.apply(log.entries[40:45])
+    second.kill()
+    third = Recording(tmp_path / "cut", incarnation=3)
+    third.machine.restore(snapshot)
+    third.apply(log.entries[40:])
+    third.close()
+    assert decided(rows_of(tmp_path / "cut")) == decided(rows_of(tmp_path / "whole"))
+
+
+def test_a_snapshot_from_elsewhere_leaves_a_hole_in_the_coverage(tmp_path: Path) -> None:
+    log = random_log(2)
+    other = Recording(tmp_path / "other")
+    other.apply(log.entries[:40])
+    snapshot = other.machine.snapshot()
+    other.close()
+    recording = Recording(tmp_path / "mine")
+    recording.apply(log.entries[:10])
+    recording.machine.restore(snapshot)
+    recording.apply(log.entries[40:])
+    recording.close()
+    marks = [
+        (row["position_index"], row["index"])
+        for row in rows_of(tmp_path / "mine")
+        if row["kind"] == words.COVERED
+    ]
+    last = log.entries[-1].index
+    covered = {index for start, end in marks for index in range(start + 1, end + 1)}
+    assert covered == set(range(1, 11)) | set(range(41, last + 1))
+
+
+def test_a_torn_journal_becomes_a_segment_of_what_is_whole(tmp_path: Path) -> None:
+    log = random_log(4)
+    recording = Recording(tmp_path)
+    recording.apply(log.entries[:10])
+    recording.trace.flush()
+    recording.apply(log.entries[10:20])
+    recording.trace.flush()
+    recording.kill()
+    (journal,) = recording.directory.glob("*.journal")
+    data = journal.read_bytes()
+    journal.write_bytes(data[: len(data) - 40])
+
+    again = Recording(tmp_path, incarnation=2)
+    assert again.trace.rows.skip_through == 10
+    again.apply(log.entries[:20])
+    again.close()
+    rows = rows_of(tmp_path)
+    assert {row["index"] for row in rows if row["kind"] in DECIDED} == set(range(1, 21))
+    assert not list(tmp_path.rglob("*.journal"))
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_rows_that_find_no_room_are_never_claimed(tmp_path: Path) -> None:
+    """The thread stands still: rows are dropped, counted, and outside every mark."""
+    log = random_log(5)
+    recording = Recording(tmp_path, backlog_max_bytes=1)
+    recording.apply(log.entries[:5])
+    recording.trace.flush()
+    overloaded = recording.writer._done
+    recording.writer._handed += 10_000
+    recording.apply(log.entries[5:20])
+    recording.trace.flush()
+    assert recording.trace.lost > 0
+    recording.writer._handed -= 10_000
+    while recording.writer.overloaded:
+        assert recording.writer._done >= overloaded
+    recording.apply(log.entries[20:])
+    recording.close()
+    rows = rows_of(tmp_path)
+    marks = [row for row in rows if row["kind"] == words.COVERED]
+    covered = {
+        index for mark in marks for index in range(mark["position_index"] + 1, mark["index"] + 1)
+    }
+    assert covered == set(range(1, len(log.entries) + 1)) - set(range(6, 21))
+    assert sum(mark["count"] for mark in marks) == recording.trace.lost
+
+
+def test_a_full_disk_ends_the_coverage_and_the_queue_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = random_log(6)
+    recording = Recording(tmp_path)
+    recording.apply(log.entries[:10])
+    recording.trace.rotate()
+    while not list(recording.directory.glob("*.parquet")):
+        pass
+
+    def full(self: Segment, rows: int, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "write", full)
+        recording.apply(log.entries[10:20])
+        recording.trace.flush()
+        while not recording.trace._feed.failed:
+            pass
+        recording.apply(log.entries[20:30])
+        recording.trace.flush()
+    while recording.trace._feed.failed:
+        pass
+    recording.apply(log.entries[30:])
+    recording.close()
+    rows = rows_of(tmp_path)
+    covered = {
+        index
+        for mark in rows
+        if mark["kind"] == words.COVERED
+        for index in range(mark["position_index"] + 1, mark["index"] + 1)
+    }
+    assert covered == set(range(1, len(log.entries) + 1)) - set(range(11, 31))
+    assert recording.writer.errors == 1
+
+
+def test_segments_end_by_size_and_age_and_go_by_retention(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    log = random_log(7)
+    for k in range(0, 40, 10):
+        recording.apply(log.entries[k : k + 10])
+        recording.trace.rotate()
+    recording.close()
+    files = sorted(recording.directory.glob("*.parquet"))
+    assert len(files) == 4
+    sizes = [file.stat().st_size for file in files]
+    assert segments.trim(tmp_path, sum(sizes[1:])) == 1
+    assert segments.trim(tmp_path, sum(sizes[1:])) == 0
+    assert sorted(recording.directory.glob("*.parquet")) == files[1:]
+
+
+def test_a_segment_says_what_it_is(tmp_path: Path) -> None:
+    recording = Recording(tmp_path, queue="a/b ☃ " + "x" * 300)
+    recording.apply(random_log(8).entries[:10])
+    recording.close()
+    (path,) = tmp_path.rglob("*.parquet")
+    facts = segments.read_metadata(path)
+    assert facts["queue"] == "a/b ☃ " + "x" * 300
+    assert (facts["from"], facts["to"], facts["format"]) == (0, 10, words.FORMAT)
+    assert pq.read_table(path, partitioning=None).num_rows == facts["rows"]
+    (tmp_path / "strange.parquet").write_bytes(b"not parquet")
+    with pytest.raises(OSError, match="no segment of a trace"):
+        segments.read_metadata(tmp_path / "strange.parquet")
+
+
+@pytest.mark.parametrize("name", [".", "..", "...", "a/../b", "%2F", "x" * 255])
+def test_no_queue_name_leaves_the_directory(tmp_path: Path, name: str) -> None:
+    recording = Recording(tmp_path, queue=name)
+    place = recording.directory.resolve()
+    assert tmp_path.resolve() in place.parents
+    assert place.parent != tmp_path.resolve()
+    recording.close()
+
+
+def test_a_queue_without_messages_leaves_no_file(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.close()
+    assert not list(tmp_path.rglob("*.*"))
