@@ -184,6 +184,22 @@ def lost_log_votes() -> None:
     core.quarantine = planted
 
 
+@plant("a member that comes back votes before it has caught up", "membership,crash,isolate,kill")
+def returned_member_votes() -> None:
+    from convoymq.cluster.replica import Replica
+    from convoymq.replication.raft.membership import Learner
+
+    core = _core()
+    core.new_learner = lambda self, node, number=0, promote_at=0: Learner(node, 0, number)
+    start = Replica.start
+
+    def planted(self: Any, *, hurry: bool, new: bool) -> None:
+        joins = self.core.members.learner(self.host.node) is not None
+        start(self, hurry=hurry, new=new and not joins)
+
+    Replica.start = planted  # type: ignore[method-assign]
+
+
 @plant("pending acknowledgements and publishes are not sent again", "break,crash,kill")
 def no_resend_after_failover() -> None:
     from convoymq.queues.quorum.client import QuorumClient

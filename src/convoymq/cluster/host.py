@@ -140,7 +140,7 @@ class ReplicaHost:
         self._apply: list[Replica] = []
         self._notices: list[Replica] = []
         self._woken = False
-        self._transfers = 0
+        self._numbers = 0
         self._damaged = False
         storage.planner = self.plan
         storage.on_damaged = self._on_damaged
@@ -164,8 +164,10 @@ class ReplicaHost:
             members: those that the group began with; the log knows better once it has entries.
             leader_hint: the node that stands for the first election at once.
             learner: this node joins a group that exists.
-            wiped: this node's data was lost after it had become a member: it neither votes nor
-                acknowledges before the leader has taken it in anew.
+            wiped: this node's data was lost after it had become a member.
+
+        A learner may have been a member before, too: without a log either neither votes nor
+        acknowledges before the leader has taken it in, and votes only when it has caught up.
         """
         if group in self.groups:
             raise Misuse(f"group {group} exists already")
@@ -182,7 +184,7 @@ class ReplicaHost:
         if builder.used:
             self.mark_dirty(replica)
         hurry = fresh and not learner and not wiped and leader_hint == self.node
-        replica.start(hurry=hurry, wiped=wiped)
+        replica.start(hurry=hurry, new=wiped or learner)
         for node, data in self._early.pop(group, ()):
             self.on_frame(node, data)
         return replica
@@ -606,10 +608,10 @@ class ReplicaHost:
         self._damaged = True
         self.wake()
 
-    def next_transfer(self) -> int:
-        """A number for a snapshot transfer, unique on this node and incarnation."""
-        self._transfers += 1
-        return self.incarnation << 24 | self._transfers
+    def next_number(self) -> int:
+        """A number for a snapshot transfer or the life of a replica, never used on this node."""
+        self._numbers += 1
+        return self.incarnation << 24 | self._numbers
 
     def note(self, event: str, **fields: Any) -> None:
         """Something for the log file."""

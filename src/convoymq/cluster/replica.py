@@ -36,6 +36,8 @@ COMMANDS = batch.ENTRY_COMMANDS
 MEMBERSHIP = batch.ENTRY_MEMBERSHIP
 FLAG_RESET = 1
 """APPEND_REPLY: the follower lost its log; what it acknowledged before does not count."""
+FLAG_VOTELESS = 2
+"""APPEND_REPLY: the follower may not vote yet."""
 LEADER_IS = 32
 """Kind of a RAFT message outside the core: (kind, term, leader or 0). Term 0 asks."""
 
@@ -86,15 +88,18 @@ class Replica:
             host.clock.random,
             config.election_min_ms,
             config.in_flight_bytes_max,
-            host.incarnation,
+            host.next_number(),
         )
         log.on_written = self.on_written
         log.on_vote_written = self.on_vote_written
 
     # Life.
 
-    def start(self, *, hurry: bool, wiped: bool) -> None:
-        """Takes up the state that the log holds and begins to take part."""
+    def start(self, *, hurry: bool, new: bool) -> None:
+        """Takes up the state that the log holds and begins to take part.
+
+        `new`: when there is nothing, something may have been promised nevertheless.
+        """
         log = self.log
         if log.damaged is None:
             try:
@@ -103,7 +108,7 @@ class Replica:
                 check(log.damaged is not None, f"group {self.group}: unreadable, not damaged")
         if log.damaged is not None:
             self._resynchronise(log.damaged)
-        elif wiped and not log.last_index and not log.term:
+        elif new and not log.last_index and not log.term:
             self.core.quarantine(True)
             self.core.on_log_lost()
         self.run_effects()
@@ -355,7 +360,8 @@ class Replica:
     def _acknowledge(self) -> None:
         index = self.core.take_reply()
         if index >= 0:
-            self._reply(self.core.leader, 0, index, 0)
+            flags = FLAG_VOTELESS if self.core.quarantined else 0
+            self._reply(self.core.leader, flags, index, 0)
 
     def _reply(self, to: int, flags: int, index: int, rejected: int) -> None:
         self.host.transport.send(
@@ -397,7 +403,9 @@ class Replica:
         """Leader: takes a follower's answer."""
         core = self.core
         was = core.commit_index
-        core.on_append_reply(sender, term, index, rejected, flags & FLAG_RESET != 0)
+        core.on_append_reply(
+            sender, term, index, rejected, flags & FLAG_RESET != 0, flags & FLAG_VOTELESS != 0
+        )
         if core.role == LEADER:
             peer = core.progress.get(sender)
             if peer is not None:
@@ -644,8 +652,8 @@ class Replica:
         members = self.core.members
         if node in members.nodes:
             return self.core.role == LEADER
-        target = self.log.last_index if voter else 1 << 62
-        return self.change_members(members.with_learner(Learner(node, target)))
+        learner = self.core.new_learner(node) if voter else Learner(node, 1 << 62)
+        return self.change_members(members.with_learner(learner))
 
     def remove_member(self, node: int) -> bool:
         """Leader: removes a voter or learner. The last voter stays."""
@@ -659,7 +667,7 @@ class Replica:
         up; one entry, so that no new leader can know of one half only. `by` 0: only removes."""
         members = self.core.members.without(node)
         if by:
-            members = members.with_learner(Learner(by, self.log.last_index))
+            members = members.with_learner(self.core.new_learner(by))
         return self.change_members(members)
 
     def transfer(self, to: int) -> bool:

@@ -40,7 +40,7 @@ class SnapshotSending:
         self.replica = replica
         self.node = node
         self.term = replica.core.term
-        self.id = replica.host.next_transfer()
+        self.id = replica.host.next_number()
         snapshot = replica.make_snapshot()
         self.index = snapshot.index
         self.index_term = snapshot.term

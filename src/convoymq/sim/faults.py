@@ -163,6 +163,9 @@ class Injector:
         rate = self.world.plan.rate
         if kind in ("blackout", "wipe", "rot"):
             rate /= 4
+        elif kind == "membership":
+            # Most come while the last one is under way, and are put off.
+            rate *= 4
         delay_us = int(scheduler.rng.expovariate(rate) * 1e6)
         scheduler.after(delay_us, None, self._now, kind, inject)
 

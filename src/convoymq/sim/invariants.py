@@ -10,6 +10,7 @@
 | commit means majority | when an entry is first applied, a majority of voters has it on disk |
 | commit rule | a leader commits up to entries of its own term only (thesis 3.6.2) |
 | no committed entry is truncated | every truncation is compared with what is committed |
+| lost logs do not vote | who lost its log, or left, votes only with all that was committed then |
 | terms and votes last | a restarted node knows every term that it has answered in |
 | storage keeps its word | what was reported written is there after a crash |
 | equal states | replicas that applied the same index have the same hash, snapshots included |
@@ -59,6 +60,8 @@ class GroupChecker:
         """Node -> its log, also of the last life of a node that is down."""
         self.excused: set[int] = set()
         """Nodes whose disk lost what it had written: wiped, or damaged."""
+        self.owed: dict[int, int] = {}
+        """Node -> what was committed when it lost its log, or let go of it."""
 
     def fail(self, text: str) -> None:
         """Stops the run."""
@@ -184,10 +187,24 @@ class GroupChecker:
 
     def on_vote(self, node: int, term: int, candidate: int) -> None:
         """A node sends a vote (not a pre-vote) for a candidate."""
+        owed = self.owed.get(node, 0)
+        if owed:
+            self._check_owed(node, term, owed)
         known = self.votes.setdefault((node, term), candidate)
         if known != candidate:
             self.fail(f"node {node} votes for {known} and for {candidate} in term {term}")
         self.on_answer(node, term)
+
+    def _check_owed(self, node: int, term: int, owed: int) -> None:
+        log = self.logs.get(node)
+        if log is None or log.written_index < owed:
+            self.fail(
+                f"node {node} votes in term {term} with a log up to"
+                f" {log.written_index if log is not None else 0}, but lost what went up to {owed}"
+            )
+        elif owed >= log.first_index and log.term_at(owed) != self.committed[owed]:
+            self.fail(f"node {node} votes in term {term} with another entry {owed}")
+        del self.owed[node]
 
     def on_answer(self, node: int, term: int) -> None:
         """A node sends an answer of a term."""
@@ -234,12 +251,14 @@ class GroupChecker:
 
     def on_wiped(self, node: int) -> None:
         """A node's disk was replaced. What it promised before still counts: it will not vote."""
+        self.owed[node] = self.commit_index
         self.terms.pop(node, None)
         self.answered.pop(node, None)
         self.excused.add(node)
 
     def on_removed(self, node: int) -> None:
         """A node deletes its replica: it promises nothing any more."""
+        self.owed[node] = self.commit_index
         self.logs.pop(node, None)
         self.terms.pop(node, None)
         self.answered.pop(node, None)

@@ -307,9 +307,7 @@ class World:
         """Decides to add or remove a member; `_keep_members` has it done."""
         place = self.groups[group]
         rng = self.scheduler.rng
-        # Not those that left: a member that forgot what it acknowledged in a former life may vote
-        # for a log without it (docs/simulation.md, known limits).
-        outside = [n for n in self.nodes if n not in place.began]
+        outside = [n for n in self.nodes if n not in place.members]
         leading = self.leader_of(group)
         if place.leaving or leading is None:
             return
@@ -319,20 +317,44 @@ class World:
             least = 3
             if set(leading[1].members) != place.members:
                 return
+        leaves = joins = 0
         if outside and (len(place.members) <= least or self.scheduler.chance(0.5)):
-            number = rng.choice(outside)
-            self.trace.fault("membership", "world", f"group {group}: node {number} joins")
-            place.members.add(number)
-            place.began[number] = (frozenset(leading[1].members), True)
-            delay_us = self.scheduler.skewed(0, 500_000)
-            node = self.nodes[number]
-            self.scheduler.after(delay_us, node.life, node.open_group, group)
-            self._tell_members(group)
-        elif len(place.members) > least:
-            number = rng.choice(sorted(place.members))
-            self.trace.fault("membership", "world", f"group {group}: node {number} leaves")
-            place.members.discard(number)
-            place.leaving.add(number)
+            joins = rng.choice(outside)
+        if len(place.members) > least and (not joins or self.scheduler.chance(0.4)):
+            leaves = rng.choice(sorted(place.members))
+        if not joins and not leaves:
+            return
+        self.trace.fault("membership", "world", f"group {group}: +{joins} -{leaves}")
+        if leaves:
+            place.members.discard(leaves)
+            place.leaving.add(leaves)
+        if joins:
+            self._join(group, joins, frozenset(leading[1].members))
+        if joins and leaves:
+            self.trace.faults["member_replaced"] += 1
+
+    def _join(self, group: int, number: int, members: frozenset[int]) -> None:
+        """A node becomes a member: for the first time, or again with the disk that it has."""
+        place = self.groups[group]
+        node = self.nodes[number]
+        if number in place.began:
+            self.trace.faults["member_returned"] += 1
+        place.members.add(number)
+        place.began[number] = (members, True)
+        self.scheduler.after(
+            self.scheduler.skewed(0, 500_000), node.life, self._open_joined, node, group
+        )
+        self._tell_members(group)
+
+    def _open_joined(self, node: SimNode, group: int) -> None:
+        # It may have left again by now.
+        if self.groups[group].has_replica(node.number):
+            node.open_group(group)
+
+    def _close_left(self, node: SimNode, group: int) -> None:
+        # It may have come back before it was told that it had left.
+        if not self.groups[group].has_replica(node.number):
+            node.close_group(group)
 
     def _tell_members(self, group: int) -> None:
         for node in self.nodes.values():
@@ -348,17 +370,21 @@ class World:
                 continue
             node, replica = leading
             present = set(replica.members) | set(replica.learners)
-            for number in sorted(place.members - present):
-                node.host.add_member(group, number)
-            for number in sorted(place.leaving & present):
-                node.host.remove_member(group, number)
+            missing = sorted(place.members - present)
+            leaving = sorted(place.leaving & present)
+            if missing and leaving and set(replica.members) != set(leaving):
+                node.host.replace_member(group, leaving[0], missing[0])
+            elif missing:
+                node.host.add_member(group, missing[0])
+            elif leaving:
+                node.host.remove_member(group, leaving[0])
             if replica.core.members_index <= replica.commit_index:
                 gone = place.leaving - present
                 for number in sorted(gone):
                     place.leaving.discard(number)
                     other = self.nodes[number]
-                    if other.alive:
-                        other.close_group(group)
+                    delay_us = self.scheduler.skewed(0, 2_000_000)
+                    self.scheduler.after(delay_us, other.life, self._close_left, other, group)
                 if gone:
                     self._tell_members(group)
 

@@ -30,6 +30,9 @@ from convoymq.storage.wal import KIND_VOID, KIND_VOTE, PLACE_FILE_SHIFT, PLACE_O
 if TYPE_CHECKING:
     from convoymq.storage.store import Storage
 
+NO_NODE = 256
+"""Votes from here on are marks of the consensus core: no vote was given in that term."""
+
 
 def _nothing(*_: Any) -> None:
     """The callback of a log that nobody listens to."""
@@ -191,7 +194,9 @@ class GroupLog:
     def save_vote(self, term: int, voted_for: int) -> None:
         """Records term and vote (0 = nobody). Durable when `on_vote_written` says so."""
         check(
-            term > self.term or (term == self.term and self.voted_for in (0, voted_for)),
+            term > self.term
+            or (term == self.term and self.voted_for in (0, voted_for))
+            or (term == self.term and NO_NODE <= self.voted_for < voted_for),
             f"group {self.group}: vote ({term}, {voted_for}) after ({self.term}, {self.voted_for})",
         )
         self.term = term

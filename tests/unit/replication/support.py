@@ -64,7 +64,8 @@ class MemoryLog:
         self._jobs.append(("truncate", index))
 
     def save_vote(self, term: int, voted_for: int) -> None:
-        assert term > self.term or (term == self.term and self.voted_for in (0, voted_for))
+        marks = 256 <= self.voted_for < voted_for
+        assert term > self.term or (term == self.term and self.voted_for in (0, voted_for)) or marks
         self.term, self.voted_for = term, voted_for
         self._jobs.append(("vote", (term, voted_for)))
 
@@ -131,6 +132,8 @@ class Cluster:
         self.committed: list[Item] = []
         self.sent: list[tuple[int, int, tuple[Any, ...]]] = []
         self.incarnation = 100
+        #: Nodes that may have been members before the life that their disk knows.
+        self.joined: set[int] = set()
         for node in sorted(self.members.voters):
             self.start(node)
         for a in self.members.voters:
@@ -158,7 +161,18 @@ class Cluster:
             (item.index, _members(item)) for item in log.items if item.kind == ENTRY_MEMBERSHIP
         ]
         core.start(found)
+        if node in self.joined and not log.items and not log.term:
+            core.quarantine(True)
+            core.on_log_lost()
         self.drain(node)
+
+    def forget(self, node: int) -> None:
+        """The node has left: its log and its vote are gone. It may be added again."""
+        if node in self.cores:
+            self.crash(node)
+        self.logs[node] = MemoryLog()
+        self.joined.add(node)
+        self.start(node)
 
     def preset(self, node: int, terms: list[int], term: int) -> None:
         """Restarts a node with entries of these terms on its disk."""
@@ -239,7 +253,8 @@ class Cluster:
         else:
             index = core.take_reply()
             if index >= 0:
-                self.send(node, core.leader, ("reply", core.term, index, 0, False))
+                reply = (core.term, index, 0, False, core.quarantined)
+                self.send(node, core.leader, ("reply", *reply))
         self.check(node)
 
     def send_append(self, core: RaftCore, peer: Any, probe: bool = False) -> None:

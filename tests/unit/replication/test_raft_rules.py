@@ -365,6 +365,121 @@ def test_a_replica_that_lost_everything_is_removed_and_taken_in_anew() -> None:
     assert cluster.logs[2].items == cluster.logs[1].items
 
 
+def returning_member() -> Cluster:
+    """Node 3 has helped to commit that node 4 belongs to the group, has left, has forgotten
+    everything, and is added again; node 2 was away and follows a configuration with 1, 2, 3."""
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.spread_commit()
+    cluster.disconnect(1, 2)
+    cluster.disconnect(3, 2)
+    cluster.propose(1, leader.members.with_learner(leader.new_learner(4)))
+    cluster.start(4)
+    cluster.connect(1, 4)
+    cluster.connect(3, 4)
+    cluster.settle()
+    assert leader.members.voters == {1, 2, 3, 4}
+    cluster.propose(1)
+    cluster.settle()
+    cluster.propose(1, leader.members.without(3))
+    cluster.settle()
+    cluster.spread_commit()
+    assert leader.commit_index == leader.log.last_index
+    cluster.forget(3)
+    cluster.propose(1, leader.members.with_learner(leader.new_learner(3)))
+    cluster.settle()
+    return cluster
+
+
+def stand(cluster: Cluster, node: int) -> None:
+    """That node tries to be elected, several times."""
+    for _ in range(5):
+        if node in cluster.timers:
+            cluster.fire(node)
+            cluster.settle()
+
+
+def test_a_member_that_comes_back_does_not_vote_before_it_is_taken_in() -> None:
+    """4.1 rests on votes that last: of two majorities one may meet only in a former life."""
+    cluster = returning_member()
+    cluster.connect(2, 3)
+    stand(cluster, 2)
+    assert set(cluster.leaders.values()) == {1}
+
+
+def test_a_member_that_comes_back_does_not_vote_before_it_has_caught_up() -> None:
+    cluster = returning_member()
+    core = cluster.cores[3]
+    cluster.connect(1, 3)
+    while core.amnesiac:
+        assert (
+            cluster.deliver(3, 1)
+            or cluster.deliver(1, 3)
+            or cluster.deliver(1, 4)
+            or (cluster.deliver(4, 1))
+        )
+        for node in (1, 3, 4):
+            cluster.flush(node)
+    assert core.quarantined
+    assert not core.log.last_index
+    cluster.disconnect(1, 3)
+    cluster.connect(2, 3)
+    cluster.crash(3)
+    cluster.start(3)
+    assert cluster.cores[3].quarantined
+    cluster.connect(2, 3)
+    stand(cluster, 2)
+    assert set(cluster.leaders.values()) == {1}
+
+
+def test_a_member_that_comes_back_votes_when_it_is_a_voter_also_after_a_restart() -> None:
+    cluster = returning_member()
+    leader = cluster.cores[1]
+    cluster.connect(1, 3)
+    for _ in range(5):
+        cluster.settle()
+        cluster.retry()
+    assert leader.members.voters == {1, 2, 3, 4}
+    assert cluster.logs[3].voted_for == types.WITHHELD
+    assert cluster.logs[3].items == cluster.logs[1].items
+    cluster.crash(3)
+    cluster.start(3)
+    core = cluster.cores[3]
+    assert not core.quarantined
+    core.on_message(4, (types.VOTE, core.term, 99, core.term))
+    core.on_message(4, (types.VOTE, core.term + 1, 99, core.term + 1))
+    cluster.drain(3)
+    cluster.flush(3)
+    granted = [message[2] for _, message in messages(cluster, types.VOTE_REPLY, 3)]
+    assert granted[-2:] == [False, True]
+
+
+def test_a_learner_without_a_vote_of_its_own_is_not_promoted() -> None:
+    """Else a group of two could not elect anybody when the leader restarts now."""
+    cluster = returning_member()
+    leader = cluster.cores[1]
+    end = leader.log.last_index
+    leader.on_append_reply(3, leader.term, end, 0, voteless=True)
+    assert leader.next_members() is None
+    leader.on_append_reply(3, leader.term, end, 0)
+    assert leader.members_due
+    found = leader.next_members()
+    assert found is not None
+    assert 3 in found.voters
+
+
+def test_who_is_no_member_is_not_taken_in_for_the_asking() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1, leader.members.without(3))
+    cluster.settle()
+    cluster.forget(3)
+    cluster.connect(1, 3)
+    cluster.settle()
+    assert leader.members.nodes == {1, 2}
+    assert cluster.cores[3].amnesiac
+
+
 def test_quorum_arithmetic() -> None:
     assert quorum_index([]) == 0
     assert quorum_index([7]) == 7

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from convoymq.replication.raft import types
-from convoymq.replication.raft.membership import Learner
 from tests.unit.replication.support import Cluster
 
 
@@ -54,9 +53,10 @@ def step(cluster: Cluster, damage: bool) -> None:
             if other in members.nodes:
                 if len(members.voters) > 2:
                     cluster.propose(node, members.without(other))
-            else:
-                learner = Learner(other, cluster.logs[node].last_index)
-                cluster.propose(node, members.with_learner(learner))
+            elif core is cluster.leader and core.members_index <= core.commit_index:
+                if cluster.random.random() < 0.5:
+                    cluster.forget(other)
+                cluster.propose(node, members.with_learner(core.new_learner(other)))
     elif (
         damage
         and node in cluster.cores

@@ -37,7 +37,7 @@ cdef class RaftCore:
     cpdef append_own(self, object entry)
     @cython.locals(peer=Progress)
     cpdef on_append_reply(self, int node, int64_t term, int64_t index, int64_t rejected,
-                          bint was_reset=*)
+                          bint was_reset=*, bint voteless=*)
     @cython.locals(peer=Progress, index=int64_t, before=int64_t)
     cpdef _advance_commit(self)
     cpdef on_applied(self, int64_t index)

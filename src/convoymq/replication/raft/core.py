@@ -58,6 +58,7 @@ from convoymq.replication.raft.types import (
     VOTE,
     VOTE_REPLY,
     WELCOME,
+    WITHHELD,
     Effect,
     Log,
     LogEntry,
@@ -65,8 +66,6 @@ from convoymq.replication.raft.types import (
 
 ENTRY_MEMBERSHIP = 2
 ENTRY_HEADER_SIZE = 48
-VOTE_BOUND = 256
-"""Saved votes from here on are no nodes."""
 QUICK_DELAY_SHARE = 0.5
 """A follower whose leader just failed waits up to this share of the base; retries wait longer."""
 
@@ -87,7 +86,8 @@ class RaftCore:
         random: uniform in [0, 1).
         election_ms: base of the election delays.
         window_bytes: entries under way to one follower.
-        incarnation: this life of the node, for a replica that lost everything.
+        incarnation: number of this life of the replica, never used before on this node; by it a
+            replica without a past is taken in.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class RaftCore:
         self.progress: dict[int, Progress] = {}
         self.term_start = 0
         self.transfer_target = 0
-        #: Replicas that lost everything and wait to be taken in anew: node -> incarnation.
+        #: Members without a past that wait to be taken in: node -> incarnation.
         self.rejoining: dict[int, int] = {}
         self.members_due = False
         self.quarantined = log.voted_for == QUARANTINED
@@ -305,7 +305,9 @@ class RaftCore:
 
     def _set_vote(self, term: int, node: int) -> None:
         check(
-            term > self.term or (term == self.term and self.voted_for in (0, node)),
+            term > self.term
+            or (term == self.term and self.voted_for in (0, node))
+            or (term == self.term and (self.voted_for, node) == (QUARANTINED, WITHHELD)),
             f"group {self.group}: vote ({term}, {node}) after ({self.term}, {self.voted_for})",
         )
         if term > self.term:
@@ -330,6 +332,10 @@ class RaftCore:
         elif voted_for == self.node and self.role == CANDIDATE:
             self._votes.add(self.node)
             self._count_votes()
+        elif voted_for == WITHHELD and self.quarantined:
+            self.quarantined = False
+            # The leader should know: it gives no vote to who could not use it.
+            self.reply_due = self.leader != 0
 
     def _become_follower(self, term: int, leader: int) -> None:
         check(term >= self.term, f"group {self.group}: term {term} after {self.term}")
@@ -549,11 +555,14 @@ class RaftCore:
                 f"group {self.group}: nodes {self.node} and {node} both lead term {term}",
             )
             self._become_follower(term, node)
-            if self.quarantined:
+            if self.quarantined and entries:
                 self.effects.append((SEND, node, (LOG_END_REQUEST, term)))
         elif not self._in_contact or self._armed:
             self._in_contact = True
             self._disarm()
+        if self.quarantined and self.catch_up_to < 0 and not entries:
+            # A probe begins what a leader sends, and comes again when something was lost.
+            self.effects.append((SEND, node, (LOG_END_REQUEST, term)))
         last = log.last_index
         if previous > last:
             self.reject_hint = last
@@ -658,10 +667,19 @@ class RaftCore:
             self._adopt(entry.index, entry)
 
     def on_append_reply(
-        self, node: int, term: int, index: int, rejected: int, was_reset: bool = False
+        self,
+        node: int,
+        term: int,
+        index: int,
+        rejected: int,
+        was_reset: bool = False,
+        voteless: bool = False,
     ) -> None:
         """A follower has everything up to `index` (`rejected` 0), or did not take the append that
-        followed entry `rejected` and names `index` as the place to try next."""
+        followed entry `rejected` and names `index` as the place to try next.
+
+        `was_reset`: what it acknowledged before does not count. `voteless`: it may not vote yet.
+        """
         if term != self.term or self.role != LEADER:
             if term > self.term:
                 self._become_follower(term, 0)
@@ -673,13 +691,17 @@ class RaftCore:
             peer.rejected(rejected, index, was_reset)
         elif index > self.log.last_index:
             raise PeerError(f"node {node} acknowledged {index}, the log ends before")
-        elif peer.acknowledged(index):
-            if peer.voter:
-                self._advance_commit()
-                if node == self.transfer_target:
-                    self._finish_transfer()
-            else:
+        else:
+            if peer.voteless != voteless and index >= peer.match:
+                peer.voteless = voteless
                 self.members_due = True
+            if peer.acknowledged(index):
+                if peer.voter:
+                    self._advance_commit()
+                    if node == self.transfer_target:
+                        self._finish_transfer()
+                else:
+                    self.members_due = True
 
     def _advance_commit(self) -> None:
         matches = [peer.match for peer in self.peers if peer.voter]
@@ -736,6 +758,7 @@ class RaftCore:
                 peer.connected = node in self.connected
                 self.progress[node] = peer
             peer.voter = node in self.members.voters
+        self.rejoining = {n: number for n, number in self.rejoining.items() if n in nodes}
         self.peers = [self.progress[node] for node in sorted(self.progress)]
 
     def _members_committed(self) -> None:
@@ -765,27 +788,33 @@ class RaftCore:
 
     def next_members(self) -> Membership | None:
         """The configuration that the leader should propose by itself now: a non-voter that has
-        caught up is promoted, a replica that lost everything is taken in anew."""
+        caught up is promoted, a member without a past becomes a non-voter under its number."""
         if self.role != LEADER or not self._may_change_members():
             return None
         for node, incarnation in self.rejoining.items():
             learner = self.members.learner(node)
-            if node in self.members.voters or (learner and learner.incarnation != incarnation):
-                return self.members.without(node) if self.members.voters != {node} else None
-            if learner is None:
-                # Only when its removal is committed: that proves that no older leader counts it.
-                return self.members.with_learner(Learner(node, self.log.last_index, incarnation))
+            if learner is None or learner.incarnation != incarnation:
+                promote_at = learner.promote_at if learner is not None else 0
+                return self.members.with_learner(self.new_learner(node, incarnation, promote_at))
         for learner in self.members.learners:
             peer = self.progress.get(learner.node)
-            if peer is not None and learner.promote_at <= peer.match:
+            if peer is not None and not peer.voteless and learner.promote_at <= peer.match:
                 return self.members.promoted(learner.node)
         self.members_due = False
         return None
 
     # A replica that lost its data.
 
+    def new_learner(self, node: int, incarnation: int = 0, promote_at: int = 0) -> Learner:
+        """A non-voter to be proposed now: it becomes a voter when it has what is proposed.
+
+        Nothing that it acknowledged in a former life reaches that far, however late it comes.
+        """
+        return Learner(node, max(promote_at, self.log.last_index + 1), incarnation)
+
     def quarantine(self, vote_lost: bool) -> None:
-        """The log is damaged: neither lead nor vote from now on.
+        """The log is damaged, or (`vote_lost`) this replica may have been a member before and has
+        nothing left of it: neither lead nor vote from now on.
 
         The log may be wiped when this mark is durable (`on_vote_written`), not before: a crash in
         between would leave an empty log whose owner votes.
@@ -817,9 +846,14 @@ class RaftCore:
             self._arm(1.0)
 
     def _end_quarantine(self) -> None:
-        if self.quarantined and 0 <= self.catch_up_to <= self._ack_index():
-            # The saved mark goes with the next term: until then it only costs a vote.
-            self.quarantined = False
+        """Once the log is whole: over when that is durable (`on_vote_written`). In this term it
+        still does not vote: it cannot know whether it has before."""
+        if (
+            self.quarantined
+            and self.voted_for == QUARANTINED
+            and 0 <= self.catch_up_to <= self._ack_index()
+        ):
+            self._set_vote(self.term, WITHHELD)
 
     def _ask_to_rejoin(self) -> None:
         # Everybody: who belongs to the group now, this replica cannot know any more.
@@ -830,15 +864,15 @@ class RaftCore:
         self._attempts += 1
 
     def _on_rejoin(self, node: int, incarnation: int) -> None:
-        if self.role != LEADER:
+        # Who is no member waits until somebody who may decides that it is one.
+        if self.role != LEADER or node not in self.members.nodes:
             return
         learner = self.members.learner(node)
+        known = learner.incarnation if learner is not None else 0
+        if incarnation < max(1, known, self.rejoining.get(node, 0)):
+            return
         self.rejoining[node] = incarnation
-        if (
-            learner is not None
-            and learner.incarnation == incarnation
-            and self._latest()[0] <= self.commit_index
-        ):
+        if known == incarnation and self._latest()[0] <= self.commit_index:
             self._welcome(node, incarnation)
         self.members_due = True
 
@@ -851,9 +885,16 @@ class RaftCore:
     def _on_welcome(self, node: int, term: int, incarnation: int) -> None:
         if not self.amnesiac or incarnation != self.incarnation or term < self.term:
             return
+        # Every leader of this or a later term holds what this node ever promised to keep; to know
+        # that a candidate does, this replica must first have it.
         self.amnesiac = False
+        self.quarantined = True
+        self._attempts = 0
         self._set_vote(term + (term == self.term), 0)
         self._become_follower(self.term, 0)
+        # Never granted, but the leader answers it with an append.
+        message = (PRE_VOTE, self.term, self.log.last_index, self.log.last_term)
+        self.effects.append((SEND, node, message))
 
     # Transfer of leadership (thesis 3.10).
 

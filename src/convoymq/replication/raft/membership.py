@@ -17,7 +17,7 @@ from convoymq.model.errors import SyntaxFault
 class Learner:
     """A non-voter. It becomes a voter when its log reaches `promote_at`.
 
-    `incarnation` names the life of the node that asked to be taken in; 0 when it did not ask.
+    `incarnation` numbers the life of the replica that asked to be taken in; 0 when it did not ask.
     """
 
     node: int

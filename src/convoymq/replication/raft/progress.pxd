@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t
 
 cdef class Progress:
     cdef public int node, state
-    cdef public bint voter, waiting, connected
+    cdef public bint voter, voteless, waiting, connected
     cdef public int64_t match, next_index, commit_sent, in_flight_bytes, window_bytes, stalled_ms, stalled_match
     cdef int64_t _probed
     cdef object _sent

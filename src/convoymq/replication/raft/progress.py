@@ -22,6 +22,8 @@ class Progress:
     def __init__(self, node: int, next_index: int, voter: bool, window_bytes: int) -> None:
         self.node = node
         self.voter = voter
+        #: It said that it may not vote yet: no reason to give it one.
+        self.voteless = False
         self.state = PROBE
         self.match = 0
         self.next_index = next_index

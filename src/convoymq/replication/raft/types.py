@@ -31,17 +31,19 @@ LOG_END_REQUEST = 6
 LOG_END = 7
 """(kind, term, last index)"""
 REJOIN = 8
-"""(kind, term, incarnation): a replica lost log and vote and asks to be taken in anew"""
+"""(kind, term, incarnation): a replica without a past asks to be taken in under that number"""
 WELCOME = 9
-"""(kind, term, incarnation): it has been, as a non-voter"""
+"""(kind, term, incarnation): it has been, as a non-voter: committed"""
 STEPPED_DOWN = 10
 """(kind, term): the sender does not lead this term any more, although it is there"""
 
-#: Values of the saved vote that are no nodes.
+#: Values of the saved vote that are no nodes. Within a term only a greater one may follow.
 QUARANTINED = 0xFFFE
 """The log was lost, the vote was not: no vote until caught up."""
 AMNESIAC = 0xFFFF
 """Log and vote were lost: no vote and no acknowledgement until taken in anew."""
+WITHHELD = 0x10000
+"""Caught up after QUARANTINED: votes again from the next term on."""
 
 SEND = 1
 """(effect, node, message tuple)"""
