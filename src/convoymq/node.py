@@ -53,6 +53,7 @@ from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
 
 if TYPE_CHECKING:
     from convoymq.amqp.listener import Listener
+    from convoymq.fetch.edge import FetchEdge
     from convoymq.queues.broker import Broker
     from convoymq.trace.recorder import Traces
 
@@ -231,6 +232,7 @@ class Node:
         self._free_before = 0
         self._timers: list[asyncio.TimerHandle] = []
         self.listeners: list[Listener] = []
+        self.fetch: FetchEdge | None = None
         self.broker: Broker | None = None
         self.management: Any = None
         self.memory_limit = memory_limit(config)
@@ -367,7 +369,10 @@ class Node:
                     await self.management.stop()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLIENTS_LEAVE_S):
-                        await asyncio.gather(*(each.stop() for each in self.listeners))
+                        leaving = [each.stop() for each in self.listeners]
+                        if self.fetch is not None:
+                            leaving.append(self.fetch.stop())
+                        await asyncio.gather(*leaving)
                 if self.broker is not None:
                     await self.broker.stop()
                 await self.control.close()
@@ -717,6 +722,7 @@ class Node:
             cert_login_from=amqp.cert_login_from,
         )
         context = client_tls(config) if config.listeners.ssl else None
+        self._open_fetch()
         for addresses, tls in ((config.listeners.tcp, None), (config.listeners.ssl, context)):
             for address in addresses:
                 listener = Listener(
@@ -727,9 +733,31 @@ class Node:
                     port=address.port,
                     ssl_context=tls,
                     count=lambda: sum(len(each.connections) for each in self.listeners),
+                    columnar=self.fetch.door if self.fetch is not None else None,
                 )
                 await listener.start()
                 self.listeners.append(listener)
+
+    def _open_fetch(self) -> None:
+        from convoymq.fetch.edge import FetchEdge
+        from convoymq.fetch.settings import FetchSettings
+
+        fetch = self.config.fetch
+        if not fetch.enabled:
+            return
+        assert self.broker is not None
+        settings = FetchSettings(
+            frame_max=fetch.frame_max,
+            answer_bytes=fetch.answer_max,
+            buffer_bytes=fetch.buffer_max,
+            connections_max=fetch.connections_max,
+            write_timeout_s=fetch.write_timeout_ms / 1000,
+            request_timeout_s=fetch.request_timeout_ms / 1000,
+            slice_s=fetch.slice_us / 1_000_000,
+            message_size_max=self.config.amqp.max_message_size,
+        )
+        self.fetch = FetchEdge(broker=self.broker, settings=settings)
+        self.broker.edge_metrics = self.fetch.metrics
 
     async def _open_management(self) -> None:
         from convoymq.management.server import Management
@@ -859,7 +887,12 @@ _SYNC_METHODS = {
 
 def import_edges() -> None:
     """Imports what serving clients needs, before other nodes listen for signs of life."""
-    for name in ("convoymq.queues.broker", "convoymq.amqp.listener", "convoymq.cluster.access"):
+    for name in (
+        "convoymq.queues.broker",
+        "convoymq.amqp.listener",
+        "convoymq.fetch.edge",
+        "convoymq.cluster.access",
+    ):
         importlib.import_module(name)
 
 

@@ -37,7 +37,7 @@ COLUMNAR_MAGIC = b"CNVY"
 _ids = itertools.count(1)
 
 #: Serves a connection of another protocol: (what it began with, its id, peer, local address, TLS).
-Door = Callable[[bytes, int, tuple[str, int], tuple[str, int], bool], asyncio.Protocol]
+Door = Callable[[bytes, int, tuple[str, int], tuple[str, int], bool], asyncio.BaseProtocol]
 
 
 class Spawner(Protocol):
@@ -444,7 +444,7 @@ class Listener:
         self.connections[connection.id] = connection
         return connection
 
-    def leave(self, connection: Connection, head: bytes) -> asyncio.Protocol:
+    def leave(self, connection: Connection, head: bytes) -> asyncio.BaseProtocol:
         """The connection turned out to be of the columnar protocol; returns who serves it."""
         assert self.columnar is not None
         connection.hand_over()

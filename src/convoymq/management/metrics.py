@@ -46,6 +46,8 @@ def render(broker: Broker, node_info: dict[str, Any], *, per_object: bool = Fals
     _queues(text, broker, per_object=per_object)
     _process(text, broker, node_info)
     _replication(text, broker)
+    for kind, name, labels, value in broker.edge_metrics():
+        text.add(kind, name, value, labels)
     return "\n".join(text.lines) + "\n"
 
 

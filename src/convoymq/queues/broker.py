@@ -225,6 +225,8 @@ class Broker:
         """Resources of this process; set by who knows them."""
         self.link_info: Callable[[], list[dict[str, Any]]] = list
         """One row per link to another node; set by who knows them."""
+        self.edge_metrics: Callable[[], list[tuple[str, str, dict[str, str], int]]] = list
+        """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
         self.keeper: MemberKeeper | None = None
         """Who forgets nodes; set by who knows the links."""
         self._deliveries_ended = (0, 0)

@@ -1,0 +1,1 @@
+"""The server side of the columnar protocol (docs/formats/columnar-protocol.md)."""

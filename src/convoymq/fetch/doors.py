@@ -1,0 +1,56 @@
+"""What this server needs of queues beyond `queues.interface`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+Run = tuple[Any, ...]
+"""(block, command, first record, count, offset of it, time in ms) of rows; from a stage or a queue
+also (…, times acquired, failed deliveries)."""
+
+
+class Chunks(Protocol):
+    """Rows of a stream, where they lie."""
+
+    first: int
+    """The first offset that is kept."""
+    high: int
+    """The committed end as known here."""
+    runs: Sequence[Run]
+
+
+class StreamDoor(Protocol):
+    """A stream; see `queues.stream.queue.StreamQueue`."""
+
+    def bounds(self) -> tuple[int, int]:
+        """(first kept, next) as known here."""
+
+    async def fetch_chunks(
+        self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int
+    ) -> Chunks:
+        """Rows from exactly `offset` on; none at the committed end."""
+
+    async def offsets(self, what: str, ms: int | None) -> tuple[int | None, int | None]:
+        """(offset, time in ms)."""
+
+    async def store_offset(self, name: str, offset: int) -> None:
+        """Remembers how far a named consumer is."""
+
+    async def query_offset(self, name: str) -> int | None:
+        """What was remembered."""
+
+
+class StageDoor(Protocol):
+    """A queue that can be staged; see `queues.quorum.queue.QuorumQueue`."""
+
+    async def stage(self, op: dict[str, Any]) -> dict[str, Any]:
+        """Carries out an op of ADR 0008."""
+
+    async def stage_runs(
+        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
+    ) -> tuple[int, int, Sequence[Run]]:
+        """(oldest unsettled, where to go on, rows)."""
+
+    async def browse(self, cursor: Any, max_rows: int, max_bytes: int) -> tuple[Any, Sequence[Run]]:
+        """(cursor behind the rows or None at the end, rows)."""

@@ -1,0 +1,95 @@
+"""All connections of the columnar protocol on one node: the door that listeners hand sockets to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from convoymq.fetch.connection import FetchConnection
+from convoymq.fetch.counters import FetchCounters
+from convoymq.fetch.settings import FetchSettings
+from convoymq.fetch.turns import Budget, Turns
+
+log = structlog.get_logger()
+
+STOP_TIMEOUT_S = 1.0
+
+
+class FetchEdge:
+    """See the module text. Make it on the loop it serves."""
+
+    def __init__(self, *, broker: Any, settings: FetchSettings | None = None) -> None:
+        self.broker = broker
+        self.settings = settings if settings is not None else FetchSettings()
+        self.counters = FetchCounters()
+        self.turns = Turns(self.settings.slice_s)
+        self.budget = Budget(self.settings.buffer_bytes)
+        self.connections: dict[int, FetchConnection] = {}
+        self.calm = asyncio.Event()
+        """Set while no alarm blocks publishers."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        broker.on_alarms.append(self._on_alarms)
+        self._on_alarms(broker.alarms)
+
+    def door(
+        self, head: bytes, id: int, peer: tuple[str, int], local: tuple[str, int], ssl: bool
+    ) -> FetchConnection:
+        """Serves a connection that began with `head`; see `amqp.listener.Door`."""
+        return FetchConnection(self, head, id, peer, local, ssl)
+
+    def admit(self, connection: FetchConnection) -> bool:
+        """Whether there is room for one more connection; counts the refused."""
+        if self._stopping or len(self.connections) >= self.settings.connections_max:
+            self.counters.refused += 1
+            log.warning("fetch.connection_limit", limit=self.settings.connections_max)
+            return False
+        self.connections[connection.id] = connection
+        return True
+
+    def gone(self, connection: FetchConnection) -> None:
+        """A connection's socket is closed."""
+        self.connections.pop(connection.id, None)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs in a task that this edge owns; an error in it is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("fetch.task_failed", exc_info=task.exception())
+
+    def _on_alarms(self, alarms: frozenset[str]) -> None:
+        if alarms:
+            self.calm.clear()
+        else:
+            self.calm.set()
+
+    async def stop(self) -> None:
+        """Closes all connections; clients are told why."""
+        self._stopping = True
+        if self._on_alarms in self.broker.on_alarms:
+            self.broker.on_alarms.remove(self._on_alarms)
+        for connection in list(self.connections.values()):
+            connection.close("the node stops")
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_TIMEOUT_S)
+
+    def metrics(self) -> list[tuple[str, str, dict[str, str], int]]:
+        """(kind, name, labels, value) of everything that is counted."""
+        found: list[tuple[str, str, dict[str, str], int]] = [
+            ("gauge", "convoy_fetch_connections", {}, len(self.connections)),
+            ("gauge", "convoy_fetch_buffered_bytes", {}, self.budget.used),
+        ]
+        found += [
+            ("counter", f"convoy_fetch_{name}_total", labels, value)
+            for name, labels, value in self.counters.metrics()
+        ]
+        return found

@@ -1,0 +1,509 @@
+"""PRODUCE: rows of a columnar frame become ENQUEUE commands of ordinary publishers.
+
+A frame is checked and encoded as a whole before its first row is appended, so a refused one leaves
+nothing behind. Requests of one connection are appended in the order in which they came. With a
+producer's name PRODUCER stands before each ENQUEUE; as rows of higher sequence make the lower ones
+repeats, only one request of a name may be under way. Source: ADR 0007 section 5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from convoymq.amqp.codec import decode_header
+from convoymq.fetch.errors import as_error
+from convoymq.fetch.fields import Produce, read
+from convoymq.fetch.turns import Slice
+from convoymq.kernels.batch import CMD_ENQUEUE, CMD_PRODUCER
+from convoymq.kernels.columns import (
+    EXCHANGE,
+    ROUTING_KEY,
+    ColumnFrame,
+    encode_enqueue,
+    enqueue_flags,
+)
+from convoymq.kernels.frames import content_parts, split_record
+from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
+from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
+from convoymq.model.tables import Table
+from convoymq.queues.interface import ClientEvents, Queue, QueueClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from convoymq.fetch.connection import FetchConnection
+
+COMMAND_HEAD = 32
+LARGE_PAYLOAD_BYTES = 256 << 10
+"""A payload above it is checked on a thread."""
+SEGMENTS_PER_STEP = 64
+PRODUCER_BYTES_MAX = 255
+PENDING_BYTES_MAX = 16 << 20
+"""What one connection may have under way into one queue."""
+
+
+class Segment(NamedTuple):
+    """Rows that go to the same queues."""
+
+    first: int
+    rows: int
+    exchange: bytes
+    key: bytes | None
+    """None: each row has its own, from the column."""
+    queues: tuple[Queue, ...]
+
+
+class Command(NamedTuple):
+    """An ENQUEUE command that is ready to be appended."""
+
+    first: int
+    rows: int
+    flags: int
+    position: int
+    body: bytes
+    queues: tuple[Queue, ...]
+
+
+class _Batch:
+    """One request: how many commands are not yet safe, and what became of the others."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.appended = False
+        self.whole = False
+        self.safe = True
+        self.duplicates = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def repeated(self, count: int) -> None:
+        """A target has dropped rows that it had."""
+        self.duplicates += count
+
+    def answered(self, ok: bool) -> None:
+        """One command is safe, or refused."""
+        self.waiting -= 1
+        self.safe &= ok
+        self.check()
+
+    def check(self) -> None:
+        """Ends the wait when the last answer is here, or one that decides."""
+        if (not self.safe or (self.whole and not self.waiting)) and not self.done.done():
+            self.done.set_result(None)
+
+
+class Producing(ClientEvents):
+    """The publishing side of one connection."""
+
+    def __init__(self, connection: FetchConnection) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+        self._edge = connection.edge
+        self._clients: dict[Queue, QueueClient] = {}
+        self._sessions: dict[Queue, int] = {}
+        self._blocked: set[QueueClient] = set()
+        self._progress = asyncio.Event()
+        self._order = asyncio.Lock()
+        self._producers: set[str] = set()
+        self._tags = itertools.count(1)
+        self._batches: dict[int, _Batch] = {}
+
+    def sessions(self) -> list[int]:
+        """Sessions of this connection."""
+        return list(self._sessions.values())
+
+    def close(self) -> None:
+        """The connection is gone; what was appended goes on without it."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        self._sessions.clear()
+        self._progress.set()
+
+    # --- the request -----------------------------------------------------------------------
+
+    async def produce(self, frame: Frame) -> dict[str, Any]:
+        """Answers PRODUCE when every row is safe.
+
+        Raises:
+            ColumnarError, BrokerError: nothing was appended, unless the details have `maybe`.
+        """
+        request = read(Produce, frame.map)
+        _check(request)
+        name = request.producer
+        if name is not None and name in self._producers:
+            raise ColumnarError(
+                ErrorCode.PRECONDITION_FAILED,
+                f"a request of producer {name!r} is under way; its sequences must rise",
+            )
+        batch = _Batch()
+        if name is not None:
+            self._producers.add(name)
+        try:
+            async with self._order:
+                unroutable, rows = await self._append_all(request, frame, batch)
+            await self._until_safe(batch)
+        except BrokerError as error:
+            if not batch.appended:
+                raise
+            told = as_error(error)
+            told.details["maybe"] = True
+            raise told from error
+        finally:
+            if name is not None:
+                self._producers.discard(name)
+        counters = self._broker.counters
+        counters.confirmed += rows
+        self._edge.counters.rows_in += rows
+        return {"count": rows, "duplicates": batch.duplicates, "unroutable": unroutable}
+
+    async def _append_all(self, request: Produce, frame: Frame, batch: _Batch) -> tuple[int, int]:
+        """Checks and appends; returns (unroutable rows, rows)."""
+        await self._until_calm()
+        size = await self._edge.budget.take(frame.payload.nbytes)
+        try:
+            columns = await self._open(frame.payload)
+            segments, unroutable = await self._route(request, columns)
+            commands = await self._encode(columns, segments)
+            rows = int(columns.rows)
+            counters = self._broker.counters
+            counters.published += rows
+            counters.dropped_unroutable += unroutable
+            await self._append(request, commands, batch)
+        finally:
+            self._edge.budget.give_back(size)
+        return unroutable, rows
+
+    async def _until_calm(self) -> None:
+        """Waits while an alarm blocks publishers."""
+        if self._edge.calm.is_set():
+            return
+        self._connection.set_blocked(True)
+        try:
+            async with asyncio.timeout(self._edge.settings.alarm_patience_s):
+                await self._edge.calm.wait()
+        except TimeoutError:
+            names = " and ".join(sorted(self._broker.alarms))
+            raise ColumnarError(
+                ErrorCode.RESOURCE_ALARM, f"publishers are blocked by an alarm: {names}"
+            ) from None
+        finally:
+            self._connection.set_blocked(False)
+
+    async def _open(self, payload: memoryview) -> ColumnFrame:
+        body_max = self._edge.settings.frame_max
+        try:
+            if payload.nbytes <= LARGE_PAYLOAD_BYTES:
+                columns = ColumnFrame(payload, body_max)
+            else:
+                loop = asyncio.get_running_loop()
+                columns = await loop.run_in_executor(None, ColumnFrame, payload, body_max)
+        except ValueError as error:
+            self._edge.counters.malformed += 1
+            raise ColumnarError(ErrorCode.PRECONDITION_FAILED, f"columnar frame: {error}") from None
+        limit = self._edge.settings.message_size_max
+        if columns.value_max > limit:
+            raise ColumnarError(
+                ErrorCode.PRECONDITION_FAILED,
+                f"message size {columns.value_max} is larger than configured max size {limit}",
+            )
+        return columns
+
+    # --- routing ---------------------------------------------------------------------------
+
+    async def _route(self, request: Produce, columns: ColumnFrame) -> tuple[list[Segment], int]:
+        """Where the rows go; returns (segments, unroutable rows)."""
+        if not columns.rows:
+            return [], 0
+        name = request.stream if request.stream is not None else request.queue
+        if name is not None:
+            queue = self._named_queue(request, name)
+            return [Segment(0, columns.rows, b"", name.encode(), (queue,))], 0
+        time = Slice(self._edge.turns)
+        found: list[Segment] = []
+        unroutable = 0
+        known: dict[tuple[bytes, bytes], tuple[Queue, ...] | None] = {}
+        for place, (first, count, exchange, key) in enumerate(_runs(request, columns)):
+            if not place % SEGMENTS_PER_STEP:
+                await time.check()
+            route = exchange, key
+            if route not in known:
+                known[route] = self._resolve(request, exchange, key)
+            queues = known[route]
+            rows = [(first, count)]
+            if queues is None:
+                rows = [(row, 1) for row in range(first, first + count)]
+            for at, length in rows:
+                if queues is None:
+                    await time.check()
+                chosen = queues
+                if chosen is None:
+                    chosen = self._route_row(request, columns, at, exchange, key)
+                if not chosen:
+                    unroutable += length
+                    continue
+                last = found[-1] if found else None
+                if (
+                    last is not None
+                    and last.first + last.rows == at
+                    and last.exchange == exchange
+                    and last.queues == chosen
+                    and (last.key == key or columns.columns & ROUTING_KEY)
+                ):
+                    same = key if last.key == key else None
+                    found[-1] = Segment(last.first, last.rows + length, exchange, same, chosen)
+                else:
+                    found.append(Segment(at, length, exchange, key, chosen))
+        return found, unroutable
+
+    def _named_queue(self, request: Produce, name: str) -> Queue:
+        connection = self._connection
+        self._broker.check_permission(connection.user, connection.vhost, "write", "queue", name)
+        queue: Queue = self._broker.find_queue(connection.vhost, name, connection.id)
+        if request.stream is not None and queue.type != "stream":
+            raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
+        self._check_type(request, queue)
+        return queue
+
+    def _check_type(self, request: Produce, queue: Queue) -> None:
+        if request.producer is not None and queue.type == "classic":
+            raise PreconditionFailed(
+                f"classic queue '{queue.name}' cannot tell a producer's repeats: use a quorum queue"
+                " or a stream, or no producer"
+            )
+
+    def _resolve(self, request: Produce, exchange: bytes, key: bytes) -> tuple[Queue, ...] | None:
+        """Queues of an exchange and key; None = that depends on each row's headers."""
+        connection = self._connection
+        broker = self._broker
+        names = _text(exchange, "exchange"), _text(key, "routing key")
+        broker.check_permission(connection.user, connection.vhost, "write", "exchange", names[0])
+        if names[0] and broker.has_topic_permissions(connection.user, connection.vhost):
+            broker.check_topic_permission(connection.user, connection.vhost, "write", *names)
+        route = broker.route(connection.vhost, names[0], (names[1],), None)
+        if not route.cacheable:
+            return None
+        for queue in route.queues:
+            self._check_type(request, queue)
+        return tuple(route.queues)
+
+    def _route_row(
+        self, request: Produce, columns: ColumnFrame, row: int, exchange: bytes, key: bytes
+    ) -> tuple[Queue, ...]:
+        """Queues of one row of an exchange that looks at headers."""
+        try:
+            body, _, position = encode_enqueue(columns, row, 1, exchange, key)
+        except ValueError as error:
+            raise _refused(error) from None
+        table = position - COMMAND_HEAD
+        begin, end = (
+            int.from_bytes(body[table + at : table + at + 4], "little") - COMMAND_HEAD
+            for at in (0, 4)
+        )
+        content = split_record(body[begin:end])[1]
+        headers: Table | None = decode_header(content_parts(content)[0]).properties.headers
+        vhost = self._connection.vhost
+        route = self._broker.route(vhost, exchange.decode(), (key.decode(),), headers)
+        for queue in route.queues:
+            self._check_type(request, queue)
+        return tuple(route.queues)
+
+    # --- appending -------------------------------------------------------------------------
+
+    async def _encode(self, columns: ColumnFrame, segments: Sequence[Segment]) -> list[Command]:
+        time = Slice(self._edge.turns)
+        commands: list[Command] = []
+        size = self._edge.settings.command_bytes
+        try:
+            for first, count, exchange, key, queues in segments:
+                end = first + count
+                while first < end:
+                    await time.check()
+                    step = min(end - first, columns.rows_within(first, size))
+                    body, rows, position = encode_enqueue(columns, first, step, exchange, key)
+                    flags = enqueue_flags(columns, first, step)
+                    commands.append(Command(first, rows, flags, position, body, queues))
+                    first += step
+        except ValueError as error:
+            raise _refused(error) from None
+        return commands
+
+    async def _append(self, request: Produce, commands: Sequence[Command], batch: _Batch) -> None:
+        """Hands the commands to the queues, as fast as these take them."""
+        time = Slice(self._edge.turns)
+        producer = None if request.producer is None else request.producer.encode()
+        async with self._deadline():
+            for command in commands:
+                for queue in command.queues:
+                    await time.check()
+                    client = await self._ready_client(queue)
+                    if not batch.safe:
+                        return
+                    self._command(client, command, producer, request.sequence, batch)
+        batch.whole = True
+        batch.check()
+
+    def _command(
+        self,
+        client: QueueClient,
+        command: Command,
+        producer: bytes | None,
+        sequence: int,
+        batch: _Batch,
+    ) -> None:
+        """One ENQUEUE, behind its PRODUCER: nothing of this session may come between them."""
+        target = client.target
+        if producer is not None:
+            number = (sequence + command.first).to_bytes(8, "little")
+            target.command(CMD_PRODUCER, 0, len(producer), 0, number + producer)
+        target.command(
+            CMD_ENQUEUE,
+            command.flags,
+            command.rows,
+            command.position,
+            command.body,
+            batch.repeated,
+        )
+        tag = next(self._tags)
+        # With a tag the client reports it as it reports what AMQP channels publish.
+        target.pending[-1].tags = [tag, tag]
+        self._batches[tag] = batch
+        batch.appended = True
+        batch.waiting += 1
+
+    async def _ready_client(self, queue: Queue) -> QueueClient:
+        """This connection's stream into the queue, when it takes more."""
+        while True:
+            client = self._clients.get(queue)
+            if client is None:
+                self._close_idle()
+                session = self._broker.new_session()
+                client = self._clients[queue] = queue.client(session, self)
+                self._sessions[queue] = session
+            if client not in self._blocked and not _is_full(client):
+                return client
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _close_idle(self) -> None:
+        if len(self._clients) < self._edge.settings.targets_max:
+            return
+        for queue, client in list(self._clients.items()):
+            if not client.target.pending:
+                client.close()
+                del self._clients[queue]
+                del self._sessions[queue]
+
+    async def _until_safe(self, batch: _Batch) -> None:
+        if batch.waiting or not batch.safe:
+            async with self._deadline():
+                await batch.done
+        if not batch.safe:
+            raise Unavailable("a queue did not take all rows")
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._edge.settings.request_timeout_s):
+                yield
+        except TimeoutError:
+            raise Unavailable("a queue did not confirm all rows in time") from None
+
+    # --- what the queues say ---------------------------------------------------------------
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """See `ClientEvents`."""
+        for first, last in zip(tags[::2], tags[1::2], strict=True):
+            for tag in range(first, last + 1):
+                batch = self._batches.pop(tag, None)
+                if batch is not None:
+                    batch.answered(ok)
+        self._progress.set()
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """See `ClientEvents`."""
+        if blocked:
+            self._blocked.add(client)
+        else:
+            self._blocked.discard(client)
+            self._progress.set()
+
+    def on_deliver(self, client: QueueClient, *delivery: Any) -> None:
+        """Nothing was subscribed to."""
+
+    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
+        """Nothing was subscribed to."""
+
+    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
+        """Nothing was subscribed to."""
+
+    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
+        """Nothing was subscribed to."""
+
+    def on_get(self, client: QueueClient, *answer: Any) -> None:
+        """Nothing was asked for."""
+
+    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
+        """Nothing was purged."""
+
+
+def _check(request: Produce) -> None:
+    """Raises ColumnarError for fields that do not go together."""
+    places = [request.stream, request.queue, request.exchange]
+    if sum(place is not None for place in places) > 1:
+        text = "PRODUCE: stream, queue and exchange exclude each other"
+        raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
+    if request.producer is not None and len(request.producer.encode()) > PRODUCER_BYTES_MAX:
+        text = f"PRODUCE: producer has more than {PRODUCER_BYTES_MAX} bytes"
+        raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
+
+
+def _runs(request: Produce, columns: ColumnFrame) -> Iterator[tuple[int, int, bytes, bytes]]:
+    """(first, count, exchange, routing key) of rows that agree in both, in their order."""
+    rows = int(columns.rows)
+    exchanges = _column_runs(columns, EXCHANGE, request.exchange, "exchange", rows)
+    keys = _column_runs(columns, ROUTING_KEY, request.routing_key, "routing_key", rows)
+    at = here = there = 0
+    while at < rows:
+        exchange, key = exchanges[here], keys[there]
+        ends = exchange[0] + exchange[1], key[0] + key[1]
+        end = min(ends)
+        yield at, end - at, exchange[2], key[2]
+        at = end
+        here += end == ends[0]
+        there += end == ends[1]
+
+
+def _column_runs(
+    columns: ColumnFrame, column: int, given: str | None, name: str, rows: int
+) -> Sequence[tuple[int, int, bytes]]:
+    if given is not None:
+        return [(0, rows, given.encode())]
+    if not columns.columns & column:
+        text = f"PRODUCE: neither a stream, a queue nor an {name}, and no column of that name"
+        if column == ROUTING_KEY:
+            text = f"PRODUCE: no {name}, and no column of that name"
+        raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
+    return list(columns.runs(column))
+
+
+def _text(name: bytes, what: str) -> str:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        raise ColumnarError(ErrorCode.PRECONDITION_FAILED, f"{what} is not UTF-8") from None
+    if len(name) > 255:
+        raise ColumnarError(ErrorCode.PRECONDITION_FAILED, f"{what} has more than 255 bytes")
+    return text
+
+
+def _is_full(client: QueueClient) -> bool:
+    target = client.target
+    return target.pending_bytes > min(target.pending_bytes_max, PENDING_BYTES_MAX)
+
+
+def _refused(error: ValueError) -> ColumnarError:
+    return ColumnarError(ErrorCode.PRECONDITION_FAILED, f"PRODUCE: {error}")

@@ -1,0 +1,355 @@
+"""What a connection asks for: one method an operation.
+
+Permissions come before existence, so nobody learns names from refusals. Waiting for rows happens
+before the right to build an answer is asked for; from there on a request only reads what is there.
+Source: docs/formats/columnar-protocol.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from convoymq.fetch.building import Rows
+from convoymq.fetch.doors import Run, StageDoor, StreamDoor
+from convoymq.fetch.fields import (
+    Browse,
+    Fetch,
+    Metadata,
+    Offsets,
+    QueryOffset,
+    Stage,
+    StageFetch,
+    StoreOffset,
+    read,
+)
+from convoymq.fetch.producing import Producing
+from convoymq.fetch.turns import Slice
+from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
+from convoymq.model.errors import AccessRefused, NotFound, PreconditionFailed, StorageFault
+from convoymq.queues.interface import Queue
+
+if TYPE_CHECKING:
+    from convoymq.cluster.metadata import QueueRecord
+    from convoymq.fetch.connection import FetchConnection
+
+NEAR_NAMES_MAX = 3
+NEAR_CANDIDATES_MAX = 500
+NEAR_CUTOFF = 0.6
+BEHIND_PATIENCE_MS = 5_000
+"""A replica that is behind gets at least this long (docs/formats/columnar-protocol.md)."""
+OFFSET_QUERIES_AT_ONCE = 16
+ROWS_PER_STEP = 32
+
+
+class Requests:
+    """The operations of one connection."""
+
+    def __init__(self, connection: FetchConnection) -> None:
+        self._connection = connection
+        self._edge = connection.edge
+        self._broker = connection.broker
+        self._settings = connection.edge.settings
+        self._producing = Producing(connection)
+        self._handlers: dict[int, Callable[[Frame], Awaitable[dict[str, Any] | None]]] = {
+            Op.METADATA: self._metadata,
+            Op.OFFSETS: self._offsets,
+            Op.FETCH: self._fetch,
+            Op.PRODUCE: self._producing.produce,
+            Op.STAGE: self._stage,
+            Op.STAGE_FETCH: self._stage_fetch,
+            Op.BROWSE: self._browse,
+            Op.STORE_OFFSET: self._store_offset,
+            Op.QUERY_OFFSET: self._query_offset,
+        }
+
+    async def serve(self, frame: Frame) -> dict[str, Any] | None:
+        """Works a request out; returns the answer's map, or None when the answer is sent.
+
+        Raises:
+            BrokerError: the request is refused.
+        """
+        handler = self._handlers.get(frame.op)
+        if handler is None:
+            known = frame.op == Op.AUTHENTICATE
+            text = "AUTHENTICATE comes once" if known else f"operation {frame.op} is not known"
+            raise ColumnarError(ErrorCode.NOT_IMPLEMENTED, text)
+        self._edge.counters.requests[Op(frame.op)] += 1
+        if frame.payload.nbytes and frame.op != Op.PRODUCE:
+            text = f"{Op(frame.op).name} has no payload"
+            raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
+        return await handler(frame)
+
+    def sessions(self) -> list[int]:
+        """The sessions through which it publishes."""
+        return self._producing.sessions()
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._producing.close()
+
+    # --- queues ----------------------------------------------------------------------------
+
+    def _queue(self, name: str) -> Queue:
+        """A queue that the user may read. Raises ColumnarError, BrokerError."""
+        connection = self._connection
+        self._broker.check_permission(connection.user, connection.vhost, "read", "queue", name)
+        try:
+            found: Queue = self._broker.find_queue(connection.vhost, name, connection.id)
+        except NotFound as error:
+            details = {"near": self._near(name)}
+            raise ColumnarError(ErrorCode.NOT_FOUND, error.text, details) from None
+        return found
+
+    def _stream(self, name: str) -> StreamDoor:
+        queue = self._queue(name)
+        if queue.type != "stream":
+            raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
+        return cast(StreamDoor, queue)
+
+    def _staged(self, name: str) -> StageDoor:
+        queue = self._queue(name)
+        if not hasattr(queue, "stage_runs"):
+            raise PreconditionFailed(
+                f"queue '{name}' is of type {queue.type}; only quorum queues can be staged or"
+                " browsed"
+            )
+        return cast(StageDoor, queue)
+
+    def _readable(self) -> list[QueueRecord]:
+        """Queues of the virtual host that the user may read."""
+        connection = self._connection
+        place = self._broker.metadata.tree.vhosts.get(connection.vhost)
+        return [
+            record
+            for record in (place.queues.values() if place is not None else ())
+            if self._may_read(record.name)
+        ]
+
+    def _may_read(self, name: str) -> bool:
+        connection = self._connection
+        try:
+            self._broker.check_permission(connection.user, connection.vhost, "read", "queue", name)
+        except AccessRefused:
+            return False
+        return True
+
+    def _near(self, name: str) -> list[str]:
+        """Names like the one that is not there; a bounded look."""
+        length = len(name)
+        names = [
+            record.name
+            for record in self._readable()
+            if abs(len(record.name) - length) <= max(2, length // 2)
+        ]
+        names = names[:NEAR_CANDIDATES_MAX]
+        return difflib.get_close_matches(name, names, NEAR_NAMES_MAX, NEAR_CUTOFF)
+
+    @asynccontextmanager
+    async def _limit(self, extra_ms: int = 0) -> AsyncIterator[None]:
+        """Bounds what a queue may take for its answer."""
+        async with asyncio.timeout(self._settings.request_timeout_s + extra_ms / 1000):
+            yield
+
+    # --- what there is ---------------------------------------------------------------------
+
+    async def _metadata(self, frame: Frame) -> dict[str, Any]:
+        request = read(Metadata, frame.map)
+        wanted = None if request.names is None else set(request.names)
+        time = Slice(self._edge.turns)
+        rows: list[dict[str, Any]] = []
+        for place, record in enumerate(self._readable()):
+            if not place % ROWS_PER_STEP:
+                await time.check()
+            named = wanted is None or record.name in wanted
+            if named and record.type.value in request.types:
+                rows.append(self._row(record))
+        answer = {"queues": rows, "node": self._broker.node_name}
+        if len(rows) > ROWS_PER_STEP and len(msgspec.msgpack.encode(answer)) > ANSWER_MAP_MAX:
+            raise PreconditionFailed(f"{len(rows)} queues do not fit an answer: ask by names")
+        return answer
+
+    def _row(self, record: QueueRecord) -> dict[str, Any]:
+        """What this node knows of a queue."""
+        broker = self._broker
+        declared = broker.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
+        row: dict[str, Any] = {
+            "name": record.name,
+            "type": record.type.value,
+            "group": record.group,
+            "leader": None,
+            "members": [broker.node_name_of(node) for node in record.members],
+            "first": None,
+            "next": None,
+            "bytes": None,
+            "arguments": _plain(declared.arguments.to_plain()) if declared is not None else {},
+        }
+        try:
+            queue = broker.find_queue(record.vhost, record.name, self._connection.id)
+        except (NotFound, AccessRefused, PreconditionFailed):
+            return row
+        leader = getattr(queue, "leader", None)
+        if row["type"] == "classic":
+            leader = record.home
+        row["leader"] = None if leader is None else broker.node_name_of(leader)
+        known = queue.info()
+        row["bytes"] = known.get("message_bytes")
+        if row["type"] == "stream":
+            first, next_ = cast(StreamDoor, queue).bounds()
+            row["first"], row["next"] = first, next_
+        return row
+
+    async def _offsets(self, frame: Frame) -> dict[str, Any]:
+        request = read(Offsets, frame.map)
+        if len(request.queries) > self._settings.names_max:
+            raise PreconditionFailed(f"more than {self._settings.names_max} queries")
+        doors: dict[str, StreamDoor] = {}
+        for name, what, ms in request.queries:
+            if name not in doors:
+                doors[name] = self._stream(name)
+            if what == "timestamp" and ms is None:
+                raise PreconditionFailed("OFFSETS: timestamp without a time")
+        found: list[tuple[int | None, int | None]] = []
+        for at in range(0, len(request.queries), OFFSET_QUERIES_AT_ONCE):
+            part = request.queries[at : at + OFFSET_QUERIES_AT_ONCE]
+            async with self._limit():
+                found += await asyncio.gather(
+                    *(doors[name].offsets(what, ms) for name, what, ms in part)
+                )
+        return {"offsets": [list(row) for row in found]}
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def _rows(self, columns: int, max_rows: int, max_bytes: int) -> Rows:
+        return Rows(
+            Slice(self._edge.turns),
+            columns,
+            max_rows,
+            min(max_bytes, self._settings.answer_bytes),
+            self._settings.step_bytes,
+        )
+
+    async def _fetch(self, frame: Frame) -> None:
+        request = read(Fetch, frame.map)
+        if request.end is not None and request.end < request.offset:
+            raise PreconditionFailed(f"end {request.end} lies before offset {request.offset}")
+        stream = self._stream(request.stream)
+        wait_ms = min(request.wait_ms, self._settings.wait_ms_max)
+        if max(request.offset + 1, request.end or 0) > stream.bounds()[1]:
+            # Waits, or finds out that this replica is behind. What came is asked for again below:
+            # many requests may wait, and none shall hold rows meanwhile.
+            async with self._limit(max(wait_ms, BEHIND_PATIENCE_MS)):
+                await stream.fetch_chunks(request.offset, request.end, 1, 1, wait_ms)
+        async with self._connection.output():
+            rows = self._rows(request.columns, request.max_rows, request.max_bytes)
+            at = request.offset
+            while True:
+                async with self._limit(BEHIND_PATIENCE_MS):
+                    chunks = await stream.fetch_chunks(
+                        at, request.end, request.max_rows - rows.count, self._settings.pull_bytes, 0
+                    )
+                got = await self._add(rows, chunks.runs)
+                at += got
+                end = chunks.high if request.end is None else min(chunks.high, request.end)
+                if not got or rows.full or at >= end or rows.count >= request.max_rows:
+                    break
+            answer = {"first": chunks.first, "high": chunks.high}
+            await self._send(frame, answer, rows, at, request.compression)
+
+    async def _stage_fetch(self, frame: Frame) -> None:
+        request = read(StageFetch, frame.map)
+        queue = self._staged(request.queue)
+        async with self._connection.output():
+            rows = self._rows(request.columns, request.max_rows, request.max_bytes)
+            at = request.offset
+            first = None
+            while True:
+                async with self._limit():
+                    oldest, _, runs = await queue.stage_runs(
+                        request.stage,
+                        request.epoch,
+                        at,
+                        request.end,
+                        request.max_rows - rows.count,
+                        self._settings.pull_bytes,
+                    )
+                first = oldest if first is None else first
+                got = await self._add(rows, runs)
+                at += got
+                ended = request.end is not None and at >= request.end
+                if not got or rows.full or ended or rows.count >= request.max_rows:
+                    break
+            await self._send(frame, {"first": first, "next": at}, rows, at, request.compression)
+
+    async def _browse(self, frame: Frame) -> None:
+        request = read(Browse, frame.map)
+        queue = self._staged(request.queue)
+        max_rows = request.max_rows
+        max_bytes = min(request.max_bytes, self._settings.answer_bytes)
+        async with self._connection.output():
+            while True:
+                async with self._limit():
+                    cursor, runs = await queue.browse(request.cursor, max_rows, max_bytes)
+                rows = self._rows(request.columns, max_rows, max_bytes)
+                wanted = sum(run[3] for run in runs)
+                got = await self._add(rows, runs)
+                if got == wanted or max_rows <= 1:
+                    break
+                # The cursor stands behind all that was found: ask for what fits.
+                max_rows = max(1, got)
+            answer = {"cursor": cursor}
+            await self._send(frame, answer, rows, rows.count, request.compression)
+
+    async def _add(self, rows: Rows, runs: Sequence[Run]) -> int:
+        try:
+            return await rows.add(runs)
+        except ValueError as error:
+            raise StorageFault(f"stored message is damaged: {error}") from error
+
+    async def _send(
+        self, frame: Frame, answer: dict[str, Any], rows: Rows, next_: int, compression: str
+    ) -> None:
+        payload = await rows.finish(next_, compression)
+        await self._connection.send_rows(frame, answer, payload)
+        self._edge.counters.rows_out += rows.count
+
+    # --- stages and stored offsets -----------------------------------------------------------
+
+    async def _stage(self, frame: Frame) -> dict[str, Any]:
+        request = read(Stage, frame.map)
+        queue = self._staged(request.queue)
+        async with self._limit():
+            return await queue.stage(request.body())
+
+    async def _store_offset(self, frame: Frame) -> dict[str, Any]:
+        request = read(StoreOffset, frame.map)
+        stream = self._stream(request.stream)
+        async with self._limit():
+            await stream.store_offset(request.consumer, request.offset)
+        return {}
+
+    async def _query_offset(self, frame: Frame) -> dict[str, Any]:
+        request = read(QueryOffset, frame.map)
+        stream = self._stream(request.stream)
+        async with self._limit():
+            return {"offset": await stream.query_offset(request.consumer)}
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as msgpack can carry them; what has no plain form becomes its text."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case bytes():
+            return value.decode("utf-8", "backslashreplace")
+        case dict():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return str(value)

@@ -1,0 +1,106 @@
+"""Sharing: of the event loop between large frames and everything else, and of memory.
+
+`Turns` hands out one turn per round of the loop, to whoever has waited longest: between two turns
+every other socket and timer is served once. `Slice` tells its user when a turn is over. `Budget`
+bounds bytes over all connections, first come, first served. ADR 0010 has the reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+
+class Turns:
+    """One turn of the loop at a time, in the order of the calls."""
+
+    def __init__(self, slice_s: float) -> None:
+        self.slice_s = slice_s
+        self.given = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._scheduled = False
+
+    async def turn(self) -> None:
+        """Waits for the next turn."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(waiter)
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_soon(self._give, loop)
+        await waiter
+
+    def _give(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self.given += 1
+                waiter.set_result(None)
+                break
+        if self._waiting:
+            loop.call_soon(self._give, loop)
+        else:
+            self._scheduled = False
+
+
+class Slice:
+    """The time of one user: `await slice.check()` between steps gives the loop back in time."""
+
+    __slots__ = ("_turns", "_until")
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._until = 0.0
+
+    async def check(self) -> None:
+        """Goes on at once while there is time left in the turn."""
+        if time.perf_counter() >= self._until:
+            await self._turns.turn()
+            self._until = time.perf_counter() + self._turns.slice_s
+
+
+class Budget:
+    """Bytes that are shared by all; a want beyond the whole counts as the whole."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, wanted: int) -> int:
+        """Waits until there is room and returns what was taken, to be given back."""
+        size = min(wanted, self.limit)
+        if not self._waiting and self.used + size <= self.limit:
+            self.used += size
+            return size
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, waiter))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.give_back(size)
+            else:
+                self._serve()
+            raise
+        return size
+
+    def give_back(self, size: int) -> None:
+        """Makes room for those that wait."""
+        self.used -= size
+        assert self.used >= 0
+        self._serve()
+
+    def _serve(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            size, waiter = waiting[0]
+            if waiter.done():
+                waiting.popleft()
+                continue
+            if self.used + size > self.limit:
+                return
+            waiting.popleft()
+            self.used += size
+            waiter.set_result(None)
