@@ -15,10 +15,12 @@ from convoymq.model.errors import (
     PreconditionFailed,
     ResourceExhausted,
     ResourceLocked,
+    StageRefused,
     Unavailable,
 )
 
 CODES: tuple[tuple[type[BrokerError], ErrorCode], ...] = (
+    (StageRefused, ErrorCode.STAGE_GONE),
     (NotFound, ErrorCode.NOT_FOUND),
     (AccessRefused, ErrorCode.ACCESS_REFUSED),
     (NotAllowed, ErrorCode.ACCESS_REFUSED),
@@ -37,5 +39,8 @@ def as_error(error: BrokerError) -> ColumnarError:
     if isinstance(error, ColumnarError):
         return error
     details: dict[str, Any] = {}
+    for name in ("first", "high", "reason"):
+        if hasattr(error, name):
+            details[name] = getattr(error, name)
     code = next((code for kind, code in CODES if isinstance(error, kind)), ErrorCode.INTERNAL_ERROR)
     return ColumnarError(code, error.text, details)

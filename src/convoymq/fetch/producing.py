@@ -33,7 +33,7 @@ from convoymq.model.tables import Table
 from convoymq.queues.interface import ClientEvents, Queue, QueueClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from convoymq.fetch.connection import FetchConnection
 
@@ -75,23 +75,20 @@ class _Batch:
         self.waiting = 0
         self.appended = False
         self.whole = False
-        self.safe = True
+        self.error: BrokerError | None = None
         self.duplicates = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def repeated(self, count: int) -> None:
-        """A target has dropped rows that it had."""
-        self.duplicates += count
-
-    def answered(self, ok: bool) -> None:
-        """One command is safe, or refused."""
+    def answered(self, duplicates: int, error: BrokerError | None) -> None:
+        """One command is safe, without the rows that its target had already; or refused."""
         self.waiting -= 1
-        self.safe &= ok
+        self.duplicates += duplicates
+        self.error = self.error or error
         self.check()
 
     def check(self) -> None:
         """Ends the wait when the last answer is here, or one that decides."""
-        if (not self.safe or (self.whole and not self.waiting)) and not self.done.done():
+        if (self.error or (self.whole and not self.waiting)) and not self.done.done():
             self.done.set_result(None)
 
 
@@ -109,7 +106,7 @@ class Producing(ClientEvents):
         self._order = asyncio.Lock()
         self._producers: set[str] = set()
         self._tags = itertools.count(1)
-        self._batches: dict[int, _Batch] = {}
+        self._tagged: dict[int, Callable[[int, BrokerError | None], None]] = {}
 
     def sessions(self) -> list[int]:
         """Sessions of this connection."""
@@ -340,7 +337,7 @@ class Producing(ClientEvents):
                 for queue in command.queues:
                     await time.check()
                     client = await self._ready_client(queue)
-                    if not batch.safe:
+                    if batch.error is not None:
                         return
                     self._command(client, command, producer, request.sequence, batch)
         batch.whole = True
@@ -359,20 +356,21 @@ class Producing(ClientEvents):
         if producer is not None:
             number = (sequence + command.first).to_bytes(8, "little")
             target.command(CMD_PRODUCER, 0, len(producer), 0, number + producer)
-        target.command(
-            CMD_ENQUEUE,
-            command.flags,
-            command.rows,
-            command.position,
-            command.body,
-            batch.repeated,
-        )
-        tag = next(self._tags)
-        # With a tag the client reports it as it reports what AMQP channels publish.
-        target.pending[-1].tags = [tag, tag]
-        self._batches[tag] = batch
         batch.appended = True
         batch.waiting += 1
+
+        def answered(duplicates: int, error: BrokerError | None) -> None:
+            batch.answered(duplicates, error)
+            self._progress.set()
+
+        target.command(
+            CMD_ENQUEUE, command.flags, command.rows, command.position, command.body, answered
+        )
+        if client.queue.type == "classic":
+            # Its client tells of publishes by their tags, as it does to AMQP channels.
+            tag = next(self._tags)
+            target.pending[-1].tags = [tag, tag]
+            self._tagged[tag] = answered
 
     async def _ready_client(self, queue: Queue) -> QueueClient:
         """This connection's stream into the queue, when it takes more."""
@@ -398,11 +396,11 @@ class Producing(ClientEvents):
                 del self._sessions[queue]
 
     async def _until_safe(self, batch: _Batch) -> None:
-        if batch.waiting or not batch.safe:
+        if batch.waiting and batch.error is None:
             async with self._deadline():
                 await batch.done
-        if not batch.safe:
-            raise Unavailable("a queue did not take all rows")
+        if batch.error is not None:
+            raise batch.error
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
@@ -418,10 +416,9 @@ class Producing(ClientEvents):
         """See `ClientEvents`."""
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
-                batch = self._batches.pop(tag, None)
-                if batch is not None:
-                    batch.answered(ok)
-        self._progress.set()
+                answered = self._tagged.pop(tag, None)
+                if answered is not None:
+                    answered(0, None if ok else Unavailable(f"{client.queue.name} refused rows"))
 
     def on_flow(self, client: QueueClient, blocked: bool) -> None:
         """See `ClientEvents`."""
