@@ -36,6 +36,7 @@ from convoymq.cluster.control import (
     KIND_CLOSE_CONNECTION,
     KIND_LIST,
     KIND_QUEUE_COUNTS,
+    KIND_STAGE,
     ControlPlane,
 )
 from convoymq.cluster.interfaces import Clock
@@ -54,6 +55,7 @@ from convoymq.kernels.batch import CMD_NODE_DOWN
 from convoymq.model.errors import (
     BrokerError,
     NotFound,
+    PeerError,
     PreconditionFailed,
     Refused,
     Unavailable,
@@ -88,6 +90,7 @@ log = structlog.get_logger()
 
 LIST_TIMEOUT_S = 1.0
 COUNTS_TIMEOUT_S = 2.0
+STAGE_TIMEOUT_S = 15.0
 HOME_POLL_S = 0.02
 NAME_BYTES_MAX = 255
 TRACE_ARGUMENT = "x-trace"
@@ -262,6 +265,7 @@ class Broker:
         control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
         control.handle(KIND_ALARM, self._on_alarm)
         control.handle(KIND_QUEUE_COUNTS, self._on_quorum_counts)
+        control.handle(KIND_STAGE, self._on_stage)
 
     # --- life ----------------------------------------------------------------------------
 
@@ -992,6 +996,7 @@ class Broker:
             members=record.members,
             new_session=self.new_session,
             ask_counts=self._ask_quorum_counts,
+            ask_node=self._ask_stage,
             limits=FlowLimits(
                 question_timeout_ms=self.settings.operation_timeout_ms,
                 register_timeout_ms=self.settings.publish_register_timeout_ms,
@@ -1260,6 +1265,18 @@ class Broker:
     async def _ask_quorum_counts(self, leader: int, group: int) -> tuple[int, int]:
         found = await self.control.request(leader, KIND_QUEUE_COUNTS, group, COUNTS_TIMEOUT_S)
         return int(found[0]), int(found[1])
+
+    async def _ask_stage(self, node: int, request: Any) -> Any:
+        return await self.control.request(node, KIND_STAGE, request, STAGE_TIMEOUT_S)
+
+    async def _on_stage(self, node: int, body: Any) -> Any:
+        if not isinstance(body, list) or not body or not isinstance(body[0], int):
+            raise PeerError(f"malformed request about a stage from node {node}")
+        group, *request = body
+        queue = self._quorum.get(group) or self.classic.queues.get(group)
+        if queue is None:
+            raise NotFound("the queue is not here")
+        return await queue.serve_stage(request)
 
     async def _on_quorum_counts(self, node: int, group: Any) -> tuple[int, int]:
         queue = self._quorum.get(group)

@@ -348,9 +348,14 @@ class GroupQueue(Queue):
                     self._start_proxy(node, machine)
             elif node not in machine.down_nodes:
                 replica.propose(batch.CMD_NODE_DOWN, 0, 0, node, b"")
-        due = machine.next_due_ms()
+        due = self._first_due_ms(machine)
         if due is not None:
             self._arm(due)
+
+    def _first_due_ms(self, machine: Any) -> int | None:
+        """When a new leader proposes its first TICK."""
+        due: int | None = machine.next_due_ms()
+        return due
 
     def _propose_up(self, replica: Any, node: int) -> None:
         """NODE_UP, unless it would change nothing."""

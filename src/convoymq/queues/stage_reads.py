@@ -3,15 +3,24 @@
 A page is a list of runs, each records [first, first + count) of the ENQUEUE command at byte
 `command` of `block`. On the way between nodes a run's block is an ENQUEUE command with just its
 records.
+
+Requests between nodes (CONTROL frames of kind KIND_STAGE; the group comes in front):
+
+| request                                                | answer                          |
+|--------------------------------------------------------|---------------------------------|
+| op · map of the op                                     | ok · map                        |
+| runs · stage, epoch, offset, end, max rows, max bytes  | ok · first, next, runs          |
+| browse · cursor, max rows, max bytes                   | ok · cursor, runs               |
+| any of them                                            | refused · reason                |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from convoymq.kernels import batch
-from convoymq.model.errors import PeerError
+from convoymq.model.errors import PeerError, StageRefused, Subject, Unavailable
 from convoymq.queues.stages import MALFORMED, stage_refused
 
 StagedRun = tuple[bytes, int, int, int, int, int, int, int]
@@ -73,6 +82,75 @@ class Page:
         self.bytes += size
 
 
+Ask = Callable[[int, Any], Awaitable[Any]]
+"""Asks a node: (node, [group, request …]) → answer, as `serve` gives it."""
+
+OP = "op"
+RUNS = "runs"
+BROWSE = "browse"
+OK = "ok"
+REFUSED = "refused"
+
+
+class LocalStages(Protocol):
+    """Who can answer requests on a node, without asking another one."""
+
+    async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer of an op."""
+
+    async def local_runs(
+        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
+    ) -> tuple[int, int, list[StagedRun]] | None:
+        """(first, next, runs); None when this node cannot tell."""
+
+    async def local_browse(
+        self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
+    ) -> tuple[list[int] | None, list[StagedRun]] | None:
+        """(cursor, runs); None when this node cannot tell."""
+
+
+async def serve(local: LocalStages, request: Sequence[Any]) -> list[Any]:
+    """Answers another node's request. Raises what `local` raises but StageRefused, Unavailable when
+    this node cannot tell, and PeerError for what is no request."""
+    try:
+        verb, *rest = request
+        if verb == OP:
+            (op,) = rest
+            return [OK, await local.local_op(op)]
+        if verb == RUNS:
+            name, epoch, offset, end, max_rows, max_bytes = rest
+            checked_runs(name, epoch, offset, end, max_rows, max_bytes)
+            found = await local.local_runs(name, epoch, offset, end, max_rows, max_bytes)
+            if found is not None:
+                return [OK, found[0], found[1], encode_runs(found[2])]
+        elif verb == BROWSE:
+            cursor, max_rows, max_bytes = rest
+            checked_numbers(max_rows, max_bytes)
+            browsed = await local.local_browse(cursor, max_rows, max_bytes)
+            if browsed is not None:
+                return [OK, browsed[0], encode_runs(browsed[1])]
+        else:
+            raise PeerError(f"unknown request about a stage: {verb!r}")
+    except StageRefused as refused:
+        return [REFUSED, refused.reason]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise PeerError(f"malformed request about a stage: {error}") from error
+    raise Unavailable("this node has no current replica")
+
+
+def opened(answer: Any, subject: Subject) -> list[Any]:
+    """What another node answered. Raises StageRefused, and PeerError for what is no answer."""
+    try:
+        status, *rest = answer
+        if status == REFUSED:
+            raise stage_refused(str(rest[0]), subject)
+        if status == OK:
+            return list(rest)
+    except (ValueError, TypeError, IndexError) as error:
+        raise PeerError(f"malformed answer about a stage: {error}") from error
+    raise PeerError("malformed answer about a stage")
+
+
 def encode_runs(runs: Sequence[StagedRun]) -> list[list[Any]]:
     """Runs as plain values for another node."""
     return [
@@ -97,6 +175,15 @@ def checked_numbers(*values: Any) -> None:
     for value in values:
         if type(value) is not int or not 0 <= value < 1 << 63:
             raise stage_refused(MALFORMED)
+
+
+def checked_runs(
+    stage: Any, epoch: Any, offset: Any, end: Any, max_rows: Any, max_bytes: Any
+) -> None:
+    """Raises StageRefused unless these ask for runs of a stage."""
+    if type(stage) is not str:
+        raise stage_refused(MALFORMED)
+    checked_numbers(epoch, offset, offset if end is None else end, max_rows, max_bytes)
 
 
 def checked_cursor(cursor: Any, length: int) -> list[int]:

@@ -18,25 +18,41 @@ the replica managed to. Clients drop repeats by seq and message id.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from convoymq.cluster.interfaces import EFFECT_DELIVER, Effect
 from convoymq.kernels import batch
+from convoymq.kernels.batch import Entry
+from convoymq.model.errors import StorageFault
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ClientEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.staging import Staging
+from convoymq.queues.stage_reads import Ask, StagedRun, serve
+from convoymq.storage.types import EntryGone
 
 FINAL = 1 << 31
 ANSWER_BYTES_SOFT = 4 << 20
 """A leader that is asked for deliveries sends about this much at a time."""
+STAGE_GRACE_MS = 60_000
+"""Time that a new leader gives the owners of stages to be heard of: while nobody led, they could
+not be."""
 
 
 class QuorumQueue(GroupQueue):
-    """A quorum queue on this node; see `GroupQueue`."""
+    """A quorum queue on this node; see `GroupQueue`.
+
+    Args of its own:
+        ask_node: asks another node's `serve_stage`.
+    """
 
     type = "quorum"
+
+    def __init__(self, *, ask_node: Ask | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._staging = Staging(self, ask_node)
 
     # --- clients -------------------------------------------------------------------------
 
@@ -74,6 +90,18 @@ class QuorumQueue(GroupQueue):
                 )
 
     # --- EffectSink ----------------------------------------------------------------------
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        """See `GroupQueue`; and readers of stages may wait for what was applied."""
+        super().on_effects(effects, replica)
+        self._staging.on_applied()
+
+    def _first_due_ms(self, machine: QuorumMachine) -> int | None:
+        due = machine.next_due_ms()
+        times = [stage.ttl_ms for stage in machine.stages.by_name.values()]
+        if due is not None and times:
+            due = max(due, self.clock.now_ms() + min(STAGE_GRACE_MS, min(times)))
+        return due
 
     def _deliver(self, client: QuorumClient, effect: Effect) -> None:
         _, _, consumer, first_id, index, command, first, count, acquired, delivered = effect
@@ -147,6 +175,48 @@ class QuorumQueue(GroupQueue):
             sent += self._forward(node, effect, final=True)
         frame = batch.frame(batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL)
         self._transport.send(node, frame)
+
+    # --- stages --------------------------------------------------------------------------
+
+    async def stage(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Queue`."""
+        return await self._staging.op(op)
+
+    async def stage_runs(
+        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
+    ) -> tuple[int, int, list[StagedRun]]:
+        """See `Queue`."""
+        return await self._staging.runs(stage, epoch, offset, end, max_rows, max_bytes)
+
+    async def browse(
+        self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
+    ) -> tuple[list[int] | None, list[StagedRun]]:
+        """See `Queue`."""
+        return await self._staging.browse(cursor, max_rows, max_bytes)
+
+    async def serve_stage(self, request: Sequence[Any]) -> list[Any]:
+        """See `Queue`."""
+        return await serve(self._staging, request)
+
+    def on_deleted(self) -> None:
+        """See `GroupQueue`."""
+        super().on_deleted()
+        self._staging.on_deleted()
+
+    def new_session(self) -> int:
+        """A fresh session id of this node."""
+        return self._new_session()
+
+    def replica(self) -> Any:
+        """The local replica, if any."""
+        return self._host.replica(self.group)
+
+    def entry(self, index: int) -> Entry | None:
+        """An entry of the local log; None when it cannot be read here."""
+        try:
+            return self._host.read_entry(self.group, index)
+        except (StorageFault, EntryGone, KeyError):
+            return None
 
     # --- looking at it -------------------------------------------------------------------
 

@@ -194,9 +194,9 @@ class Fifo:
     def runs_from(
         self, index: int, offset: int, record: int, limit: int, runs_max: int
     ) -> list[Run]:
-        """Runs, in the order of the log, that hold messages at or behind a place: about `limit`
-        messages, at most `runs_max` runs. Only for queues whose runs lie in that order. Cost:
-        O(log runs) + O(runs listed)."""
+        """Whole runs, in the order of the log, that hold messages at or behind a place: at least
+        `limit` of these, or all, or `runs_max` runs. Only for queues whose runs lie in that order.
+        Cost: O(log runs) + O(runs listed)."""
         words = self._words
         stride = self._stride
         low = 0
@@ -217,6 +217,8 @@ class Fifo:
             counts = words[at + 3] if self.counted else 0
             place = words[at + 1]
             amount = words[at + 2]
+            if words[at] == index and place >> 32 == offset:
+                listed -= max(0, record - (place & LOW))
             made.append(
                 (
                     words[at],

@@ -120,3 +120,77 @@ def test_damaged_packs_are_refused() -> None:
             Fifo(False).unpack(damaged)
     with pytest.raises(ValueError, match="packed runs"):
         CheckedOut().unpack(bytes(40))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), st.integers(0, 99)), max_size=30),
+    st.tuples(st.integers(0, 70), st.integers(0, 3), st.integers(0, 12)),
+    st.integers(1, 40),
+    st.integers(1, 12),
+)
+def test_runs_from_a_place_hold_what_lies_there_and_behind(
+    pushes: list[tuple[int, int, int]], place: tuple[int, int, int], limit: int, runs_max: int
+) -> None:
+    fifo = Fifo(False)
+    index, offset, record = 1, 0, 0
+    for step, count, size in pushes:
+        if step == 1:
+            offset, record = offset + 1, 0
+        elif step == 2:
+            index, offset, record = index + 1, 0, 0
+        fifo.push(index, offset, record, count, size, 0, 0)
+        record += count + 1
+    listed = fifo.runs_from(*place, limit, runs_max)
+    behind = [run for run in fifo.runs() if (run[0], run[1], run[2] + run[3] - 1) >= place]
+    assert listed == behind[: len(listed)]
+    wanted = [m for run in behind for m in spread(run) if m[:3] >= place]
+    got = [m for run in listed for m in spread(run) if m[:3] >= place]
+    assert got == wanted[: len(got)]
+    assert len(got) >= min(limit, len(wanted)) or len(listed) == runs_max
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(0, 3)), max_size=30),
+    st.integers(0, 60),
+    st.integers(0, 60),
+    st.integers(1, 12),
+)
+def test_what_lies_between_ids_is_cut_to_them(
+    adds: list[tuple[int, int, int]], first: int, more: int, runs_max: int
+) -> None:
+    held = CheckedOut()
+    by_id: dict[int, Message] = {}
+    sizes = 0
+    message_id = 0
+    for i, (count, size, gap) in enumerate(adds):
+        message_id += gap
+        run = (i, 0, 5, count, size, 1, 0)
+        held.add(message_id, *run)
+        by_id |= {message_id + k: m for k, m in enumerate(spread(run))}
+        message_id += count
+        sizes += size
+    found = held.between(first, first + more, runs_max)
+    got = {start + k: m for start, run in found for k, m in enumerate(spread(run))}
+    wanted = {i: m for i, m in by_id.items() if first <= i < first + more}
+    assert got == wanted or (len(found) == runs_max and got.items() <= wanted.items())
+    if len(found) < runs_max:
+        everything = held.between(0, first, 1000) + found + held.between(first + more, 1000, 1000)
+        assert sum(run[4] for _, run in everything) == sizes
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), max_size=20), st.integers(0, 60), st.integers(0, 12))
+def test_messages_move_from_a_queue_under_ids(counts: list[int], limit: int, runs_max: int) -> None:
+    fifo, held = Fifo(False), CheckedOut()
+    for i, count in enumerate(counts):
+        fifo.push(i, 0, 0, count, 10 * count, 0, 0)
+    before = [m for run in fifo.runs() for m in spread(run)]
+    taken, moved = held.take_from(fifo, 7, limit, runs_max)
+    assert taken == min(limit, sum(counts[:runs_max]))
+    assert moved == held.run_count() <= runs_max
+    got = {start + k: m for start, run in held.held() for k, m in enumerate(spread(run))}
+    assert got == dict(enumerate(before[:taken], 7))
+    assert [m for run in fifo.runs() for m in spread(run)] == before[taken:]
+    assert (held.size, fifo.size) == (10 * taken, 10 * (len(before) - taken))
