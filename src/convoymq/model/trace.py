@@ -101,5 +101,16 @@ ROW_COLUMNS: Final = (
 )
 """What is recorded, in the order of `kernels.trace.TraceRows`. In files `kind` and `reason` are
 int8, `flags` and `ordinal` int32, the others int64 (`session` as a bit pattern)."""
+SUMMARY_COLUMNS: Final = {
+    "published": "seq",
+    "acked": "first_id",
+    "ready": "count",
+    "unacked": "position_index",
+    "dropped": "position_command",
+    "purged": "position_first",
+    "delivered": "acquired",
+    "returned": "delivered",
+}
+"""Where a SUMMARY row keeps the machine's totals."""
 FILE_COLUMNS: Final = ("vhost", "queue", "type", "group", "node", "incarnation")
 """The same for all rows of a file; written as columns so that files can be read together."""

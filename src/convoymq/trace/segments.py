@@ -24,7 +24,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from convoymq.model.trace import COVERED, FORMAT, METADATA_KEY, ROW_COLUMNS
+from convoymq.model.trace import (
+    COMPLETE,
+    COVERED,
+    FORMAT,
+    METADATA_KEY,
+    ROW_COLUMNS,
+    SUMMARY,
+    SUMMARY_COLUMNS,
+)
 
 ROW_GROUP_ROWS = 256 << 10
 NAME_BYTES_MAX = 200
@@ -61,13 +69,15 @@ class Origin:
 def _file_name(name: str) -> str:
     # Two long names may share a directory: files also carry the group's number.
     quoted = quote(name, safe="")[:NAME_BYTES_MAX]
-    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+    # Tools take what begins with these for hidden, and so would leave it out.
+    return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[:1] in (".", "_") else quoted
 
 
 @cache
 def _arrow() -> Any:
     """pyarrow and the schemas of journal and segment."""
     import pyarrow as pa
+    import pyarrow.compute
     import pyarrow.parquet as pq
 
     journal = pa.schema([(name, pa.int64()) for name in ROW_COLUMNS])
@@ -162,9 +172,9 @@ def files_of(directory: Path, origin: Origin) -> list[TraceFile]:
 def covered_through(directory: Path, origin: Origin) -> int:
     """Index up to which this node's files hold the decided rows. Raises OSError."""
     for file in reversed(files_of(directory, origin)):
-        covered = _journal_covers(file.path) if file.is_journal else read_metadata(file.path)["to"]
+        covered = _journal_covers(file.path) if file.is_journal else _segment_covers(file.path)
         if covered:
-            return int(covered)
+            return covered
     return 0
 
 
@@ -178,6 +188,11 @@ def read_metadata(path: Path) -> dict[str, Any]:
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise OSError(f"{path}: no segment of a trace: {error!r}") from None
     return dict(known)
+
+
+def _segment_covers(path: Path) -> int:
+    entries = read_metadata(path)["covered"]
+    return int(entries[-1][1]) if entries else 0
 
 
 def _batches(path: Path) -> Iterator[Any]:
@@ -194,20 +209,47 @@ def _batches(path: Path) -> Iterator[Any]:
 
 
 class _Coverage:
-    """What the marks among the rows say: which entries' rows are all there."""
+    """What marks and summaries among the rows say: which entries and which time are complete."""
 
     def __init__(self) -> None:
-        self.start: int | None = None
-        self.end = 0
+        self.entries: list[list[int]] = []
+        self.acts: list[list[int]] = []
+        self.pictures: list[dict[str, int]] = []
         self.lost = 0
 
+    @property
+    def end(self) -> int:
+        """The last entry that is covered; 0 = none."""
+        return self.entries[-1][1] if self.entries else 0
+
     def see(self, batch: Any) -> None:
-        kinds = batch.column(0).to_pylist()
-        for row in [k for k, kind in enumerate(kinds) if kind == COVERED]:
-            start = batch.column("position_index")[row].as_py()
-            self.start = start if self.start is None else self.start
-            self.end = max(self.end, batch.column("index")[row].as_py())
-            self.lost += batch.column("count")[row].as_py()
+        """Takes the marks of a batch up; contiguous ones are joined."""
+        pa = _arrow()[0]
+        kinds = batch.column(0)
+        wanted = pa.compute.is_in(kinds, pa.array([COVERED, SUMMARY], pa.int64()))
+        for row in batch.filter(wanted).to_pylist():
+            if row["kind"] == SUMMARY:
+                self.pictures.append(
+                    {
+                        "index": row["index"],
+                        "time_us": row["time_us"],
+                        "complete": int(bool(row["flags"] & COMPLETE)),
+                        **{name: row[column] for name, column in SUMMARY_COLUMNS.items()},
+                    }
+                )
+                continue
+            self.lost += row["count"]
+            _extend(self.entries, row["position_index"], row["index"])
+            _extend(self.acts, row["first_id"], row["time_us"])
+
+
+def _extend(ranges: list[list[int]], start: int, end: int) -> None:
+    if end <= start:
+        return
+    if ranges and ranges[-1][1] == start:
+        ranges[-1][1] = end
+    else:
+        ranges.append([start, end])
 
 
 def _journal_covers(path: Path) -> int:
@@ -255,8 +297,9 @@ def convert(journal: Path, origin: Origin) -> Path | None:
         facts = {
             **asdict(origin),
             "format": FORMAT,
-            "from": coverage.start or 0,
-            "to": coverage.end,
+            "covered": coverage.entries,
+            "acts": coverage.acts,
+            "pictures": coverage.pictures,
             "lost": coverage.lost,
             "rows": rows,
         }

@@ -13,8 +13,8 @@ import pytest
 from convoymq.model import trace as words
 from convoymq.trace import segments
 from convoymq.trace.segments import Segment
+from tests.unit.queues.quorum.support import Log, session_id
 
-from ..queues.quorum.support import Log, session_id
 from .support import Recording, rows_of
 
 PUBLISHER = session_id(1, 1)
@@ -328,7 +328,8 @@ def test_a_segment_says_what_it_is(tmp_path: Path) -> None:
     (path,) = tmp_path.rglob("*.parquet")
     facts = segments.read_metadata(path)
     assert facts["queue"] == "a/b ☃ " + "x" * 300
-    assert (facts["from"], facts["to"], facts["format"]) == (0, 10, words.FORMAT)
+    assert (facts["covered"], facts["format"]) == ([[0, 10]], words.FORMAT)
+    assert [picture["index"] for picture in facts["pictures"]] == [10]
     assert pq.read_table(path, partitioning=None).num_rows == facts["rows"]
     (tmp_path / "strange.parquet").write_bytes(b"not parquet")
     with pytest.raises(OSError, match="no segment of a trace"):
