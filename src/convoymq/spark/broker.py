@@ -1,0 +1,161 @@
+"""What the driver asks the broker about streams, and the errors that people get to read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from convoymq.spark import clients
+from convoymq.spark.errors import SourceError
+from convoymq.spark.offsets import Partition
+from convoymq.spark.option_values import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    from convoymq.client import Client
+    from convoymq.spark.options import Connection, Place, StreamReadOptions
+
+_QUEUE_TYPES = ("stream", "quorum", "classic")
+_NEAR_MAX = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """A stream, now."""
+
+    group: int
+    """Its incarnation: a stream that is deleted and declared again has another."""
+    earliest: int
+    latest: int
+    """The offset that the next message gets, as the leader says."""
+    row_bytes: float
+    """Mean size of the messages that are kept."""
+
+
+class Streams:
+    """The streams of one read."""
+
+    def __init__(self, options: StreamReadOptions) -> None:
+        self._options = options
+
+    @property
+    def client(self) -> Client:
+        """This process's client."""
+        return clients.connect(self._options.connection)
+
+    def states(self, read: Collection[Partition] = ()) -> dict[Partition, StreamState]:
+        """All streams that are read, by (name, partition).
+
+        Args:
+            read: what was read before; of these, what is gone is left out.
+
+        Raises:
+            SourceError: another stream that the options name does not exist, is no stream or may
+                not be read.
+        """
+        options = self._options
+        if options.pattern is not None:
+            infos = self.client.metadata(pattern=options.pattern)
+        else:
+            infos = self.client.metadata(names=list(options.streams))
+        found = {info.name: info for info in infos}
+        missing = [name for name in options.streams if name not in found and (name, 0) not in read]
+        if missing:
+            raise SourceError(explain_missing(self.client, missing))
+        names = list(found)
+        answers = self.client.offsets(
+            [(name, what, None) for name in names for what in ("earliest", "latest")]
+        )
+        states = {}
+        for i, name in enumerate(names):
+            (earliest, _), (latest, _) = answers[2 * i], answers[2 * i + 1]
+            first, end = earliest or 0, latest or 0
+            info = found[name]
+            kept = end - first
+            states[name, 0] = StreamState(
+                group=info.group,
+                earliest=first,
+                latest=max(end, first),
+                row_bytes=(info.bytes or 0) / kept if kept > 0 else 0.0,
+            )
+        return states
+
+    def resolve(
+        self, place: Place, states: Mapping[Partition, StreamState]
+    ) -> dict[Partition, int]:
+        """The offsets that a place stands for.
+
+        Streams that the place does not name, which only a pattern allows, are read from where
+        Kafka's source reads them: the earliest.
+
+        Raises:
+            SourceError: no message is as young as the timestamp and the strategy is `error`.
+        """
+        if place.kind == "earliest":
+            return {key: state.earliest for key, state in states.items()}
+        if place.kind == "latest":
+            return {key: state.latest for key, state in states.items()}
+        if place.kind == "timestamps":
+            return self._by_time(place, states)
+        found = {}
+        for key, state in states.items():
+            offset = place.by_partition.get(key, EARLIEST)
+            if offset == EARLIEST:
+                offset = state.earliest
+            elif offset == LATEST:
+                offset = state.latest
+            found[key] = offset
+        return found
+
+    def _by_time(
+        self, place: Place, states: Mapping[Partition, StreamState]
+    ) -> dict[Partition, int]:
+        found = {}
+        asked = []
+        for key, state in states.items():
+            time_ms = place.by_partition.get(key, place.timestamp_ms)
+            if time_ms is None:
+                found[key] = state.earliest
+            else:
+                asked.append((key, time_ms))
+        answers = self.client.offsets([(key[0], "timestamp", ms) for key, ms in asked])
+        for (key, time_ms), (offset, _) in zip(asked, answers, strict=True):
+            if offset is not None:
+                found[key] = min(offset, states[key].latest)
+            elif place.late == "latest":
+                found[key] = states[key].latest
+            else:
+                raise SourceError(
+                    f"stream {key[0]} has no message at or after the time {time_ms} ms; "
+                    "startingOffsetsByTimestampStrategy=latest begins at its end"
+                )
+        return found
+
+
+def check_target(connection: Connection, name: str, *, stream: bool) -> None:
+    """Raises SourceError when there is no such stream, or queue that is no stream."""
+    client = clients.connect(connection)
+    types = ("stream",) if stream else _QUEUE_TYPES
+    # A user who may write but not read sees nothing here: then the broker's own answer decides.
+    if client.metadata(names=[name], types=types):
+        return
+    if client.metadata(names=[name], types=_QUEUE_TYPES):
+        raise SourceError(explain_missing(client, [name]))
+
+
+def explain_missing(client: Client, names: Iterable[str]) -> str:
+    """Why streams were not found, with the names near them."""
+    readable = {info.name: info.type for info in client.metadata(types=_QUEUE_TYPES)}
+    texts = []
+    for name in names:
+        if name in readable:
+            texts.append(
+                f"{name} is a {readable[name]} queue, no stream: format convoymq_queue reads it"
+            )
+            continue
+        streams = [known for known, kind in readable.items() if kind == "stream"]
+        near = difflib.get_close_matches(name, streams, n=_NEAR_MAX, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        texts.append(f"there is no stream {name} that this user may read{hint}")
+    return ". ".join(texts)

@@ -1,0 +1,35 @@
+"""What a task is told to read. Small and without secrets: Spark pickles it into the task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRange(InputPartition):
+    """Offsets [start, end) of a stream's partition."""
+
+    stream: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageRange(InputPartition):
+    """Offsets [start, end) of a stage, or of a lease, of a queue, in one epoch of it."""
+
+    queue: str
+    stage: str
+    epoch: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Browse(InputPartition):
+    """What is ready in a queue."""
+
+    queue: str

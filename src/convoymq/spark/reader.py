@@ -1,0 +1,472 @@
+"""Reads of streams: format convoymq, batch and streaming.
+
+The streaming reader lives in one process beside the driver as long as its query; a second instance,
+which shares nothing with it, is pickled into the tasks. So the tasks get all they need in their
+partitions, and nothing here depends on being called once: `initialOffset` is asked for twice and
+again after a restart, `commit` never for the last batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from convoymq.client.errors import ClientError
+from convoymq.spark import offsets, planning, reading
+from convoymq.spark.broker import Streams, StreamState
+from convoymq.spark.errors import DataLoss, SourceError
+from convoymq.spark.frames import BatchMaker
+from convoymq.spark.offsets import Partition, Positions
+from convoymq.spark.partition import StreamRange
+from convoymq.spark.schema import STREAM_COLUMNS, check_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from convoymq.spark.options import StreamReadOptions
+
+log = logging.getLogger(__name__)
+
+_GO_ON = "failOnDataLoss=false goes on with what there is"
+
+
+class BatchReader(DataSourceReader):
+    """One read of ranges of streams."""
+
+    def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
+        check_schema(STREAM_COLUMNS, schema)
+        self._options = options
+        self._maker = BatchMaker(schema, STREAM_COLUMNS)
+
+    def partitions(self) -> list[InputPartition]:
+        """Asks the broker where the ranges begin and end now, and cuts them into tasks."""
+        ranges = self._ranges()
+        return _cut(self._options, [(key, *ends) for key, ends in sorted(ranges.items())])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task."""
+        return _read(self._options, self._maker, partition)
+
+    def _ranges(self) -> dict[Partition, tuple[int, int]]:
+        options = self._options
+        streams = Streams(options)
+        states = streams.states()
+        starts = streams.resolve(options.starting, states)
+        ends = streams.resolve(options.ending, states)
+        explicit = options.starting.kind == "offsets"
+        ranges = {}
+        for key, state in states.items():
+            start = _kept(options, key, starts[key], state)
+            end = _kept(options, key, ends[key], state)
+            if explicit and start > end:
+                raise SourceError(
+                    f"stream {key[0]}: the starting offset {start} is behind the end, {end}"
+                )
+            ranges[key] = (start, max(start, end))
+        return ranges
+
+
+class FilteringBatchReader(BatchReader):
+    """The same, narrowed by filters. A class of its own: Spark refuses a reader that has
+    `pushFilters` unless the session allows it."""
+
+    def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._filters: list[Filter] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Keeps the filters that narrow ranges; returns those that Spark still has to apply."""
+        left = []
+        for one in filters:
+            used, exact = _usable(one)
+            if used:
+                self._filters.append(one)
+            if not exact:
+                left.append(one)
+        return left
+
+    def _ranges(self) -> dict[Partition, tuple[int, int]]:
+        ranges = super()._ranges()
+        for one in self._filters:
+            for key, (start, end) in list(ranges.items()):
+                low, high = self._narrowed(one, key, start, end)
+                start, end = max(start, low), min(end, high)
+                ranges[key] = (start, max(start, end))
+        return ranges
+
+    def _narrowed(self, one: Filter, key: Partition, start: int, end: int) -> tuple[int, int]:
+        """The part of [start, end) in which rows can pass the filter."""
+        (column,) = one.attribute  # type: ignore[attr-defined]
+        value = one.value  # type: ignore[attr-defined]
+        if column == "offset":
+            return _offset_range(one, value, start, end)
+        if column == "timestamp":
+            return self._time_range(one, key, value, start, end)
+        held = key[0] if column == "topic" else key[1]
+        return (start, end) if _passes(one, held, value) else (start, start)
+
+    def _time_range(
+        self, one: Filter, key: Partition, value: datetime, start: int, end: int
+    ) -> tuple[int, int]:
+        """Times of a stream never fall, so a time is an offset. Whole milliseconds, rounded so that
+        no row is lost: Spark applies the filter again."""
+        time_ms = int(value.timestamp() * 1000)
+        low, high = start, end
+        if isinstance(one, GreaterThan | GreaterThanOrEqual | EqualTo | EqualNullSafe):
+            low = self._first_at(key, max(time_ms - 1, 0), end)
+        if isinstance(one, LessThan | LessThanOrEqual | EqualTo | EqualNullSafe):
+            high = self._first_at(key, max(time_ms + 2, 0), end)
+        return low, high
+
+    def _first_at(self, key: Partition, time_ms: int, otherwise: int) -> int:
+        client = Streams(self._options).client
+        ((offset, _),) = client.offsets([(key[0], "timestamp", time_ms)])
+        return otherwise if offset is None else offset
+
+
+class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read. Called in one process and thread, in this order: see `offsets` for what
+    the checkpoint holds, and the trap that each of these avoids in docs/spark.md."""
+
+    def __init__(self, options: StreamReadOptions, schema: StructType) -> None:
+        check_schema(STREAM_COLUMNS, schema)
+        self._options = options
+        self._maker = BatchMaker(schema, STREAM_COLUMNS)
+        self._delay = planning.TriggerDelay(options.limits)
+        self._target: dict[Partition, int] | None = None
+        self._latest: Positions | None = None
+        self._stored: Mapping[str, Any] | None = None
+        self._idle_since: float | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """A word: what it means is pinned in the first end offset."""
+        return offsets.symbol(self._options.starting.kind)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What Spark hands to `latestOffset`, unless a trigger overrides it."""
+        limits = self._options.limits
+        if limits.rows_max is not None:
+            return ReadMaxRows(limits.rows_max)
+        if limits.bytes_max is not None:
+            return ReadMaxBytes(limits.bytes_max)
+        if limits.rows_min is not None:
+            return ReadMinRows(limits.rows_min)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fixes the end of the query: later messages belong to the next run."""
+        states = Streams(self._options).states()
+        self._target = {key: state.latest for key, state in states.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next batch; `start` itself, unchanged, when there is none.
+
+        Raises:
+            DataLoss: see `failOnDataLoss`.
+            SourceError: a stream is missing, or the checkpoint is not one of these streams.
+            ClientError: the broker did not answer before the deadline, or refused.
+        """
+        self._pace()
+        begun = None if offsets.is_symbol(start) else offsets.parse(start)
+        if begun is not None:
+            self._store(start)
+        streams = Streams(self._options)
+        states = streams.states(begun.ends if begun is not None else ())
+        if self._target is not None:
+            states = _bounded(states, self._target, begun)
+        self._latest = Positions(ends={key: state.latest for key, state in states.items()})
+        if begun is None:
+            begins = self._first(streams, states)
+            moved = dict(begins)
+        else:
+            begins, moved = self._follow(begun, states)
+        shares = self._shares(begins, states, limit)
+        same_streams = begun is not None and begins.keys() == begun.ends.keys()
+        if same_streams and not moved and not any(shares.values()):
+            self._idle_since = time.monotonic()
+            return start
+        self._idle_since = None
+        return Positions(
+            ends={key: begin + shares.get(key, 0) for key, begin in begins.items()},
+            starts=moved,
+            groups={key[0]: states[key].group for key in begins if states[key].group},
+        ).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends of the streams as `latestOffset` found them, for the query's progress."""
+        return None if self._latest is None else self._latest.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
+        until = offsets.parse(end)
+        begun = {} if offsets.is_symbol(start) else offsets.parse(start).ends
+        ranges = []
+        for key, stop in sorted(until.ends.items()):
+            begin = until.starts.get(key, begun.get(key))
+            if begin is None or begin > stop:
+                raise SourceError(
+                    f"the checkpoint's batch ends at {stop} of stream {key[0]} "
+                    f"but begins {'nowhere' if begin is None else f'at {begin}'}"
+                )
+            ranges.append((key, begin, stop))
+        return _cut(self._options, ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task, on another instance."""
+        return _read(self._options, self._maker, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Stores progress for people to see; `latestOffset` does it as well, and in time."""
+        if not offsets.is_symbol(end):
+            self._store(end)
+
+    def stop(self) -> None:
+        """Nothing is held that the broker would miss."""
+
+    # --- parts of latestOffset ---------------------------------------------------------------
+
+    def _pace(self) -> None:
+        """Spark asks an idle source a hundred times a second; the broker need not hear of each."""
+        if self._idle_since is not None and self._target is None:
+            due = self._idle_since + self._options.poll_interval_ms / 1000
+            time.sleep(max(0.0, due - time.monotonic()))
+
+    def _first(
+        self, streams: Streams, states: Mapping[Partition, StreamState]
+    ) -> dict[Partition, int]:
+        """Where a new query begins."""
+        found = streams.resolve(self._options.starting, states)
+        return {key: _kept(self._options, key, found[key], states[key]) for key in states}
+
+    def _follow(
+        self, begun: Positions, states: Mapping[Partition, StreamState]
+    ) -> tuple[dict[Partition, int], dict[Partition, int]]:
+        """Where the batch behind `begun` begins: (all, those that are not where `begun` ended)."""
+        options = self._options
+        begins: dict[Partition, int] = {}
+        moved: dict[Partition, int] = {}
+        for key, state in states.items():
+            at = begun.ends.get(key)
+            if at is None:
+                begins[key] = moved[key] = state.earliest
+                continue
+            known = begun.groups.get(key[0], 0)
+            if known and state.group and known != state.group:
+                text = f"stream {key[0]} was deleted and declared again since offset {at} was read"
+                _lose(options, text)
+                begins[key] = moved[key] = state.earliest
+            elif at < state.earliest:
+                begins[key] = moved[key] = _kept(options, key, at, state)
+            else:
+                # A new leader may not know its whole log as committed yet: then `latest` is below
+                # what was read, and there is nothing new.
+                begins[key] = at
+        for key, at in begun.ends.items():
+            still_wanted = options.pattern is not None or key[0] in options.streams
+            if key not in states and still_wanted:
+                _lose(options, f"stream {key[0]}, read up to offset {at}, was deleted")
+        return begins, moved
+
+    def _shares(
+        self,
+        begins: Mapping[Partition, int],
+        states: Mapping[Partition, StreamState],
+        limit: ReadLimit,
+    ) -> dict[Partition, int]:
+        """Rows that each stream gives to the batch."""
+        backlog = {key: max(0, states[key].latest - begin) for key, begin in begins.items()}
+        rows = sum(backlog.values())
+        if not rows or isinstance(limit, ReadAllAvailable):
+            return backlog
+        limits = self._options.limits
+        now_ms = int(time.monotonic() * 1000)
+        if self._target is None and self._delay.holds(rows, now_ms):
+            return {}
+        size = int(sum(backlog[key] * states[key].row_bytes for key in backlog))
+        return planning.share(planning.allowed_rows(limits, rows, size), backlog)
+
+    def _store(self, start: Mapping[str, Any]) -> None:
+        """Stores what is done under `groupId`. For people: a failure must not end the query."""
+        group_id = self._options.group_id
+        if group_id is None or start == self._stored:
+            return
+        client = Streams(self._options).client
+        try:
+            for (stream, _), end in offsets.parse(start).ends.items():
+                if end:
+                    client.store_offset(stream, group_id, end - 1)
+        except ClientError as error:
+            log.warning("progress of group %s is not stored: %s", group_id, error)
+        self._stored = start
+
+
+def _cut(
+    options: StreamReadOptions, ranges: Iterable[tuple[Partition, int, int]]
+) -> list[InputPartition]:
+    fetching = options.fetching
+    parts = planning.split(ranges, fetching.partitions_min, fetching.records_per_partition_max)
+    return [StreamRange(key[0], key[1], start, end) for key, start, end in parts]
+
+
+def _read(
+    options: StreamReadOptions, maker: BatchMaker, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    # Spark invents a partition where a batch has none.
+    if not isinstance(partition, StreamRange):
+        return iter(())
+    return reading.read_stream(
+        options.connection,
+        options.fetching,
+        maker,
+        partition,
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
+
+
+def _bounded(
+    states: Mapping[Partition, StreamState],
+    target: Mapping[Partition, int],
+    begun: Positions | None,
+) -> dict[Partition, StreamState]:
+    """The streams as they were when AvailableNow began."""
+    known = begun.ends if begun is not None else {}
+    bounded = {}
+    for key, state in states.items():
+        # Declared since: the next run reads it. Unless this query reads it already.
+        if key in target or key in known:
+            latest = max(min(state.latest, target.get(key, 0)), state.earliest)
+            bounded[key] = StreamState(
+                group=state.group,
+                earliest=state.earliest,
+                latest=latest,
+                row_bytes=state.row_bytes,
+            )
+    return bounded
+
+
+def _kept(options: StreamReadOptions, key: Partition, wanted: int, state: StreamState) -> int:
+    """The offset itself, or where to go on when it is gone or never was. Raises DataLoss."""
+    if wanted < state.earliest:
+        _lose(
+            options,
+            f"stream {key[0]}: offset {wanted} is wanted, the earliest kept is {state.earliest}",
+        )
+        return state.earliest
+    if wanted > state.latest:
+        _lose(options, f"stream {key[0]}: offset {wanted} is wanted, but its end is {state.latest}")
+        return state.latest
+    return wanted
+
+
+def _lose(options: StreamReadOptions, text: str) -> None:
+    if options.fail_on_data_loss:
+        raise DataLoss(f"{text}. {_GO_ON}")
+    log.warning("%s", text)
+
+
+# --- filters ---------------------------------------------------------------------------------
+
+_NEVER_NULL = frozenset({"value", "topic", "partition", "offset", "timestamp", "timestampType"})
+_COMPARISONS = (
+    EqualTo,
+    EqualNullSafe,
+    GreaterThan,
+    GreaterThanOrEqual,
+    LessThan,
+    LessThanOrEqual,
+)
+
+
+def _usable(one: Filter) -> tuple[bool, bool]:
+    """(Whether the filter narrows ranges, whether nothing is left of it then)."""
+    path: tuple[str, ...] = getattr(one, "attribute", ())
+    if len(path) != 1:
+        return False, False
+    column = path[0]
+    if isinstance(one, IsNotNull):
+        return False, column in _NEVER_NULL
+    value: Any = getattr(one, "value", None)
+    kinds: tuple[type, ...] = (*_COMPARISONS, In)
+    match column:
+        case "offset" | "partition":
+            used = isinstance(one, kinds) and _all_are(value, int)
+            return used, used and (column == "partition" or not isinstance(one, In))
+        case "topic":
+            used = isinstance(one, (*kinds, StringStartsWith)) and _all_are(value, str)
+            return used, used
+        case "timestamp":
+            used = isinstance(one, _COMPARISONS) and isinstance(value, datetime)
+            return used and value.tzinfo is not None, False
+        case _:
+            return False, False
+
+
+def _all_are(value: Any, kind: type) -> bool:
+    values = value if isinstance(value, tuple | list) else (value,)
+    return bool(values) and all(type(one) is kind for one in values)
+
+
+def _offset_range(one: Filter, value: Any, start: int, end: int) -> tuple[int, int]:
+    match one:
+        case EqualTo() | EqualNullSafe():
+            return value, value + 1
+        case GreaterThan():
+            return value + 1, end
+        case GreaterThanOrEqual():
+            return value, end
+        case LessThan():
+            return start, value
+        case LessThanOrEqual():
+            return start, value + 1
+        case In():
+            return min(value), max(value) + 1
+        case _:
+            return start, end
+
+
+def _passes(one: Filter, held: str | int, value: Any) -> bool:
+    match one:
+        case EqualTo() | EqualNullSafe():
+            return bool(held == value)
+        case GreaterThan():
+            return bool(held > value)
+        case GreaterThanOrEqual():
+            return bool(held >= value)
+        case LessThan():
+            return bool(held < value)
+        case LessThanOrEqual():
+            return bool(held <= value)
+        case In():
+            return held in value
+        case StringStartsWith():
+            return str(held).startswith(value)
+        case _:
+            return True

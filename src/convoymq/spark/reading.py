@@ -1,0 +1,186 @@
+"""What a task does: fetch a range part by part, and hand on record batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from convoymq.client import errors
+from convoymq.spark import clients
+from convoymq.spark.errors import DataLoss, SourceError, StageLost
+from convoymq.spark.frames import BatchMaker
+from convoymq.spark.partition import Browse, StageRange, StreamRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from convoymq.client import FetchResult
+    from convoymq.spark.options import Connection, Fetching
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def read_stream(
+    connection: Connection,
+    fetching: Fetching,
+    maker: BatchMaker,
+    part: StreamRange,
+    *,
+    fail_on_data_loss: bool,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in order, all of them.
+
+    Raises:
+        DataLoss: some are gone and `fail_on_data_loss` is set; otherwise the read goes on behind
+            the gap.
+    """
+    constants = {"topic": part.stream, "partition": part.partition}
+    fetched = _stream_frames(connection, fetching, maker.bits, part, fail_on_data_loss)
+    for result in _ahead(fetched, fetching):
+        yield from maker.batches(result.frame, constants)
+
+
+def read_stage(
+    connection: Connection,
+    fetching: Fetching,
+    maker: BatchMaker,
+    part: StageRange,
+    *,
+    skip_expired: bool,
+) -> Iterator[pa.RecordBatch]:
+    """The staged messages of a range. Raises StageLost unless `skip_expired`."""
+    fetched = _stage_frames(connection, fetching, maker.bits, part, skip_expired)
+    for result in _ahead(fetched, fetching):
+        yield from maker.batches(result.frame, {"queue": part.queue})
+
+
+def read_browsed(
+    connection: Connection, fetching: Fetching, maker: BatchMaker, part: Browse
+) -> Iterator[pa.RecordBatch]:
+    """What is ready in a queue now; nothing is taken."""
+    fetched = _browsed_frames(connection, fetching, maker.bits, part)
+    for result in _ahead(fetched, fetching):
+        yield from maker.batches(result.frame, {"queue": part.queue})
+
+
+def _stream_frames(
+    connection: Connection,
+    fetching: Fetching,
+    columns: int,
+    part: StreamRange,
+    fail_on_data_loss: bool,
+) -> Iterator[FetchResult]:
+    client = clients.connect(connection)
+    offset = part.start
+    while offset < part.end:
+        try:
+            result = client.fetch(
+                part.stream,
+                offset,
+                end=part.end,
+                max_rows=fetching.rows_max,
+                max_bytes=fetching.bytes_max,
+                columns=columns,
+                compression=fetching.compression,
+            )
+        except errors.OffsetOutOfRange as error:
+            text = (
+                f"stream {part.stream}: messages {offset} to {min(error.first, part.end) - 1} are "
+                f"gone; the earliest kept is {error.first}"
+            )
+            if fail_on_data_loss or error.first <= offset:
+                raise DataLoss(f"{text}. failOnDataLoss=false goes on behind the gap") from error
+            log.warning("%s", text)
+            offset = error.first
+            continue
+        except errors.NotFound as error:
+            text = f"stream {part.stream} is gone, and with it messages {offset} to {part.end - 1}"
+            if fail_on_data_loss:
+                raise DataLoss(f"{text}. failOnDataLoss=false goes on without them") from error
+            log.warning("%s", text)
+            return
+        _check_progress(part.stream, result, offset, part.end)
+        offset = result.next
+        yield result
+
+
+def _stage_frames(
+    connection: Connection,
+    fetching: Fetching,
+    columns: int,
+    part: StageRange,
+    skip_expired: bool,
+) -> Iterator[FetchResult]:
+    client = clients.connect(connection)
+    offset = part.start
+    while offset < part.end:
+        try:
+            result = client.stage_fetch(
+                part.queue,
+                part.stage,
+                part.epoch,
+                offset,
+                end=part.end,
+                max_rows=fetching.rows_max,
+                max_bytes=fetching.bytes_max,
+                columns=columns,
+                compression=fetching.compression,
+            )
+        except errors.StageGone as error:
+            text = (
+                f"queue {part.queue}: messages {offset} to {part.end - 1} of {part.stage} can't be "
+                f"read any more: {error.text}"
+            )
+            if skip_expired:
+                log.warning("%s", text)
+                return
+            raise StageLost(text) from error
+        _check_progress(part.queue, result, offset, part.end)
+        offset = result.next
+        yield result
+
+
+def _browsed_frames(
+    connection: Connection, fetching: Fetching, columns: int, part: Browse
+) -> Iterator[FetchResult]:
+    client = clients.connect(connection)
+    cursor = None
+    while True:
+        result, cursor = client.browse(
+            part.queue,
+            cursor,
+            max_rows=fetching.rows_max,
+            max_bytes=fetching.bytes_max,
+            columns=columns,
+            compression=fetching.compression,
+        )
+        if result.frame.rows:
+            yield result
+        if cursor is None:
+            return
+
+
+def _check_progress(name: str, result: FetchResult, offset: int, end: int) -> None:
+    """An answer that skips or repeats rows must not become data."""
+    frame = result.frame
+    if frame.rows == 0 or frame.base != offset or not offset + frame.rows == frame.next <= end:
+        raise SourceError(
+            f"{name}: asked for messages {offset} to {end - 1}, the broker answered {frame.rows} "
+            f"from {frame.base} to {frame.next - 1}"
+        )
+
+
+def _ahead(items: Iterator[T], fetching: Fetching) -> Iterator[T]:
+    """The same items, the next one made in a thread while the last one is used."""
+    if not fetching.prefetch:
+        yield from items
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="convoymq-fetch") as thread:
+        pending = thread.submit(next, items, None)
+        while (item := pending.result()) is not None:
+            pending = thread.submit(next, items, None)
+            yield item

@@ -1,0 +1,104 @@
+"""The data sources' doors: options in, readers and writers out. No connection is made here but by
+the writers, which look whether their target exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from convoymq.spark import options
+from convoymq.spark.options import Use
+from convoymq.spark.schema import QUEUE_COLUMNS, STREAM_COLUMNS, full_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class StreamDoor:
+    """Format convoymq. Raises OptionError for options that are unknown or wrong."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._values = options.parse_options("convoymq", given)
+
+    def schema(self) -> StructType:
+        """Kafka's columns, and those that options add."""
+        return _schema(STREAM_COLUMNS, self._values)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read."""
+        from convoymq.spark.reader import BatchReader, FilteringBatchReader
+
+        read = options.StreamReadOptions.of(self._values, Use.BATCH_READ)
+        return FilteringBatchReader(read, schema) if read.pushdown else BatchReader(read, schema)
+
+    def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
+        """A streaming read."""
+        from convoymq.spark.reader import MicroBatchReader
+
+        return MicroBatchReader(options.StreamReadOptions.of(self._values, Use.STREAM_READ), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch write."""
+        from convoymq.spark.writer import BatchWriter
+
+        sink = options.SinkOptions.of_stream(self._values, Use.BATCH_WRITE)
+        return BatchWriter(sink, schema, overwrite)
+
+    def stream_writer(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A streaming write."""
+        from convoymq.spark.writer import MicroBatchWriter
+
+        sink = options.SinkOptions.of_stream(self._values, Use.STREAM_WRITE)
+        return MicroBatchWriter(sink, schema, overwrite)
+
+
+class QueueDoor:
+    """Format convoymq_queue. Raises OptionError for options that are unknown or wrong."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._values = options.parse_options("convoymq_queue", given)
+
+    def schema(self) -> StructType:
+        """A queue's columns, and those that options add."""
+        return _schema(QUEUE_COLUMNS, self._values)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read: browsing."""
+        from convoymq.spark.queue import BrowseReader
+
+        return BrowseReader(options.QueueReadOptions.of(self._values, Use.BATCH_READ), schema)
+
+    def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
+        """A streaming read, by stage or by leases."""
+        from convoymq.spark.queue import LeaseReader, StageReader
+
+        read = options.QueueReadOptions.of(self._values, Use.STREAM_READ)
+        return LeaseReader(read, schema) if read.mode == "lease" else StageReader(read, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch write."""
+        from convoymq.spark.writer import BatchWriter
+
+        sink = options.SinkOptions.of_queue(self._values, Use.BATCH_WRITE)
+        return BatchWriter(sink, schema, overwrite)
+
+    def stream_writer(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A streaming write."""
+        from convoymq.spark.writer import MicroBatchWriter
+
+        sink = options.SinkOptions.of_queue(self._values, Use.STREAM_WRITE)
+        return MicroBatchWriter(sink, schema, overwrite)
+
+
+def _schema(columns: Mapping[str, Any], values: Mapping[str, Any]) -> StructType:
+    return full_schema(
+        columns,
+        include_headers=values["includeHeaders"],
+        include_properties=values["includeProperties"],
+    )
