@@ -16,7 +16,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from convoymq.cluster.control import KIND_CLASSIC, KIND_CLASSIC_COUNTS, ControlPlane
+from convoymq.cluster.control import (
+    KIND_CLASSIC,
+    KIND_CLASSIC_COUNTS,
+    KIND_STAGE,
+    ControlPlane,
+)
 from convoymq.cluster.interfaces import Clock
 from convoymq.cluster.metadata import QueueRecord
 from convoymq.kernels.batch import COMMAND_SIZE, HEADER_SIZE, commands, frame_header, slice_records
@@ -33,6 +38,7 @@ FLOW_OFF_BYTES = 16 << 20
 TICK_MS = 1000
 PASSES_MAX = 4
 COUNTS_TIMEOUT_S = 5.0
+STAGE_TIMEOUT_S = 15.0
 UNSAFE = 0
 """Kind of the pseudo effect (kind, session, seq): the disk refused."""
 LOST = 255
@@ -235,6 +241,13 @@ class ClassicHost:
         )
         return int(found[0]), int(found[1])
 
+    async def ask_stage(self, record: QueueRecord, request: list[Any]) -> Any:
+        """Asks a queue's home node about a stage (`stage_reads.serve`). Raises Unavailable and
+        Refused."""
+        return await self._control.request(
+            record.home, KIND_STAGE, [record.group, *request], STAGE_TIMEOUT_S
+        )
+
     def on_node_down(self, node: int) -> list[int]:
         """The link to a node broke. Returns the groups whose faces have ended."""
         now = self._clock.now_ms()
@@ -350,6 +363,6 @@ class ClassicHost:
         for queue in list(self.queues.values()):
             limits = queue.limits
             if isinstance(queue, LocalQueue) and (
-                limits.expires_ms is not None or queue.machine.may_expire
+                limits.expires_ms is not None or queue.machine.may_expire or queue.machine.stages
             ):
                 queue.tick(now)

@@ -29,10 +29,10 @@ consumer can be exclusive; expiry and length limits act on the head only.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -56,6 +56,9 @@ from convoymq.kernels.batch import (
     record,
 )
 from convoymq.queues.classic.records import traits_of
+from convoymq.queues.classic.runs import Block, Consumer, Run
+from convoymq.queues.classic.staged import StageHolder
+from convoymq.queues.stages import Stages
 
 Effect = tuple[Any, ...]
 
@@ -94,124 +97,8 @@ class Limits:
     expires_ms: int | None = None
 
 
-class Block:
-    """The records of one ENQUEUE command, in memory or in the queue's log."""
-
-    __slots__ = (
-        "bytes", "command", "count", "data", "length", "live", "position", "where", "written",
-    )  # fmt: skip
-
-    def __init__(
-        self, data: bytes | None, command: int, length: int, count: int, position: int, size: int
-    ) -> None:
-        self.data = data
-        """The buffer that holds the command; None while the block is on disk only."""
-        self.command = command
-        """Offset of the command in `data`."""
-        self.length = length
-        """Length of the command in bytes."""
-        self.count = count
-        self.live = count
-        """Records that are not settled."""
-        self.position = position
-        """Position of record 0 in the queue's history."""
-        self.bytes = size
-        """Body bytes of all records together."""
-        self.where: Any = None
-        """Place in the log, given by the shell."""
-        self.written = False
-        """The log has the bytes: they may leave memory."""
-
-
-class Run:
-    """Records [first, first + count) of a block."""
-
-    __slots__ = ("acquired", "block", "count", "expires", "first")
-
-    def __init__(self, block: Block, first: int, count: int, acquired: int, expires: int) -> None:
-        assert count > 0
-        self.block = block
-        self.first = first
-        self.count = count
-        self.acquired = acquired
-        """How often these messages were handed out before."""
-        self.expires = expires
-        """Time in ms at which they expire; 0 = never."""
-
-    @property
-    def position(self) -> int:
-        """Position of the first message."""
-        return self.block.position + self.first
-
-    def cut(self, first: int, count: int) -> Run:
-        """The part that starts `first` messages into the run."""
-        assert first >= 0
-        assert first + count <= self.count
-        return Run(self.block, self.first + first, count, self.acquired, self.expires)
-
-    def body_bytes(self) -> int:
-        """Body bytes, divided in proportion when the block's messages differ."""
-        return self.block.bytes * self.count // self.block.count
-
-
 def _position_of(run: Run) -> int:
     return run.position
-
-
-@dataclass(slots=True, eq=False)
-class Consumer:
-    """One consumer and what is checked out to it."""
-
-    session: int
-    number: int
-    tag: str
-    window: int
-    no_ack: bool
-    exclusive: bool
-    priority: int
-    prefetch: int = 0
-    arguments: dict[str, Any] = field(default_factory=dict)
-    next_id: int = 0
-    outstanding: int = 0
-    cancelled: bool = False
-    first_ids: list[int] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-
-    def hold(self, run: Run) -> int:
-        """Checks a run out and returns its first message id."""
-        first = self.next_id
-        self.next_id += run.count
-        self.outstanding += run.count
-        self.first_ids.append(first)
-        self.runs.append(run)
-        return first
-
-    def release(self, first: int, last: int) -> list[Run]:
-        """Takes message ids [first, last] out; ids that are not held are skipped."""
-        ids, runs = self.first_ids, self.runs
-        begin = max(bisect_right(ids, first) - 1, 0)
-        if begin < len(ids) and ids[begin] + runs[begin].count <= first:
-            begin += 1
-        end = begin
-        taken: list[Run] = []
-        kept_ids: list[int] = []
-        kept_runs: list[Run] = []
-        while end < len(ids) and ids[end] <= last:
-            base, run = ids[end], runs[end]
-            low, high = max(base, first), min(base + run.count - 1, last)
-            whole = high - low + 1 == run.count
-            taken.append(run if whole else run.cut(low - base, high - low + 1))
-            if low > base:
-                kept_ids.append(base)
-                kept_runs.append(run.cut(0, low - base))
-            if high < base + run.count - 1:
-                kept_ids.append(high + 1)
-                kept_runs.append(run.cut(high + 1 - base, base + run.count - 1 - high))
-            self.outstanding -= high - low + 1
-            end += 1
-        ids[begin:end] = kept_ids
-        runs[begin:end] = kept_runs
-        return taken
 
 
 class Session:
@@ -249,6 +136,7 @@ class ClassicMachine:
         self.service: list[Consumer] = []
         """Consumers by falling priority; a served one goes behind its equals."""
         self.active: Consumer | None = None
+        self.stages = Stages(StageHolder(self))
         self.had_consumer = False
         self.may_expire = False
         """Some message had a time limit."""
@@ -312,8 +200,21 @@ class ClassicMachine:
             self.effects.append((APPLIED, session_id, seq, tuple(refused)))
 
     def tick(self, now_ms: int) -> None:
-        """Drops what has expired at the head."""
+        """Drops what has expired at the head, and ends stages that nobody was heard of."""
         self._expire(now_ms)
+        if self.stages.expire(now_ms):
+            self._serve(now_ms)
+
+    def stage(
+        self, op: Mapping[str, Any], epoch: int, now_ms: int
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Carries out an op on a stage; see `Stages.apply`."""
+        # Consumers were there first.
+        self._serve(now_ms)
+        self.last_used_ms = now_ms
+        found = self.stages.apply(op, epoch, now_ms)
+        self._serve(now_ms)
+        return found
 
     def session_down(self, session_id: int, now_ms: int) -> None:
         """A session is gone without a word: as its own close."""
@@ -361,14 +262,15 @@ class ClassicMachine:
             self.effects.append((CANCELLED, consumer.session, consumer.number, reason))
         self.service.clear()
         self.sessions.clear()
+        self.stages.clear()
 
     def purge(self) -> int:
         """Drops ready messages and returns how many."""
         count = self.ready_count
         for run in self.returned:
-            self._forget(run)
+            self.forget(run)
         for run in self.ready:
-            self._forget(run)
+            self.forget(run)
         self.returned.clear()
         self.ready.clear()
         self.ready_count = 0
@@ -382,7 +284,8 @@ class ClassicMachine:
     ) -> None:
         if count == 0:
             return
-        block = Block(data, offset, length, count, self.next_position, enqueue_bytes(data, offset))
+        size = enqueue_bytes(data, offset)
+        block = Block(data, offset, length, count, self.next_position, size, now_ms)
         self.next_position += count
         self.published += count
         self.memory_bytes += length
@@ -397,7 +300,7 @@ class ClassicMachine:
             # Consumers come first: what they take does not count against the limit.
             self._serve(now_ms)
             while self._overflows() and self.ready_count:
-                self._forget(self._take_head(1))
+                self.forget(self.take_head(1))
 
     def _expiry(self, own_ms: int | None, now_ms: int) -> int:
         waits = [wait for wait in (own_ms, self.limits.message_ttl_ms) if wait is not None]
@@ -426,9 +329,7 @@ class ClassicMachine:
         self, session_id: int, session: Session, number: int, body: bytes, now_ms: int
     ) -> None:
         spec = msgspec.msgpack.decode(body)
-        if any(consumer.exclusive for consumer in self.service) or (
-            spec.get("exclusive") and self.service
-        ):
+        if self.is_exclusive or (spec.get("exclusive") and self.consumer_count):
             self.effects.append((SUBSCRIBED, session_id, number, "exclusive"))
             return
         no_ack = bool(spec.get("no_ack"))
@@ -449,8 +350,7 @@ class ClassicMachine:
         insort(self.service, consumer, key=_service_order)
         self.had_consumer = True
         self.last_used_ms = now_ms
-        if self.limits.single_active and self.active is None:
-            self.active = consumer
+        self.choose_active()
         self.effects.append((SUBSCRIBED, session_id, number, None))
 
     def _cancel(self, session_id: int, session: Session, number: int, now_ms: int) -> None:
@@ -460,7 +360,12 @@ class ClassicMachine:
             if not consumer.outstanding:
                 del session.consumers[number]
         self.effects.append((CANCEL_OK, session_id, number))
-        self._check_unused()
+        self.check_unused()
+
+    def choose_active(self) -> None:
+        """Single active consumer: the first one in line, unless a stage is active."""
+        if self.limits.single_active and self.active is None and self.service and not self.stages:
+            self.active = self.service[0]
 
     def _leave(self, consumer: Consumer, now_ms: int) -> None:
         consumer.cancelled = True
@@ -476,13 +381,14 @@ class ClassicMachine:
             if consumer.number != GET_CONSUMER and not consumer.cancelled:
                 had = True
                 self._leave(consumer, now_ms)
-            self._give_back(consumer.release(0, consumer.next_id))
+            self.give_back(consumer.release(0, consumer.next_id))
         del self.sessions[session_id]
         if had:
-            self._check_unused()
+            self.check_unused()
 
-    def _check_unused(self) -> None:
-        if self.had_consumer and not self.service:
+    def check_unused(self) -> None:
+        """Tells when the last of all consumers and stages has left."""
+        if self.had_consumer and not self.consumer_count:
             self.effects.append((UNUSED,))
 
     def _get(self, session_id: int, session: Session, settle: bool, now_ms: int) -> None:
@@ -495,7 +401,7 @@ class ClassicMachine:
         if holder is None:
             holder = Consumer(session_id, GET_CONSUMER, "", WINDOW_DEFAULT, False, False, 0)
             session.consumers[GET_CONSUMER] = holder
-        run = self._take_head(1)
+        run = self.take_head(1)
         self._in_memory(run.block)
         number = holder.hold(run)
         self.unsettled_count += 1
@@ -519,7 +425,7 @@ class ClassicMachine:
             for run in consumer.release(ids[i], ids[i + 1]):
                 self.unsettled_count -= run.count
                 self.acknowledged += run.count
-                self._forget(run)
+                self.forget(run)
         self._drop_if_done(session, consumer)
 
     def _return(self, session: Session, number: int, ids: list[int]) -> None:
@@ -527,14 +433,15 @@ class ClassicMachine:
         if consumer is None:
             return
         for i in range(0, len(ids), 2):
-            self._give_back(consumer.release(ids[i], ids[i + 1]))
+            self.give_back(consumer.release(ids[i], ids[i + 1]))
         self._drop_if_done(session, consumer)
 
     def _drop_if_done(self, session: Session, consumer: Consumer) -> None:
         if consumer.cancelled and not consumer.outstanding:
             session.consumers.pop(consumer.number, None)
 
-    def _give_back(self, runs: list[Run]) -> None:
+    def give_back(self, runs: list[Run]) -> None:
+        """Returns messages that were checked out to their old places."""
         for run in runs:
             self.unsettled_count -= run.count
             run.acquired += 1
@@ -558,7 +465,7 @@ class ClassicMachine:
                     break
                 served.append(consumer)
                 limit = 1 if turns else consumer.window - consumer.outstanding
-                self._hand_out(consumer, self._take_head(limit))
+                self._hand_out(consumer, self.take_head(limit))
             if turns:
                 self._rotate(served)
 
@@ -594,7 +501,7 @@ class ClassicMachine:
             )
         )  # fmt: skip
 
-    def _take_head(self, limit: int) -> Run:
+    def take_head(self, limit: int) -> Run:
         """Takes at most `limit` messages from the front."""
         assert limit > 0
         source = self.returned or self.ready
@@ -619,13 +526,14 @@ class ClassicMachine:
                 del source[0]
                 self.ready_count -= run.count
                 self.ready_bytes -= run.body_bytes()
-                self._forget(run)
+                self.forget(run)
         if not self.ready_count:
             self.ready_bytes = 0
 
     # --- blocks --------------------------------------------------------------------------
 
-    def _forget(self, run: Run) -> None:
+    def forget(self, run: Run) -> None:
+        """These messages are gone."""
         block = run.block
         position = run.position
         settled = self.settled
@@ -646,6 +554,11 @@ class ClassicMachine:
             block.data, block.command = self._load(block)
             self.memory_bytes += block.length
 
+    def body_of(self, block: Block) -> tuple[bytes, int]:
+        """The buffer that holds a block and the command's offset in it; the block stays where it
+        is. Raises StorageFault and OSError."""
+        return self._load(block) if block.data is None else (block.data, block.command)
+
     def drop_body(self, block: Block) -> None:
         """Takes a block's bytes out of memory; they are on disk, or nobody needs them."""
         if block.data is not None:
@@ -653,8 +566,15 @@ class ClassicMachine:
             self.memory_bytes -= block.length
 
     def blocks_behind_head(self, keep_bytes: int) -> Iterator[Block]:
-        """Ready blocks in memory, newest first, that may leave it so that `keep_bytes` stay."""
+        """Blocks in memory that may leave it so that `keep_bytes` stay: staged ones, then ready
+        ones, newest first."""
         excess = self.memory_bytes - keep_bytes
+        for stage in self.stages.by_name.values():
+            # Whoever reads a stage can wait for the disk, and reads it more than once.
+            for run in stage.held.runs:
+                if run.block.data is not None and excess > 0:
+                    excess -= run.block.length
+                    yield run.block
         for run in reversed(self.ready):
             if excess <= 0:
                 return
@@ -686,13 +606,20 @@ class ClassicMachine:
         for session in self.sessions.values():
             for consumer in session.consumers.values():
                 yield from consumer.runs
+        for stage in self.stages.by_name.values():
+            yield from stage.held.runs
 
     # --- looking -------------------------------------------------------------------------
 
     @property
     def consumer_count(self) -> int:
-        """Consumers that are subscribed."""
-        return len(self.service)
+        """Consumers that are subscribed, and stages."""
+        return len(self.service) + len(self.stages)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """A consumer has the queue for itself."""
+        return any(consumer.exclusive for consumer in self.service)
 
     def check_invariants(self) -> None:
         """Asserts what the module text promises. Cost: O(runs)."""
@@ -706,6 +633,10 @@ class ClassicMachine:
             for consumer in session.consumers.values()
             for run in consumer.runs
         ]
+        for stage in self.stages.by_name.values():
+            assert stage.held.outstanding == stage.next - stage.first
+            held += stage.held.runs
+        self.stages.check()
         assert self.unsettled_count == sum(run.count for run in held)
         live: dict[Block, int] = {}
         seen: set[int] = set()

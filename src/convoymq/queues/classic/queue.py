@@ -8,6 +8,7 @@ effects back.
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import deque
@@ -27,12 +28,13 @@ from convoymq.queues.classic.machine import (
     FLAG_EXPIRATION,
     REJECT_PUBLISH,
     UNUSED,
-    Block,
     ClassicMachine,
     Effect,
     Limits,
 )
 from convoymq.queues.classic.records import Traits, traits_of
+from convoymq.queues.classic.runs import Block
+from convoymq.queues.classic.staging import AwayStages, HomeStages
 from convoymq.queues.interface import ClientEvents, Queue, QueueClient
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ class ClassicQueue(Queue):
         return queue_subject(self.vhost, self.name)
 
 
-class LocalQueue(ClassicQueue):
+class LocalQueue(HomeStages, ClassicQueue):
     """The queue itself, at its home node."""
 
     def __init__(
@@ -140,6 +142,10 @@ class LocalQueue(ClassicQueue):
         self._handed_out = 0
         self._moves = 0
         self._unwritten: list[Block] = []
+        #: Writes that were handed over, and finished; who waits for the n-th of them.
+        self._writes = 0
+        self._writes_done = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         if self.durable:
             self._recover(host.now_ms())
         else:
@@ -183,6 +189,31 @@ class LocalQueue(ClassicQueue):
         """The node stops."""
         self.log.close()
 
+    # --- stages --------------------------------------------------------------------------
+
+    def settle_round(self, now_ms: int) -> None:
+        """See `HomeStages`."""
+        if self.builder.used:
+            self.machine.apply(self.builder.take_forward(self.group, 0), now_ms)
+        self._carry_out()
+
+    async def written(self) -> None:
+        """See `HomeStages`. Raises StorageFault."""
+        if self._writes_done < self._writes:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((self._writes, waiter))
+            await waiter
+
+    def _tell_waiting(self, failed: OSError | None) -> None:
+        while self._waiting and self._waiting[0][0] <= self._writes_done:
+            waiter = self._waiting.popleft()[1]
+            if waiter.done():
+                continue
+            if failed is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(StorageFault(f"{self.subject}: {failed}"))
+
     # --- Queue ---------------------------------------------------------------------------
 
     async def ready(self, timeout: float) -> None:
@@ -210,6 +241,7 @@ class LocalQueue(ClassicQueue):
             "memory": machine.memory_bytes,
             "state": "running" if self.ended is None else "stopped",
             "node": self.host.node_name(self.record.home),
+            "stages": machine.stages.infos(),
             "single_active_consumer_tag": active.tag if active is not None else None,
             "message_stats": {
                 "publish": machine.published,
@@ -279,6 +311,8 @@ class LocalQueue(ClassicQueue):
 
         def done(error: OSError | None) -> None:
             failed = error or self.log.failure
+            self._writes_done += 1
+            self._tell_waiting(failed)
             if failed is None:
                 for block in blocks:
                     block.written = True
@@ -291,7 +325,9 @@ class LocalQueue(ClassicQueue):
             self._open_gates()
             self._leave_memory()
 
-        if not self.log.flush(done):
+        if self.log.flush(done):
+            self._writes += 1
+        else:
             self._open_gates()
             if not self.durable:
                 self.log.collect()
@@ -344,7 +380,7 @@ class LocalQueue(ClassicQueue):
                 count = int.from_bytes(found.body[24:28], "little")
                 size = int.from_bytes(found.body[32:40], "little")
                 length = len(found.body)
-                block = Block(None, 0, length, count, found.position, size)
+                block = Block(None, 0, length, count, found.position, size, now_ms)
                 block.where = found.place
                 block.written = True
                 traits = _traits(found.body, count)
@@ -382,7 +418,7 @@ class LocalQueue(ClassicQueue):
         self.log.collect()
 
 
-class RemoteQueue(ClassicQueue):
+class RemoteQueue(AwayStages, ClassicQueue):
     """The queue as seen from another node."""
 
     def _session_for(self, session: int) -> int:

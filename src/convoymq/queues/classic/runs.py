@@ -1,0 +1,146 @@
+"""Blocks of a classic queue, ranges of their records that share a fate, and who holds them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Block:
+    """The records of one ENQUEUE command, in memory or in the queue's log."""
+
+    __slots__ = (
+        "bytes", "command", "count", "data", "length", "live", "position", "time_ms", "where",
+        "written",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        data: bytes | None,
+        command: int,
+        length: int,
+        count: int,
+        position: int,
+        size: int,
+        time_ms: int,
+    ) -> None:
+        self.data = data
+        """The buffer that holds the command; None while the block is on disk only."""
+        self.command = command
+        """Offset of the command in `data`."""
+        self.length = length
+        """Length of the command in bytes."""
+        self.count = count
+        self.live = count
+        """Records that are not settled."""
+        self.position = position
+        """Position of record 0 in the queue's history."""
+        self.bytes = size
+        """Body bytes of all records together."""
+        self.time_ms = time_ms
+        """When it came; after a restart, when it was recovered."""
+        self.where: Any = None
+        """Place in the log, given by the shell."""
+        self.written = False
+        """The log has the bytes: they may leave memory."""
+
+
+class Run:
+    """Records [first, first + count) of a block."""
+
+    __slots__ = ("acquired", "block", "count", "expires", "first")
+
+    def __init__(self, block: Block, first: int, count: int, acquired: int, expires: int) -> None:
+        assert count > 0
+        self.block = block
+        self.first = first
+        self.count = count
+        self.acquired = acquired
+        """How often these messages were handed out before."""
+        self.expires = expires
+        """Time in ms at which they expire; 0 = never."""
+
+    @property
+    def position(self) -> int:
+        """Position of the first message."""
+        return self.block.position + self.first
+
+    def cut(self, first: int, count: int) -> Run:
+        """The part that starts `first` messages into the run."""
+        assert first >= 0
+        assert first + count <= self.count
+        return Run(self.block, self.first + first, count, self.acquired, self.expires)
+
+    def body_bytes(self) -> int:
+        """Body bytes, divided in proportion when the block's messages differ."""
+        return self.block.bytes * self.count // self.block.count
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    """One consumer and what is checked out to it."""
+
+    session: int
+    number: int
+    tag: str
+    window: int
+    no_ack: bool
+    exclusive: bool
+    priority: int
+    prefetch: int = 0
+    arguments: dict[str, Any] = field(default_factory=dict)
+    next_id: int = 0
+    outstanding: int = 0
+    cancelled: bool = False
+    first_ids: list[int] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+
+    def hold(self, run: Run) -> int:
+        """Checks a run out and returns its first message id."""
+        first = self.next_id
+        self.next_id += run.count
+        self.outstanding += run.count
+        self.first_ids.append(first)
+        self.runs.append(run)
+        return first
+
+    def between(self, first: int, end: int, runs_max: int) -> list[Run]:
+        """What is held under message ids first … end - 1, cut to them; at most `runs_max` runs."""
+        ids, runs = self.first_ids, self.runs
+        found: list[Run] = []
+        for i in range(max(bisect_right(ids, first) - 1, 0), len(ids)):
+            if ids[i] >= end or len(found) >= runs_max:
+                break
+            low = max(first - ids[i], 0)
+            count = min(end - ids[i], runs[i].count) - low
+            if count > 0:
+                found.append(runs[i].cut(low, count))
+        return found
+
+    def release(self, first: int, last: int) -> list[Run]:
+        """Takes message ids [first, last] out; ids that are not held are skipped."""
+        ids, runs = self.first_ids, self.runs
+        begin = max(bisect_right(ids, first) - 1, 0)
+        if begin < len(ids) and ids[begin] + runs[begin].count <= first:
+            begin += 1
+        end = begin
+        taken: list[Run] = []
+        kept_ids: list[int] = []
+        kept_runs: list[Run] = []
+        while end < len(ids) and ids[end] <= last:
+            base, run = ids[end], runs[end]
+            low, high = max(base, first), min(base + run.count - 1, last)
+            whole = high - low + 1 == run.count
+            taken.append(run if whole else run.cut(low - base, high - low + 1))
+            if low > base:
+                kept_ids.append(base)
+                kept_runs.append(run.cut(0, low - base))
+            if high < base + run.count - 1:
+                kept_ids.append(high + 1)
+                kept_runs.append(run.cut(high + 1 - base, base + run.count - 1 - high))
+            self.outstanding -= high - low + 1
+            end += 1
+        ids[begin:end] = kept_ids
+        runs[begin:end] = kept_runs
+        return taken

@@ -1,0 +1,254 @@
+"""The door to the stages of a classic queue, at its home node and everywhere else.
+
+Stages live as long as the queue's machine, that is, until its node stops: then the messages of a
+durable queue are ready again. Epochs begin with the node's incarnation, so whoever comes back with
+one from before is refused. A settle of a durable queue is answered when it is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from convoymq.model.errors import NotFound, Refused, StorageFault, Unavailable
+from convoymq.queues.stage_reads import (
+    BROWSE,
+    OP,
+    PAGE_RUNS_MAX,
+    REMOTE_BYTES_MAX,
+    RUNS,
+    YIELD_BLOCKS,
+    YIELD_BYTES,
+    Page,
+    StagedRun,
+    checked_cursor,
+    checked_numbers,
+    checked_runs,
+    decode_runs,
+    opened,
+    serve,
+)
+from convoymq.queues.stages import STAGE_RANGE, Refusal, checked_op, stage_refused
+
+if TYPE_CHECKING:
+    from convoymq.cluster.metadata import QueueRecord
+    from convoymq.queues.classic.host import ClassicHost
+    from convoymq.queues.classic.machine import ClassicMachine
+    from convoymq.queues.classic.runs import Block, Run
+
+EPOCH_MASK = (1 << 56) - 1
+"""The incarnation and the counter of a session id."""
+BROWSE_TRIES = 3
+
+Place = tuple["Block", int, int, int]
+"""(block, first record, count, times handed out before): a run as it was when a read began."""
+
+
+class HomeStages:
+    """What the queue itself answers. Part of `LocalQueue`."""
+
+    host: ClassicHost
+    machine: ClassicMachine
+    durable: bool
+    ended: Refused | None
+    subject: Any
+    _stage_epoch = 0
+
+    def settle_round(self, now_ms: int) -> None:
+        """Applies what was published before, and later carries out what an op caused."""
+        raise NotImplementedError
+
+    async def written(self) -> None:
+        """Waits until what was settled so far is on disk."""
+        raise NotImplementedError
+
+    async def stage(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Queue`."""
+        return await self.local_op(op)
+
+    async def stage_runs(
+        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
+    ) -> tuple[int, int, list[StagedRun]]:
+        """See `Queue`."""
+        checked_runs(stage, epoch, offset, end, max_rows, max_bytes)
+        return await self.local_runs(stage, epoch, offset, end, max_rows, max_bytes)
+
+    async def browse(
+        self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
+    ) -> tuple[list[int] | None, list[StagedRun]]:
+        """See `Queue`."""
+        checked_numbers(max_rows, max_bytes)
+        return await self.local_browse(cursor, max_rows, max_bytes)
+
+    async def serve_stage(self, request: Sequence[Any]) -> list[Any]:
+        """See `Queue`."""
+        return await serve(self, request)
+
+    async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        """See `stage_reads.LocalStages`."""
+        self._check()
+        if not self._stage_epoch:
+            self._stage_epoch = self.host.new_session() & EPOCH_MASK
+        self._stage_epoch += 1
+        fields = checked_op(op)
+        now_ms = self.host.now_ms()
+        self.settle_round(now_ms)
+        reason, answer = self.machine.stage(fields, self._stage_epoch, now_ms)
+        self.settle_round(now_ms)
+        if reason is not None:
+            raise stage_refused(reason, self.subject)
+        assert answer is not None
+        if self.durable and fields["op"] == "settle":
+            await self.written()
+        return answer
+
+    async def local_runs(
+        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
+    ) -> tuple[int, int, list[StagedRun]]:
+        """See `stage_reads.LocalStages`."""
+        self._check()
+        known = self._reading(stage, epoch, offset)
+        first, after = known.first, known.next
+        upto = after if end is None else end
+        if max(upto, offset) > after:
+            raise stage_refused(STAGE_RANGE, self.subject)
+        known.heard_ms = max(known.heard_ms, self.host.now_ms())
+        upto = min(upto, offset + max(1, max_rows))
+        page = Page(max_rows, max_bytes)
+        places = [
+            (run.block, run.first, run.count, run.acquired)
+            for run in known.held.between(offset, upto, PAGE_RUNS_MAX)
+        ]
+        try:
+            await self._collect(page, places, offset)
+        except (OSError, StorageFault) as error:
+            # Either the stage went on meanwhile, which is told, or the disk is at fault.
+            self._reading(stage, epoch, offset)
+            raise StorageFault(f"staged messages of {self.subject}: {error}") from error
+        return first, offset + page.rows, page.runs
+
+    def _reading(self, name: str, epoch: int, offset: int) -> Any:
+        try:
+            return self.machine.stages.reading(name, epoch, offset)
+        except Refusal as refusal:
+            raise stage_refused(refusal.reason, self.subject) from None
+
+    async def local_browse(
+        self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
+    ) -> tuple[list[int] | None, list[StagedRun]]:
+        """See `stage_reads.LocalStages`. A cursor is (rows seen, position of the next)."""
+        self._check()
+        seen, position = checked_cursor(cursor, 2)
+        self.settle_round(self.host.now_ms())
+        tries = 0
+        while True:
+            ready, more = self._ready_from(position, max(1, max_rows))
+            page = Page(max_rows, max_bytes)
+            try:
+                await self._collect(page, ready, seen)
+                break
+            except (OSError, StorageFault) as error:
+                tries += 1
+                if page.runs:
+                    break
+                if tries >= BROWSE_TRIES:
+                    raise StorageFault(f"messages of {self.subject}: {error}") from error
+        if not page.runs:
+            return None, []
+        block, first, count, _ = ready[len(page.runs) - 1]
+        shown = page.runs[-1][3]
+        if len(page.runs) == len(ready) and shown == count and not more:
+            return None, page.runs
+        return [seen + page.rows, block.position + first + shown], page.runs
+
+    def _ready_from(self, position: int, limit: int) -> tuple[list[Place], bool]:
+        """Ready messages from a position on, about `limit`, and whether there are more."""
+        made: list[Place] = []
+        listed = 0
+        ready: Iterator[Run] = chain(self.machine.returned, self.machine.ready)
+        for run in ready:
+            skip = max(0, position - run.position)
+            if skip >= run.count:
+                continue
+            if listed >= limit or len(made) >= PAGE_RUNS_MAX:
+                return made, True
+            made.append((run.block, run.first + skip, run.count - skip, run.acquired))
+            listed += run.count - skip
+        return made, False
+
+    async def _collect(self, page: Page, places: Sequence[Place], offset: int) -> None:
+        """Reads bodies into a page until it is full."""
+        blocks = 0
+        since = 0
+        last: Block | None = None
+        data, command = b"", 0
+        for block, first, count, acquired in places:
+            size = block.bytes * count // block.count
+            fits = page.room(count, size)
+            if not fits:
+                return
+            if block is not last:
+                last = block
+                data, command = self.machine.body_of(block)
+                blocks += 1
+            part = size * fits // count
+            page.add(data, command, first, fits, offset, block.time_ms, acquired, 0, part)
+            if fits < count:
+                return
+            offset += count
+            if page.bytes - since >= YIELD_BYTES or blocks >= YIELD_BLOCKS:
+                since = page.bytes
+                blocks = 0
+                await asyncio.sleep(0)
+
+    def _check(self) -> None:
+        if self.ended is not None:
+            raise self.ended
+
+
+class AwayStages:
+    """What another node asks the home node. Part of `RemoteQueue`."""
+
+    host: ClassicHost
+    record: QueueRecord
+    ended: Refused | None
+    subject: Any
+
+    async def stage(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Queue`."""
+        (answer,) = await self._ask(OP, checked_op(op))
+        return dict(answer)
+
+    async def stage_runs(
+        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
+    ) -> tuple[int, int, list[StagedRun]]:
+        """See `Queue`."""
+        checked_runs(stage, epoch, offset, end, max_rows, max_bytes)
+        wanted = min(max_bytes, REMOTE_BYTES_MAX)
+        first, after, runs = await self._ask(RUNS, stage, epoch, offset, end, max_rows, wanted)
+        return int(first), int(after), decode_runs(runs)
+
+    async def browse(
+        self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
+    ) -> tuple[list[int] | None, list[StagedRun]]:
+        """See `Queue`."""
+        checked_numbers(max_rows, max_bytes)
+        rest, runs = await self._ask(BROWSE, cursor, max_rows, min(max_bytes, REMOTE_BYTES_MAX))
+        return rest, decode_runs(runs)
+
+    async def serve_stage(self, request: Sequence[Any]) -> list[Any]:
+        """Only the home node answers."""
+        raise NotFound("the queue does not live here")
+
+    async def _ask(self, *request: Any) -> list[Any]:
+        if self.ended is not None:
+            raise self.ended
+        try:
+            answer = await self.host.ask_stage(self.record, list(request))
+        except NotFound:
+            raise
+        except Refused as error:
+            raise Unavailable(error.text) from None
+        return opened(answer, self.subject)
