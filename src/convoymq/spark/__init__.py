@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from convoymq.spark.listener import LagListener
-    from convoymq.spark.session import session
+    from convoymq.spark.spark_session import session
 
 __all__ = ["LagListener", "session"]
 
@@ -14,7 +14,7 @@ __all__ = ["LagListener", "session"]
 def __getattr__(name: str) -> Any:
     # Late: Spark's workers import this package to unpickle readers and need neither of the two.
     if name == "session":
-        from convoymq.spark.session import session
+        from convoymq.spark.spark_session import session
 
         return session
     if name == "LagListener":
