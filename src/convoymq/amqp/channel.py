@@ -552,6 +552,7 @@ class Channel:
                 exclusive=method.exclusive,
                 priority=priority,
                 arguments=method.arguments.to_plain(),
+                stream_offset=method.arguments.get("x-stream-offset"),
             )
         )
 

@@ -44,6 +44,7 @@ KIND_QUEUE_COUNTS = 7
 KIND_CLASSIC_COUNTS = 8
 KIND_JOIN = 9
 KIND_STAGE = 10
+KIND_STREAM = 11
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 

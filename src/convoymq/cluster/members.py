@@ -16,7 +16,6 @@ from convoymq.cluster.commands import Command, ForgetNode, SetMembers
 from convoymq.cluster.metadata import Change, ChangeKind, QueueRecord
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.replication.raft.membership import Membership
-from convoymq.routing.types import QueueType
 
 log = structlog.get_logger()
 
@@ -202,7 +201,7 @@ class MemberKeeper:
             raise PreconditionFailed(f"node {node} is running: stop it first")
         if not force:
             for record in tree.records():
-                if record.type is QueueType.QUORUM and record.members == (node,):
+                if record.type.is_replicated and record.members == (node,):
                     raise PreconditionFailed(
                         f"node {node} has the only replica of queue '{record.name}'"
                     )

@@ -892,14 +892,14 @@ async def check_quorum_critical(call: Call) -> Any:
     critical = []
     for record in broker.metadata.tree.records():
         members = record.members
-        if record.type is not QueueType.QUORUM or broker.node_id not in members:
+        if not record.type.is_replicated or broker.node_id not in members:
             continue
         online = sum(1 for node in members if broker.is_up(node))
         # Without this node no majority would be left; a lone member has nobody to hand over to.
         if len(members) > 1 and online - 1 < len(members) // 2 + 1:
             critical.append(
                 {"readable_name": f"queue '{record.name}' in vhost '{record.vhost}'",
-                 "name": record.name, "virtual_host": record.vhost, "type": "quorum"}
+                 "name": record.name, "virtual_host": record.vhost, "type": record.type.value}
             )  # fmt: skip
     if critical:
         return _unhealthy("There are quorum queues that would lose their quorum if the target "

@@ -11,7 +11,7 @@ from convoymq import __version__
 from convoymq.cluster.metadata import QueueRecord, User, Vhost
 from convoymq.model.tables import Table
 from convoymq.queues.broker import Broker
-from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType, QueueType
+from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
 
 COMPATIBLE_VERSION = "4.1.0"
 """The RabbitMQ release whose API this is; tools parse it."""
@@ -266,8 +266,8 @@ def queue_row(
         "effective_policy_definition": {},
         "state": "running" if live is not None else "down",
     }
-    quorum = record.type is QueueType.QUORUM
-    if quorum:
+    replicated = record.type.is_replicated
+    if replicated:
         row["members"] = [broker.node_name_of(node) for node in record.members]
         row["online"] = [broker.node_name_of(node) for node in record.members if broker.is_up(node)]
         if live is None:
@@ -281,7 +281,7 @@ def queue_row(
         facts.pop(hidden, None)
     row |= {key: value for key, value in facts.items() if value is not None}
     row["type"] = record.type.value
-    if quorum and live.get("leader") is not None:
+    if replicated and live.get("leader") is not None:
         row["node"] = row["leader"] = broker.node_name_of(live["leader"])
     row.setdefault("messages", 0)
     counters = {key: value for key, value in totals.items() if isinstance(value, int)}

@@ -124,8 +124,28 @@ class StageRefused(Refused):
         self.reason = reason
 
 
+class OffsetOutOfRange(Refused):
+    """An offset of a stream that is not kept. `first` is the first kept offset, `high` the next one
+    to be given out, as far as known to who answered."""
+
+    def __init__(self, first: int, high: int, offset: int) -> None:
+        super().__init__(f"offset {offset} is out of range: {first} to {high} (exclusive) are kept")
+        self.first = first
+        self.high = high
+        self.offset = offset
+
+
 class Unavailable(BrokerError):
     """No answer in time: a timeout, no leader, no quorum. Trying again may help."""
+
+
+class ReplicaBehind(Unavailable):
+    """This replica of a stream does not have what was asked for yet, others may; it has the offsets
+    below `high`."""
+
+    def __init__(self, high: int) -> None:
+        super().__init__(f"this replica has the offsets below {high} only")
+        self.high = high
 
 
 class StorageFault(BrokerError):

@@ -159,6 +159,13 @@ def unserved_argument(key: str, subject: Subject, queue_type: str) -> Preconditi
     )
 
 
+def segment_too_large(subject: Subject) -> PreconditionFailed:
+    """A segment size above what is allowed."""
+    return PreconditionFailed(
+        "Exceeded max value for x-stream-max-segment-size-bytes", subject=subject
+    )
+
+
 def invalid_property(name: str, subject: Subject) -> PreconditionFailed:
     """`name` is `exclusive-owner`, `non-durable` or `auto-delete`."""
     return PreconditionFailed(f"invalid property '{name}' for {subject}", subject=subject)
@@ -202,6 +209,13 @@ def invalid_match_type(type_name: str, term: str) -> PreconditionFailed:
     """`x-match` is not a string."""
     return PreconditionFailed(
         f"Invalid x-match field type {type_name} (value {term}); expected longstr"
+    )
+
+
+def consumer_without_prefetch(subject: Subject) -> PreconditionFailed:
+    """basic.consume from a stream on a channel without basic.qos."""
+    return PreconditionFailed(
+        f"consumer prefetch count is not set for stream {subject}", subject=subject
     )
 
 
@@ -365,4 +379,21 @@ def conditional_delete(flag: str, subject: Subject) -> NotServed:
         f"cannot delete {subject}. queue.delete operations with {flag} flag set are not supported "
         "by quorum queues",
         subject=subject,
+    )
+
+
+def get_from_stream(subject: Subject) -> NotServed:
+    """basic.get from a stream."""
+    return NotServed(f"basic.get not supported by stream queues {subject}", subject=subject)
+
+
+def purge_of_stream(subject: Subject) -> NotServed:
+    """queue.purge of a stream."""
+    return NotServed(f"queue.purge not supported by stream queues {subject}", subject=subject)
+
+
+def no_ack_from_stream(subject: Subject) -> NotServed:
+    """basic.consume from a stream with no_ack."""
+    return NotServed(
+        f"automatic acknowledgement not supported by stream {subject}", subject=subject
     )

@@ -37,6 +37,7 @@ from convoymq.cluster.control import (
     KIND_LIST,
     KIND_QUEUE_COUNTS,
     KIND_STAGE,
+    KIND_STREAM,
     ControlPlane,
 )
 from convoymq.cluster.interfaces import Clock
@@ -52,6 +53,7 @@ from convoymq.cluster.metadata import (
 from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.cluster.placement import CLIENT_LOCAL, LOCATORS, choose_leader, choose_members
 from convoymq.kernels.batch import CMD_NODE_DOWN
+from convoymq.model.durations import duration_ms
 from convoymq.model.errors import (
     BrokerError,
     NotFound,
@@ -76,12 +78,14 @@ from convoymq.model.refusals import (
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
-from convoymq.queues.group_queue import TICK_MS, FlowLimits
+from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
 from convoymq.queues.interface import Queue
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
+from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
+from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.types import Destination, DestinationKind, Exchange, ExchangeType, QueueType
 from convoymq.trace.recorder import QueueTrace, Traces
@@ -239,7 +243,8 @@ class Broker:
         self.lost_groups = 0
         """Groups up to this number that have nothing on disk here were lost with the disk."""
         self._alarms_by_node: dict[int, frozenset[str]] = {}
-        self._quorum: dict[int, QuorumQueue] = {}
+        #: Faces of quorum queues and streams.
+        self._groups: dict[int, GroupQueue] = {}
         self._member_of: set[int] = set()
         self._incarnations: dict[int, int] = {node_id: incarnation}
         self._touched: set[int] | None = set()
@@ -266,6 +271,7 @@ class Broker:
         control.handle(KIND_ALARM, self._on_alarm)
         control.handle(KIND_QUEUE_COUNTS, self._on_quorum_counts)
         control.handle(KIND_STAGE, self._on_stage)
+        control.handle(KIND_STREAM, self._on_stream)
 
     # --- life ----------------------------------------------------------------------------
 
@@ -300,7 +306,7 @@ class Broker:
         """Another node is linked."""
         self._incarnations[node] = max(incarnation, self._incarnations.get(node, 0))
         self._gone.discard(node)
-        for queue in self._quorum.values():
+        for queue in self._groups.values():
             queue.on_node_up(node)
         self._reopen_faces(node)
         mine = self._alarms_by_node.get(self.node_id)
@@ -309,7 +315,7 @@ class Broker:
 
     def on_node_down(self, node: int, *, definite: bool = False) -> None:
         """Another node is not linked any more; `definite`: its process is known to be gone."""
-        for queue in self._quorum.values():
+        for queue in self._groups.values():
             queue.on_node_down(node, definite=definite)
         self.classic.on_node_down(node)
         self.topology.bump()
@@ -330,12 +336,12 @@ class Broker:
 
     def on_suspect(self, node: int) -> None:
         """Another node is silent: its consumers get nothing new."""
-        for queue in self._quorum.values():
+        for queue in self._groups.values():
             queue.on_node_down(node, definite=False)
 
     def on_unsuspect(self, node: int) -> None:
         """Another node speaks again, and nothing was lost."""
-        for queue in self._quorum.values():
+        for queue in self._groups.values():
             queue.on_node_up(node)
         self._reopen_faces(node)
 
@@ -348,7 +354,7 @@ class Broker:
 
     def _tick(self) -> None:
         self._timer = self._clock.call_later(TICK_MS, self._tick)
-        for queue in [queue for queue in self._quorum.values() if queue.has_clients]:
+        for queue in [queue for queue in self._groups.values() if queue.has_clients]:
             queue.tick()
         if self._traces is not None:
             self._traces.tick()
@@ -794,9 +800,10 @@ class Broker:
                 # Without an answer a condition cannot be judged; plain deletion goes on.
                 if if_unused or if_empty:
                     raise
-        if if_unused and consumers:
+        # Streams take no notice of the conditions, as in RabbitMQ.
+        if if_unused and consumers and record.type is not QueueType.STREAM:
             raise in_use(subject)
-        if if_empty and messages:
+        if if_empty and messages and record.type is not QueueType.STREAM:
             raise not_empty(subject)
         await self._change(DeleteQueue(vhost=vhost, name=name, group=record.group))
         self.counters.queues_deleted += 1
@@ -837,10 +844,8 @@ class Broker:
         )
         if classic:
             return (leader,)
-        size = arguments.get("x-quorum-initial-group-size")
-        wanted = size.value if size is not None else self.settings.quorum_group_size
         return choose_members(
-            _group_size(wanted),
+            self._group_size(arguments),
             leader=leader,
             nodes=set(self.metadata.tree.nodes) | {self.node_id},
             running=running,
@@ -904,13 +909,13 @@ class Broker:
         touched, self._touched = self._touched, set()
         wanted = {record.group: record for record in self.metadata.tree.records()}
         if touched is None:
-            touched = {*wanted, *self._quorum, *self.classic.queues}
+            touched = {*wanted, *self._groups, *self.classic.queues}
             self._remove_strangers(set(wanted))
         for group in sorted(touched):
             record = wanted.get(group)
             if record is None:
                 self._end_queue(group)
-            elif record.type is QueueType.QUORUM:
+            elif record.type.is_replicated:
                 self._follow_members(record)
             elif record.home == self.node_id:
                 self._face(record)
@@ -923,7 +928,7 @@ class Broker:
                 self.host.remove_group(group)
 
     def _end_queue(self, group: int) -> None:
-        queue = self._quorum.pop(group, None)
+        queue = self._groups.pop(group, None)
         if queue is not None:
             local, proxied = self._deliveries_ended
             self._deliveries_ended = (
@@ -942,9 +947,9 @@ class Broker:
 
     def _face(self, record: QueueRecord) -> Queue | None:
         """This node's face of a queue; None when its files are damaged."""
-        if record.type is QueueType.QUORUM:
-            found = self._quorum.get(record.group)
-            return found if found is not None else self._open_quorum(record)
+        if record.type.is_replicated:
+            found = self._groups.get(record.group)
+            return found if found is not None else self._open_group(record)
         known = self.classic.queues.get(record.group)
         if known is not None:
             return known
@@ -961,12 +966,12 @@ class Broker:
     def _follow_members(self, record: QueueRecord) -> None:
         """Opens, joins or leaves the group of a queue, as its record says."""
         group = record.group
-        queue = self._quorum.get(group)
+        queue = self._groups.get(group)
         if queue is not None:
             queue.members = record.members
         if self.node_id in record.members:
             if queue is None:
-                self._open_quorum(record)
+                self._open_group(record)
             elif group not in self._member_of:
                 self._become_member(record, queue)
         elif group in self._member_of:
@@ -980,42 +985,57 @@ class Broker:
     def group_size_of(self, record: QueueRecord) -> int:
         """How many members a queue should have: what its declaration or the settings say."""
         declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
-        size = declared.arguments.get("x-quorum-initial-group-size") if declared else None
-        return _group_size(size.value if size is not None else self.settings.quorum_group_size)
+        return self._group_size(declared.arguments if declared is not None else EMPTY)
 
-    def _open_quorum(self, record: QueueRecord) -> QuorumQueue:
-        queue = QuorumQueue(
-            vhost=record.vhost,
-            name=record.name,
-            group=record.group,
-            node=self.node_id,
-            host=self.host,
-            transport=self.control.transport,
-            clock=self._clock,
-            incarnations=self._incarnations,
-            members=record.members,
-            new_session=self.new_session,
-            ask_counts=self._ask_quorum_counts,
-            ask_node=self._ask_stage,
-            limits=FlowLimits(
+    def _group_size(self, arguments: Table) -> int:
+        # A queue can only have the argument of its own type.
+        for name in ("x-quorum-initial-group-size", "x-initial-cluster-size"):
+            field = arguments.get(name)
+            if field is not None and isinstance(field.value, int) and field.value > 0:
+                return field.value
+        return self.settings.quorum_group_size
+
+    def _open_group(self, record: QueueRecord) -> GroupQueue:
+        common: dict[str, Any] = {
+            "vhost": record.vhost,
+            "name": record.name,
+            "group": record.group,
+            "node": self.node_id,
+            "host": self.host,
+            "transport": self.control.transport,
+            "clock": self._clock,
+            "incarnations": self._incarnations,
+            "members": record.members,
+            "new_session": self.new_session,
+            "ask_counts": self._ask_quorum_counts,
+            "limits": FlowLimits(
                 question_timeout_ms=self.settings.operation_timeout_ms,
                 register_timeout_ms=self.settings.publish_register_timeout_ms,
             ),
-        )
+        }
+        queue: GroupQueue
+        if record.type is QueueType.STREAM:
+            queue = StreamQueue(ask_node=self._ask_stream, **common)
+        else:
+            queue = QuorumQueue(ask_node=self._ask_stage, **common)
         queue.trace = self._open_trace(record)
-        self._quorum[record.group] = queue
+        self._groups[record.group] = queue
         if self.node_id in record.members:
             self._become_member(record, queue)
         else:
             self.host.watch_group(record.group, record.members, queue)
         return queue
 
-    def _become_member(self, record: QueueRecord, queue: QuorumQueue) -> None:
+    def _become_member(self, record: QueueRecord, queue: GroupQueue) -> None:
         self._member_of.add(record.group)
         declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
         assert declared is not None
         wiped = record.group <= self.lost_groups and record.group not in self._stored_groups()
-        machine = QuorumMachine(_machine_settings(declared.arguments))
+        machine: QuorumMachine | StreamMachine
+        if record.type is QueueType.STREAM:
+            machine = StreamMachine(_stream_settings(declared.arguments))
+        else:
+            machine = QuorumMachine(_machine_settings(declared.arguments))
         if queue.trace is not None:
             queue.trace.attach(machine)
         self.host.create_group(
@@ -1236,7 +1256,7 @@ class Broker:
     def live_sessions(self) -> list[int]:
         """Sessions of this node's channels, and of closed ones that a queue has not heard of."""
         found = [session for c in self.connections.all() for session in c.sessions()]
-        for queue in self._quorum.values():
+        for queue in self._groups.values():
             found += queue.sessions()
         for face in self.classic.queues.values():
             found += face.clients
@@ -1245,7 +1265,7 @@ class Broker:
     def local_queue_infos(self) -> list[dict[str, Any]]:
         """Queues that this node leads or is the home of."""
         rows: list[dict[str, Any]] = []
-        for group, queue in self._quorum.items():
+        for group, queue in self._groups.items():
             replica = self.host.replica(group)
             if replica is not None and replica.is_leader:
                 rows.append({**queue.info(), "group": group})
@@ -1273,13 +1293,32 @@ class Broker:
         if not isinstance(body, list) or not body or not isinstance(body[0], int):
             raise PeerError(f"malformed request about a stage from node {node}")
         group, *request = body
-        queue = self._quorum.get(group) or self.classic.queues.get(group)
-        if queue is None:
+        queue = self._groups.get(group) or self.classic.queues.get(group)
+        if queue is None or isinstance(queue, StreamQueue):
             raise NotFound("the queue is not here")
         return await queue.serve_stage(request)
 
+    def _ask_stream(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
+        async def ask() -> None:
+            try:
+                reply = await self.control.request(node, KIND_STREAM, request, wait_ms / 1000)
+            except BrokerError as error:
+                answer(None, error)
+            else:
+                answer(reply, None)
+
+        self.spawn(ask())
+
+    async def _on_stream(self, node: int, body: Any) -> Any:
+        if not isinstance(body, list) or len(body) < 2 or not isinstance(body[1], int):
+            raise PeerError(f"malformed request about a stream from node {node}")
+        queue = self._groups.get(body[1])
+        if not isinstance(queue, StreamQueue):
+            raise NotFound("the stream is not here")
+        return await queue.answer(body)
+
     async def _on_quorum_counts(self, node: int, group: Any) -> tuple[int, int]:
-        queue = self._quorum.get(group)
+        queue = self._groups.get(group)
         if queue is None:
             raise NotFound("the queue is not here")
         return queue.local_counts()
@@ -1288,13 +1327,19 @@ class Broker:
 
     def quorum_queue(self, group: int) -> QuorumQueue | None:
         """This node's face of a quorum queue, if it is open."""
-        return self._quorum.get(group)
+        found = self._groups.get(group)
+        return found if isinstance(found, QuorumQueue) else None
+
+    def stream_queue(self, group: int) -> StreamQueue | None:
+        """This node's face of a stream, if it is open."""
+        found = self._groups.get(group)
+        return found if isinstance(found, StreamQueue) else None
 
     def deliveries(self) -> tuple[int, int]:
         """Messages of quorum queues that this node handed to its own clients, and that it sent, as
         leader, to nodes without a live replica."""
         local, proxied = self._deliveries_ended
-        for queue in self._quorum.values():
+        for queue in self._groups.values():
             local += queue.delivered_local
             proxied += queue.delivered_forwarded
         return local, proxied
@@ -1310,10 +1355,6 @@ def _check_length(name: str) -> None:
         raise PreconditionFailed(f"name of more than {NAME_BYTES_MAX} bytes")
 
 
-def _group_size(wanted: object) -> int:
-    return wanted if isinstance(wanted, int) and wanted > 0 else 1
-
-
 def _machine_settings(arguments: Table) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     limit = arguments.get("x-delivery-limit")
@@ -1322,6 +1363,21 @@ def _machine_settings(arguments: Table) -> dict[str, Any]:
     single = arguments.get("x-single-active-consumer")
     if single is not None:
         settings["single_active"] = bool(single.value)
+    return settings
+
+
+def _stream_settings(arguments: Table) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for name, argument in (
+        ("max_bytes", "x-max-length-bytes"),
+        ("segment_bytes", "x-stream-max-segment-size-bytes"),
+    ):
+        field = arguments.get(argument)
+        if field is not None and isinstance(field.value, int):
+            settings[name] = field.value
+    age = arguments.get("x-max-age")
+    if age is not None:
+        settings["max_age_ms"] = duration_ms(age.term()) or NO_LIMIT
     return settings
 
 

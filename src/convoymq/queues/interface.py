@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import PreconditionFailed
+from convoymq.model.tables import Field
 from convoymq.queues.stage_reads import StagedRun
 
 
@@ -30,6 +31,8 @@ class ConsumerSpec:
     exclusive: bool = False
     priority: int = 0
     arguments: Mapping[str, Any] | None = None
+    stream_offset: Field | None = None
+    """Streams: the argument `x-stream-offset` as it came, as its meaning depends on its type."""
 
 
 class ClientEvents(Protocol):

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from convoymq.model.durations import duration_ms
 from convoymq.model.errors import Subject
 from convoymq.model.refusals import (
     foreign_argument,
     inequivalent,
     invalid_argument,
     invalid_property,
+    segment_too_large,
     server_named_queue,
     unserved_argument,
 )
@@ -25,6 +27,8 @@ from convoymq.routing.types import QueueType
 TYPE_ARGUMENT = "x-queue-type"
 DURATION_MS_MAX = 315_360_000_000
 PRIORITY_MAX = 255
+SEGMENT_ARGUMENT = "x-stream-max-segment-size-bytes"
+SEGMENT_BYTES_MAX = 3_000_000_000
 
 Check = Callable[[Field, Table], "str | None"]
 """Returns the reason to refuse a value, as an Erlang term, or None."""
@@ -91,6 +95,12 @@ def _queue_version(field: Field, arguments: Table) -> str | None:
     return reason
 
 
+def _max_age(field: Field, arguments: Table) -> str | None:
+    if field.code != "S":
+        return _unacceptable(field)
+    return "invalid_max_age" if duration_ms(field.term()) is None else None
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One argument. `served_by`: types that do what it says. `foreign_to`: types that refuse it
@@ -105,72 +115,82 @@ class Rule:
 
 _CLASSIC = frozenset({QueueType.CLASSIC})
 _QUORUM = frozenset({QueueType.QUORUM})
+_STREAM = frozenset({QueueType.STREAM})
 _BOTH = _CLASSIC | _QUORUM
+_ALL = _BOTH | _STREAM
 _NONE: frozenset[QueueType] = frozenset()
 
 _COUNT = _integer(0)
 _DURATION = _integer(0, DURATION_MS_MAX)
 
 RULES: tuple[Rule, ...] = (
-    Rule("x-expires", _integer(1, DURATION_MS_MAX), _CLASSIC),
-    Rule("x-message-ttl", _DURATION, _CLASSIC),
-    Rule("x-dead-letter-exchange", _string, _NONE),
-    Rule("x-dead-letter-routing-key", _dead_letter_key, _NONE),
+    Rule("x-expires", _integer(1, DURATION_MS_MAX), _CLASSIC, _STREAM),
+    Rule("x-message-ttl", _DURATION, _CLASSIC, _STREAM),
+    Rule("x-dead-letter-exchange", _string, _NONE, _STREAM),
+    Rule("x-dead-letter-routing-key", _dead_letter_key, _NONE, _STREAM),
     Rule(
         "x-dead-letter-strategy",
         _one_of("invalid_dlx_strategy", "at-most-once", "at-least-once"),
         _NONE,
-        _CLASSIC,
+        _CLASSIC | _STREAM,
     ),
-    Rule("x-max-length", _COUNT, _CLASSIC),
-    Rule("x-max-length-bytes", _COUNT, _CLASSIC),
+    Rule("x-max-length", _COUNT, _CLASSIC, _STREAM),
+    Rule("x-max-length-bytes", _COUNT, _CLASSIC | _STREAM),
     # Accepted without effect, as RabbitMQ does since 3.10.
-    Rule("x-max-in-memory-length", _COUNT, _QUORUM, _CLASSIC),
-    Rule("x-max-in-memory-bytes", _COUNT, _QUORUM, _CLASSIC),
-    Rule("x-max-priority", _integer(0, PRIORITY_MAX, "max_value_exceeded"), _NONE, _QUORUM),
+    Rule("x-max-in-memory-length", _COUNT, _QUORUM, _CLASSIC | _STREAM),
+    Rule("x-max-in-memory-bytes", _COUNT, _QUORUM, _CLASSIC | _STREAM),
+    Rule(
+        "x-max-priority", _integer(0, PRIORITY_MAX, "max_value_exceeded"), _NONE, _QUORUM | _STREAM
+    ),
     Rule(
         "x-overflow",
         _one_of("invalid_overflow", "drop-head", "reject-publish", "reject-publish-dlx"),
         _CLASSIC,
+        _STREAM,
     ),
     # Accepted without effect, as RabbitMQ does since 3.12.
-    Rule("x-queue-mode", _one_of("invalid_queue_mode", "default", "lazy"), _CLASSIC, _QUORUM),
-    Rule("x-queue-version", _queue_version, _CLASSIC, _QUORUM),
-    Rule("x-single-active-consumer", _boolean, _BOTH),
-    Rule(TYPE_ARGUMENT, _queue_type, _BOTH),
-    Rule("x-quorum-initial-group-size", _integer(1), _QUORUM, _CLASSIC),
+    Rule(
+        "x-queue-mode",
+        _one_of("invalid_queue_mode", "default", "lazy"),
+        _CLASSIC,
+        _QUORUM | _STREAM,
+    ),
+    Rule("x-queue-version", _queue_version, _CLASSIC, _QUORUM | _STREAM),
+    Rule("x-single-active-consumer", _boolean, _BOTH, _STREAM),
+    Rule(TYPE_ARGUMENT, _queue_type, _ALL),
+    Rule("x-quorum-initial-group-size", _integer(1), _QUORUM, _CLASSIC | _STREAM),
     # Classic queues keep it like any key they have never heard of.
-    Rule("x-quorum-target-group-size", _integer(1), _CLASSIC),
+    Rule("x-quorum-target-group-size", _integer(1), _CLASSIC, _STREAM),
     Rule(
         "x-queue-leader-locator",
         _one_of("invalid_queue_locator_arg", "client-local", "balanced"),
-        _BOTH,
+        _ALL,
     ),
     Rule(
         "x-queue-master-locator",
         _one_of("invalid_queue_locator_arg", "min-masters", "client-local", "random"),
         _CLASSIC,
-        _QUORUM,
+        _QUORUM | _STREAM,
     ),
     # RabbitMQ does not look at the value here either; -1 means without limit.
-    Rule("x-delivery-limit", _anything, _QUORUM, _CLASSIC),
+    Rule("x-delivery-limit", _anything, _QUORUM, _CLASSIC | _STREAM),
     # Ours: records what becomes of every message (docs/adr/0009-trace.md).
-    Rule("x-trace", _boolean, _QUORUM),
-    Rule("x-consumer-timeout", _DURATION, _NONE, _CLASSIC),
-    Rule("x-consumer-disconnected-timeout", _DURATION, _NONE, _CLASSIC),
+    Rule("x-trace", _boolean, _QUORUM | _STREAM),
+    Rule("x-consumer-timeout", _DURATION, _NONE, _CLASSIC | _STREAM),
+    Rule("x-consumer-disconnected-timeout", _DURATION, _NONE, _CLASSIC | _STREAM),
     Rule(
         "x-delayed-retry-type",
         _one_of("invalid_delayed_retry_type", "disabled", "all", "failed", "returned"),
         _NONE,
-        _CLASSIC,
+        _CLASSIC | _STREAM,
     ),
-    Rule("x-delayed-retry-min", _DURATION, _NONE, _CLASSIC),
-    Rule("x-delayed-retry-max", _DURATION, _NONE, _CLASSIC),
+    Rule("x-delayed-retry-min", _DURATION, _NONE, _CLASSIC | _STREAM),
+    Rule("x-delayed-retry-max", _DURATION, _NONE, _CLASSIC | _STREAM),
     # These belong to streams.
-    Rule("x-max-age", _anything, _NONE, _BOTH),
-    Rule("x-stream-max-segment-size-bytes", _anything, _NONE, _BOTH),
-    Rule("x-stream-filter-size-bytes", _anything, _NONE, _BOTH),
-    Rule("x-initial-cluster-size", _anything, _NONE, _BOTH),
+    Rule("x-max-age", _max_age, _STREAM, _BOTH),
+    Rule("x-stream-max-segment-size-bytes", _COUNT, _STREAM, _BOTH),
+    Rule("x-stream-filter-size-bytes", _COUNT, _NONE, _BOTH),
+    Rule("x-initial-cluster-size", _integer(1), _STREAM, _BOTH),
 )
 
 
@@ -206,6 +226,9 @@ def check_arguments(subject: Subject, arguments: Table) -> QueueType:
     for rule, _ in present:
         if queue_type not in rule.served_by:
             raise unserved_argument(rule.name, subject, queue_type.value)
+    segment = arguments.get(SEGMENT_ARGUMENT)
+    if segment and isinstance(segment.value, int) and segment.value > SEGMENT_BYTES_MAX:
+        raise segment_too_large(subject)
     return queue_type
 
 
@@ -226,9 +249,10 @@ def check_properties(
     """Refuse properties that the type can't have.
 
     Raises:
-        PreconditionFailed: a quorum queue that is not durable, exclusive, auto-delete or unnamed.
+        PreconditionFailed: a replicated queue that is not durable, exclusive, auto-delete or
+            unnamed.
     """
-    if queue_type is not QueueType.QUORUM:
+    if not queue_type.is_replicated:
         return
     if server_named:
         raise server_named_queue(queue_type.value)

@@ -27,6 +27,12 @@ class QueueType(Enum):
 
     CLASSIC = "classic"
     QUORUM = "quorum"
+    STREAM = "stream"
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether such a queue is a Raft group."""
+        return self is not QueueType.CLASSIC
 
 
 class DestinationKind(Enum):

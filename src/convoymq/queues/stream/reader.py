@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
-from convoymq.model.errors import Refused
+from convoymq.model.errors import OffsetOutOfRange
 from convoymq.queues.stream.machine import StreamMachine
 
 #: How much one read of the log brings along when the entries lie on disk.
@@ -20,16 +20,6 @@ SPAN_BYTES = 1 << 20
 
 ReadSpan = Callable[[int, int], Sequence[Entry]]
 """(entry index, about how many bytes) -> that entry and some that follow it."""
-
-
-class OffsetOutOfRange(Refused):
-    """The offset was dropped by retention, or was never there. `first` is the first kept offset,
-    `high` the next one to be given out, as far as known."""
-
-    def __init__(self, first: int, high: int, offset: int) -> None:
-        super().__init__(f"offset {offset} is not kept: the stream has {first} to {high - 1}")
-        self.first = first
-        self.high = high
 
 
 class Run(NamedTuple):
@@ -51,6 +41,8 @@ class ChunkReader:
     def __init__(self, machine: StreamMachine, read: ReadSpan, offset: int) -> None:
         self.machine = machine
         self.offset = offset
+        #: Body bytes of what `next` returned last; a part's share of its chunk.
+        self.last_bytes = 0
         self._read = read
         self._span: Sequence[Entry] = ()
         #: The stretch that is being read: its first offset (-1 = none), and where it ends as far as
@@ -89,6 +81,7 @@ class ChunkReader:
         taken = min(left, rows_max)
         if size * taken > bytes_max * count:
             taken = max(1, min(taken, bytes_max * count // size))
+        self.last_bytes = size * taken // count
         run = Run(self._entry.data, command, first, taken, self.offset, self._entry.time_ms)
         self.offset += taken
         if taken == left:

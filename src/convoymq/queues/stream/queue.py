@@ -1,0 +1,593 @@
+# cython: annotation_typing=False
+"""A node's face of a stream: publishers' answers, readers of this node, and reads for other nodes.
+
+Reads never enter the log. A node with a replica reads its own applied prefix. A node without one
+asks a member; the answer has the chunks in the same form, so readers see one source. What only the
+leader knows for sure (where the stream ends now, what a consumer stored) is asked of the leader.
+
+Requests between nodes (CONTROL frames of kind KIND_STREAM), each a list:
+
+| request                                               | answer                                 |
+|-------------------------------------------------------|----------------------------------------|
+| read · group, offset, end, max rows, max bytes, wait  | runs · first, high, runs               |
+| extent · group                                        | extent · first, next, bytes, last chunk|
+| time · group, ms                                      | time · offset, ms (both nil: none yet) |
+| stored · group, name                                  | stored · offset or nil                 |
+| any of them                                           | range · first, high, offset            |
+| any of them                                           | behind · high                          |
+| any of them                                           | away · text                            |
+
+A run is (ENQUEUE command with just these records, messages, stream offset, time in ms).
+
+Requests and their answers are callbacks, so that the simulator runs this code too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from convoymq.cluster.interfaces import Effect
+from convoymq.kernels import batch
+from convoymq.kernels.batch import Entry
+from convoymq.model.errors import (
+    BrokerError,
+    OffsetOutOfRange,
+    PeerError,
+    ReplicaBehind,
+    StorageFault,
+    Unavailable,
+)
+from convoymq.queues.group_queue import GroupQueue
+from convoymq.queues.interface import ClientEvents
+from convoymq.queues.stream.client import StreamClient
+from convoymq.queues.stream.machine import StreamMachine
+from convoymq.queues.stream.reader import ChunkReader, Run, offset_at
+from convoymq.storage.types import EntryGone
+
+Answer = Callable[[Any, "BrokerError | None"], None]
+"""Gets what was asked for, or why it does not come; called once."""
+AskNode = Callable[[int, list[Any], int, Answer], None]
+"""(node, request, how long to wait in ms, answer): asks a node; see the table above."""
+
+#: Bounds of one read, whatever the reader asks for; the rest comes with the next.
+READ_ROWS_MAX = 1_000_000
+READ_BYTES_MAX = 64 << 20
+READ_RUNS_MAX = 16_384
+#: What a node asks another for at a time: other traffic shares the link.
+REMOTE_BYTES_MAX = 4 << 20
+#: After so many body bytes a long read lets others run.
+YIELD_BYTES = 1 << 20
+#: How long a read waits at least for what a replica does not have yet and others may.
+BEHIND_WAIT_MS = 5_000
+ASK_TIMEOUT_MS = 5_000
+#: Places in the log that are remembered for who reads on where the last read ended.
+PLACES_MAX = 16
+
+
+class Chunks(NamedTuple):
+    """What a read gave. `first` and `high`: the kept range as known to who answered."""
+
+    first: int
+    high: int
+    runs: list[Run]
+
+    @property
+    def next(self) -> int | None:
+        """Where to read on; None when nothing was read."""
+        return self.runs[-1].offset + self.runs[-1].messages if self.runs else None
+
+
+class Extent(NamedTuple):
+    """The kept range of a stream."""
+
+    first: int
+    next: int
+    bytes: int
+    last_chunk: int
+
+
+class _Waiter:
+    """Somebody who waits for an offset to be there."""
+
+    __slots__ = ("done", "offset", "timer")
+
+    def __init__(self, offset: int, done: Callable[[], None]) -> None:
+        self.offset = offset
+        self.done = done
+        self.timer: Any = None
+
+
+class StreamQueue(GroupQueue):
+    """A stream on this node; see the module text and `GroupQueue`.
+
+    Args:
+        ask_node: sends a request to another node.
+    """
+
+    type = "stream"
+
+    def __init__(self, *, ask_node: AskNode, **common: Any) -> None:
+        super().__init__(**common)
+        self._ask_node = ask_node
+        self._waiters: list[_Waiter] = []
+        #: Offset → the reader that ended there.
+        self._places: dict[int, ChunkReader] = {}
+        #: The member that answers this node's reads, as far as it does.
+        self._near: int | None = None
+        #: This node's own session, for offsets that edges store.
+        self._teller: Any = None
+
+    # --- clients -------------------------------------------------------------------------
+
+    def _new_client(self, session: int, events: ClientEvents) -> StreamClient:
+        return StreamClient(self, session, events)
+
+    @property
+    def reader_count(self) -> int:
+        """Consumers of this node's channels."""
+        return sum(client.reader_count for client in self._clients.values())
+
+    # --- the local replica ---------------------------------------------------------------
+
+    def machine(self) -> StreamMachine | None:
+        """The machine of this node's replica, if it has one."""
+        replica = self._host.replica(self.group)
+        if replica is None:
+            return None
+        found: StreamMachine = replica.machine
+        return found
+
+    def _span(self, index: int, max_bytes: int) -> list[Entry]:
+        return self._host.read_span(self.group, index, max_bytes)
+
+    def reader(self, machine: StreamMachine, offset: int) -> ChunkReader:
+        """A place in the local log."""
+        return ChunkReader(machine, self._span, offset)
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        """Answers publishers, then serves who reads."""
+        super().on_effects(effects, replica)
+        self._moved(replica.machine)
+
+    def on_restored(self) -> None:
+        """The replica took its state from a snapshot."""
+        machine = self.machine()
+        if machine is not None:
+            self._moved(machine)
+
+    def _moved(self, machine: StreamMachine) -> None:
+        end = machine.next
+        for client in list(self._clients.values()):
+            client.on_moved(end)
+        if self._waiters:
+            due = [waiter for waiter in self._waiters if waiter.offset < end]
+            if due:
+                self._waiters = [waiter for waiter in self._waiters if waiter.offset >= end]
+                for waiter in due:
+                    waiter.timer.cancel()
+                    waiter.done()
+
+    def when_there(self, offset: int, wait_ms: int, done: Callable[[], None]) -> None:
+        """Calls back once the local replica has applied a message at the offset, or in time."""
+        machine = self.machine()
+        if wait_ms <= 0 or machine is None or offset < machine.next:
+            done()
+            return
+        waiter = _Waiter(offset, done)
+        waiter.timer = self.clock.call_later(wait_ms, self._waited, waiter)
+        self._waiters.append(waiter)
+
+    def _waited(self, waiter: _Waiter) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+            waiter.done()
+
+    # --- reading here --------------------------------------------------------------------
+
+    def _begin(self, offset: int, end: int | None) -> tuple[StreamMachine, ChunkReader]:
+        """A place to read from now. Raises OffsetOutOfRange, ReplicaBehind, Unavailable."""
+        machine = self.machine()
+        if machine is None:
+            raise Unavailable(f"stream '{self.name}' has no replica here")
+        high = machine.next
+        if offset < machine.first:
+            raise OffsetOutOfRange(machine.first, high, offset)
+        if offset > high or (end is not None and end > high):
+            raise ReplicaBehind(high)
+        reader = self._places.pop(offset, None)
+        if reader is None or reader.machine is not machine or reader.offset != offset:
+            reader = self.reader(machine, offset)
+        return machine, reader
+
+    def _collect(
+        self, reader: ChunkReader, end: int, rows: int, size: int, runs: list[Run]
+    ) -> tuple[int, int]:
+        """Reads about YIELD_BYTES more; returns the rows and bytes that are left, (0, 0) when
+        all was read. Raises StorageFault as Unavailable."""
+        read = 0
+        try:
+            while rows > 0 and size > 0 and reader.offset < end and read < YIELD_BYTES:
+                if len(runs) >= READ_RUNS_MAX:
+                    return (0, 0)
+                run = reader.next(min(rows, end - reader.offset), size)
+                if run is None:
+                    return (0, 0)
+                runs.append(run)
+                rows -= run.messages
+                size -= reader.last_bytes
+                # Bodies may be empty; the rest of a message costs time too.
+                read += reader.last_bytes + 64 * run.messages
+        except (StorageFault, EntryGone) as error:
+            raise Unavailable(f"stream '{self.name}' cannot be read here: {error}") from error
+        return (rows, size) if read >= YIELD_BYTES else (0, 0)
+
+    def _keep_place(self, reader: ChunkReader) -> None:
+        reader.release()
+        self._places[reader.offset] = reader
+        if len(self._places) > PLACES_MAX:
+            del self._places[next(iter(self._places))]
+
+    def read_now(
+        self, offset: int, end: int | None, max_rows: int, max_bytes: int
+    ) -> tuple[Chunks, ChunkReader]:
+        """Reads from the local replica what is there, in one go.
+
+        Raises:
+            OffsetOutOfRange, ReplicaBehind, Unavailable
+        """
+        machine, reader = self._begin(offset, end)
+        left = (min(max_rows, READ_ROWS_MAX), min(max_bytes, READ_BYTES_MAX))
+        runs: list[Run] = []
+        stop = machine.next if end is None else end
+        while left[0] > 0 and left[1] > 0:
+            left = self._collect(reader, stop, left[0], left[1], runs)
+        return Chunks(machine.first, machine.next, runs), reader
+
+    # --- for other nodes -----------------------------------------------------------------
+
+    def serve(self, request: Sequence[Any], answer: Callable[[list[Any]], None]) -> None:
+        """Answers another node's request (module text); bad ones with `away`."""
+
+        def now() -> None:
+            try:
+                answer(self._serve(request))
+            except OffsetOutOfRange as error:
+                answer(["range", error.first, error.high, error.offset])
+            except ReplicaBehind as error:
+                answer(["behind", error.high])
+            except BrokerError as error:
+                answer(["away", error.text])
+            except (TypeError, ValueError, IndexError) as error:
+                answer(["away", f"malformed request: {error}"])
+
+        machine = self.machine()
+        if machine is None or request[0] != "read":
+            now()
+            return
+        _, _, offset, end, _, _, wait_ms = request
+        wanted = max(offset, (end or 0) - 1)
+        tail = end is None and offset == machine.next
+        self.when_there(wanted, wait_ms if tail else max(wait_ms, BEHIND_WAIT_MS), now)
+
+    async def answer(self, request: Sequence[Any]) -> list[Any]:
+        """`serve`, awaited."""
+        found: list[Any] = await _future(
+            lambda done: self.serve(request, lambda reply: done(reply, None))
+        )
+        return found
+
+    def _serve(self, request: Sequence[Any]) -> list[Any]:
+        kind = request[0]
+        if kind == "read":
+            _, _, offset, end, rows, size, _ = request
+            found, reader = self.read_now(offset, end, rows, min(size, REMOTE_BYTES_MAX))
+            self._keep_place(reader)
+            runs = [
+                [
+                    batch.slice_records(run.block, run.command, run.first, run.messages),
+                    run.messages,
+                    run.offset,
+                    run.time_ms,
+                ]
+                for run in found.runs
+            ]
+            return ["runs", found.first, found.high, runs]
+        machine = self.machine()
+        if machine is None:
+            raise Unavailable(f"stream '{self.name}' has no replica here")
+        if kind == "extent":
+            return ["extent", *_extent(machine)]
+        if kind == "time":
+            found_at = self._offset_at(machine, request[2])
+            return ["time", *(found_at or (None, None))]
+        if kind == "stored":
+            return ["stored", machine.stored_offset(request[2])]
+        raise ValueError(f"unknown request {kind!r}")
+
+    def _offset_at(self, machine: StreamMachine, time_ms: int) -> tuple[int, int] | None:
+        try:
+            return offset_at(machine, self._span, time_ms)
+        except (StorageFault, EntryGone) as error:
+            raise Unavailable(f"stream '{self.name}' cannot be read here: {error}") from error
+
+    # --- asking --------------------------------------------------------------------------
+
+    def ask(
+        self, request: list[Any], answer: Answer, *, leader: bool = False, wait_ms: int = 0
+    ) -> None:
+        """Asks the leader, or a member near by; `answer` gets the decoded answer's fields.
+
+        Errors: OffsetOutOfRange, ReplicaBehind, Unavailable.
+        """
+        node = self._leader() if leader else self._member()
+        if node is None:
+            what = "leader" if leader else "replica that can be reached"
+            answer(None, Unavailable(f"stream '{self.name}' has no {what}"))
+            return
+
+        def answered(reply: Any, error: BrokerError | None) -> None:
+            if error is None:
+                try:
+                    answer(_decoded(reply), None)
+                    return
+                except BrokerError as refusal:
+                    error = refusal
+            if self._near == node:
+                # Another one may be better off.
+                self._near = None
+            answer(None, error)
+
+        if node == self.node:
+            self.serve(request, lambda reply: answered(reply, None))
+        else:
+            self._ask_node(node, request, wait_ms + ASK_TIMEOUT_MS, answered)
+
+    def _leader(self) -> int | None:
+        return self.leader if self.leader is not None else self._host.leader_of(self.group)
+
+    def _member(self) -> int | None:
+        """A member to read from: this node, else one that stays the same while it answers."""
+        if self.machine() is not None:
+            return self.node
+        near = self._near
+        if near in self.members and near is not None and self._transport.is_connected(near):
+            return near
+        up = [n for n in self.members if n != self.node and self._transport.is_connected(n)]
+        if not up:
+            return None
+        # Spread over the members; the next try goes to another one.
+        choice = up[int(self.clock.random() * len(up)) % len(up)]
+        self._near = choice
+        return choice
+
+    def pull(
+        self,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+        wait_ms: int,
+        done: Answer,
+    ) -> None:
+        """Reads from another node's replica; `done` gets `Chunks`."""
+
+        def answered(fields: Any, error: BrokerError | None) -> None:
+            if error is not None:
+                done(None, error)
+                return
+            first, high, packed = fields
+            runs = [
+                Run(block, 0, 0, messages, start, time_ms)
+                for block, messages, start, time_ms in packed
+            ]
+            done(Chunks(first, high, runs), None)
+
+        request = ["read", self.group, offset, end, max_rows, max_bytes, wait_ms]
+        self.ask(request, answered, wait_ms=max(wait_ms, BEHIND_WAIT_MS))
+
+    def extent(self, done: Answer) -> None:
+        """`done` gets the `Extent` as the leader knows it, or else a member near by."""
+        request = ["extent", self.group]
+        self._ask_best(
+            request,
+            lambda fields, error: done(None if error is not None else Extent(*fields), error),
+        )
+
+    def offset_at(self, time_ms: int, done: Answer) -> None:
+        """`done` gets (offset, time) of the first message at or after a time, or (None, None)."""
+        self._ask_best(["time", self.group, time_ms], done)
+
+    def stored(self, name: str, done: Answer) -> None:
+        """`done` gets [offset or None]: what a consumer stored."""
+        self._ask_best(["stored", self.group, name], done)
+
+    def _ask_best(self, request: list[Any], done: Answer) -> None:
+        """Asks the leader; when it cannot be asked, a member that may be behind."""
+
+        def answered(fields: Any, error: BrokerError | None) -> None:
+            if error is not None and self._leader() != self.node:
+                self.ask(request, done)
+            else:
+                done(fields, error)
+
+        self.ask(request, answered, leader=True)
+
+    # --- the door for edges --------------------------------------------------------------
+
+    def bounds(self) -> tuple[int, int]:
+        """(first kept offset, next offset) of the local replica; (0, 0) without one."""
+        machine = self.machine()
+        return (0, 0) if machine is None else (machine.first, machine.next)
+
+    async def where(self) -> Extent:
+        """The kept range, on any node. Raises Unavailable."""
+        found: Extent = await _future(self.extent)
+        return found
+
+    async def fetch_chunks(
+        self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int
+    ) -> Chunks:
+        """Reads from `offset` on, to below `end` or to the committed end.
+
+        At the end it waits up to `wait_ms` for more and then returns no runs. At least one message
+        comes, however large. Works on any node.
+
+        Raises:
+            OffsetOutOfRange: dropped by retention.
+            ReplicaBehind: the replica that was asked does not have it after some seconds.
+            Unavailable: nobody can be asked, or its disk is damaged.
+        """
+        if end is not None and end <= offset:
+            first, high = self.bounds()
+            return Chunks(first, high, [])
+        machine = self.machine()
+        if machine is None:
+            size = min(max_bytes, REMOTE_BYTES_MAX)
+            pulled: Chunks = await _future(
+                lambda done: self.pull(offset, end, max_rows, size, wait_ms, done)
+            )
+            return pulled
+        wanted = max(offset, (end or 0) - 1)
+        if wanted >= machine.next:
+            tail = end is None and offset == machine.next
+            wait = wait_ms if tail else max(wait_ms, BEHIND_WAIT_MS)
+            await _future(lambda done: self.when_there(wanted, wait, lambda: done(None, None)))
+        machine, reader = self._begin(offset, end)
+        stop = machine.next if end is None else end
+        left = (min(max_rows, READ_ROWS_MAX), min(max_bytes, READ_BYTES_MAX))
+        runs: list[Run] = []
+        while left[0] > 0 and left[1] > 0:
+            left = self._collect(reader, stop, left[0], left[1], runs)
+            if left[0]:
+                await asyncio.sleep(0)
+        self._keep_place(reader)
+        return Chunks(machine.first, machine.next, runs)
+
+    async def offsets(self, what: str, time_ms: int | None) -> tuple[int | None, int | None]:
+        """(offset, time in ms) of a place; either is None where it does not exist.
+
+        Args:
+            what: `earliest` (the first kept message), `latest` (the next offset, from the leader:
+                it never goes back while one leads), or `timestamp` (the first message at or after
+                `time_ms`).
+        Raises:
+            Unavailable
+        """
+        if what == "latest":
+            request = ["extent", self.group]
+            fields = await _future(lambda done: self.ask(request, done, leader=True))
+            return (Extent(*fields).next, None)
+        if what == "earliest":
+            near: Extent = await _future(self.extent)
+            if near.first == near.next:
+                return (near.first, None)
+            time_ms = 0
+        sought = time_ms or 0
+        offset, ms = await _future(lambda done: self.offset_at(sought, done))
+        return (offset, ms)
+
+    async def store_offset(self, name: str, offset: int) -> None:
+        """Stores a consumer's offset, replicated. Raises Unavailable, NotFound (deleted)."""
+        teller = self._teller
+        if teller is None or teller.session not in self._clients:
+            teller = self._teller = self.client(self._new_session(), NoEvents())
+        try:
+            async with asyncio.timeout(self.limits.question_timeout_ms / 1000):
+                await _future(lambda done: teller.store(name, offset, done))
+        except TimeoutError:
+            raise Unavailable(f"stream '{self.name}' did not answer in time") from None
+
+    async def query_offset(self, name: str) -> int | None:
+        """What a consumer stored; None = nothing. Raises Unavailable."""
+        found = await _future(lambda done: self.stored(name, done))
+        offset: int | None = found[0]
+        return offset
+
+    # --- time, looking at it -------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Every TICK_MS: also consumers' offsets, and places nobody came back to."""
+        super().tick()
+        self._places.clear()
+        for client in list(self._clients.values()):
+            client.tick_readers()
+
+    def on_deleted(self) -> None:
+        """The metadata say that the stream is gone."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.timer.cancel()
+            waiter.done()
+        self._places.clear()
+        super().on_deleted()
+
+    def local_counts(self) -> tuple[int, int]:
+        """(messages, consumers of this node)."""
+        machine = self.machine()
+        return (0 if machine is None else machine.messages, self.reader_count)
+
+    def info(self) -> dict[str, Any]:
+        """What the management API shows, from local knowledge."""
+        made = super().info()
+        machine = self.machine()
+        if machine is not None:
+            made["messages_ready"] = made["messages"] = machine.messages
+            made["messages_unacknowledged"] = 0
+            made["message_bytes_ready"] = made["message_bytes"] = machine.bytes
+            made["message_bytes_unacknowledged"] = 0
+            made["consumers"] = self.reader_count
+            made["memory"] = made["index_bytes"] = machine.memory_bytes()
+            made["first_offset"] = machine.first
+            made["next_offset"] = machine.next
+            made["committed_offset"] = machine.next - 1
+            made["segments"] = len(machine.segments) + (machine.messages > 0)
+            made["totals"] = machine.totals()
+        return made
+
+
+class NoEvents:
+    """Hears what nobody waits for."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*_: Any) -> None:
+    """Nobody waits for this."""
+
+
+def _extent(machine: StreamMachine) -> Extent:
+    return Extent(machine.first, machine.next, machine.bytes, machine.last_chunk)
+
+
+def _decoded(reply: Any) -> Any:
+    """The fields of an answer. Raises what it says."""
+    match reply:
+        case ["runs" | "extent" | "time" | "stored", *fields]:
+            return fields
+        case ["range", int(first), int(high), int(offset)]:
+            raise OffsetOutOfRange(first, high, offset)
+        case ["behind", int(high)]:
+            raise ReplicaBehind(high)
+        case ["away", text]:
+            raise Unavailable(str(text))
+        case _:
+            raise PeerError("malformed answer about a stream")
+
+
+async def _future(ask: Callable[[Answer], None]) -> Any:
+    """What a callback gets, awaited. Raises its error."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(result: Any, error: BrokerError | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    ask(done)
+    return await future
