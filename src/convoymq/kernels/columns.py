@@ -1085,6 +1085,9 @@ class ColumnWriter:
 # --- reading a frame ---------------------------------------------------------------------------
 
 
+# The collector must clear neither this nor `view` while the buffer taken from it is held. No cycle
+# goes through a view of bytes, so it need not look here at all.
+@cython.no_gc
 @cython.cclass
 class ColumnFrame:
     def __cinit__(self):
