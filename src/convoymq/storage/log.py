@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The log of one group: where its entries lie, and its share of the common write-ahead log.
 
 An entry lies in one or two of three places:

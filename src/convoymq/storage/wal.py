@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The write-ahead log: one per node, shared by all groups (format: docs/formats/storage.md).
 
 Records queue up in an open *batch* during a round; `kick` hands everything queued to the flusher
@@ -51,7 +52,8 @@ VOTE_ROW = struct.Struct("<IIQQ")
 PLACE_FILE_SHIFT = 40
 PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
 
-PREALLOCATE_CHUNK_BYTES = 4 << 20
+PREALLOCATE_CHUNK_BYTES = 1 << 20
+"""Flushes wait for no more than this much of preallocation."""
 START_BYTES = 8 << 20
 """Preallocation starts when this part of a growing file, or half of one that does not grow, has
 been filled: an idle node writes nothing."""
@@ -127,7 +129,7 @@ class Batch:
         self.end = file.tail + BATCH_HEADER.size
         self.place = file.generation << PLACE_FILE_SHIFT
         self.buffers: list[bytes] = []
-        self.directory = array("I")
+        self.directory: list[int] = []
         self.dirty: list[GroupLog] = []
         self.votes: list[Any] = []
         """(log, term, voted for), or a callable: told when the batch is durable."""
@@ -154,6 +156,8 @@ class Wal:
         self._flusher = flusher
         self._worker = worker
         self._config = config
+        self._size_max = config.wal_max_size_bytes
+        self._preallocate = config.wal_preallocate
         self._hard_states = hard_states
         """(group, voted for, term, era) of every group."""
         self.files: dict[int, WalFile] = {}
@@ -163,7 +167,7 @@ class Wal:
         self._preparing = False
         self._pool: list[str] = []
         self._pool_counter = 0
-        self._allocating: tuple[File, str, int] | None = None
+        self._allocating = False
         self.generation = 0
         """Last generation given out."""
         self.sequence = 0
@@ -203,8 +207,7 @@ class Wal:
         batch = self._open
         size = len(data)
         if batch is None or (
-            batch.end + size + 8 + 4 * len(batch.directory) > self._config.wal_max_size_bytes
-            and batch.buffers
+            batch.end + size + 8 + 4 * len(batch.directory) > self._size_max and batch.buffers
         ):
             batch = self._open_batch(size)
         end = batch.end
@@ -254,7 +257,7 @@ class Wal:
         opening = b""
         if (
             current is None
-            or (current.started and current.tail + need > self._config.wal_max_size_bytes)
+            or (current.started and current.tail + need > self._size_max)
             or (current.started and self._is_outgrown(current, need))
         ):
             try:
@@ -320,7 +323,7 @@ class Wal:
             if batch.opening:
                 buffers.append(batch.opening)
                 start = 0
-            directory = batch.directory.tobytes()
+            directory = array("I", batch.directory).tobytes()
             buffers.append(
                 batch_header(
                     batch.file.generation,
@@ -372,7 +375,7 @@ class Wal:
         self.on_written()
         if len(self.files) > 1:
             self.on_full()
-        if last.file is self.current and self._config.wal_preallocate:
+        if last.file is self.current and self._preallocate:
             self._consider_allocating()
         if self._flight is None and (self._open or self._sealed):
             self._submit()
@@ -522,13 +525,14 @@ class Wal:
 
     def _consider_allocating(self) -> None:
         current = self.current
-        if current is None or self._allocating is not None or self._preparing:
+        if current is None or self._allocating or self._preparing:
             return
-        whole = current.size >= self._config.wal_max_size_bytes
-        if whole and current.tail * 2 < self._config.wal_max_size_bytes:
+        whole = current.size >= self._size_max
+        if whole and current.tail * 2 < self._size_max:
             return
         if self._has_better_next() or self._pool or self.closing:
             return
+        self._allocating = True
         self._pool_counter += 1
         self._allocate(None, f"wal/{self._pool_counter:016x}.preparing", 0)
 
@@ -548,14 +552,13 @@ class Wal:
 
         def done(target: File | None, error: BaseException | None) -> None:
             if target is None or error is not None or self.closing:
-                self._allocating = None
+                self._allocating = False
                 self._worker.submit(lambda: directory.remove(name), lambda _, e: None)
                 return
-            self._allocating = (target, name, at)
             if at + PREALLOCATE_CHUNK_BYTES < size:
                 self._allocate(target, name, at + PREALLOCATE_CHUNK_BYTES)
                 return
-            self._allocating = None
+            self._allocating = False
             target.close()
             self._pool.append(name)
             self._prepare_next()
