@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """All Raft groups of one node, and everything that happens to them in a loop round.
 
 Frames, link events, flush completions and new commands only mark groups as dirty; `end_of_round`
@@ -460,13 +461,16 @@ class ReplicaHost:
 
     def _seal(self, item: Replica | Watched) -> None:
         if isinstance(item, Replica):
-            if not item.dead:
-                item.seal()
+            replica = item
+            if not replica.dead:
+                replica.seal()
             return
-        if item.leader and item.leader in self.reachable:
-            self.transport.send(item.leader, item.builder.take_forward(item.group, item.term))
+        watched = item
+        if watched.leader and watched.leader in self.reachable:
+            forward = watched.builder.take_forward(watched.group, watched.term)
+            self.transport.send(watched.leader, forward)
         else:
-            item.builder.take_loose()
+            watched.builder.take_loose()
 
     def end_of_round(self) -> None:
         """Seals, flushes, applies, tells; until nothing is dirty, at most a few times."""
@@ -496,6 +500,10 @@ class ReplicaHost:
             if self.after_seal is not None:
                 self.after_seal()
             self.storage.kick()
+            if self.after_seal is not None:
+                # A flush that was done at once: the leader waits for the answer, nobody for what
+                # is applied.
+                self.after_seal()
             if self._apply:
                 due = self._apply
                 self._apply = []

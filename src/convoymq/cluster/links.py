@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Links between nodes: one TCP or TLS connection per pair and direction, authenticated, FIFO.
 
 Every node dials every other one. Own frames go out on the dialled connection, the peer's come in
@@ -19,7 +20,6 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -383,24 +383,24 @@ def _ignore_loss(_reason: str) -> None:
     return None
 
 
-@dataclass(slots=True, eq=False)
 class _Peer:
     """What is known of one other node."""
 
-    node: int
-    address: str = ""
-    incarnation: int = 0
-    outward: _Wire | None = None
-    outward_incarnation: int = 0
-    inward: _Wire | None = None
-    up: bool = False
-    formed: bool = False
-    refused: bool = False
-    dirty: bool = False
-    frames_out: int = 0
-    half_since: float = 0.0
-    totals: list[int] = field(default_factory=lambda: [0, 0])
-    """Bytes received and sent on connections that are closed."""
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.address = ""
+        self.incarnation = 0
+        self.outward: _Wire | None = None
+        self.outward_incarnation = 0
+        self.inward: _Wire | None = None
+        self.up = False
+        self.formed = False
+        self.refused = False
+        self.dirty = False
+        self.frames_out = 0
+        self.half_since = 0.0
+        self.totals = [0, 0]
+        """Bytes received and sent on connections that are closed."""
 
 
 class _Dial:
@@ -450,6 +450,7 @@ class Links:
         self.lists_itself = False
         """Whether one of the configured addresses has turned out to be this node's own."""
         self._secret = _read_secret(config)
+        self._backlog_max = config.link_backlog_max_bytes
         self._on_dirty = on_dirty
         self._dirty: list[_Peer] = []
         self._dials: dict[str, _Dial] = {}
@@ -540,7 +541,7 @@ class Links:
             if not self._dirty:
                 self._on_dirty()
             self._dirty.append(peer)
-        if writer.queued_bytes > self.config.link_backlog_max_bytes:
+        if writer.queued_bytes > self._backlog_max:
             self._loop.call_soon(self._drop, peer, "does not read: the backlog is full")
 
     def is_connected(self, node: int) -> bool:
@@ -555,6 +556,8 @@ class Links:
 
     def flush(self) -> None:
         """Writes what was sent in this round."""
+        if not self._dirty:
+            return
         dirty, self._dirty = self._dirty, []
         for peer in dirty:
             peer.dirty = False

@@ -54,6 +54,7 @@ cdef class LinkReader:
     cdef Py_ssize_t large_have
     cdef Py_ssize_t large_size
 
+    cpdef bint read(self, list frames) except? -1
     cdef int scan(self, list frames) except? -1
     cdef int finish_large(self, list frames) except? -1
 
@@ -69,5 +70,7 @@ cdef class LinkWriter:
     cdef Py_ssize_t offset
     cdef Py_ssize_t wire_bytes
 
+    cpdef send(self, bytes frame, object body=*, bint urgent=*)
+    cpdef bint flush(self) except? -1
     cdef int refill(self) except? -1
     cdef int advance(self, Py_ssize_t n) except? -1

@@ -96,7 +96,9 @@ class LinkReader:
             self.start = 0
         return 0
 
-    def read(self, frames: list) -> bool:
+    @cython.ccall
+    @cython.exceptval(-1, check=True)
+    def read(self, frames: list) -> cython.bint:
         got: cython.Py_ssize_t
         wanted: cython.Py_ssize_t
         total: cython.Py_ssize_t = 0
@@ -169,6 +171,7 @@ class LinkWriter:
         self.offset = 0
         self.wire_bytes = 0
 
+    @cython.ccall
     def send(self, frame: bytes, body=(), urgent: cython.bint = False):
         total: cython.Py_ssize_t = len(frame)
         item: object = frame
@@ -229,7 +232,9 @@ class LinkWriter:
             self.head = 0
         return 0
 
-    def flush(self) -> bool:
+    @cython.ccall
+    @cython.exceptval(-1, check=True)
+    def flush(self) -> cython.bint:
         vectors: iovec[64]
         message: msghdr
         count: cython.int

@@ -1,0 +1,34 @@
+# Types of the compiled build; host.py is complete without them.
+import cython
+from libc.stdint cimport int64_t
+
+from convoymq.cluster.replica cimport Replica
+from convoymq.kernels.batch cimport CommandBuilder
+
+cdef class Watched:
+    cdef public object group, sink
+    cdef public tuple members
+    cdef public CommandBuilder builder
+    cdef public int64_t leader, term, asked_at, turn
+
+cdef class ReplicaHost:
+    cdef public int node
+    cdef public int64_t incarnation, now
+    cdef public object storage, transport, clock, config, on_dirty, core_class, counters
+    cdef public dict groups, watched, incarnations, _early
+    cdef public set reachable, gone, active, _removed
+    cdef public object on_note, on_membership_changed, after_seal
+    cdef public list _dirty, _apply, _notices
+    cdef public bint _woken, _damaged
+    cdef public int64_t _numbers
+    @cython.locals(replica=Replica)
+    cpdef _take(self, int node, bytes data)
+    cpdef wake(self)
+    cpdef mark_dirty(self, object item)
+    cpdef mark_apply(self, Replica replica)
+    cpdef mark_notice(self, Replica replica)
+    @cython.locals(replica=Replica, watched=Watched)
+    cpdef _seal(self, object item)
+    cpdef end_of_round(self)
+    @cython.locals(replica=Replica, dirty=list, due=list, notices=list, item=object)
+    cpdef _work_through(self)

@@ -1,0 +1,37 @@
+# Types of the compiled build; links.py is complete without them.
+import cython
+from libc.stdint cimport int64_t
+
+from convoymq.kernels.sockets cimport LinkReader, LinkWriter
+
+cdef class _PlainWire:
+    cdef public object _loop, _sock, totals, on_frames, on_lost
+    cdef public int _fd
+    cdef public bint _writing, _reading, closed
+    cdef public LinkReader reader
+    cdef public LinkWriter writer
+    cpdef flush(self)
+
+cdef class _Peer:
+    cdef public int node
+    cdef public object address, outward, inward
+    cdef public int64_t incarnation, outward_incarnation, frames_out
+    cdef public bint up, formed, refused, dirty
+    cdef public double half_since
+    cdef public list totals
+
+cdef class Links:
+    cdef public object config, address, events, detector, _secret, _on_dirty, _log, _tasks
+    cdef public object _listener, _tls_listener, _timer, _contexts, _loop
+    cdef public int node_id
+    cdef public int64_t incarnation, _backlog_max
+    cdef public bint formed, lists_itself, _running
+    cdef public dict peers, _dials, _refusals
+    cdef public set forgotten, _pending
+    cdef public list _dirty
+    @cython.locals(peer=_Peer, writer=LinkWriter)
+    cpdef send(self, int node, bytes frame, object body=*)
+    @cython.locals(peer=_Peer, dirty=list)
+    cpdef flush(self)
+
+cpdef bint _is_urgent(bytes data) except -1
