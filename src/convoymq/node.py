@@ -444,7 +444,6 @@ class Node:
                 self.host.on_frame(node, data)
         except (BrokerError, ValueError) as error:
             self.log.error("link.bad_frame", peer=node, type=data[4], reason=str(error))
-        self.wake()
 
     def on_up(self, node: int, incarnation: int) -> None:
         """Another node is linked."""
