@@ -330,13 +330,13 @@ def session_order(machine: Any, entry: Any) -> list[int]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(commands, max_size=60), st.sampled_from([-1, 0, 1, 20]))
+@given(st.lists(commands, min_size=30, max_size=90), st.sampled_from([-1, 0, 1, 20]))
 def test_machine_equals_a_list_of_messages(steps: list[tuple[Any, ...]], limit: int) -> None:
     play(steps, limit, QuorumMachine({"delivery_limit": limit}))
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(commands, max_size=50), st.booleans(), st.integers(0, 50))
+@given(st.lists(commands, min_size=30, max_size=90), st.booleans(), st.integers(0, 50))
 def test_snapshot_and_rest_equal_the_whole_log(
     steps: list[tuple[Any, ...]], single_active: bool, split: int
 ) -> None:
@@ -388,7 +388,7 @@ PLAIN = interpreted_machine()
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(commands, max_size=60), st.booleans())
+@given(st.lists(commands, min_size=30, max_size=90), st.booleans())
 def test_interpreted_equals_compiled(steps: list[tuple[Any, ...]], single_active: bool) -> None:
     config = {"single_active": single_active, "delivery_limit": 1}
     run = Run(1)

@@ -306,7 +306,7 @@ def play(steps: list[tuple[Any, ...]], limit: int, machine: Any) -> StagedRun:
     return run
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(steps_of_both, st.sampled_from([-1, 0, 1, 20]))
 def test_stages_equal_lists_of_messages(steps: list[tuple[Any, ...]], limit: int) -> None:
     play(steps, limit, QuorumMachine({"delivery_limit": limit}))
