@@ -1233,7 +1233,8 @@ class Broker:
             case "channels":
                 return [row for c in self.connections.all() for row in c.channel_infos()]
             case "consumers":
-                return [row for c in self.connections.all() for row in c.consumer_infos()]
+                rows = [row for c in self.connections.all() for row in c.consumer_infos()]
+                return rows + self._stage_rows()
             case "queues":
                 return self.local_queue_infos()
             case "node":
@@ -1252,6 +1253,25 @@ class Broker:
                 ]
             case _:
                 return []
+
+    def _stage_rows(self) -> list[dict[str, Any]]:
+        """Stages and leases as rows of /api/consumers, of queues that this node decides about."""
+        return [
+            {
+                "consumer_tag": stage["stage"],
+                "queue": {"name": queue.name, "vhost": queue.vhost},
+                "channel_details": {"node": self.node_name},
+                "ack_required": True,
+                "prefetch_count": 0,
+                "exclusive": False,
+                "active": True,
+                "activity_status": "up",
+                "arguments": {},
+                **stage,
+            }
+            for queue in [*self._groups.values(), *self.classic.queues.values()]
+            for stage in queue.stages()
+        ]
 
     def live_sessions(self) -> list[int]:
         """Sessions of this node's channels, and of closed ones that a queue has not heard of."""

@@ -201,6 +201,10 @@ class Queue(ABC):
         """Answers what another node's face of the queue asks."""
         raise self._stageless()
 
+    def stages(self) -> list[dict[str, Any]]:
+        """Stages of the queue (`Stages.infos`), if this node decides about it; otherwise []."""
+        return []
+
     def _stageless(self) -> PreconditionFailed:
         return PreconditionFailed(f"a queue of type {self.type} has no stages")
 

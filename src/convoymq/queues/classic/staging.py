@@ -86,6 +86,10 @@ class HomeStages:
         """See `Queue`."""
         return await serve(self, request)
 
+    def stages(self) -> list[dict[str, Any]]:
+        """See `Queue`."""
+        return self.machine.stages.infos()
+
     async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
         """See `stage_reads.LocalStages`."""
         self._check()

@@ -198,6 +198,14 @@ class QuorumQueue(GroupQueue):
         """See `Queue`."""
         return await serve(self._staging, request)
 
+    def stages(self) -> list[dict[str, Any]]:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None or not replica.is_leader:
+            return []
+        machine: QuorumMachine = replica.machine
+        return machine.stages.infos()
+
     def on_deleted(self) -> None:
         """See `GroupQueue`."""
         super().on_deleted()
