@@ -11,8 +11,10 @@ from convoymq.model.errors import (
     NotAllowed,
     NotFound,
     NotServed,
+    OffsetOutOfRange,
     PeerError,
     PreconditionFailed,
+    ReplicaBehind,
     ResourceExhausted,
     ResourceLocked,
     StageRefused,
@@ -20,6 +22,8 @@ from convoymq.model.errors import (
 )
 
 CODES: tuple[tuple[type[BrokerError], ErrorCode], ...] = (
+    (OffsetOutOfRange, ErrorCode.OFFSET_OUT_OF_RANGE),
+    (ReplicaBehind, ErrorCode.REPLICA_BEHIND),
     (StageRefused, ErrorCode.STAGE_GONE),
     (NotFound, ErrorCode.NOT_FOUND),
     (AccessRefused, ErrorCode.ACCESS_REFUSED),
@@ -39,8 +43,14 @@ def as_error(error: BrokerError) -> ColumnarError:
     if isinstance(error, ColumnarError):
         return error
     details: dict[str, Any] = {}
-    for name in ("first", "high", "reason"):
-        if hasattr(error, name):
-            details[name] = getattr(error, name)
+    match error:
+        case OffsetOutOfRange():
+            details = {"first": error.first, "high": error.high}
+        case ReplicaBehind():
+            details = {"high": error.high}
+        case StageRefused():
+            details = {"reason": error.reason}
+        case _:
+            pass
     code = next((code for kind, code in CODES if isinstance(error, kind)), ErrorCode.INTERNAL_ERROR)
     return ColumnarError(code, error.text, details)
