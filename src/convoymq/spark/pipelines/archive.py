@@ -1,0 +1,684 @@
+"""`archive`: streams and queues to partitioned Parquet or Delta, exactly once.
+
+Each source is a streaming query; a micro-batch is written by Spark to a staging directory, moved to
+its place and then made to count in one atomic step: the next version of the manifest
+(`manifest.py`) or a Delta commit with an app transaction. Spark gives a repeated batch the same
+rows, so a batch id that counts already is skipped, and one that was cut short is written again over
+what it left.
+
+A second guard does not depend on the checkpoint: offsets of a stream are absolute, so a batch that
+overlaps what the archive has of a stream is refused (somebody has deleted the checkpoint).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from convoymq.spark.errors import OptionError, SourceError
+from convoymq.spark.pipelines.manifest import (
+    Archive,
+    ArchivedFile,
+    Manifest,
+    RemovedFile,
+    sync_directory,
+    sync_files,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+APP_FILE = "convoymq-app"
+COMPACT_BYTES = 128 << 20
+"""A compaction joins files to about this size."""
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+Ranges = dict[str, list[int]]
+"""topic/partition → [first offset, next offset]"""
+Probe = Callable[[str, int], None]
+"""Called with (point, batch id) at `staged`, `moved` and `committed`: tests stop a batch there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ArchiveReport:
+    """What one call of `archive` did."""
+
+    target: str
+    format: str
+    rows: int = 0
+    """Messages archived by this call."""
+    batches: int = 0
+    skipped: int = 0
+    """Batches that counted already: repeats after a crash."""
+    files: int = 0
+    rows_total: int = 0
+    """Messages in the archive, from all calls."""
+    files_total: int = 0
+    compacted: int = 0
+    """Files that a compaction has replaced."""
+    seconds: float = 0.0
+    ranges: Ranges = field(default_factory=dict)
+
+
+class OverlapError(SourceError):
+    """A batch holds offsets that the archive already has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """A file that Spark has written for a batch."""
+
+    path: Path
+    folder: str
+    """`column=value/…` below the data directory."""
+    rows: int
+    bytes: int
+
+
+def archive(
+    spark: SparkSession,
+    *,
+    servers: str,
+    target: str | os.PathLike[str],
+    streams: Sequence[str] = (),
+    queues: Sequence[str] = (),
+    format: str = "parquet",
+    checkpoint: str | os.PathLike[str] | None = None,
+    partition_by: Sequence[str] = ("date",),
+    options: Mapping[str, str] | None = None,
+    every: str | None = None,
+    compact_files: int = 64,
+    keep_replaced_s: float = 3600.0,
+    probe: Probe | None = None,
+) -> ArchiveReport:
+    """Archives everything that is there (or goes on for ever).
+
+    Args:
+        servers: `host:port` of nodes, comma between.
+        target: directory on a POSIX file system; a Delta table with format "delta".
+        streams: stream queues; one query reads them all.
+        queues: other queues; one query each, in mode `stage`. Their messages leave the queue when
+            they are archived.
+        format: "parquet" or "delta".
+        checkpoint: Spark's checkpoint; default `<target>/_checkpoint`. Whoever deletes it while the
+            target stays is refused.
+        partition_by: columns below the source's name (`topic` or `queue`, always the first);
+            `date` and `hour` are made from the timestamp (UTC).
+        options: more options of the formats: user, password, vhost, maxOffsetsPerTrigger, …
+        every: a trigger interval such as "10 seconds": never returns. None: until the end as it is
+            now.
+        compact_files: join the files of a directory when there are so many of less than 128 MiB; 0
+            = never.
+        keep_replaced_s: how long files that a compaction replaced stay for readers that have begun.
+
+    Raises:
+        OptionError: nothing to archive, or an unknown format.
+        OverlapError: see the module's docstring.
+        StreamingQueryException: a source or a sink failed; call again to go on.
+    """
+    if not streams and not queues:
+        raise OptionError("nothing to archive: name streams or queues")
+    root = Path(target)
+    if "://" in str(target):
+        raise OptionError(
+            f"target {target}: an archive needs a mounted POSIX file system, whose renames and "
+            "links are atomic"
+        )
+    base = Path(checkpoint) if checkpoint is not None else root / "_checkpoint"
+    root.mkdir(parents=True, exist_ok=True)
+    report = ArchiveReport(target=str(root), format=format)
+    started = time.monotonic()
+    queries = []
+    for source in _sources(spark, servers, streams, queues, dict(options or {})):
+        name, column, frame = source
+        place = base / name
+        sink = _sink(format, root, _app_id(place))
+        columns = tuple(dict.fromkeys((column, *partition_by)))
+        writer = _BatchWriter(sink, columns, report, compact_files, keep_replaced_s, probe)
+        stream = (
+            frame.writeStream.queryName(f"archive {name}")
+            .foreachBatch(writer)
+            .option("checkpointLocation", str(place))
+        )
+        stream = (
+            stream.trigger(processingTime=every) if every else stream.trigger(availableNow=True)
+        )
+        queries.append((stream.start(), sink))
+    try:
+        for query, _ in queries:
+            query.awaitTermination()
+    finally:
+        for query, _ in queries:
+            query.stop()
+    for _, sink in queries:
+        if compact_files:
+            report.compacted += sink.compact(compact_files, keep_replaced_s)
+        report.rows_total, report.files_total = sink.totals()
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def archived(spark: SparkSession, target: str | os.PathLike[str]) -> DataFrame:
+    """What an archive holds, read natively by Spark: only files that count.
+
+    Raises:
+        SourceError: there is nothing yet.
+    """
+    from deltalake import DeltaTable
+
+    root = Path(target)
+    if not DeltaTable.is_deltatable(str(root)):
+        archive = Archive(root)
+        paths = archive.paths()
+        if not paths:
+            raise SourceError(f"{root}: nothing is archived there")
+        return spark.read.option("basePath", str(archive.data)).parquet(*paths)
+    return _delta_rows(spark, DeltaTable(str(root)), root)
+
+
+def _delta_rows(spark: SparkSession, table: Any, root: Path) -> DataFrame:
+    import functools
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as f
+
+    names = table.metadata().partition_columns
+    kinds = {field.name: field.type.type for field in table.schema().fields}
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        values = tuple(action[f"partition.{name}"] for name in names)
+        groups.setdefault(values, []).append(str(root / unquote(action["path"])))
+    if not groups:
+        raise SourceError(f"{root}: nothing is archived there")
+    parts = []
+    for values, paths in groups.items():
+        part = spark.read.parquet(*paths)
+        for name, value in zip(names, values, strict=True):
+            kind = {"integer": "int"}.get(kinds[name], kinds[name])
+            part = part.withColumn(name, f.lit(value).cast(kind))
+        parts.append(part)
+    return functools.reduce(DataFrame.unionByName, parts)
+
+
+def _sources(
+    spark: SparkSession,
+    servers: str,
+    streams: Sequence[str],
+    queues: Sequence[str],
+    options: dict[str, str],
+) -> list[tuple[str, str, DataFrame]]:
+    """(name, the column that names the source, messages) of each query."""
+    found: list[tuple[str, str, DataFrame]] = []
+    if streams:
+        reader = spark.readStream.format("convoymq").option("servers", servers)
+        reader = reader.option("subscribe", ",".join(streams)).option("startingOffsets", "earliest")
+        found.append(("streams", "topic", reader.options(**options).load()))
+    for queue in queues:
+        reader = spark.readStream.format("convoymq_queue").option("servers", servers)
+        reader = reader.option("queue", queue).option("stage", "archive").options(**options)
+        found.append((f"queue-{quote(queue, safe='')}", "queue", reader.load()))
+    return found
+
+
+def _app_id(checkpoint: Path) -> str:
+    """The pipeline's id: as old as its checkpoint."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    path = checkpoint / APP_FILE
+    if not path.exists():
+        draft = checkpoint / f".{APP_FILE}-{uuid.uuid4().hex}"
+        draft.write_text(uuid.uuid4().hex)
+        sync_files([draft])
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+        sync_directory(checkpoint)
+    return path.read_text().strip()
+
+
+class _BatchWriter:
+    """What `foreachBatch` calls."""
+
+    def __init__(
+        self,
+        sink: _Sink,
+        columns: tuple[str, ...],
+        report: ArchiveReport,
+        compact_files: int,
+        keep_replaced_s: float,
+        probe: Probe | None,
+    ) -> None:
+        self._sink = sink
+        self._columns = columns
+        self._report = report
+        self._compact_files = compact_files
+        self._keep_replaced_s = keep_replaced_s
+        self._probe = probe or (lambda point, batch: None)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        sink, report = self._sink, self._report
+        if sink.applied() >= batch_id:
+            report.skipped += 1
+            return
+        staging = sink.staging / f"{sink.app}-{batch_id:010d}"
+        shutil.rmtree(staging, ignore_errors=True)
+        batch.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        rows = _with_time_columns(batch, self._columns)
+        rows.write.partitionBy(*self._columns).parquet(str(staging))
+        self._probe("staged", batch_id)
+        staged = _staged_files(staging)
+        ranges = _ranges(staged)
+        sink.undo(batch_id)
+        sink.check(ranges)
+        moved = sink.move(staged, batch_id)
+        self._probe("moved", batch_id)
+        sink.commit(batch_id, staged, moved, ranges)
+        self._probe("committed", batch_id)
+        shutil.rmtree(staging, ignore_errors=True)
+        sink.forget_plan(batch_id)
+        report.batches += 1
+        report.files += len(moved)
+        report.rows += sum(file.rows for file in moved)
+        merge_ranges(report.ranges, ranges)
+        # A query that never ends must not leave more and more small files behind.
+        if self._compact_files and (batch_id + 1) % self._compact_files == 0:
+            report.compacted += sink.compact(self._compact_files, self._keep_replaced_s)
+
+
+def _with_time_columns(batch: DataFrame, columns: Sequence[str]) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    # Not the session's zone: the directory of a message must not depend on who archives it.
+    time_utc = f.to_utc_timestamp("timestamp", f.current_timezone())
+    if "date" in columns and "date" not in batch.columns:
+        batch = batch.withColumn("date", f.to_date(time_utc))
+    if "hour" in columns and "hour" not in batch.columns:
+        batch = batch.withColumn("hour", f.hour(time_utc))
+    return batch
+
+
+def _staged_files(staging: Path) -> list[_Staged]:
+    import pyarrow.parquet as pq
+
+    found = []
+    for path in sorted(staging.rglob("*.parquet")):
+        rows = pq.read_metadata(path).num_rows
+        if rows:
+            folder = path.parent.relative_to(staging).as_posix()
+            found.append(_Staged(path, folder, rows, path.stat().st_size))
+    return found
+
+
+def _ranges(staged: Sequence[_Staged]) -> Ranges:
+    """First and next offset of each stream and partition; nothing for queues, whose offsets are
+    those of a stage."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    ranges: Ranges = {}
+    for file in staged:
+        column, _, value = file.folder.split("/")[0].partition("=")
+        if column != "topic":
+            continue
+        table = pq.ParquetFile(file.path).read(columns=["partition", "offset"])
+        groups = table.group_by("partition").aggregate([("offset", "min"), ("offset", "max")])
+        for row in groups.to_pylist():
+            key = f"{unquote(value)}/{row['partition']}"
+            merge_ranges(ranges, {key: [row["offset_min"], row["offset_max"] + 1]})
+        counted = pc.count_distinct(table["partition"]).as_py()
+        assert counted == groups.num_rows
+    return ranges
+
+
+def merge_ranges(into: Ranges, other: Mapping[str, Sequence[int]]) -> None:
+    """Widens the ranges of `into` by those of `other`."""
+    for key, (first, next_offset) in other.items():
+        known = into.get(key)
+        into[key] = (
+            [first, next_offset]
+            if known is None
+            else [min(known[0], first), max(known[1], next_offset)]
+        )
+
+
+def check_overlap(known: Mapping[str, Mapping[str, Sequence[int]]], ranges: Ranges) -> None:
+    """Raises OverlapError when a range begins before the end of what `known` (by app) holds."""
+    for app, held in known.items():
+        for key, (first, next_offset) in ranges.items():
+            if key in held and first < held[key][1] and next_offset > held[key][0]:
+                raise OverlapError(
+                    f"{key}: offsets {first} to {next_offset} begin before {held[key][1]}, the end "
+                    f"of what pipeline {app} has archived here. Was its checkpoint deleted? "
+                    "Bring it back, or archive to another target"
+                )
+
+
+class _Sink:
+    """Where a query's batches go: what both formats share."""
+
+    def __init__(self, root: Path, app: str, data: Path) -> None:
+        self.root = root
+        self.app = app
+        self.data = data
+        self.staging = root / "_staging"
+
+    def applied(self) -> int:
+        """The last batch that counts; -1 = none."""
+        raise NotImplementedError
+
+    def commit(
+        self,
+        batch_id: int,
+        staged: Sequence[_Staged],
+        files: Sequence[ArchivedFile],
+        ranges: Ranges,
+    ) -> None:
+        """Makes the files count, in one step."""
+        raise NotImplementedError
+
+    def compact(self, files_min: int, keep_s: float) -> int:
+        """Joins small files. Returns how many were replaced."""
+        raise NotImplementedError
+
+    def totals(self) -> tuple[int, int]:
+        """(messages, files) that count."""
+        raise NotImplementedError
+
+    def check(self, ranges: Ranges) -> None:
+        """Raises OverlapError when the archive has some of these offsets."""
+        raise NotImplementedError
+
+    def place(self, file: _Staged) -> Path:
+        """The directory where a file belongs."""
+        return self.data / file.folder
+
+    def _plan(self, batch_id: int) -> Path:
+        return self.staging / f"{self.app}-{batch_id:010d}.plan"
+
+    def undo(self, batch_id: int) -> None:
+        """Removes what an attempt at this batch moved and did not commit."""
+        plan = self._plan(batch_id)
+        if plan.exists():
+            for name in json.loads(plan.read_text()):
+                (self.root / name).unlink(missing_ok=True)
+            plan.unlink()
+
+    def forget_plan(self, batch_id: int) -> None:
+        """The batch counts: nothing to undo any more."""
+        self._plan(batch_id).unlink(missing_ok=True)
+
+    def move(self, staged: Sequence[_Staged], batch_id: int) -> list[ArchivedFile]:
+        """Moves a batch's files to their places; a plan that is on disk first tells which."""
+        files = []
+        moves = []
+        for number, file in enumerate(staged):
+            place = self.place(file) / f"{self.app[:12]}-{batch_id:010d}-{number:05d}.parquet"
+            moves.append((file.path, place))
+            files.append(
+                ArchivedFile(
+                    path=place.relative_to(self.root).as_posix(),
+                    rows=file.rows,
+                    bytes=file.bytes,
+                    app=self.app,
+                    first_batch=batch_id,
+                    last_batch=batch_id,
+                )
+            )
+        self.staging.mkdir(parents=True, exist_ok=True)
+        plan = self._plan(batch_id)
+        draft = plan.with_suffix(".draft")
+        draft.write_text(json.dumps([file.path for file in files]))
+        sync_files([draft])
+        os.replace(draft, plan)
+        sync_directory(self.staging)
+        for source, place in moves:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(source, place)
+        sync_files([place for _, place in moves])
+        for folder in {place.parent for _, place in moves}:
+            while folder not in (self.root, folder.parent):
+                folder = folder.parent
+                sync_directory(folder)
+        return files
+
+
+class _ParquetSink(_Sink):
+    def __init__(self, root: Path, app: str) -> None:
+        self.archive = Archive(root)
+        super().__init__(root, app, self.archive.data)
+
+    def check(self, ranges: Ranges) -> None:
+        check_overlap(self.archive.current().ranges, ranges)
+
+    def applied(self) -> int:
+        return self.archive.current().applied.get(self.app, -1)
+
+    def commit(
+        self,
+        batch_id: int,
+        staged: Sequence[_Staged],
+        files: Sequence[ArchivedFile],
+        ranges: Ranges,
+    ) -> None:
+        def change(now: Manifest) -> Manifest:
+            if now.applied.get(self.app, -1) >= batch_id:
+                raise OverlapError(f"batch {batch_id} was archived by another run of this pipeline")
+            check_overlap(now.ranges, ranges)
+            held = {key: list(value) for key, value in now.ranges.get(self.app, {}).items()}
+            merge_ranges(held, ranges)
+            return replace(
+                now,
+                applied={**now.applied, self.app: batch_id},
+                ranges={**now.ranges, self.app: held},
+                files=(*now.files, *files),
+            )
+
+        self.archive.commit(change)
+
+    def compact(self, files_min: int, keep_s: float) -> int:
+        replaced = 0
+        now = self.archive.current()
+        small = [file for file in now.files if file.bytes < COMPACT_BYTES]
+        folders = Counter(os.path.dirname(file.path) for file in small)
+        for folder, count in sorted(folders.items()):
+            if count >= files_min:
+                mine = [file for file in small if os.path.dirname(file.path) == folder]
+                for group in _groups(mine):
+                    replaced += self._join(folder, group)
+        self.archive.remove_replaced(keep_s)
+        return replaced
+
+    def _join(self, folder: str, group: Sequence[ArchivedFile]) -> int:
+        import pyarrow.parquet as pq
+
+        place = self.root / folder / f"joined-{uuid.uuid4().hex}.parquet"
+        draft = self.staging / place.name
+        self.staging.mkdir(parents=True, exist_ok=True)
+        schema = pq.read_schema(self.root / group[0].path)
+        rows = 0
+        with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+            for file in group:
+                parquet = pq.ParquetFile(self.root / file.path)
+                for part in parquet.iter_batches():
+                    writer.write_batch(part)
+                    rows += part.num_rows
+        if rows != sum(file.rows for file in group):
+            draft.unlink()
+            raise SourceError(f"{folder}: files hold {rows} rows, the manifest says otherwise")
+        os.replace(draft, place)
+        sync_files([place])
+        joined = ArchivedFile(
+            path=place.relative_to(self.root).as_posix(),
+            rows=rows,
+            bytes=place.stat().st_size,
+            app=group[0].app,
+            first_batch=min(file.first_batch for file in group),
+            last_batch=max(file.last_batch for file in group),
+        )
+        gone = {file.path for file in group}
+        at = time.time()
+
+        def change(now: Manifest) -> Manifest | None:
+            if not gone <= {file.path for file in now.files}:
+                return None
+            kept = tuple(file for file in now.files if file.path not in gone)
+            removed = tuple(RemovedFile(path=path, at=at) for path in sorted(gone))
+            return replace(now, files=(*kept, joined), removed=(*now.removed, *removed))
+
+        done = self.archive.commit(change)
+        if joined not in done.files:
+            place.unlink()
+            return 0
+        return len(gone)
+
+    def totals(self) -> tuple[int, int]:
+        now = self.archive.current()
+        return now.rows, len(now.files)
+
+
+def _groups(files: Sequence[ArchivedFile]) -> list[list[ArchivedFile]]:
+    """Files of one directory in groups of at least two that make about one large file."""
+    groups: list[list[ArchivedFile]] = []
+    group: list[ArchivedFile] = []
+    size = 0
+    for file in sorted(files, key=lambda each: (each.app, each.first_batch)):
+        if group and (size + file.bytes > COMPACT_BYTES or file.app != group[0].app):
+            groups.append(group)
+            group, size = [], 0
+        group.append(file)
+        size += file.bytes
+    groups.append(group)
+    return [group for group in groups if len(group) > 1]
+
+
+class _DeltaSink(_Sink):
+    """A Delta table: files are moved below it, and one commit with an app transaction adds them.
+
+    The files lie in one directory: the table's log knows their partitions, and the names of streams
+    need no encoding."""
+
+    def __init__(self, root: Path, app: str) -> None:
+        super().__init__(root, app, root / "data")
+
+    def place(self, file: _Staged) -> Path:
+        return self.data
+
+    def _table(self) -> Any:
+        from deltalake import DeltaTable
+
+        return DeltaTable(str(self.root)) if DeltaTable.is_deltatable(str(self.root)) else None
+
+    def applied(self) -> int:
+        table = self._table()
+        version = None if table is None else table.transaction_version(self.app)
+        return -1 if version is None else int(version)
+
+    def check(self, ranges: Ranges) -> None:
+        table = self._table()
+        if table is not None:
+            check_overlap(self._ranges(table), ranges)
+
+    def commit(
+        self,
+        batch_id: int,
+        staged: Sequence[_Staged],
+        files: Sequence[ArchivedFile],
+        ranges: Ranges,
+    ) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.transaction import AddAction
+
+        table = self._table()
+        if table is None:
+            if not files:
+                return
+            table = self._create(staged[0].folder, files[0].path)
+        known = self._ranges(table)
+        check_overlap(known, ranges)
+        held = known.get(self.app, {})
+        merge_ranges(held, ranges)
+        actions = [
+            AddAction(
+                path=file.path,
+                size=file.bytes,
+                partition_values=_partition_values(source.folder),
+                modification_time=int(time.time() * 1000),
+                data_change=True,
+                stats=json.dumps({"numRecords": file.rows}),
+            )
+            for source, file in zip(staged, files, strict=True)
+        ]
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            table.metadata().partition_columns,
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(self.app, batch_id)],
+                custom_metadata={"convoymq.app": self.app, "convoymq.ranges": json.dumps(held)},
+            ),
+        )
+
+    def _create(self, folder: str, path: str) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from deltalake import DeltaTable, Schema
+
+        names = list(_partition_values(folder))
+        schema = pq.read_schema(self.root / path).remove_metadata()
+        kinds = {"date": pa.date32(), "hour": pa.int32()}
+        for name in names:
+            schema = schema.append(pa.field(name, kinds.get(name, pa.string())))
+        return DeltaTable.create(
+            str(self.root), Schema.from_arrow(schema), mode="ignore", partition_by=names
+        )
+
+    def _ranges(self, table: Any) -> dict[str, Ranges]:
+        """What each app has archived: its latest commit says."""
+        found: dict[str, Ranges] = {}
+        for commit in table.history():
+            app = commit.get("convoymq.app")
+            if app and app not in found:
+                found[app] = json.loads(commit["convoymq.ranges"])
+        return found
+
+    def compact(self, files_min: int, keep_s: float) -> int:
+        table = self._table()
+        if table is None or len(table.file_uris()) < files_min:
+            return 0
+        return int(table.optimize.compact(target_size=COMPACT_BYTES)["numFilesRemoved"])
+
+    def totals(self) -> tuple[int, int]:
+        table = self._table()
+        if table is None:
+            return 0, 0
+        import pyarrow as pa
+
+        actions = pa.table(table.get_add_actions(flatten=True))
+        return sum(actions["num_records"].to_pylist()), actions.num_rows
+
+
+def _partition_values(folder: str) -> dict[str, str | None]:
+    values: dict[str, str | None] = {}
+    for part in folder.split("/"):
+        name, _, value = part.partition("=")
+        values[name] = None if value == HIVE_NULL else unquote(value)
+    return values
+
+
+def _sink(format: str, root: Path, app: str) -> _Sink:
+    if format == "parquet":
+        return _ParquetSink(root, app)
+    if format == "delta":
+        return _DeltaSink(root, app)
+    raise OptionError(f"format {format}: there are parquet and delta")
