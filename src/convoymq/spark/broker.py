@@ -44,15 +44,16 @@ class Streams:
         """This process's client."""
         return clients.connect(self._options.connection)
 
-    def states(self, read: Collection[Partition] = ()) -> dict[Partition, StreamState]:
+    def states(self, read: Collection[Partition] | None = None) -> dict[Partition, StreamState]:
         """All streams that are read, by (name, partition).
 
         Args:
-            read: what was read before; of these, what is gone is left out.
+            read: what was read before, None in the beginning. Of these, what is gone is left out;
+                with failOnDataLoss=false any other as well, once the query has begun.
 
         Raises:
-            SourceError: another stream that the options name does not exist, is no stream or may
-                not be read.
+            SourceError: a stream that the options name does not exist, is no stream or may not be
+                read.
         """
         options = self._options
         if options.pattern is not None:
@@ -60,8 +61,10 @@ class Streams:
         else:
             infos = self.client.metadata(names=list(options.streams))
         found = {info.name: info for info in infos}
-        missing = [name for name in options.streams if name not in found and (name, 0) not in read]
-        if missing:
+        missing = [
+            name for name in options.streams if name not in found and (name, 0) not in (read or ())
+        ]
+        if missing and (read is None or options.fail_on_data_loss):
             raise SourceError(explain_missing(self.client, missing))
         names = list(found)
         answers = self.client.offsets(

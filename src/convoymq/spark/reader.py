@@ -199,7 +199,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begun is not None:
             self._store(start)
         streams = Streams(self._options)
-        states = streams.states(begun.ends if begun is not None else ())
+        states = streams.states(None if begun is None else begun.ends)
         if self._target is not None:
             states = _bounded(states, self._target, begun)
         self._latest = Positions(ends={key: state.latest for key, state in states.items()})

@@ -1,0 +1,76 @@
+"""Fixtures of the Spark tests: a broker in memory, one Spark session, one cluster of real nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from convoymq.spark import clients
+from convoymq.spark.java import JavaMissing, java_home
+from tests.spark.fakes import FakeBroker, FakeClient
+
+SCRUBBED = ("PYSPARK_SUBMIT_ARGS", "JAVA_TOOL_OPTIONS", "SPARK_HOME", "SPARK_CONF_DIR")
+"""What a person's shell may have and tests must not depend on."""
+
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SETTINGS = {
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+}
+LOG4J = """
+rootLogger.level = error
+rootLogger.appenderRef.stdout.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n%ex
+"""
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
+    """A broker in memory; every connection that a data source makes leads to it."""
+    made = FakeBroker()
+    client = FakeClient(made)
+    monkeypatch.setattr(clients, "connect", lambda _connection: client)
+    return made
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one session of a test run: it takes seconds to start."""
+    from convoymq.spark import session
+
+    before = dict(os.environ)
+    for name in SCRUBBED:
+        os.environ.pop(name, None)
+    try:
+        java_home()
+    except JavaMissing as error:
+        pytest.skip(str(error))
+    home = tmp_path_factory.mktemp("spark")
+    os.environ["SPARK_CONF_DIR"] = str(quiet(home / "conf"))
+    settings = {**SETTINGS, "spark.sql.warehouse.dir": str(home / "warehouse")}
+    # A task that fails is repeated, as on a cluster; locally Spark's default is not to.
+    made = session("tests", master="local[2,4]", conf=settings)
+    yield made
+    made.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def quiet(directory: Path) -> Path:
+    """A SPARK_CONF_DIR that lets only errors through."""
+    directory.mkdir(parents=True)
+    (directory / "log4j2.properties").write_text(LOG4J)
+    return directory

@@ -1,0 +1,429 @@
+"""A broker in memory behind the client's interface: the columnar protocol without sockets.
+
+Frames are real ones, built and checked by the kernel; the rules of stages are the broker's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from convoymq.client import errors
+from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
+from convoymq.kernels import columns as bits
+from convoymq.queues.stages import REASONS, Refusal, Stage, Stages
+from convoymq.spark.frames import binary_buffers, header_buffers
+
+T0_MS = 1_700_000_000_000
+
+
+@dataclass
+class Message:
+    """One message as the broker keeps it."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: list[tuple[str, bytes | None]] | None = None
+    exchange: str = ""
+    routing_key: str = ""
+    properties: bytes = b"\x00\x3c" + bytes(12)
+    time_ms: int = T0_MS
+    acquired: int = 0
+    delivered: int = 0
+
+
+def frame_of(
+    columns: int, base: int, messages: Sequence[Message], after: int | None = None
+) -> bits.ColumnFrame:
+    """The frame that a server would answer with."""
+    rows = len(messages)
+    buffers: list[Any] = []
+
+    def numbers(values: Iterable[int], kind: pa.DataType) -> None:
+        buffers.append(pa.array(values, kind).buffers()[1] or b"")
+
+    def text(values: Iterable[str]) -> None:
+        buffers.extend(binary_buffers(pa.array(values, pa.string()))[1:])
+
+    if columns & bits.OFFSET:
+        buffers.append(b"")
+    if columns & bits.TIMESTAMP:
+        numbers((m.time_ms * 1000 for m in messages), pa.int64())
+    if columns & bits.KEY:
+        buffers.extend(binary_buffers(pa.array((m.key for m in messages), pa.binary())))
+    if columns & bits.VALUE:
+        buffers.extend(binary_buffers(pa.array((m.value for m in messages), pa.binary())))
+    if columns & bits.HEADERS:
+        kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+        rows_of_headers = [
+            None if m.headers is None else [{"key": k, "value": v} for k, v in m.headers]
+            for m in messages
+        ]
+        buffers.extend(header_buffers(pa.array(rows_of_headers, kind)))
+    if columns & bits.EXCHANGE:
+        text(m.exchange for m in messages)
+    if columns & bits.ROUTING_KEY:
+        text(m.routing_key for m in messages)
+    if columns & bits.PROPERTIES:
+        array = pa.array((m.properties for m in messages), pa.binary())
+        buffers.extend(binary_buffers(array)[1:])
+    if columns & bits.DELIVERY_COUNT:
+        numbers((m.delivered for m in messages), pa.int32())
+    if columns & bits.REDELIVERED:
+        numbers((m.acquired for m in messages), pa.int32())
+    end = base + rows if after is None else after
+    return bits.ColumnFrame(bits.build_frame(columns, rows, base, end, buffers))
+
+
+@dataclass
+class FakeStream:
+    """A stream: messages from offset `first` on."""
+
+    group: int
+    messages: list[Message] = field(default_factory=list)
+    first: int = 0
+    producers: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.messages)
+
+    def add(self, *values: bytes, step_ms: int = 1, **fields: Any) -> None:
+        for value in values:
+            time_ms = T0_MS + self.end * step_ms
+            self.messages.append(Message(value=value, time_ms=time_ms, **fields))
+
+    def drop(self, count: int) -> None:
+        """Retention."""
+        del self.messages[:count]
+        self.first += count
+
+
+class FakeQueue:
+    """A queue whose stages follow the broker's rules; what they hold are messages."""
+
+    def __init__(self) -> None:
+        self.ready: list[Message] = []
+        self.stages = Stages(self)
+        self.epoch = 0
+        self.time_ms = 0
+        self.commands: list[str] = []
+        self.arguments: dict[str, Any] = {}
+
+    def add(self, *values: bytes) -> None:
+        self.ready += [Message(value=value) for value in values]
+
+    def expire(self, later_ms: int) -> None:
+        """Time passes."""
+        self.time_ms += later_ms
+        self.stages.expire(self.time_ms)
+
+    def apply(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        self.commands.append(str(op["op"]))
+        self.epoch += 1
+        reason, answer = self.stages.apply(op, self.epoch, self.time_ms)
+        if reason is not None:
+            raise errors.StageGone(REASONS[reason], reason)
+        assert isinstance(answer, dict)
+        return answer
+
+    # --- queues.stages.Holder
+
+    def stage_refusal(self) -> str | None:
+        return None
+
+    def stage_opened(self, stage: Stage) -> None:
+        stage.held = {}
+
+    def stage_closed(self, stage: Stage) -> None:
+        assert not stage.held
+
+    def stage_take(self, stage: Stage, limit: int) -> int:
+        taken, self.ready = self.ready[:limit], self.ready[limit:]
+        for i, message in enumerate(taken):
+            stage.held[stage.next + i] = message
+        return len(taken)
+
+    def stage_settle(self, stage: Stage, first: int, last: int) -> None:
+        for offset in range(first, last + 1):
+            del stage.held[offset]
+
+    def stage_return(self, stage: Stage, first: int, last: int, failed: bool) -> None:
+        returned = [stage.held.pop(offset) for offset in range(first, last + 1)]
+        for message in returned:
+            message.acquired += 1
+            message.delivered += int(failed)
+        self.ready = returned + self.ready
+
+
+class FakeBroker:
+    """Streams and queues by name, and how many calls there were."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, FakeStream] = {}
+        self.queues: dict[str, FakeQueue] = {}
+        self.groups = 0
+        self.calls: list[str] = []
+        self.down = False
+        self.refuse_writes: set[str] = set()
+
+    def stream(self, name: str, *values: bytes) -> FakeStream:
+        """Declares a stream (again: with another group)."""
+        self.groups += 1
+        self.streams[name] = FakeStream(self.groups)
+        self.streams[name].add(*values)
+        return self.streams[name]
+
+    def queue(self, name: str, *values: bytes) -> FakeQueue:
+        """Declares a queue."""
+        self.queues[name] = FakeQueue()
+        self.queues[name].add(*values)
+        return self.queues[name]
+
+
+class FakeClient:
+    """`convoymq.client.Client` as far as the data sources use it."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+
+    def _called(self, name: str) -> None:
+        self.broker.calls.append(name)
+        if self.broker.down:
+            raise errors.Unavailable("no answer from fake:1 within 1 s; last: refused")
+
+    def metadata(
+        self,
+        names: Iterable[str] | None = None,
+        pattern: str | None = None,
+        types: Sequence[str] = ("stream",),
+    ) -> list[QueueInfo]:
+        self._called("metadata")
+        found = []
+        for name, stream in self.broker.streams.items():
+            found.append(
+                QueueInfo(
+                    name=name,
+                    type="stream",
+                    group=stream.group,
+                    leader="a",
+                    members=("a",),
+                    first=stream.first,
+                    next=stream.end,
+                    bytes=sum(len(m.value) for m in stream.messages),
+                )
+            )
+        for name, queue in self.broker.queues.items():
+            found.append(
+                QueueInfo(
+                    name=name,
+                    type="quorum",
+                    group=0,
+                    leader="a",
+                    members=("a",),
+                    first=None,
+                    next=None,
+                    bytes=None,
+                    arguments=queue.arguments,
+                )
+            )
+        wanted = None if names is None else set(names)
+        return [
+            info
+            for info in sorted(found, key=lambda info: info.name)
+            if info.type in types
+            and (wanted is None or info.name in wanted)
+            and (pattern is None or re.fullmatch(pattern, info.name))
+        ]
+
+    def offsets(
+        self, queries: Iterable[tuple[str, str, int | None]]
+    ) -> list[tuple[int | None, int | None]]:
+        self._called("offsets")
+        answers: list[tuple[int | None, int | None]] = []
+        for name, what, ms in queries:
+            stream = self._stream(name)
+            if what == "earliest":
+                answers.append((stream.first, None))
+            elif what == "latest":
+                answers.append((stream.end, None))
+            else:
+                assert ms is not None
+                later = (i for i, m in enumerate(stream.messages) if m.time_ms >= ms)
+                at = next(later, None)
+                answers.append((None, None) if at is None else (stream.first + at, ms))
+        return answers
+
+    def fetch(
+        self,
+        stream: str,
+        offset: int,
+        *,
+        end: int | None = None,
+        max_rows: int = 1000,
+        max_bytes: int = 1 << 20,
+        columns: int = 15,
+        wait_ms: int = 0,
+        compression: str = "",
+    ) -> FetchResult:
+        self._called("fetch")
+        kept = self._stream(stream)
+        if not kept.first <= offset <= kept.end:
+            raise errors.OffsetOutOfRange("out of range", kept.first, kept.end)
+        until = min(kept.end if end is None else end, kept.end, offset + max_rows)
+        messages = kept.messages[offset - kept.first : until - kept.first]
+        return FetchResult(
+            frame=frame_of(columns, offset, messages), first=kept.first, high=kept.end
+        )
+
+    def produce(
+        self,
+        frame: bytes,
+        *,
+        stream: str | None = None,
+        queue: str | None = None,
+        exchange: str | None = None,
+        routing_key: str | None = None,
+        producer: str | None = None,
+        sequence: int = 0,
+    ) -> ProduceResult:
+        self._called("produce")
+        parsed = bits.ColumnFrame(frame)
+        target = stream or queue or exchange or ""
+        if target in self.broker.refuse_writes:
+            raise errors.AccessRefused(f"write access to {target} refused")
+        messages = messages_of(parsed, routing_key)
+        if stream is not None:
+            kept: Any = self._stream(stream)
+            last = kept.producers.get(producer or "", -1)
+            fresh = [m for i, m in enumerate(messages) if sequence + i > last]
+            for message in fresh:
+                message.time_ms = T0_MS + kept.end
+                kept.messages.append(message)
+            if producer is not None:
+                kept.producers[producer] = max(last, sequence + len(messages) - 1)
+            duplicates = len(messages) - len(fresh)
+            return ProduceResult(count=len(messages), duplicates=duplicates, unroutable=0)
+        unroutable = 0
+        for message in messages:
+            name = queue if queue is not None else message.routing_key
+            if name in self.broker.queues:
+                self.broker.queues[name].ready.append(message)
+            else:
+                unroutable += 1
+        return ProduceResult(count=len(messages), duplicates=0, unroutable=unroutable)
+
+    def store_offset(self, stream: str, consumer: str, offset: int) -> None:
+        self._called("store_offset")
+        self._stream(stream).offsets[consumer] = offset
+
+    def stage(self, queue: str, op: str, **fields: Any) -> dict[str, Any]:
+        self._called(f"stage {op}")
+        return self._queue(queue).apply({**fields, "op": op})
+
+    def stage_fetch(
+        self,
+        queue: str,
+        stage: str,
+        epoch: int,
+        offset: int,
+        *,
+        end: int | None,
+        max_rows: int = 1000,
+        max_bytes: int = 1 << 20,
+        columns: int = 15,
+        compression: str = "",
+    ) -> FetchResult:
+        self._called("stage_fetch")
+        try:
+            found = self._queue(queue).stages.reading(stage, epoch, offset)
+        except Refusal as refusal:
+            raise errors.StageGone(REASONS[refusal.reason], refusal.reason) from None
+        until = min(found.next if end is None else end, offset + max_rows)
+        messages = [found.held[i] for i in range(offset, until)]
+        return FetchResult(
+            frame=frame_of(columns, offset, messages), first=found.first, high=found.next
+        )
+
+    def browse(
+        self,
+        queue: str,
+        cursor: Any = None,
+        *,
+        max_rows: int = 1000,
+        max_bytes: int = 1 << 20,
+        columns: int = 15,
+        compression: str = "",
+    ) -> tuple[FetchResult, Any]:
+        self._called("browse")
+        ready = self._queue(queue).ready
+        start = cursor or 0
+        messages = ready[start : start + max_rows]
+        after = start + len(messages)
+        frame = frame_of(columns, start, messages)
+        return FetchResult(frame=frame, first=0, high=0), after if after < len(ready) else None
+
+    def _stream(self, name: str) -> FakeStream:
+        if name not in self.broker.streams:
+            raise errors.NotFound(f"no stream {name}")
+        return self.broker.streams[name]
+
+    def _queue(self, name: str) -> FakeQueue:
+        if name not in self.broker.queues:
+            raise errors.NotFound(f"no queue {name}")
+        return self.broker.queues[name]
+
+
+def messages_of(frame: bits.ColumnFrame, routing_key: str | None) -> list[Message]:
+    """The messages of a PRODUCE frame."""
+
+    def cells(column: int) -> list[bytes | None]:
+        if not frame.columns & column:
+            return [None] * frame.rows
+        buffers = frame.buffers(column)
+        validity, offsets, data = buffers if len(buffers) == 3 else (b"", *buffers)
+        ends = offsets.cast("i")
+        made: list[bytes | None] = []
+        for i in range(frame.rows):
+            valid = not len(validity) or validity[i // 8] >> i % 8 & 1
+            made.append(bytes(data[ends[i] : ends[i + 1]]) if valid else None)
+        return made
+
+    keys, values = cells(bits.KEY), cells(bits.VALUE)
+    routing_keys, properties = cells(bits.ROUTING_KEY), cells(bits.PROPERTIES)
+    headers = headers_of(frame) if frame.columns & bits.HEADERS else [None] * frame.rows
+    return [
+        Message(
+            value=values[i] or b"",
+            key=keys[i],
+            headers=headers[i],
+            routing_key=(routing_keys[i] or b"").decode() if routing_key is None else routing_key,
+            properties=properties[i] or b"",
+        )
+        for i in range(frame.rows)
+    ]
+
+
+def headers_of(frame: bits.ColumnFrame) -> list[list[tuple[str, bytes | None]] | None]:
+    """The headers column, row by row."""
+    validity, lists, name_ends, names, value_validity, value_ends, values = frame.buffers(
+        bits.HEADERS
+    )
+    table, name_at, value_at = lists.cast("i"), name_ends.cast("i"), value_ends.cast("i")
+    made: list[list[tuple[str, bytes | None]] | None] = []
+    for i in range(frame.rows):
+        if len(validity) and not validity[i // 8] >> i % 8 & 1:
+            made.append(None)
+            continue
+        row: list[tuple[str, bytes | None]] = []
+        for j in range(table[i], table[i + 1]):
+            name = bytes(names[name_at[j] : name_at[j + 1]]).decode()
+            null = len(value_validity) and not value_validity[j // 8] >> j % 8 & 1
+            row.append((name, None if null else bytes(values[value_at[j] : value_at[j + 1]])))
+        made.append(row)
+    return made
