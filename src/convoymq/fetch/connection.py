@@ -53,6 +53,8 @@ log = structlog.get_logger()
 OUTPUT_HIGH = 256 << 10
 OUTPUT_LOW = 64 << 10
 CLOSE_TIMEOUT_S = 5.0
+SCRATCH_BYTES = 64 << 10
+"""What is read at a time of a connection whose bytes are not looked at any more."""
 PROGRESS_BYTES_MIN = 16 << 10
 """What a slow client must at least read within the time limit."""
 
@@ -142,11 +144,15 @@ class FetchConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See `asyncio.BufferedProtocol`."""
+        if self.state is State.CLOSED:
+            return memoryview(bytearray(SCRATCH_BYTES))
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio.BufferedProtocol`."""
         self._count_in(nbytes)
+        if self.state is State.CLOSED:
+            return
         try:
             frames = self._reader.advance(nbytes)
         except ProtocolError as error:
@@ -239,10 +245,14 @@ class FetchConnection(asyncio.BufferedProtocol):
     def _last_words(self, correlation: int, error: ColumnarError) -> None:
         if not self._writing:
             self._write(encode_error(Op.AUTHENTICATE, correlation, error))
-        self._close()
+        self._close(linger=True)
 
-    def _close(self) -> None:
-        """Write what is left, within a bound of time, and close. Safe to call twice."""
+    def _close(self, *, linger: bool = False) -> None:
+        """Write what is left, within a bound of time, and close. Safe to call twice.
+
+        `linger`: first let the peer close. Its unread bytes would turn our close into a reset,
+        which may overtake our last words.
+        """
         if self.state is State.CLOSED:
             return
         was_open = self.user is not None
@@ -259,9 +269,16 @@ class FetchConnection(asyncio.BufferedProtocol):
             self.broker.connections.remove(self)
             self.broker.close_vhost(self.user, self.vhost)
             self.broker.counters.connections_closed += 1
-        if self._transport is not None:
-            self._transport.close()
-            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+        transport = self._transport
+        if transport is None:
+            return
+        asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
+        if linger and transport.can_write_eof() and not self.edge.stopping:
+            transport.write_eof()
+            if not self._reading:
+                transport.resume_reading()
+        else:
+            transport.close()
 
     def _abort(self) -> None:
         self._close()
@@ -457,7 +474,7 @@ class FetchConnection(asyncio.BufferedProtocol):
             self._write(parts)
 
     def _write(self, parts: Parts) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self.state is State.CLOSED:
             return
         for part in parts:
             self.sent += len(part)

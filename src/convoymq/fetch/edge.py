@@ -31,7 +31,7 @@ class FetchEdge:
         self.calm = asyncio.Event()
         """Set while no alarm blocks publishers."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self.stopping = False
         broker.on_alarms.append(self._on_alarms)
         self._on_alarms(broker.alarms)
 
@@ -43,7 +43,7 @@ class FetchEdge:
 
     def admit(self, connection: FetchConnection) -> bool:
         """Whether there is room for one more connection; counts the refused."""
-        if self._stopping or len(self.connections) >= self.settings.connections_max:
+        if self.stopping or len(self.connections) >= self.settings.connections_max:
             self.counters.refused += 1
             log.warning("fetch.connection_limit", limit=self.settings.connections_max)
             return False
@@ -74,7 +74,7 @@ class FetchEdge:
 
     async def stop(self) -> None:
         """Closes all connections; clients are told why."""
-        self._stopping = True
+        self.stopping = True
         if self._on_alarms in self.broker.on_alarms:
             self.broker.on_alarms.remove(self._on_alarms)
         for connection in list(self.connections.values()):

@@ -193,9 +193,10 @@ class Requests:
             queue = broker.find_queue(record.vhost, record.name, self._connection.id)
         except (NotFound, AccessRefused, PreconditionFailed):
             return row
-        leader = getattr(queue, "leader", None)
         if row["type"] == "classic":
-            leader = record.home
+            leader: int | None = record.home
+        else:
+            leader = getattr(queue, "leader", None) or broker.host.leader_of(record.group)
         row["leader"] = None if leader is None else broker.node_name_of(leader)
         known = queue.info()
         row["bytes"] = known.get("message_bytes")

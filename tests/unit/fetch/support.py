@@ -58,9 +58,13 @@ class FakeTransport(asyncio.Transport):
         self.reading = True
         self.closed = False
         self.aborted = False
+        #: Whether it can be closed by halves, as a plain socket can.
+        self.half = False
+        self.ended = False
 
     def write(self, data: Any) -> None:
         assert not self.closed
+        assert not self.ended
         self.written += data
         if self.stuck:
             before, self.waiting = self.waiting, self.waiting + len(data)
@@ -91,6 +95,13 @@ class FakeTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def can_write_eof(self) -> bool:
+        return self.half
+
+    def write_eof(self) -> None:
+        assert not self.ended
+        self.ended = True
 
     def close(self) -> None:
         if not self.closed:

@@ -232,3 +232,16 @@ async def test_requests_of_much_payload_stop_reading(tmp_path: Path) -> None:
         rig.broker.set_alarm("memory", False)
         await until(lambda: all(peer.answer_to(number) for number in numbers))
         assert peer.transport.reading
+
+
+async def test_last_words_are_not_overtaken_by_a_reset(rig: Rig, client: Peer) -> None:
+    client.transport.half = True
+    client.feed(b"\xff" * 100)
+    assert client.transport.ended
+    assert not client.transport.closed
+    assert client.heard()[-1].status == ErrorCode.FRAME_ERROR
+    client.feed(b"\xff" * 100_000)
+    assert len(client.heard()) == 2
+    assert not rig.broker.connections.all()
+    client.transport.close()
+    await until(lambda: not rig.edge.connections)
