@@ -99,8 +99,7 @@ def is_refused(owner: Owner, by: Client) -> bool:
     try:
         assert owner.read(0, 10, by) == [(i, i) for i in range(10)]
     except errors.StageGone as refused:
-        assert refused.reason == "stage_epoch"
-        return True
+        return refused.reason == "stage_epoch"
     return False
 
 
