@@ -36,6 +36,8 @@ log = structlog.get_logger()
 
 DEFAULT_EXCHANGE_RESOURCE = "amq.default"
 COUNTED_TYPES = frozenset(("quorum",))
+#: Whose machines drop what a named producer repeats.
+PRODUCER_TYPES = frozenset(("quorum", "stream"))
 
 
 def generated_name(prefix: str) -> str:
@@ -524,11 +526,18 @@ class Channel:
             raise refusals.too_many_consumers(limit)
         queue = self._find(name)
         _check_arguments(method.arguments, queue)
+        if queue.type == "stream" and self.global_prefetch:
+            raise refusals.global_qos_on_stream(queue_subject(queue.vhost, queue.name))
         priority = _priority_of(method.arguments, queue)
         client = self._client(queue)
         self._number += 1
         slot = self.lane.add_slot(
-            client, self._number, tag.encode(), method.no_ack, queue.type in COUNTED_TYPES
+            client,
+            self._number,
+            tag.encode(),
+            method.no_ack,
+            queue.type in COUNTED_TYPES,
+            queue.type == "stream",
         )
         consumer = Consumer(tag, self._number, queue, client, slot, method, self._prefetch)
         self.consumers[tag] = consumer
@@ -547,7 +556,10 @@ class Channel:
             ConsumerSpec(
                 number=consumer.number,
                 tag=tag,
-                prefetch=0 if method.no_ack else self._window(consumer.prefetch),
+                # A stream refuses both a missing prefetch and no_ack, in this order.
+                prefetch=0
+                if method.no_ack and queue.type != "stream"
+                else self._window(consumer.prefetch),
                 no_ack=method.no_ack,
                 exclusive=method.exclusive,
                 priority=priority,
@@ -859,7 +871,9 @@ class Channel:
             return
         targets = [self._client(queue).target for queue in route.queues]
         self._expect(tag, len(targets))
-        for target in targets:
+        for queue, target in zip(route.queues, targets, strict=True):
+            if message.producer is not None and queue.type in PRODUCER_TYPES:
+                target.name_next(*message.producer)
             self.lane.append(target, key, message.content, body_size, flags, tag)
 
     def _expect(self, tag: int, count: int) -> None:

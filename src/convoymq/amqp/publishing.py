@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from convoymq.amqp.codec import ContentHeader, decode_header, encode_header
 from convoymq.kernels.frames import content_parts, replace_header
-from convoymq.model.errors import FrameFault
+from convoymq.model.errors import FrameFault, PreconditionFailed
 from convoymq.model.refusals import (
     REPLY_CONSUMER_MISSING,
     invalid_copy_header,
@@ -14,12 +14,15 @@ from convoymq.model.refusals import (
     reply_consumer,
     wrong_user_id,
 )
-from convoymq.model.tables import Table
+from convoymq.model.tables import INTEGER_CODES, Table
+from convoymq.queues.sessions import PRODUCER_NAME_BYTES_MAX
 
 REPLY_QUEUE = "amq.rabbitmq.reply-to"
 REPLY_PREFIX = REPLY_QUEUE + "."
 EXPIRATION_MS_MAX = 315_360_000_000
 IMPERSONATOR = "impersonator"
+PRODUCER_HEADER = "x-stream-producer"
+SEQUENCE_HEADER = "x-stream-sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Inspected:
     routing_keys: tuple[str, ...]
     headers: Table | None
     content: bytes
+    producer: tuple[bytes, int] | None
+    """Name and sequence, of messages whose publisher wants repeats dropped."""
 
 
 def names_of(key: bytes) -> tuple[str, str]:
@@ -52,7 +57,8 @@ def inspect(
     tags: tuple[str, ...],
     reply_token: str | None,
 ) -> Inspected:
-    """Check user-id and expiration, collect CC and BCC, take BCC out, fill the reply-to in.
+    """Check user-id and expiration, collect CC and BCC, take BCC out, fill the reply-to in, find
+    the named producer.
 
     Raises:
         PreconditionFailed: a property that is not acceptable.
@@ -82,7 +88,8 @@ def inspect(
             content,
             encode_header(ContentHeader(body_size=header.body_size, properties=changed)),
         )
-    return Inspected(tuple(dict.fromkeys(keys)), headers, content)
+    producer = None if headers is None else _producer(headers)
+    return Inspected(tuple(dict.fromkeys(keys)), headers, content, producer)
 
 
 def check_expiration(text: str) -> None:
@@ -104,6 +111,28 @@ def check_expiration(text: str) -> None:
         raise invalid_expiration(text, f"{{value_negative,{value}}}")
     if value > EXPIRATION_MS_MAX:
         raise invalid_expiration(text, f"{{value_too_large,{value}}}")
+
+
+def _producer(headers: Table) -> tuple[bytes, int] | None:
+    """Name and sequence of the producer; None without both.
+
+    Raises:
+        PreconditionFailed: one of them is not acceptable.
+    """
+    name, sequence = headers.get(PRODUCER_HEADER), headers.get(SEQUENCE_HEADER)
+    if name is None or sequence is None:
+        return None
+    if not isinstance(name.value, bytes) or not 0 < len(name.value) <= PRODUCER_NAME_BYTES_MAX:
+        raise PreconditionFailed(
+            f"invalid message: header '{PRODUCER_HEADER}' must be a string of 1 to "
+            f"{PRODUCER_NAME_BYTES_MAX} bytes"
+        )
+    number = sequence.value
+    if sequence.code not in INTEGER_CODES or not isinstance(number, int) or number < 0:
+        raise PreconditionFailed(
+            f"invalid message: header '{SEQUENCE_HEADER}' must be an integer from 0"
+        )
+    return name.value, number
 
 
 def _copies(headers: Table, name: str) -> list[str]:

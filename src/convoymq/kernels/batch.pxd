@@ -32,6 +32,10 @@ cdef class PublishTarget:
     cdef public Py_ssize_t pending_bytes_max
     cdef public Py_ssize_t pending_commands_max
     cdef public object owner
+    # The next record has a producer and a sequence; the open command begins with this one.
+    cdef bint named
+    cdef bytes producer
+    cdef uint64_t sequence
 
 cdef class CommandBuilder:
     cdef PyObject* store
@@ -45,6 +49,7 @@ cdef class CommandBuilder:
     cdef public object on_full
     # the open ENQUEUE command
     cdef PublishTarget open_target
+    cdef bint open_named
     cdef Py_ssize_t open_start
     cdef uint32_t open_count
     cdef uint64_t open_bytes

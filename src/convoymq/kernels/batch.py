@@ -193,6 +193,26 @@ class PublishTarget:
         self.pending_bytes_max = _UNBOUNDED
         self.pending_commands_max = _UNBOUNDED
         self.owner = owner
+        self.named = False
+        self.producer = b""
+        self.sequence = 0
+
+    def name_next(self, producer: bytes, sequence: uint64_t):
+        builder: CommandBuilder = self.builder
+        if builder.end > _SOFT and builder.on_full is not None:
+            builder.close_command()
+            builder.on_full()
+        if (
+            builder.open_target is not self
+            or not builder.open_named
+            or sequence != self.sequence + builder.open_count
+            or producer != self.producer
+        ):
+            body = int(sequence).to_bytes(8, "little") + producer
+            self.command(CMD_PRODUCER, 0, len(producer), 0, body)
+            self.producer = producer
+            self.sequence = sequence
+        self.named = True
 
     def publish(self, record, body_size, tag, flags=0):
         joined: bytes = b"".join(record)
@@ -355,7 +375,7 @@ class CommandBuilder:
         n: cython.Py_ssize_t,
     ) -> cython.p_uchar:
         first: cython.bint = False
-        if self.open_target is not target:
+        if self.open_target is not target or self.open_named != target.named:
             self.close_command()
             if self.end > _SOFT and self.on_full is not None:
                 self.on_full()
@@ -364,6 +384,7 @@ class CommandBuilder:
             start: cython.Py_ssize_t = self.end
             self.start_command(CMD_ENQUEUE, 0, target.session, target.seq, 0, 0, 8)
             self.open_target = target
+            self.open_named = target.named
             self.open_start = start
             self.open_count = 0
             self.open_bytes = 0
@@ -385,6 +406,7 @@ class CommandBuilder:
             self.offsets_capacity = capacity
         self.offsets[self.open_count] = cython.cast(uint32_t, self.end - self.open_start)
         self.open_count += 1
+        target.named = False
         self.open_bytes += body_size
         if body_size != self.open_size:
             self.open_flags &= ~1

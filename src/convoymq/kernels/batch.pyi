@@ -127,6 +127,9 @@ class PublishTarget:
     def publish(self, record: Sequence[bytes], body_size: int, tag: int, flags: int = 0) -> None:
         """Appends one message: the parts of `record` are joined (the frame scanner has a C twin of
         this)."""
+    def name_next(self, producer: bytes, sequence: int) -> None:
+        """The record that is appended next, at once, has this producer and this sequence. Those
+        in succession share one ENQUEUE command behind one PRODUCER command; others never join."""
     def command(
         self, type: int, flags: int, count: int, arg: int, body: bytes = b"", note: Any = None
     ) -> int:

@@ -1,6 +1,9 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+cdef extern from "string.h" nogil:
+    void* memmem(const void* hay, size_t n, const void* needle, size_t k)
+
 cdef struct Buffer:
     unsigned char* p
     Py_ssize_t start
@@ -41,6 +44,7 @@ cdef class Slot:
     cdef public uint32_t number
     cdef public bint no_ack
     cdef public bint counted
+    cdef public bint offsets
     cdef public bytes head
     cdef public uint64_t unacked
     cdef public uint32_t index

@@ -16,8 +16,9 @@ The naive twin of the scanner is tests/unit/kernels/test_frames.py.
 import cython
 from cython.cimports.convoymq.kernels import cext, cnet
 from cython.cimports.convoymq.kernels.batch import PublishTarget, get32, record_table
+from cython.cimports.convoymq.kernels.frames import memmem
 from cython.cimports.libc import stdlib, string
-from cython.cimports.libc.stdint import uint16_t, uint32_t, uint64_t
+from cython.cimports.libc.stdint import int64_t, uint16_t, uint32_t, uint64_t
 
 WIRE_HEADER = 0  # the protocol header is due
 WIRE_OPEN = 1
@@ -63,6 +64,10 @@ _PUBLISH = cython.declare(uint32_t, (60 << 16) | 40)
 _ACK = cython.declare(uint32_t, (60 << 16) | 80)
 _REJECT = cython.declare(uint32_t, (60 << 16) | 90)
 _NACK_METHOD = cython.declare(uint32_t, (60 << 16) | 120)
+
+# What x-stream-offset adds to a content header: a table's length, and the field.
+_OFFSET_ROOM = cython.declare(cython.Py_ssize_t, 29)
+_OFFSET_FIELD = cython.declare(bytes, b"\x0fx-stream-offsetl")
 
 # One receive buffer serves all connections: what is left over moves to its connection.
 _scratch = cython.declare(cython.p_uchar, cython.NULL)
@@ -231,6 +236,7 @@ def _take_pairs(r: cython.pointer(Ranges)) -> list:
 # --- properties ------------------------------------------------------------------------------
 
 _NOTE_COPIES = cython.declare(cython.int, 256)
+_PRODUCER = cython.declare(bytes, b"x-stream-producer")
 _NOTE_COUNTS = cython.declare(cython.int, 512)
 
 
@@ -296,6 +302,8 @@ def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
             notes |= _NOTE_COPIES
         elif key == 3 and q[0] == 66 and q[1] == 67 and q[2] == 67:  # BCC
             notes |= _NOTE_COPIES
+        elif key == 17 and q[0] == 120 and string.memcmp(q, _pointer(_PRODUCER), 17) == 0:
+            notes |= _NOTE_COPIES
         at += 1 + key
         step: cython.Py_ssize_t = walk_value(p + at, n - at, depth)
         if step < 0:
@@ -311,7 +319,8 @@ _PSEUDO_QUEUE = cython.declare(bytes, b"amq.rabbitmq.reply-to")
 @cython.exceptval(check=False)
 def _walk_properties(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
     """What the content header payload at p says: RECORD_* flags, 256 when the message needs a
-    closer look (copies, expiration, user-id, reply-to pseudo queue); -1 when it is broken."""
+    closer look (copies, a named producer, expiration, user-id, reply-to pseudo queue); -1 when it
+    is broken."""
     if n < 14:
         return -1
     flags: uint32_t = _load16(p + 12)
@@ -453,7 +462,7 @@ class Slot:
             self.kinds[kind].capacity = 0
             self.kinds[kind].unsorted = False
 
-    def __init__(self, lane: Lane, client, number, tag: bytes, no_ack, counted):
+    def __init__(self, lane: Lane, client, number, tag: bytes, no_ack, counted, offsets):
         if len(tag) > 255:
             raise ValueError("consumer tag is longer than 255 bytes")
         self.lane = lane
@@ -462,6 +471,7 @@ class Slot:
         self.head = bytes((len(tag),)) + tag
         self.no_ack = no_ack
         self.counted = counted
+        self.offsets = offsets
         self.unacked = 0
         self.dirty = False
 
@@ -549,8 +559,8 @@ class Lane:
 
     # consumers
 
-    def add_slot(self, client, number, tag: bytes, no_ack=False, counted=False):
-        slot: Slot = Slot(self, client, number, tag, no_ack, counted)
+    def add_slot(self, client, number, tag: bytes, no_ack=False, counted=False, offsets=False):
+        slot: Slot = Slot(self, client, number, tag, no_ack, counted, offsets)
         if self.free_slots:
             index = self.free_slots.pop()
             self.slots[index] = slot
@@ -677,6 +687,7 @@ class Lane:
             0,
             0,
             0,
+            -1,
         )
         self.next_tag += 1
         self.delivered += 1
@@ -1449,8 +1460,10 @@ def _write_content(
     length: cython.Py_ssize_t,
     acquired: uint32_t,
     delivery_count: uint32_t,
+    offset: int64_t,
 ) -> cython.int:
-    """Appends the content frames for this channel; the room was made for the plain case."""
+    """Appends the content frames for this channel; the room was made for the plain case.
+    `offset` of the message in its stream, or -1."""
     wire: Wire = lane.wire
     out: cython.pointer(Buffer) = cython.address(wire.out)
     kind: cython.int = _check_content(content, length, wire.frame_max)
@@ -1460,6 +1473,10 @@ def _write_content(
     at: cython.Py_ssize_t = 0
     n: cython.Py_ssize_t
     if kind == 0 and acquired == 0 and delivery_count == 0:
+        if offset >= 0:
+            n = _write_offset_header(lane, content + 7, _load32(content + 3), offset)
+            content += n
+            length -= n
         p = out.p + out.end
         string.memcpy(p, content, length)
         while at < length:
@@ -1469,11 +1486,24 @@ def _write_content(
         out.end += length
         return 0
     n = _load32(content + 3)
+    if offset >= 0:
+        at = _write_offset_header(lane, content + 7, n, offset)
+        if at:
+            return _write_bodies(lane, content + at, length - at)
     header: bytes = _copy(content + 7, n)
     if acquired or delivery_count:
         header = with_counts(header, acquired, delivery_count)
     _put_frame(wire, 2, lane.number, _pointer(header), len(header))
-    at = n + 8
+    return _write_bodies(lane, content + n + 8, length - n - 8)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_bodies(lane: Lane, content: cython.p_uchar, length: cython.Py_ssize_t) -> cython.int:
+    """Appends body frames, cut as the client wants them."""
+    wire: Wire = lane.wire
+    at: cython.Py_ssize_t = 0
+    n: cython.Py_ssize_t
     room: cython.Py_ssize_t = wire.frame_max - 8
     while at < length:
         n = _load32(content + at + 3)
@@ -1484,6 +1514,76 @@ def _write_content(
             done += part
         at += n + 8
     return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_offset_header(
+    lane: Lane, p: cython.p_uchar, n: cython.Py_ssize_t, offset: int64_t
+) -> cython.Py_ssize_t:
+    """Appends the content header frame with the header x-stream-offset in place of any other of
+    that name. `p`: the n bytes of the payload. Returns what the frame has in the record; 0 =
+    nothing was done, because it would not fit a frame any more."""
+    wire: Wire = lane.wire
+    out: cython.pointer(Buffer) = cython.address(wire.out)
+    if n + _OFFSET_ROOM + 8 > cython.cast(cython.Py_ssize_t, wire.frame_max):
+        return 0
+    flags: uint32_t = _load16(p + 12)
+    at: cython.Py_ssize_t = 14
+    if flags & 0x8000:
+        at += 1 + (p[at] if at < n else 0)
+    if flags & 0x4000:
+        at += 1 + (p[at] if at < n else 0)
+    fields: cython.Py_ssize_t = 0
+    rest: cython.Py_ssize_t = at
+    if flags & 0x2000:
+        if n - at < 4:
+            raise ValueError("content header of a record is damaged")
+        fields = _load32(p + at)
+        if fields > n - at - 4:
+            raise ValueError("content header of a record is damaged")
+        rest = at + 4 + fields
+    if rest > n:
+        raise ValueError("content header of a record is damaged")
+    _need(out, n + _OFFSET_ROOM + 8)
+    start: cython.p_uchar = out.p + out.end
+    q: cython.p_uchar = start + 7
+    string.memcpy(q, p, at)
+    q[12] = ((flags | 0x2000) >> 8) & 0xFF
+    q += at + 4
+    table: cython.p_uchar = q
+    field: cython.p_uchar = _pointer(_OFFSET_FIELD)
+    source: cython.p_uchar = p + at + 4
+    if fields == 0 or memmem(source, fields, field, 16) == cython.NULL:
+        if fields:
+            string.memcpy(q, source, fields)
+        q += fields
+    else:
+        done: cython.Py_ssize_t = 0
+        while done < fields:
+            key: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, source[done])
+            step: cython.Py_ssize_t = -1
+            if key < fields - done:
+                step = walk_value(source + done + key, fields - done - key, 1)
+            if step < 0:
+                raise ValueError("header table of a record is damaged")
+            step += key
+            if key != 16 or string.memcmp(source + done, field, 16) != 0:
+                string.memcpy(q, source + done, step)
+                q += step
+            done += step
+    string.memcpy(q, field, 17)
+    _store64(q + 17, cython.cast(uint64_t, offset))
+    q += 25
+    _store32(table - 4, cython.cast(uint32_t, q - table))
+    string.memcpy(q, p + rest, n - rest)
+    q += n - rest
+    start[0] = 2
+    _store16(start + 1, lane.number)
+    _store32(start + 3, cython.cast(uint32_t, q - start - 7))
+    q[0] = 206
+    out.end += q - start + 1
+    return n + 8
 
 
 @cython.cfunc
@@ -1511,7 +1611,7 @@ def _send_content(
 ) -> cython.int:
     _put_frame(lane.wire, 1, lane.number, _pointer(method), len(method))
     _need(cython.address(lane.wire.out), len(content))
-    _write_content(lane, _pointer(content), len(content), acquired, delivery_count)
+    _write_content(lane, _pointer(content), len(content), acquired, delivery_count, -1)
     _touch(lane.wire)
     return 0
 
@@ -1528,6 +1628,7 @@ def _encode_record(
     acquired: uint32_t,
     delivery_count: uint32_t,
     head_length: cython.Py_ssize_t,
+    offset: int64_t,
 ) -> cython.int:
     """basic.deliver of one record. The caller has made room for the plain case."""
     out: cython.pointer(Buffer) = cython.address(lane.wire.out)
@@ -1554,7 +1655,7 @@ def _encode_record(
     string.memcpy(p + 20 + head_length, record, key)
     p[7 + size] = 206
     out.end += size + 8
-    return _write_content(lane, record + key, length - key, acquired, delivery_count)
+    return _write_content(lane, record + key, length - key, acquired, delivery_count, offset)
 
 
 @cython.cfunc
@@ -1584,6 +1685,8 @@ def _deliver(
     head: bytes = slot.head
     head_length: cython.Py_ssize_t = len(head)
     room: cython.Py_ssize_t = end - low + count * (21 + head_length)
+    if slot.offsets:
+        room += count * _OFFSET_ROOM
     wire: Wire = lane.wire
     _need(cython.address(wire.out), room)
     shown: cython.bint = slot.counted
@@ -1598,7 +1701,7 @@ def _deliver(
                 raise ValueError("record table is damaged")
             if shown or wire.frame_max < 131072:
                 # Frames may become more or longer than they are in the record.
-                _need(cython.address(wire.out), high - low + 21 + head_length)
+                _need(cython.address(wire.out), high - low + 21 + head_length + _OFFSET_ROOM)
             _encode_record(
                 lane,
                 head,
@@ -1609,6 +1712,7 @@ def _deliver(
                 acquired if shown else 0,
                 delivery_count if shown else 0,
                 head_length,
+                cython.cast(int64_t, first_id) + i if slot.offsets else -1,
             )
             tag += 1
             low = high

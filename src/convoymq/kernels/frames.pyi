@@ -93,6 +93,7 @@ class Slot:
     number: int
     no_ack: bool
     counted: bool
+    offsets: bool
     head: bytes
     unacked: int
     index: int
@@ -121,9 +122,16 @@ class Lane:
     def oldest_unacked(self) -> int:
         """The lowest delivery tag that is outstanding; 0 = none."""
     def add_slot(
-        self, client: Any, number: int, tag: bytes, no_ack: bool = False, counted: bool = False
+        self,
+        client: Any,
+        number: int,
+        tag: bytes,
+        no_ack: bool = False,
+        counted: bool = False,
+        offsets: bool = False,
     ) -> Slot:
-        """Registers a consumer; `counted` = deliveries show x-acquired-count and x-delivery-count.
+        """Registers a consumer; `counted` = deliveries show x-acquired-count and x-delivery-count,
+        `offsets` = they show their message id as x-stream-offset.
         Raises ValueError for a tag above 255 bytes."""
     def remove_slot(self, slot: Slot) -> None:
         """Forgets a consumer. Raises ValueError while deliveries are unacknowledged."""

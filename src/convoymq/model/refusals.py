@@ -397,3 +397,8 @@ def no_ack_from_stream(subject: Subject) -> NotServed:
     return NotServed(
         f"automatic acknowledgement not supported by stream {subject}", subject=subject
     )
+
+
+def global_qos_on_stream(subject: Subject) -> NotServed:
+    """basic.consume from a stream on a channel with a shared prefetch."""
+    return NotServed(f"{subject} does not support global qos", subject=subject)

@@ -60,6 +60,8 @@ class FakeQueue:
         self.accept = True
         self.deleted = False
         self.flags: list[int] = []
+        self.producers: list[tuple[bytes, int]] = []
+        self.trace: Any = None
 
     def client(self, session: int, events: Any) -> FakeClient:
         made = FakeClient(self, session, events)
@@ -75,6 +77,10 @@ class FakeQueue:
             for kind, flags, _session, _seq, count, _arg, offset, _length in batch.commands(
                 entry.data
             ):
+                if kind == batch.CMD_PRODUCER:
+                    body = batch.command_body(entry.data, offset)
+                    self.producers.append((body[8 : 8 + count], int.from_bytes(body[:8], "little")))
+                    continue
                 assert kind == batch.CMD_ENQUEUE
                 self.flags.append(flags)
                 self.ready.extend((entry.data, offset, i, 0) for i in range(count))

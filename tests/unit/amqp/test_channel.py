@@ -400,6 +400,66 @@ async def test_counts_are_shown_for_quorum_queues_only(client: Client) -> None:
             assert headers.get("x-delivery-count").code == "l"  # type: ignore[union-attr]
 
 
+async def test_deliveries_of_streams_say_their_offset(client: Client) -> None:
+    await client.declare("s", **queue_type("stream"))
+    await client.ask(1, spec.BasicQos(prefetch_count=10))
+    await fill(client, "s", b"a", b"b", headers=Table.of({"a": "b"}))
+    heard = await consume(client, "s", arguments=Table.of({"x-stream-offset": "first"}))
+    shown = [message.header.properties.headers.to_plain() for message in heard[1:]]
+    assert shown == [{"a": "b", "x-stream-offset": n} for n in range(2)]
+    (call,) = [call for call in client.broker.queues["s"].calls if call[0] == "subscribe"]
+    assert call[1].stream_offset.value == b"first"
+
+
+async def test_streams_have_no_shared_prefetch(client: Client) -> None:
+    await client.declare("s", **queue_type("stream"))
+    client.send(1, spec.BasicQos(prefetch_count=10, global_=True), spec.BasicConsume(queue="s"))
+    close = (await client.methods())[-1]
+    assert isinstance(close, spec.ConnectionClose)
+    assert (close.reply_code, close.reply_text) == (
+        540,
+        "NOT_IMPLEMENTED - queue 's' in vhost '/' does not support global qos",
+    )
+
+
+@pytest.mark.parametrize("kind", ["stream", "quorum", "classic"])
+async def test_named_producers_are_told_to_machines_that_know_them(
+    client: Client, kind: str
+) -> None:
+    await client.declare("q", **queue_type(kind))
+    for sequence in (7, 8, None, 9):
+        table = {"x-stream-producer": "me"}
+        extra = {} if sequence is None else {"x-stream-sequence": sequence}
+        client.publish("", "q", b"x", headers=Table.of({**table, **extra}))
+    await client.settled()
+    queue = client.broker.queues["q"]
+    assert queue.producers == ([] if kind == "classic" else [(b"me", 7), (b"me", 9)])
+    assert len(queue.ready) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "sequence", "header"),
+    [
+        ("", 1, "producer"),
+        ("n" * 256, 1, "producer"),
+        (7, 1, "producer"),
+        ("me", -1, "sequence"),
+        ("me", "1", "sequence"),
+        ("me", True, "sequence"),
+    ],
+)
+async def test_producers_that_make_no_sense_are_refused(
+    client: Client, name: Any, sequence: Any, header: str
+) -> None:
+    await client.declare("q", **queue_type("stream"))
+    table = Table.of({"x-stream-producer": name, "x-stream-sequence": sequence})
+    client.publish("", "q", b"x", headers=table)
+    close = (await client.methods())[-1]
+    assert isinstance(close, spec.ChannelClose)
+    assert close.reply_code == 406
+    assert f"header 'x-stream-{header}' must be" in close.reply_text
+
+
 async def test_consume_rules(client: Client) -> None:
     await client.declare("q")
     (ok,) = await consume(client, tag="")
