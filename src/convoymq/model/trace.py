@@ -58,6 +58,9 @@ owner; without it: it was ready."""
 COMPLETE: Final = 256
 """summary: the `state` rows of the same index are all there is in the queue."""
 
+CLOSED: Final = 512
+"""covered: the node ended the trace in order; until its next mark it did nothing."""
+
 REJECTED: Final = 1
 OVER_DELIVERY_LIMIT: Final = 2
 PURGED: Final = 3

@@ -45,7 +45,8 @@ class TraceSettings:
     backlog_max_bytes: int = 64 << 20
 
 
-def _now_us() -> int:
+def wall_clock_us() -> int:
+    """Microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
@@ -67,7 +68,7 @@ class QueueTrace:
         directory: Path,
         *,
         through: int,
-        now_us: Callable[[], int] = _now_us,
+        now_us: Callable[[], int] = wall_clock_us,
     ) -> None:
         self.origin = origin
         self.rows = TraceRows()
@@ -77,7 +78,8 @@ class QueueTrace:
         self.opened_us = now_us()
         self.lost = 0
         """Rows that were dropped because the thread was behind."""
-        self._now_us = now_us
+        self._clock = now_us
+        self._latest_us = 0
         self._machine: Any = None
         self._feed = Feed(origin, directory)
         self._writer = writer
@@ -88,6 +90,13 @@ class QueueTrace:
         self._failed_us = 0
         self._empty = True
         writer.open(self._feed)
+
+    def _now_us(self) -> int:
+        """The node's clock, never falling: acts of one node are in the order of their times."""
+        now = self._clock()
+        if now > self._latest_us:
+            self._latest_us = now
+        return self._latest_us
 
     # --- what is recorded ----------------------------------------------------------------
 
@@ -168,13 +177,13 @@ class QueueTrace:
             self._mark()
             self._covered = max(self._covered, index)
 
-    def _mark(self) -> None:
+    def _mark(self, flags: int = 0) -> None:
         """Says what the rows before are complete for."""
         now = self._now_us()
         index = max(self._covered, self.rows.index) if self._machine is not None else self._covered
         self.rows.act(
             words.COVERED,
-            0,
+            flags,
             now,
             index,
             0,
@@ -210,7 +219,7 @@ class QueueTrace:
         self._covered = max(self._covered, self.rows.index)
         self._acts_since_us = self._now_us()
 
-    def flush(self) -> None:
+    def flush(self, flags: int = 0) -> None:
         """Hands over what was recorded, with its mark. Called between two entries."""
         if self._feed.failed:
             self._lose(self.rows.take()[0])
@@ -219,9 +228,12 @@ class QueueTrace:
                 self._failed_us = now
                 self._writer.resume(self._feed)
             return
+        if self._writer.overloaded:
+            self._lose(self.rows.take()[0])
+            return
         behind = self._machine is not None and self.rows.index > self._covered
         if self.rows.rows or behind or self._lost_unmarked:
-            self._mark()
+            self._mark(flags)
             self._hand_over()
 
     def rotate_if_due(self, settings: TraceSettings) -> None:
@@ -236,14 +248,14 @@ class QueueTrace:
         ):
             self.rotate()
 
-    def rotate(self) -> None:
+    def rotate(self, flags: int = 0) -> None:
         """Ends the segment, with a picture of the queue."""
         self._rotated_us = self._now_us()
         if self._empty and not self.rows.rows and self.rows.index <= self._covered:
             return
         if self._machine is not None and self.rows.index >= self._covered:
             self._picture()
-        self.flush()
+        self.flush(flags)
         if not self._empty:
             self._writer.rotate(self._feed)
         self._empty = True
@@ -294,7 +306,7 @@ class QueueTrace:
 
     def close(self) -> None:
         """Ends the trace: the queue is gone, or the node stops."""
-        self.rotate()
+        self.rotate(words.CLOSED)
         if self._machine is not None:
             self._machine.trace = None
             self._machine = None

@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from convoymq.model.trace import (
+    CLOSED,
     COMPLETE,
     COVERED,
     FORMAT,
@@ -216,6 +217,7 @@ class _Coverage:
         self.acts: list[list[int]] = []
         self.pictures: list[dict[str, int]] = []
         self.lost = 0
+        self.closed = False
 
     @property
     def end(self) -> int:
@@ -239,6 +241,7 @@ class _Coverage:
                 )
                 continue
             self.lost += row["count"]
+            self.closed = bool(row["flags"] & CLOSED)
             _extend(self.entries, row["position_index"], row["index"])
             _extend(self.acts, row["first_id"], row["time_us"])
 
@@ -301,6 +304,7 @@ def convert(journal: Path, origin: Origin) -> Path | None:
             "acts": coverage.acts,
             "pictures": coverage.pictures,
             "lost": coverage.lost,
+            "closed": coverage.closed,
             "rows": rows,
         }
         writer.add_key_value_metadata({METADATA_KEY: json.dumps(facts).encode()})

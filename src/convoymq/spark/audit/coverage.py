@@ -1,0 +1,156 @@
+"""Which files prove what: every entry is taken from one node whose rows of it are complete.
+
+Pure: no Spark, no files. Ranges are (start, end]: start is excluded, as in COVERED marks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Range(NamedTuple):
+    """Entries that one life of a node covers."""
+
+    node: int
+    incarnation: int
+    start: int
+    end: int
+
+
+class Gap(NamedTuple):
+    """Something that no file covers. Of entries (start, end], or of a node's time in µs."""
+
+    group: int
+    node: int
+    """0: the decided rows of these entries are nowhere; else the acts of this node."""
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class QueueFacts:
+    """What the footers say of one queue."""
+
+    group: int
+    vhost: str
+    queue: str
+    type: str
+    ranges: list[Range] = field(default_factory=list)
+    """Everything that any node covers."""
+    primary: list[Range] = field(default_factory=list)
+    """Disjoint, ascending: from whom each entry is taken."""
+    gaps: list[Gap] = field(default_factory=list)
+    pictures: list[dict[str, int]] = field(default_factory=list)
+    """All summaries, with `node` and `incarnation`."""
+    picture: dict[str, int] | None = None
+    """The last complete one that the primary ranges reach."""
+    lost: int = 0
+
+    @property
+    def start(self) -> int:
+        """Entries up to here are older than the trace."""
+        return self.primary[0].start if self.primary else 0
+
+    @property
+    def end(self) -> int:
+        """The last entry that is covered."""
+        return self.primary[-1].end if self.primary else 0
+
+
+def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
+    """Joins the footers of all files to one `QueueFacts` per queue, by group.
+
+    Raises ValueError when two queues claim one group: traces of different clusters were mixed.
+    """
+    found: dict[int, QueueFacts] = {}
+    acts: dict[tuple[int, int], list[tuple[int, int, bool]]] = defaultdict(list)
+    for footer in footers:
+        group = int(footer["group"])
+        facts = found.get(group)
+        if facts is None:
+            facts = found[group] = QueueFacts(
+                group, footer["vhost"], footer["queue"], footer["type"]
+            )
+        if (facts.vhost, facts.queue) != (footer["vhost"], footer["queue"]):
+            raise ValueError(
+                f"group {group} is queue '{facts.queue}' in one file and '{footer['queue']}' in "
+                "another: audit the traces of one cluster at a time"
+            )
+        node, incarnation = int(footer["node"]), int(footer["incarnation"])
+        facts.lost += int(footer["lost"])
+        facts.ranges += [Range(node, incarnation, *each) for each in footer["covered"]]
+        facts.pictures += [
+            {**each, "node": node, "incarnation": incarnation} for each in footer["pictures"]
+        ]
+        spans = footer["acts"]
+        acts[group, node] += [
+            (start, end, bool(footer["closed"]) and [start, end] == spans[-1])
+            for start, end in spans
+        ]
+    for facts in found.values():
+        facts.ranges = _joined(facts.ranges)
+        facts.primary = choose(facts.ranges)
+        facts.gaps = [
+            Gap(facts.group, 0, before.end, after.start)
+            for before, after in zip(facts.primary, facts.primary[1:], strict=False)
+            if before.end < after.start
+        ]
+        facts.picture = _last_picture(facts)
+    for (group, node), known in sorted(acts.items()):
+        known.sort()
+        reached = known[0][1]
+        in_order = True
+        for start, end, closed in known:
+            if start > reached and not in_order:
+                found[group].gaps.append(Gap(group, node, reached, start))
+            reached = max(reached, end)
+            in_order = closed
+    return [found[group] for group in sorted(found)]
+
+
+def _joined(ranges: list[Range]) -> list[Range]:
+    """Contiguous ranges of one life, which a new file had cut, as one."""
+    made: list[Range] = []
+    for each in sorted(ranges):
+        last = made[-1] if made else None
+        if last and last[:2] == each[:2] and each.start <= last.end:
+            made[-1] = last._replace(end=max(last.end, each.end))
+        else:
+            made.append(each)
+    return made
+
+
+def choose(ranges: Iterable[Range]) -> list[Range]:
+    """Disjoint ranges that cover all that `ranges` cover, with as few changes as possible."""
+    left = sorted(ranges, key=lambda each: (each.start, -each.end))
+    made: list[Range] = []
+    reached = left[0].start if left else 0
+    k = 0
+    best: Range | None = None
+    while k < len(left) or best is not None:
+        while k < len(left) and left[k].start <= reached:
+            if best is None or left[k].end > best.end:
+                best = left[k]
+            k += 1
+        if best is not None and best.end > reached:
+            made.append(best._replace(start=max(best.start, reached)))
+            reached = best.end
+            best = None
+        else:
+            best = None
+            if k < len(left):
+                reached = max(reached, left[k].start)
+    return made
+
+
+def _last_picture(facts: QueueFacts) -> dict[str, int] | None:
+    """The youngest complete picture at an entry that is covered."""
+    for picture in sorted(facts.pictures, key=lambda each: each["index"], reverse=True):
+        index = picture["index"]
+        reached = index == facts.start or any(r.start < index <= r.end for r in facts.primary)
+        if picture["complete"] and reached:
+            return picture
+    return None

@@ -1,0 +1,591 @@
+"""The audit as a Spark job: three shuffles of runs, and small tables of findings.
+
+| step     | rows                          | grouped by               | sweep                   |
+|----------|-------------------------------|--------------------------|-------------------------|
+| replicas | all decided rows of all nodes | part of the log          | digests are compared    |
+| messages | decided rows of one node each | ENQUEUE command          | `messages.MessageSweep` |
+| order    | published, delivered, owner   | part of the log          | `order.LogSweep`        |
+| confirms | published, confirmed          | session                  | `order.ConfirmSweep`    |
+| sent     | delivered, sent               | consumer and message ids | `order.SentSweep`       |
+
+Nothing is expanded to single messages, and nothing of the trace's size is collected: the driver
+sees footers, digests per part of the log, and findings.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from convoymq.model import trace as words
+from convoymq.model.errors import Misuse
+from convoymq.spark.audit import messages, order
+from convoymq.spark.audit.coverage import QueueFacts, queue_facts
+from convoymq.spark.audit.findings import LAST_ORDINAL, ORDINAL_BITS, SPARK_SCHEMA, Scope
+from convoymq.spark.audit.invariants import Invariant
+from convoymq.spark.audit.result import AuditReport, gather
+from convoymq.trace import segments
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+DECIDED = (
+    words.PUBLISHED,
+    words.DELIVERED,
+    words.ACKED,
+    words.RETURNED,
+    words.DROPPED,
+    words.OWNER,
+)
+SMALL = {"kind": "tinyint", "reason": "tinyint", "flags": "int", "ordinal": "int"}
+FILE_SCHEMA = ", ".join(
+    [f"`{name}` {SMALL.get(name, 'bigint')}" for name in words.ROW_COLUMNS]
+    + ["`group` bigint", "node int", "incarnation bigint"]
+)
+LOG_PART_BITS = 10
+"""A part of the log is 1024 entries, a part of a consumer 2^18 messages."""
+ID_PART_BITS = 18
+DIGEST_PARTS_MAX = 50_000
+ARROW_ROWS = 1 << 17
+EXAMPLES = 5
+
+Progress = Callable[[str], None]
+
+
+def audit(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    queues: Iterable[str] = (),
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Proves a trace, or shows where the broker broke a promise.
+
+    Args:
+        paths: trace directories (or `data` directories) of the nodes of one cluster, on a file
+            system that the driver and the executors see.
+        queues: names of the queues to look at; none = all.
+        spark: the session; None = `convoymq.spark.session`.
+        progress: is told the name of each step before it begins.
+
+    Raises:
+        Misuse: no segment is there, a file is no segment, or the files are of two clusters.
+    """
+    started = time.monotonic()
+    tell = progress or (lambda _: None)
+    tell("footers")
+    files, footers = read_footers(paths)
+    wanted = set(queues)
+    if wanted:
+        kept = [k for k, footer in enumerate(footers) if footer["queue"] in wanted]
+        missing = wanted - {footers[k]["queue"] for k in kept}
+        if missing:
+            raise Misuse(f"no trace of queue '{sorted(missing)[0]}' below the given paths")
+        files, footers = [files[k] for k in kept], [footers[k] for k in kept]
+    try:
+        facts = queue_facts(footers)
+    except ValueError as error:
+        raise Misuse(str(error)) from None
+    if spark is None:
+        from convoymq.spark import session
+
+        tell("session")
+        spark = session("convoymq audit")
+    job = _Job(spark, files, facts, footers)
+    with job.settings():
+        found = [row.asDict() for step in job.steps(tell) for row in step]
+    report = gather(facts, found)
+    report.rows = sum(int(footer["rows"]) for footer in footers)
+    report.files = len(files)
+    report.duration_s = time.monotonic() - started
+    return report
+
+
+def read_footers(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """All segments below the paths, and what each says of itself. Raises Misuse."""
+    roots = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files: list[Path] = []
+    for root in map(Path, roots):
+        if not root.exists():
+            raise Misuse(f"{root}: there is no such file or directory")
+        found = sorted(root.rglob("group-*.parquet")) if root.is_dir() else [root]
+        files += found
+    files = list(dict.fromkeys(file.resolve() for file in files))
+    if not files:
+        raise Misuse(
+            "no segment of a trace below " + ", ".join(map(str, roots)) + ": an open one is "
+            "completed after trace.segment_max_age, or when the node stops"
+        )
+    footers = []
+    for file in files:
+        try:
+            footers.append(segments.read_metadata(file))
+        except OSError as error:
+            raise Misuse(str(error)) from None
+    return [str(file) for file in files], footers
+
+
+class _Job:
+    """One run of the audit."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        files: list[str],
+        facts: list[QueueFacts],
+        footers: list[dict[str, Any]],
+    ) -> None:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        self.spark = spark
+        self.facts = facts
+        self.f = F
+        self.ends_us: dict[int, int] = defaultdict(int)
+        for footer in footers:
+            if footer["covered"] and footer["acts"]:
+                group = int(footer["group"])
+                self.ends_us[group] = max(self.ends_us[group], footer["acts"][-1][1])
+        self.scope = Scope(
+            groups=tuple(each.group for each in facts),
+            whole=tuple(each.start == 0 for each in facts),
+            pictures=tuple(each.picture["index"] if each.picture else -1 for each in facts),
+            covered=_spans(facts),
+        )
+        self.raw = spark.read.schema(FILE_SCHEMA).parquet(*files)
+        self.decided = self._from_primary()
+
+    def settings(self) -> _Settings:
+        """Larger Arrow batches while the job runs."""
+        return _Settings(
+            self.spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS)}
+        )
+
+    def steps(self, tell: Progress) -> Iterator[list[Any]]:
+        """Rows of `findings.SCHEMA`, step by step."""
+        tell("replicas")
+        yield self.replicas()
+        tell("messages")
+        yield self._summed(self.messages()).collect()
+        tell("order")
+        yield self.log_order()
+        tell("confirms")
+        yield self._summed(self.confirms()).collect()
+        tell("sent")
+        yield self._summed(self.sent()).collect()
+
+    # --- parts of the plan ---------------------------------------------------------------
+
+    def _small(self, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
+        return self.f.broadcast(self.spark.createDataFrame(rows, schema))
+
+    def _within(self, frame: DataFrame, ranges: list[tuple[Any, ...]]) -> DataFrame:
+        """Rows whose entry lies in a (start, end] of their own node and life."""
+        known = self._small(
+            ranges, "`group` bigint, node int, incarnation bigint, low bigint, high bigint"
+        )
+        inside = (self.f.col("index") > self.f.col("low")) & (
+            self.f.col("index") <= self.f.col("high")
+        )
+        return frame.join(known, ["group", "node", "incarnation"]).where(inside)
+
+    def _from_primary(self) -> DataFrame:
+        ranges = [
+            (each.group, r.node, r.incarnation, r.start, r.end)
+            for each in self.facts
+            for r in each.primary
+        ]
+        rows = self.raw.where(self.f.col("kind").isin(*DECIDED))
+        return self._within(rows, ranges).withColumns(self._packed(self.f.col("ordinal")))
+
+    def _packed(self, ordinal: Any) -> dict[str, Column]:
+        F = self.f  # noqa: N806
+        return {
+            "order": F.shiftleft("index", ORDINAL_BITS) + ordinal,
+            "counts": F.shiftleft("acquired", 32) + F.col("delivered"),
+            "command": F.col("position_command"),
+            "first": F.col("position_first"),
+        }
+
+    def _groups(self, *, streams: bool) -> list[int]:
+        return [each.group for each in self.facts if (each.type == "stream") == streams]
+
+    def _swept(
+        self, frame: DataFrame, columns: Sequence[str], keys: Sequence[str], sort: Sequence[str],
+        sweep: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    ) -> DataFrame:  # fmt: skip
+        F = self.f  # noqa: N806
+        wide = frame.select(*[F.col(f"`{name}`").cast("bigint").alias(name) for name in columns])
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return sweep(batches)
+
+        placed = wide.repartition(*keys).sortWithinPartitions(*sort)
+        return placed.mapInArrow(run, SPARK_SCHEMA)
+
+    def _summed(self, found: DataFrame) -> DataFrame:
+        """Findings with equal keys as one; violations keep some of their examples."""
+        F = self.f  # noqa: N806
+        counted = F.col("what").isin("violation", "unproved")
+        keys = ["what", "group", "k1", "k3"]
+        made = found.groupBy(*keys, F.when(counted, 0).otherwise(F.col("k2")).alias("second")).agg(
+            F.sum("n").alias("n"),
+            F.sum(F.when(counted, F.col("k2")).otherwise(0)).alias("rows"),
+            F.max("text").alias("text"),
+        )
+        rows = F.when(counted, F.col("rows")).otherwise(F.col("second")).alias("k2")
+        return made.select("what", "group", "k1", rows, "k3", "n", "text")
+
+    # --- messages ------------------------------------------------------------------------
+
+    def messages(self) -> DataFrame:
+        """What became of every message."""
+        F = self.f  # noqa: N806
+        queues = self._groups(streams=False)
+        rows = self.decided.where(
+            F.col("group").isin(queues)
+            & (F.col("kind") != words.OWNER)
+            & ((F.col("kind") != words.PUBLISHED) | (F.col("reason") == 0))
+        )
+        pictures = [
+            (each.group, each.picture["node"], each.picture["incarnation"],
+             each.picture["index"] - 1, each.picture["index"])
+            for each in self.facts
+            if each.picture and each.group in queues
+        ]  # fmt: skip
+        state = self._within(self.raw.where(F.col("kind") == words.STATE), pictures).withColumns(
+            self._packed(F.lit(LAST_ORDINAL))
+        )
+        columns = messages.COLUMNS
+        both = rows.select(*columns).unionByName(state.select(*columns))
+        sort = (*messages.KEYS, "order")
+        return self._swept(
+            both, columns, ("group", "position_index"), sort, messages.MessageSweep(self.scope)
+        )
+
+    # --- order ---------------------------------------------------------------------------
+
+    def log_order(self) -> list[Any]:
+        """Neighbours in the log, within parts of it and from part to part."""
+        F = self.f  # noqa: N806
+        rows = self.decided.where(
+            F.col("kind").isin(words.PUBLISHED, words.DELIVERED, words.OWNER)
+        ).withColumn("part", F.shiftright("index", LOG_PART_BITS))
+        found = self._swept(
+            rows,
+            order.LOG_COLUMNS,
+            order.LOG_KEYS,
+            (*order.LOG_KEYS, "order"),
+            order.LogSweep(self.scope),
+        ).persist()
+        try:
+            made = self._summed(found.where("what <> 'edge'")).collect()
+            return made + self._joints(found.where("what = 'edge'")).collect()
+        finally:
+            found.unpersist()
+
+    def _joints(self, edges: DataFrame) -> DataFrame:
+        """Compares where each part begins with where the last one of the same key ended."""
+        from pyspark.sql import Window
+
+        F = self.f  # noqa: N806
+        window = Window.partitionBy("group", "k1", "k2", "k3").orderBy("k4")
+        whole = [each.group for each in self.facts if each.start == 0]
+        first_span = self._small(
+            _first_spans(self.scope),
+            "`group` bigint, first_span bigint",
+        )
+        chained = (
+            edges.withColumns(
+                {
+                    "e1": F.lag("v3").over(window),
+                    "e2": F.lag("v4").over(window),
+                    "e_span": F.lag("v6").over(window),
+                }
+            )
+            .join(first_span, "group", "left")
+            .withColumn("near", (F.col("e_span") == F.col("v5")) & (F.col("v5") >= 0))
+        )
+        begin, end = F.col("v1"), F.col("e1")
+        kind = F.col("k1")
+        alone = (
+            F.col("e1").isNull() & F.col("group").isin(whole) & (F.col("v5") == F.col("first_span"))
+        )
+        wrong = (
+            (kind.isin(order.EDGE_TIME, order.EDGE_TERM) & F.col("near") & (begin < end))
+            | ((kind == order.EDGE_NUMBER) & F.col("near") & (begin != end))
+            | ((kind == order.EDGE_NUMBER) & alone & (begin != 0))
+            | ((kind == order.EDGE_SEQ) & F.col("near") & (begin <= end))
+            | ((kind == order.EDGE_IDS) & F.col("near") & (begin != order.CAME) & (begin != end))
+            | ((kind == order.EDGE_IDS) & alone & (begin != order.CAME))
+            | (
+                (kind == order.EDGE_PLACE)
+                & F.col("near")
+                & ((begin < end) | ((begin == end) & (F.col("v2") < F.col("e2"))))
+            )
+        )
+        invariant = F.create_map(
+            *[F.lit(int(x)) for pair in order.EDGE_INVARIANTS.items() for x in pair]
+        )
+        text = F.to_json(
+            F.array(
+                F.struct(
+                    F.shiftright("v7", ORDINAL_BITS).alias("index"),
+                    F.lower(F.lpad(F.hex("k2"), 16, "0")).alias("session"),
+                    F.col("k3").alias("consumer"),
+                    F.col("v1").alias("begins_at"),
+                    F.col("e1").alias("expected"),
+                )
+            )
+        )
+        return (
+            chained.where(wrong)
+            .groupBy("group", invariant[kind.cast("int")].alias("k1"))
+            .agg(F.count("*").alias("k2"), F.count("*").alias("n"), F.max(text).alias("text"))
+            .select(F.lit("violation").alias("what"), "group", "k1", "k2", F.lit(0).alias("k3"),
+                    "n", "text")
+        )  # fmt: skip
+
+    # --- confirms ------------------------------------------------------------------------
+
+    def _is_whole(self) -> Column:
+        """1 for acts about which the trace can tell: the decided rows of their time are there."""
+        F = self.f  # noqa: N806
+        ends = {
+            each.group: self.ends_us[each.group]
+            for each in self.facts
+            if each.start == 0 and not any(gap.node == 0 for gap in each.gaps)
+        }
+        known: Column = F.lit(0)
+        for group, end in ends.items():
+            known = F.when((F.col("group") == group) & (F.col("time_us") <= end), 1).otherwise(
+                known
+            )
+        return known
+
+    def confirms(self) -> DataFrame:
+        """Confirms against publishes."""
+        F = self.f  # noqa: N806
+        published = self.decided.where(F.col("kind") == words.PUBLISHED).select(
+            "group", "session", "seq", F.lit(1).alias("phase"), "count", F.lit(1).alias("whole")
+        )
+        confirmed = self.raw.where(
+            (F.col("kind") == words.CONFIRMED)
+            & (F.col("flags").bitwiseAND(words.DELETED) == 0)
+            & F.col("group").isin([each.group for each in self.facts])
+        ).withColumn("whole", self._is_whole())
+        opens = confirmed.select(
+            "group", "session", "seq", F.lit(0).alias("phase"), "count", "whole"
+        )
+        closes = confirmed.select(
+            "group",
+            "session",
+            F.col("first_id").alias("seq"),
+            F.lit(2).alias("phase"),
+            "count",
+            "whole",
+        )
+        rows = published.unionByName(opens).unionByName(closes)
+        keys = ("group", "session")
+        sort = (*keys, "seq", "phase")
+        sweep = order.ConfirmSweep(self.scope)
+        return self._swept(rows, order.CONFIRM_COLUMNS, keys, sort, sweep)
+
+    # --- sent ----------------------------------------------------------------------------
+
+    def sent(self) -> DataFrame:
+        """What nodes wrote to consumers, against what was decided."""
+        F = self.f  # noqa: N806
+        sent = self.raw.where(F.col("kind") == words.SENT).withColumns(
+            {**self._packed(F.lit(0)), "whole": self._is_whole()}
+        )
+        decided = self.decided.withColumn("whole", F.lit(1))
+        queue = F.col("group").isin(self._groups(streams=False))
+        delivered = decided.where(
+            (F.col("kind") == words.DELIVERED) & (F.col("flags").bitwiseAND(words.BY_STAGE) == 0)
+        )
+        found = self._sent(delivered.where(queue), sent.where(queue), shared=False)
+        if not self._groups(streams=True):
+            return found
+        stream = F.col("group").isin(self._groups(streams=True))
+        nobody = {"session": F.lit(0), "consumer": F.lit(0)}
+        published = decided.where(
+            stream & (F.col("kind") == words.PUBLISHED) & (F.col("reason") == 0)
+        ).withColumns(nobody)
+        return found.unionByName(
+            self._sent(published, sent.where(stream).withColumns(nobody), shared=True)
+        )
+
+    def _sent(self, decided: DataFrame, sent: DataFrame, *, shared: bool) -> DataFrame:
+        F = self.f  # noqa: N806
+        columns = [name for name in order.SENT_COLUMNS if name != "part"]
+        rows = decided.select(*columns).unionByName(sent.select(*columns))
+        last = F.col("first_id") + F.col("count") - 1
+        parts = F.sequence(F.shiftright("first_id", ID_PART_BITS), F.shiftright(last, ID_PART_BITS))
+        low = F.greatest("first_id", F.shiftleft("part", ID_PART_BITS))
+        high = F.least(last, F.shiftleft(F.col("part") + 1, ID_PART_BITS) - 1)
+        cut = (
+            rows.where(F.col("count") > 0)
+            .withColumn("part", F.explode(parts))
+            .withColumns({"low": low, "high": high})
+            .withColumns(
+                {
+                    "first": F.col("first") + F.col("low") - F.col("first_id"),
+                    "count": F.col("high") - F.col("low") + 1,
+                }
+            )
+            .withColumn("first_id", F.col("low"))
+        )
+        keys = order.SENT_KEYS
+        sort = (*keys, "first_id", "kind")
+        return self._swept(cut, order.SENT_COLUMNS, keys, sort, order.SentSweep(shared=shared))
+
+    # --- replicas ------------------------------------------------------------------------
+
+    def replicas(self) -> list[Any]:
+        """Decided rows of all nodes, compared by digest; where digests differ, row by row."""
+        F = self.f  # noqa: N806
+        several = [each for each in self.facts if len({r.node for r in each.ranges}) > 1]
+        if not several:
+            return []
+        ranges = [
+            (each.group, r.node, r.incarnation, r.start, r.end)
+            for each in several
+            for r in each.ranges
+        ]
+        widest = max(each.end - each.start for each in several)
+        bits = max(LOG_PART_BITS, (widest // DIGEST_PARTS_MAX).bit_length())
+        rows = self._within(self.raw.where(F.col("kind").isin(*DECIDED)), ranges)
+        rows = rows.withColumns(
+            {
+                "digest": F.xxhash64(*words.ROW_COLUMNS),
+                "part": F.shiftright("index", bits),
+            }
+        )
+        digests = (
+            rows.groupBy("group", "part", "node", "incarnation")
+            .agg(
+                F.count("*").alias("rows"),
+                F.bit_xor("digest").alias("mixed"),
+                F.sum(F.col("digest").bitwiseAND(0xFFFFFFFF)).alias("added"),
+            )
+            .collect()
+        )
+        suspects = _suspects(several, digests, bits)
+        if not suspects:
+            return []
+        return self._compare_rows(rows, suspects, ranges)
+
+    def _compare_rows(
+        self, rows: DataFrame, suspects: list[tuple[int, int]], ranges: list[tuple[Any, ...]]
+    ) -> list[Any]:
+        F = self.f  # noqa: N806
+        few = rows.join(self._small(suspects, "`group` bigint, part bigint"), ["group", "part"])
+        known = self._small(
+            [(r[0], r[1], r[2], r[3], r[4]) for r in ranges],
+            "`group` bigint, r_node int, r_incarnation bigint, r_low bigint, r_high bigint",
+        )
+        each = few.groupBy("group", "index", "ordinal").agg(
+            F.count("*").alias("found"),
+            F.count_distinct("digest").alias("different"),
+            F.sort_array(F.collect_set("node")).alias("nodes"),
+            F.first("kind").alias("kind"),
+            F.first("count").alias("messages"),
+        )
+        inside = (F.col("index") > F.col("r_low")) & (F.col("index") <= F.col("r_high"))
+        judged = (
+            each.join(known, "group")
+            .where(inside)
+            .groupBy("group", "index", "ordinal", "found", "different", "nodes", "kind", "messages")
+            .agg(F.count("*").alias("expected"))
+            .where((F.col("different") > 1) | (F.col("found") != F.col("expected")))
+        )
+        example = F.to_json(
+            F.struct("index", "ordinal", "kind", "nodes", "found", "expected", "different")
+        )
+        grouped = judged.groupBy("group").agg(
+            F.count("*").alias("k2"),
+            F.sum("messages").alias("n"),
+            F.slice(F.sort_array(F.collect_list(example)), 1, EXAMPLES).alias("texts"),
+        )
+        return grouped.select(
+            F.lit("violation").alias("what"),
+            "group",
+            F.lit(int(Invariant.REPLICAS_AGREE)).alias("k1"),
+            "k2",
+            F.lit(0).alias("k3"),
+            "n",
+            F.concat(F.lit("["), F.concat_ws(",", "texts"), F.lit("]")).alias("text"),
+        ).collect()
+
+
+def _spans(facts: Iterable[QueueFacts]) -> tuple[tuple[int, int, int], ...]:
+    """(group, start, end] of what is covered without a gap, by whichever nodes."""
+    made: list[tuple[int, int, int]] = []
+    for each in facts:
+        for part in each.primary:
+            if made and made[-1][0] == each.group and made[-1][2] == part.start:
+                made[-1] = (each.group, made[-1][1], part.end)
+            else:
+                made.append((each.group, part.start, part.end))
+    return tuple(made)
+
+
+def _first_spans(scope: Scope) -> list[tuple[int, int]]:
+    """(group, number of its first span)."""
+    found: dict[int, int] = {}
+    for number, (group, _, _) in enumerate(scope.covered):
+        found.setdefault(group, number)
+    return list(found.items())
+
+
+def _suspects(
+    facts: Iterable[QueueFacts], digests: Iterable[Any], bits: int
+) -> list[tuple[int, int]]:
+    """Parts of the log that have to be compared row by row: digests differ, or not every node that
+    has a share in the part covers all of it."""
+    seen: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int, int]]] = defaultdict(dict)
+    for row in digests:
+        life = (row["node"], row["incarnation"])
+        seen[row["group"], row["part"]][life] = (row["rows"], row["mixed"], row["added"])
+    suspects = []
+    for each in facts:
+        parts = {part for group, part in seen if group == each.group}
+        for part in sorted(parts):
+            low, high = max(part << bits, each.start + 1), min(((part + 1) << bits) - 1, each.end)
+            inside = [r for r in each.ranges if r.start < high and r.end >= low]
+            whole = [r for r in inside if r.start < low and r.end >= high]
+            lives = {(r.node, r.incarnation) for r in whole}
+            found = seen[each.group, part]
+            equal = len(set(found.values())) == 1 and set(found) == lives
+            if len(inside) > 1 and not (equal and len(whole) == len(inside)):
+                suspects.append((each.group, part))
+    return suspects
+
+
+class _Settings:
+    """Session settings for as long as the context lasts."""
+
+    def __init__(self, spark: SparkSession, wanted: dict[str, str]) -> None:
+        self._spark = spark
+        self._wanted = wanted
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> None:
+        for name, value in self._wanted.items():
+            self._before[name] = self._spark.conf.get(name, None)
+            self._spark.conf.set(name, value)
+
+    def __exit__(self, *error: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                self._spark.conf.unset(name)
+            else:
+                self._spark.conf.set(name, value)
