@@ -6,8 +6,8 @@ from `Scheduler.random`; so a seed decides the whole run. Times are whole micros
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
@@ -62,31 +62,35 @@ class Scheduler:
         """Calls back after the delay, unless `life` has ended by then."""
         timer = Timer(life, callback, arguments)
         self._counter += 1
-        heapq.heappush(self._heap, (self.now_us + max(0, delay_us), self._counter, timer))
+        due_us = self.now_us + delay_us if delay_us > 0 else self.now_us
+        heappush(self._heap, (due_us, self._counter, timer))
         return timer
 
-    def step(self, until_us: int) -> bool:
-        """Carries out the next event due by `until_us`; False when there is none."""
+    def run(self, until_us: int, events_max: int) -> bool:
+        """Carries out all events due by `until_us`; False when `events_max` came before."""
         heap = self._heap
-        while heap:
-            due_us, number, timer = heap[0]
-            if due_us > until_us:
-                return False
-            heapq.heappop(heap)
-            life = timer.life
-            if timer.callback is None or (life is not None and not life.alive):
-                continue
-            if life is not None and life.frozen_until_us > due_us:
-                # The process is stopped: everything waits, in its order.
-                heapq.heappush(heap, (life.frozen_until_us, number, timer))
-                continue
-            self.now_us = max(self.now_us, due_us)
-            self.events += 1
+        while heap and heap[0][0] <= until_us:
+            due_us, number, timer = heappop(heap)
             callback = timer.callback
+            if callback is None:
+                continue
+            life = timer.life
+            if life is not None:
+                if not life.alive:
+                    continue
+                if life.frozen_until_us > due_us:
+                    # The process is stopped: everything waits, in its order.
+                    heappush(heap, (life.frozen_until_us, number, timer))
+                    continue
+            if due_us > self.now_us:
+                self.now_us = due_us
+            self.events += 1
             timer.callback = None
             callback(*timer.arguments)
-            return True
-        return False
+            if self.events >= events_max:
+                return False
+        self.now_us = max(self.now_us, until_us)
+        return True
 
     # Draws.
 

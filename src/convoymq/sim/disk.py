@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convoymq.sim.clock import Life, Scheduler
-from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.files import CAPACITY_MAX, MemoryDirectory
 from convoymq.storage.types import File
 
 
@@ -83,7 +83,7 @@ class SimDisk(MemoryDirectory):
 
     def empty(self) -> None:
         """There is room again."""
-        self.capacity = 1 << 40
+        self.capacity = CAPACITY_MAX
 
     def wipe(self) -> None:
         """Everything is gone: the node gets a new disk."""

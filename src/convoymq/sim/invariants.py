@@ -48,6 +48,8 @@ class GroupChecker:
         self.commit_seen: dict[int, int] = {}
         """Node -> how far its commit index was looked at."""
         self.polled_commits: dict[int, int] = {}
+        self.polled: dict[int, tuple[int, int, int]] = {}
+        """Node -> term, commit index and role as they were looked at last."""
         self.hashes: dict[int, int] = {}
         self.votes: dict[tuple[int, int], int] = {}
         """(node, term) -> candidate."""
@@ -144,6 +146,11 @@ class GroupChecker:
 
     def on_poll(self, node: int, replica: Any) -> None:
         """After a node did something."""
+        core = replica.core
+        seen = (core.term, core.commit_index, core.role)
+        if self.polled.get(node) == seen:
+            return
+        self.polled[node] = seen
         term = replica.term
         last = self.terms.get(node, 0)
         if term != last:
@@ -220,6 +227,7 @@ class GroupChecker:
         self.terms[node] = log.term
         self.commit_seen[node] = 0
         self.polled_commits[node] = 0
+        self.polled.pop(node, None)
         self.trace.add(
             f"node{node}",
             f"group {self.group}: log {log.first_index}..{log.last_index}, term {log.term}, vote"

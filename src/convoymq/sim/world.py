@@ -130,15 +130,14 @@ class World:
 
     def _run_until(self, until_us: int) -> None:
         scheduler = self.scheduler
-        while scheduler.events < EVENTS_MAX:
+        while True:
             try:
-                if not scheduler.step(until_us):
-                    break
+                if scheduler.run(until_us, EVENTS_MAX):
+                    return
+                break
             except PowerLost as lost:
                 self.crash(self.nodes[lost.node], restart_us=scheduler.skewed(1000, 2_000_000))
-        else:
-            raise NotLive(f"more than {EVENTS_MAX} events: somebody is turning in circles")
-        scheduler.now_us = max(scheduler.now_us, until_us)
+        raise NotLive(f"more than {EVENTS_MAX} events: somebody is turning in circles")
 
     def _start(self, node: SimNode) -> None:
         if node.alive:

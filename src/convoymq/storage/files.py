@@ -15,6 +15,8 @@ from pathlib import Path
 
 IOV_MAX = 1024
 SECTOR_BYTES = 512
+CAPACITY_MAX = 1 << 40
+"""Of a disk in memory: no bound."""
 
 
 class RealFile:
@@ -250,7 +252,7 @@ class _NameChange:
 class MemoryDirectory:
     """A disk in memory. `capacity` bounds the sum of all file sizes, in bytes."""
 
-    def __init__(self, capacity: int = 1 << 40) -> None:
+    def __init__(self, capacity: int = CAPACITY_MAX) -> None:
         self.capacity = capacity
         self.names: dict[str, MemoryInode | None] = {}
         """Path -> inode, None for a directory."""
@@ -270,7 +272,11 @@ class MemoryDirectory:
 
     def reserve(self, path: str, growth: int) -> None:
         """Raises ENOSPC when a file cannot grow by that much."""
-        if growth > 0 and self.used_bytes() + growth > self.capacity:
+        if (
+            growth > 0
+            and self.capacity < CAPACITY_MAX
+            and self.used_bytes() + growth > self.capacity
+        ):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def crash(self, keep: Callable[[], bool]) -> None:

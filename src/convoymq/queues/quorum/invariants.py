@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from convoymq.queues.quorum.machine import (
     CANCELLED,
     POLLER,
@@ -10,7 +12,11 @@ from convoymq.queues.quorum.machine import (
     WAITING,
     QuorumMachine,
 )
+from convoymq.queues.quorum.runs import Fifo, Run, words_from_bytes
 from convoymq.queues.sessions import REPLIES_KEPT_MAX
+
+COUNT, SIZE = itemgetter(3), itemgetter(4)
+"""Of a run."""
 
 
 def check_invariants(machine: QuorumMachine) -> None:
@@ -22,7 +28,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     assert len(served) == len(set(served)), "a consumer is in the service queue twice"
     serving = set(served)
     actives = []
-    places: list[tuple[int, int, int, int]] = []
+    places: list[Run] = []
     for session in machine.sessions.values():
         assert session.applied_at == -1
         assert session.id not in machine.closed
@@ -31,14 +37,15 @@ def check_invariants(machine: QuorumMachine) -> None:
             assert consumer.number == number
             assert (number == 0) == (consumer.state == POLLER)
             held = consumer.checked_out.held()
-            assert sum(run[3] for _, run in held) == consumer.checked_out.messages
-            assert sum(run[4] for _, run in held) == consumer.checked_out.size
+            runs = [run for _, run in held]
+            assert sum(map(COUNT, runs)) == consumer.checked_out.messages
+            assert sum(map(SIZE, runs)) == consumer.checked_out.size
             last = -1
             for message_id, run in held:
                 assert message_id > last, "message ids overlap"
                 assert run[3] > 0
                 last = message_id + run[3] - 1
-                places.append((run[0], run[1], run[2], run[3]))
+            places += runs
             assert last < consumer.next_id
             unacked += consumer.checked_out.messages
             unacked_bytes += consumer.checked_out.size
@@ -65,7 +72,7 @@ def check_invariants(machine: QuorumMachine) -> None:
         for i, (message_id, run) in enumerate(held):
             after = held[i + 1][0] if i + 1 < len(held) else stage.next
             assert message_id + run[3] == after, "a stage has a gap"
-            places.append((run[0], run[1], run[2], run[3]))
+            places.append(run)
         unacked += stage.held.messages
         unacked_bytes += stage.held.size
     assert unacked == machine.unacked
@@ -78,24 +85,62 @@ def check_invariants(machine: QuorumMachine) -> None:
         assert not machine.waiting
         assert machine.active is None
     assert not (serving and machine.ready), "a message and a consumer wait for each other"
-    for fifo in (machine.fresh, machine.returned):
-        runs = fifo.runs()
-        assert sum(run[3] for run in runs) == fifo.messages
-        assert sum(run[4] for run in runs) == fifo.size
-        places += [(run[0], run[1], run[2], run[3]) for run in runs]
-    for run in machine.fresh.runs():
-        assert run[5] == run[6] == 0
-    places.sort()
-    for i in range(1, len(places)):
-        before = places[i - 1]
-        assert before[:2] != places[i][:2] or before[2] + before[3] <= places[i][2], (
-            "a message is in two places"
-        )
+    returned = machine.returned.runs()
+    assert sum(map(COUNT, returned)) == machine.returned.messages
+    assert sum(map(SIZE, returned)) == machine.returned.size
+    places += returned
     live = list(machine.live_ranges())
-    for i in range(1, len(live)):
-        assert live[i - 1][1] + 1 < live[i][0]
-    for index in {place[0] for place in places}:
-        assert any(low <= index <= high for low, high in live)
+    _check_fresh(machine.fresh, places, live)
+    _check_places(places, live)
     dropped = sum(machine.dropped.values())
     total = machine.ready + unacked + machine.acked + machine.purged + dropped
     assert machine.deleted or total == machine.published, "messages appeared or vanished"
+
+
+def _check_fresh(fresh: Fifo, others: list[Run], live: list[tuple[int, int]]) -> None:
+    """Fresh messages lie in the order of the log, in no other place and in a live range. There may
+    be very many: no object is made per run."""
+    words = words_from_bytes(fresh.pack(), 3)
+    last = (-1, -1)
+    messages = size = 0
+    for index, place, amount in zip(words[0::3], words[1::3], words[2::3], strict=True):
+        assert (index, place) >= last, "fresh messages are not in the order of the log"
+        count = amount >> 32
+        assert count > 0
+        messages += count
+        size += amount & 0xFFFFFFFF
+        last = (index, place + count)
+    assert messages == fresh.messages
+    assert size == fresh.size
+    if not messages:
+        return
+    assert any(low <= words[0] and last[0] <= high for low, high in live)
+    for index, offset, first, count, _, _, _ in others:
+        for run in fresh.runs_from(index, offset, first, 1, 1):
+            assert run[:2] != (index, offset) or first + count <= run[2], (
+                "a message is in two places"
+            )
+
+
+def _check_places(places: list[Run], live: list[tuple[int, int]]) -> None:
+    """No message is in two places, and the entries of all are in the live ranges."""
+    places.sort()
+    ranges = iter(live)
+    high = last_index = last_offset = -2
+    end = 0
+    for index, offset, first, count, _, _, _ in places:
+        if index == last_index and offset == last_offset:
+            assert end <= first, "a message is in two places"
+        last_index = index
+        last_offset = offset
+        end = first + count
+        while index > high:
+            before = high
+            low, high = next(ranges, (0, -1))
+            assert before + 1 < low, "live ranges overlap, or an entry is in none"
+            assert low <= high
+            if index <= high:
+                assert low <= index, "an entry that is needed is not in the live ranges"
+    for low, after in ranges:
+        assert high + 1 < low
+        high = after
