@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from convoymq.cli.app import app
 from convoymq.cluster.host import HostCounters
+from convoymq.fetch.edge import FetchEdge
 from convoymq.management.metrics import render
 from convoymq.model import config
 from tests.unit.queues.fake_cluster import FakeCluster
@@ -19,8 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
-    r"(amqp|alarm|broker|classic|cluster|link|management|metadata|node|queue|quorum|raft|storage)"
-    r"\.[a-z_]+"
+    r"(amqp|alarm|broker|classic|cluster|fetch|link|management|metadata|node|queue|quorum|raft"
+    r"|storage)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(("debug", "info", "warning", "error", "exception", "note", "on_note", "_note"))
@@ -77,6 +78,7 @@ def test_command_is_in_docs(command: str) -> None:
 async def test_metrics_are_in_docs(tmp_path: Path) -> None:
     async with FakeCluster(tmp_path, nodes=1) as cluster:
         broker = cluster.nodes[1].broker
+        broker.edge_metrics = FetchEdge(broker=broker).metrics
         broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1}]
         info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
