@@ -20,6 +20,11 @@ def main() -> None:
         sys.argv = ["convoy perf", *arguments[1:]]
         typer.run(perf)
         return
+    if arguments[:1] == ["pipeline"]:
+        from convoymq.cli.pipeline import pipeline_app
+
+        pipeline_app(arguments[1:], prog_name="convoy pipeline")
+        return
     from convoymq.cli.app import app
 
     app()

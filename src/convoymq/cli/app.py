@@ -455,6 +455,12 @@ def perf() -> None:
 
 
 @app.command()
+def pipeline() -> None:
+    """Ready jobs on Spark: `convoy pipeline --help`."""
+    raise fail("`pipeline` must come first on the command line", 2)
+
+
+@app.command()
 def version(format_: FormatOption = Format.TABLE) -> None:
     """Version of this program."""
     import convoymq

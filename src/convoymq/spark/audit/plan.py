@@ -62,7 +62,7 @@ def audit(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     queues: Iterable[str] = (),
-    spark: SparkSession | None = None,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Proves a trace, or shows where the broker broke a promise.
@@ -71,7 +71,8 @@ def audit(
         paths: trace directories (or `data` directories) of the nodes of one cluster, on a file
             system that the driver and the executors see.
         queues: names of the queues to look at; none = all.
-        spark: the session; None = `convoymq.spark.session`.
+        spark: the session, or what makes it when the files have been found good; None =
+            `convoymq.spark.session`.
         progress: is told the name of each step before it begins.
 
     Raises:
@@ -97,6 +98,9 @@ def audit(
 
         tell("session")
         spark = session("convoymq audit")
+    elif callable(spark):
+        tell("session")
+        spark = spark()
     job = _Job(spark, files, facts, footers)
     with job.settings():
         found = [row.asDict() for step in job.steps(tell) for row in step]
