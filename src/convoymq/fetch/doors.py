@@ -23,8 +23,14 @@ class Chunks(Protocol):
 class StreamDoor(Protocol):
     """A stream; see `queues.stream.queue.StreamQueue`."""
 
+    def machine(self) -> object | None:
+        """The replica of this node; None = rows come from another node."""
+
     def bounds(self) -> tuple[int, int]:
-        """(first kept, next) as known here."""
+        """(first kept, next) as known here; (0, 0) without a replica."""
+
+    async def where(self) -> tuple[int, int, int, int]:
+        """(first kept, next, bytes, offset of the last chunk), from whoever is near."""
 
     async def fetch_chunks(
         self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int

@@ -31,7 +31,14 @@ from convoymq.fetch.fields import (
 from convoymq.fetch.producing import Producing
 from convoymq.fetch.turns import Slice
 from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
-from convoymq.model.errors import AccessRefused, NotFound, PreconditionFailed, StorageFault
+from convoymq.model.errors import (
+    AccessRefused,
+    NotFound,
+    PreconditionFailed,
+    Refused,
+    StorageFault,
+    Unavailable,
+)
 from convoymq.queues.interface import Queue
 
 if TYPE_CHECKING:
@@ -43,7 +50,9 @@ NEAR_CANDIDATES_MAX = 500
 NEAR_CUTOFF = 0.6
 BEHIND_PATIENCE_MS = 5_000
 """A replica that is behind gets at least this long (docs/formats/columnar-protocol.md)."""
-OFFSET_QUERIES_AT_ONCE = 16
+QUERIES_AT_ONCE = 16
+"""Questions to other nodes that one request asks at a time."""
+WHERE_TIMEOUT_S = 2.0
 ROWS_PER_STEP = 32
 
 
@@ -163,19 +172,25 @@ class Requests:
         wanted = None if request.names is None else set(request.names)
         time = Slice(self._edge.turns)
         rows: list[dict[str, Any]] = []
+        far: list[tuple[dict[str, Any], StreamDoor]] = []
         for place, record in enumerate(self._readable()):
             if not place % ROWS_PER_STEP:
                 await time.check()
             named = wanted is None or record.name in wanted
             if named and record.type.value in request.types:
-                rows.append(self._row(record))
+                rows.append(self._row(record, far))
+        for at in range(0, len(far), QUERIES_AT_ONCE):
+            part = far[at : at + QUERIES_AT_ONCE]
+            await asyncio.gather(*(self._ask_where(row, stream) for row, stream in part))
         answer = {"queues": rows, "node": self._broker.node_name}
         if len(rows) > ROWS_PER_STEP and len(msgspec.msgpack.encode(answer)) > ANSWER_MAP_MAX:
             raise PreconditionFailed(f"{len(rows)} queues do not fit an answer: ask by names")
         return answer
 
-    def _row(self, record: QueueRecord) -> dict[str, Any]:
-        """What this node knows of a queue."""
+    def _row(
+        self, record: QueueRecord, far: list[tuple[dict[str, Any], StreamDoor]]
+    ) -> dict[str, Any]:
+        """What this node knows of a queue; what another has to be asked for goes to `far`."""
         broker = self._broker
         declared = broker.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
         row: dict[str, Any] = {
@@ -191,19 +206,31 @@ class Requests:
         }
         try:
             queue = broker.find_queue(record.vhost, record.name, self._connection.id)
-        except (NotFound, AccessRefused, PreconditionFailed):
+        except Refused:
+            # Another connection's, or its home node is away.
             return row
         if row["type"] == "classic":
             leader: int | None = record.home
         else:
             leader = getattr(queue, "leader", None) or broker.host.leader_of(record.group)
         row["leader"] = None if leader is None else broker.node_name_of(leader)
-        known = queue.info()
-        row["bytes"] = known.get("message_bytes")
+        row["bytes"] = queue.info().get("message_bytes")
         if row["type"] == "stream":
-            first, next_ = cast(StreamDoor, queue).bounds()
-            row["first"], row["next"] = first, next_
+            stream = cast(StreamDoor, queue)
+            if stream.machine() is not None:
+                row["first"], row["next"] = stream.bounds()
+            else:
+                far.append((row, stream))
         return row
+
+    async def _ask_where(self, row: dict[str, Any], stream: StreamDoor) -> None:
+        """Completes the row of a stream that has no replica here."""
+        try:
+            async with asyncio.timeout(WHERE_TIMEOUT_S):
+                row["first"], row["next"], row["bytes"], *_ = await stream.where()
+        except (Refused, Unavailable, TimeoutError):
+            # Nobody near knows; the others' rows shall not wait for that.
+            return
 
     async def _offsets(self, frame: Frame) -> dict[str, Any]:
         request = read(Offsets, frame.map)
@@ -216,8 +243,8 @@ class Requests:
             if what == "timestamp" and ms is None:
                 raise PreconditionFailed("OFFSETS: timestamp without a time")
         found: list[tuple[int | None, int | None]] = []
-        for at in range(0, len(request.queries), OFFSET_QUERIES_AT_ONCE):
-            part = request.queries[at : at + OFFSET_QUERIES_AT_ONCE]
+        for at in range(0, len(request.queries), QUERIES_AT_ONCE):
+            part = request.queries[at : at + QUERIES_AT_ONCE]
             async with self._limit():
                 found += await asyncio.gather(
                     *(doors[name].offsets(what, ms) for name, what, ms in part)
@@ -241,7 +268,9 @@ class Requests:
             raise PreconditionFailed(f"end {request.end} lies before offset {request.offset}")
         stream = self._stream(request.stream)
         wait_ms = min(request.wait_ms, self._settings.wait_ms_max)
-        if max(request.offset + 1, request.end or 0) > stream.bounds()[1]:
+        here = stream.machine() is not None
+        beyond = max(request.offset + 1, request.end or 0) > stream.bounds()[1]
+        if beyond if here else wait_ms:
             # Waits, or finds out that this replica is behind. What came is asked for again below:
             # many requests may wait, and none shall hold rows meanwhile.
             async with self._limit(max(wait_ms, BEHIND_PATIENCE_MS)):
@@ -249,10 +278,12 @@ class Requests:
         async with self._connection.output():
             rows = self._rows(request.columns, request.max_rows, request.max_bytes)
             at = request.offset
+            # A portion from another node costs a round trip.
+            portion = self._settings.pull_bytes if here else self._settings.answer_bytes
             while True:
                 async with self._limit(BEHIND_PATIENCE_MS):
                     chunks = await stream.fetch_chunks(
-                        at, request.end, request.max_rows - rows.count, self._settings.pull_bytes, 0
+                        at, request.end, request.max_rows - rows.count, portion, 0
                     )
                 got = await self._add(rows, chunks.runs)
                 at += got

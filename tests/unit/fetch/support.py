@@ -196,6 +196,7 @@ class FakeStream(Queue):
         self.vhost = "/"
         self.name = name
         self.first = 0
+        self.local = True
         self.blocks: list[tuple[bytes, int, int]] = []
         self.error: BrokerError | None = None
         self.stored: dict[str, int] = {}
@@ -215,8 +216,16 @@ class FakeStream(Queue):
         entry = builder.take_entry(1, len(self.blocks) + 1, 1, TIME_MS)
         self.blocks.append((entry.data, self.high, count))
 
+    def machine(self) -> object | None:
+        return self if self.local else None
+
     def bounds(self) -> tuple[int, int]:
-        return self.first, self.high
+        return (self.first, self.high) if self.local else (0, 0)
+
+    async def where(self) -> tuple[int, int, int, int]:
+        if self.error is not None:
+            raise self.error
+        return self.first, self.high, 55, 0
 
     async def fetch_chunks(
         self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int

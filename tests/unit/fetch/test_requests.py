@@ -92,6 +92,16 @@ async def test_answers_end_at_the_server_s_bound(rig: Rig, client: Peer) -> None
     assert 0 < ColumnFrame(answer.payload).next < 9000
 
 
+async def test_a_node_without_replica_reads_once_unless_it_waits(rig: Rig, client: Peer) -> None:
+    stream = rig.stream("s", rows("a", "b"))
+    stream.local = False
+    answer = await client.ask(Op.FETCH, stream="s", offset=0)
+    assert values_of(answer.payload) == rows("a", "b")
+    assert stream.reads == 1
+    assert (await client.ask(Op.FETCH, stream="s", offset=1, wait_ms=5)).map["high"] == 2
+    assert stream.reads == 3
+
+
 async def test_refusals_of_the_stream_come_through(rig: Rig, client: Peer) -> None:
     stream = rig.stream("s", rows("a"))
     stream.error = Unavailable("stream 's' has no leader")
@@ -188,6 +198,21 @@ async def test_metadata_lists_what_the_user_may_read(rig: Rig) -> None:
     assert row["leader"] == "n1"
     assert row["members"] == ["n1"]
     assert row["arguments"] == {"x-queue-type": "quorum"}
+
+
+async def test_metadata_asks_others_for_what_is_not_here(rig: Rig, client: Peer) -> None:
+    await rig.cluster.queue(1, "s", arguments={"x-queue-type": "stream"})
+    stream = rig.stream("s", rows("a", "b"))
+
+    async def extent() -> tuple[Any, ...]:
+        (row,) = (await client.ask(Op.METADATA)).map["queues"]
+        return row["first"], row["next"], row["bytes"]
+
+    assert await extent() == (0, 2, 77)
+    stream.local = False
+    assert await extent() == (0, 2, 55)
+    stream.error = Unavailable("nobody is near")
+    assert await extent() == (None, None, 77)
 
 
 @pytest.mark.parametrize(
