@@ -526,7 +526,8 @@ class Channel:
             raise refusals.too_many_consumers(limit)
         queue = self._find(name)
         _check_arguments(method.arguments, queue)
-        if queue.type == "stream" and self.global_prefetch:
+        stream = queue.type == "stream"
+        if stream and self.global_prefetch and self._prefetch and not method.no_ack:
             raise refusals.global_qos_on_stream(queue_subject(queue.vhost, queue.name))
         priority = _priority_of(method.arguments, queue)
         client = self._client(queue)
@@ -537,11 +538,16 @@ class Channel:
             tag.encode(),
             method.no_ack,
             queue.type in COUNTED_TYPES,
-            queue.type == "stream",
+            stream,
         )
         consumer = Consumer(tag, self._number, queue, client, slot, method, self._prefetch)
         self.consumers[tag] = consumer
         self._by_number[consumer.number] = consumer
+
+        prefetch = 0 if method.no_ack else self._window(consumer.prefetch)
+        if stream:
+            # It needs a limit of its own; with one, it refuses to go without acknowledgements.
+            prefetch = consumer.prefetch
 
         def subscribed(error: Exception | None) -> None:
             if error is not None:
@@ -556,10 +562,7 @@ class Channel:
             ConsumerSpec(
                 number=consumer.number,
                 tag=tag,
-                # A stream refuses both a missing prefetch and no_ack, in this order.
-                prefetch=0
-                if method.no_ack and queue.type != "stream"
-                else self._window(consumer.prefetch),
+                prefetch=prefetch,
                 no_ack=method.no_ack,
                 exclusive=method.exclusive,
                 priority=priority,

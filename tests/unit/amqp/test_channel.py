@@ -413,7 +413,8 @@ async def test_deliveries_of_streams_say_their_offset(client: Client) -> None:
 
 async def test_streams_have_no_shared_prefetch(client: Client) -> None:
     await client.declare("s", **queue_type("stream"))
-    client.send(1, spec.BasicQos(prefetch_count=10, global_=True), spec.BasicConsume(queue="s"))
+    client.send(1, spec.BasicQos(prefetch_count=10), spec.BasicQos(prefetch_count=10, global_=True))
+    client.send(1, spec.BasicConsume(queue="s"))
     close = (await client.methods())[-1]
     assert isinstance(close, spec.ConnectionClose)
     assert (close.reply_code, close.reply_text) == (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from convoymq.model.durations import duration_ms
-from convoymq.model.tables import INTEGER_CODES, Field
+from convoymq.model.tables import INTEGER_CODES, Field, erlang_term
 
 _SECOND_MS = 1000
 
@@ -39,11 +39,15 @@ def parse_start(field: Field | None, now_ms: int) -> StartAt | str:
         return StartAt(Start.TIMESTAMP, value * _SECOND_MS)
     if field.code in INTEGER_CODES:
         assert isinstance(value, int)
-        return StartAt(Start.OFFSET, value) if value >= 0 else f"{{value_negative,{value}}}"
+        return StartAt(Start.OFFSET, value) if value >= 0 else _refusal(field)
     if field.code != "S":
-        return f"{{unacceptable_type,{field.type_name}}}"
+        return _refusal(field)
     text = field.term()
     if text in ("first", "last", "next"):
         return StartAt(Start(text))
     age_ms = duration_ms(text)
-    return "invalid_offset_arg" if age_ms is None else StartAt(Start.TIMESTAMP, now_ms - age_ms)
+    return _refusal(field) if age_ms is None else StartAt(Start.TIMESTAMP, now_ms - age_ms)
+
+
+def _refusal(field: Field) -> str:
+    return f"{{invalid_stream_offset_arg,{{{field.type_name},{erlang_term(field)}}}}}"
