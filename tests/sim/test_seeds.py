@@ -37,6 +37,19 @@ def test_seeds(block: int) -> None:
             break
 
 
+@pytest.mark.parametrize("block", range(BLOCKS // 2))
+def test_stream_seeds(block: int) -> None:
+    started = time.monotonic()
+    for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):
+        result = run_seed(seed, streams=True)
+        if result.failure is not None:
+            tail = "\n".join(result.tail[-40:])
+            replay = replay_command(seed, " --streams")
+            pytest.fail(f"{tail}\n{result.detail}\nreplay: {replay}", pytrace=False)
+        if time.monotonic() - started > BLOCK_SECONDS_MAX:
+            break
+
+
 @pytest.mark.parametrize("case", REGRESSIONS, ids=lambda case: f"seed{case['seed']}")
 def test_regressions(case: dict[str, object]) -> None:
     seed = case["seed"]

@@ -27,6 +27,7 @@ def main(
     trace: Annotated[
         bool, typer.Option(help="With --seed: print every line, not the tail.")
     ] = False,
+    streams: Annotated[bool, typer.Option(help="Streams instead of quorum queues.")] = False,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failure.")] = False,
 ) -> None:
     """Simulates clusters of real replicas under faults; exit code 1 when a promise broke."""
@@ -37,9 +38,14 @@ def main(
 
     chosen = runner.parse_faults(faults)
     options = (" --interpreted" if interpreted else "") + (f" --faults {faults}" if faults else "")
+    options += " --streams" if streams else ""
     if seed is not None:
-        sys.exit(runner.run_one(seed, chosen, options, show_all=trace))
-    sys.exit(runner.run_many(first, seeds, chosen, options, jobs=jobs, keep_going=keep_going))
+        sys.exit(runner.run_one(seed, chosen, options, show_all=trace, streams=streams))
+    sys.exit(
+        runner.run_many(
+            first, seeds, chosen, options, jobs=jobs, keep_going=keep_going, streams=streams
+        )
+    )
 
 
 if __name__ == "__main__":

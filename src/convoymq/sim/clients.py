@@ -190,7 +190,7 @@ class Channel:
             body = identity + bytes(size)
             self.unconfirmed[self._tag] = identity
             self._workload.published += 1
-            self.client.target.publish(_record(body), len(body), self._tag)
+            self.client.target.publish(record_of(body), len(body), self._tag)
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """Confirms."""
@@ -328,7 +328,7 @@ class Channel:
     def _settle(self, consumer: int, ids: list[int]) -> None:
         self._renewed()
         config = self.config
-        ranges = _ranges(ids)
+        ranges = ranges_of(ids)
         no_ack = self._consumers.get(consumer, False)
         draw = 1.0 if no_ack or self.draining else self._scheduler.rng.random()
         if draw < config.reject_chance:
@@ -388,7 +388,7 @@ class Channel:
         return ", ".join(missing)
 
 
-def _record(body: bytes) -> tuple[bytes, ...]:
+def record_of(body: bytes) -> tuple[bytes, ...]:
     """The parts of a message as the edge hands them over (docs/formats/entries-and-frames.md)."""
     header = (
         b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00"
@@ -398,7 +398,8 @@ def _record(body: bytes) -> tuple[bytes, ...]:
     return (b"\x00\x01q", header, b"\x03\x00\x01" + len(body).to_bytes(4, "big"), body, b"\xce")
 
 
-def _ranges(ids: list[int]) -> list[int]:
+def ranges_of(ids: list[int]) -> list[int]:
+    """Ascending ids as ranges (first, last, first, last, …)."""
     made: list[int] = []
     for message_id in ids:
         if made and made[-1] == message_id - 1:

@@ -49,10 +49,13 @@ class Plan:
     """Of the queue machines."""
     round_us_max: int
     hash_every: int
+    streams: bool = False
+    """The groups are streams, not quorum queues."""
 
 
-def draw_plan(seed: int, only: Collection[str] | None = None) -> Plan:
-    """The plan of a seed. `only` replaces the drawn kinds of faults."""
+def draw_plan(seed: int, only: Collection[str] | None = None, *, streams: bool = False) -> Plan:
+    """The plan of a seed. `only` replaces the drawn kinds of faults; with `streams` the groups are
+    streams."""
     rng = Random(seed ^ 0x5EED)
     share = rng.choice((0.15, 0.3, 0.5, 0.7))
     faults = frozenset(kind for kind in KINDS if rng.random() < share)
@@ -105,7 +108,15 @@ def draw_plan(seed: int, only: Collection[str] | None = None) -> Plan:
         "disconnect_timeout_ms": rng.choice((500, 3000)),
         "single_active": rng.random() < 0.25,
     }
+    if streams:
+        # Small enough for retention to have work within seconds.
+        settings = {
+            "max_age_ms": rng.choice((-1, -1, 300, 2000)),
+            "max_bytes": rng.choice((-1, -1, 1000, 20_000)),
+            "segment_bytes": rng.choice((300, 3000, 1 << 20)),
+        }
     return Plan(
+        streams=streams,
         seed=seed,
         nodes=nodes,
         groups=rng.choice((1, 1, 2)),

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from convoymq.cluster.control import FLAG_ANSWER, KIND_STREAM
 from convoymq.cluster.host import ReplicaHost
-from convoymq.queues.group_queue import TICK_MS
+from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
+from convoymq.model.errors import Unavailable
+from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
+from convoymq.queues.stream.machine import StreamMachine
+from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication.raft.types import RaftConfig
 from convoymq.sim.clock import Life, NodeClock
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
@@ -29,6 +36,26 @@ FIRST_INCARNATION = 30_000_000
 
 class WatchedMachine(QuorumMachine):
     """A quorum queue's machine that reports what it applies."""
+
+    def __init__(self, settings: dict[str, Any], node: SimNode, group: int) -> None:
+        super().__init__(settings)
+        self.node = node
+        self.group = group
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        """Applies, and reports."""
+        before = len(self.effects)
+        super().apply(index, time_ms, data)
+        self.node.world.on_applied(self.node, self.group, self, data, self.effects[before:])
+
+    def restore(self, state: bytes) -> None:
+        """Restores, and reports."""
+        super().restore(state)
+        self.node.world.on_restored(self.node, self.group, self)
+
+
+class WatchedStream(StreamMachine):
+    """A stream's machine that reports what it applies."""
 
     def __init__(self, settings: dict[str, Any], node: SimNode, group: int) -> None:
         super().__init__(settings)
@@ -79,7 +106,7 @@ class SimNode:
         self.incarnation = FIRST_INCARNATION
         self.wall_offset_ms = 0
         self.incarnations: dict[int, int] = {}
-        self.queues: dict[int, QuorumQueue] = {}
+        self.queues: dict[int, GroupQueue] = {}
         self.host: Any = None
         self.storage: Any = None
         self.flusher: Any = None
@@ -108,6 +135,9 @@ class SimNode:
         worker = SimWorker(scheduler, self.life, disk_config, self.slow, self.wake)
         self.incarnations = {self.number: self.incarnation}
         self.queues = {}
+        self._asked = 0
+        #: number -> (node, who waits, timer)
+        self._questions: dict[int, tuple[int, Answer, Any]] = {}
         self._sessions = 0
         self._round_due = False
         self.transport = NodeTransport(world.network, self.number, self.life)
@@ -140,19 +170,24 @@ class SimNode:
         known = self.world.groups[group]
         queue = self.queues.get(group)
         if queue is None:
-            queue = QuorumQueue(
-                vhost="/",
-                name=f"q{group}",
-                group=group,
-                node=self.number,
-                host=self.host,
-                transport=self.transport,
-                clock=self.clock,
-                incarnations=self.incarnations,
-                members=sorted(known.members),
-                new_session=self.new_session,
-            )
+            common: dict[str, Any] = {
+                "vhost": "/",
+                "name": f"q{group}",
+                "group": group,
+                "node": self.number,
+                "host": self.host,
+                "transport": self.transport,
+                "clock": self.clock,
+                "incarnations": self.incarnations,
+                "members": sorted(known.members),
+                "new_session": self.new_session,
+            }
+            if self.world.plan.streams:
+                queue = StreamQueue(ask_node=self._ask_node, **common)
+            else:
+                queue = QuorumQueue(**common)
             self.queues[group] = queue
+        queue.members = tuple(sorted(known.members))
         if not known.has_replica(self.number):
             if group in self.storage.logs:
                 # It was removed while this node was down.
@@ -169,7 +204,9 @@ class SimNode:
         self.host.create_group(
             group,
             sorted(members),
-            WatchedMachine(dict(known.settings), self, group),
+            (WatchedStream if self.world.plan.streams else WatchedMachine)(
+                dict(known.settings), self, group
+            ),
             queue,
             leader_hint=known.hint,
             learner=joins,
@@ -187,8 +224,9 @@ class SimNode:
 
     def members_changed(self, group: int) -> None:
         """The metadata name other members: a node that watches asks those for the leader."""
+        known = self.world.groups[group]
+        self.queues[group].members = tuple(sorted(known.members))
         if group in self.host.watched:
-            known = self.world.groups[group]
             self.host.watch_group(group, sorted(known.members), self.queues[group])
 
     def watch_log(self, group: int, log: Any) -> None:
@@ -244,11 +282,55 @@ class SimNode:
             queue.tick()
         self.wake()
 
+    # Questions about streams, as the control plane carries them in production.
+
+    def _ask_node(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
+        self._asked += 1
+        number = self._asked
+        timer = self.clock.call_later(wait_ms, self._give_up, number)
+        self._questions[number] = (node, answer, timer)
+        if not self.transport.is_connected(node):
+            self.clock.call_later(0, self._give_up, number)
+            return
+        body = msgspec.msgpack.encode(request)
+        self.transport.send(node, frame(FRAME_CONTROL, 0, 0, number, KIND_STREAM, 0, 0, body))
+
+    def _give_up(self, number: int) -> None:
+        asked = self._questions.pop(number, None)
+        if asked is not None:
+            asked[2].cancel()
+            asked[1](None, Unavailable("no answer in time"))
+
+    def _on_control(self, peer: int, data: bytes) -> None:
+        _, _, flags, _, number, _, _, _ = frame_header(data)
+        body = msgspec.msgpack.decode(data[HEADER_SIZE:])
+        if flags & FLAG_ANSWER:
+            asked = self._questions.pop(number, None)
+            if asked is not None:
+                assert asked[0] == peer
+                asked[2].cancel()
+                asked[1](body, None)
+            return
+        queue = self.queues.get(body[1])
+        if not isinstance(queue, StreamQueue):
+            return
+
+        def reply(found: list[Any]) -> None:
+            made = msgspec.msgpack.encode(found)
+            self.transport.send(
+                peer, frame(FRAME_CONTROL, FLAG_ANSWER, 0, number, KIND_STREAM, 0, 0, made)
+            )
+
+        queue.serve(body, reply)
+
     # What the network says.
 
     def on_frame(self, peer: int, data: bytes) -> None:
         """A frame arrived."""
-        self.host.on_frame(peer, data)
+        if data[4] == FRAME_CONTROL:
+            self._on_control(peer, data)
+        else:
+            self.host.on_frame(peer, data)
         self.wake()
         self.world.poll(self)
 
@@ -263,6 +345,8 @@ class SimNode:
     def on_link_down(self, peer: int, definite: bool) -> None:
         """A peer is unlinked, or known to be gone."""
         self.host.on_link_down(peer, definite=definite)
+        for number in [n for n, asked in self._questions.items() if asked[0] == peer]:
+            self._give_up(number)
         for queue in list(self.queues.values()):
             queue.on_node_down(peer, definite=definite)
         self.wake()

@@ -21,6 +21,7 @@ from typing import Any
 
 from convoymq.cluster.interfaces import EFFECT_DELIVER, Effect
 from convoymq.kernels import batch
+from convoymq.queues.quorum.invariants import check_invariants
 
 Key = tuple[int, int, int]
 """Place of a message in the log: entry index, command offset, record."""
@@ -252,6 +253,7 @@ class Referee:
 
     def check_machine(self, machine: Any) -> None:
         """Compares counters with those of a machine that applied the same index."""
+        check_invariants(machine)
         totals = machine.totals()
         seen = {
             "published": len(self.messages),
@@ -270,6 +272,11 @@ class Referee:
             self.places[Place.READY] + self.places[Place.HELD]
         ):
             self.fail(f"messages vanished or appeared: {totals} against {self.places}")
+
+    def waits_for(self) -> str:
+        """What has to happen before the end: no message may be left."""
+        left = self.places[Place.READY] + self.places[Place.HELD]
+        return f"queue {self.group} holds {left}: {self.open_messages()[:3]}" if left else ""
 
     def sync(self, machine: Any) -> None:
         """After an entry: follows the machine where this model has no rule of its own."""

@@ -33,9 +33,16 @@ def replay_command(seed: int, options: str) -> str:
     return f"python -m convoymq.sim --seed {seed}{options}"
 
 
-def run_one(seed: int, faults: Collection[str] | None, options: str, *, show_all: bool) -> int:
+def run_one(
+    seed: int,
+    faults: Collection[str] | None,
+    options: str,
+    *,
+    show_all: bool,
+    streams: bool = False,
+) -> int:
     """Runs one seed and prints its trace; 1 when it failed."""
-    result = run_seed(seed, faults, print if show_all else None)
+    result = run_seed(seed, faults, print if show_all else None, streams=streams)
     if not show_all:
         print("\n".join(result.tail))
     print(result.detail)
@@ -47,19 +54,22 @@ def run_one(seed: int, faults: Collection[str] | None, options: str, *, show_all
     return int(result.failure is not None)
 
 
-def _results(first: int, count: int, faults: Collection[str] | None, jobs: int) -> Iterator[Result]:
+def _results(
+    first: int, count: int, faults: Collection[str] | None, jobs: int, streams: bool
+) -> Iterator[Result]:
     if jobs <= 1:
         for seed in range(first, first + count):
-            yield run_seed(seed, faults)
+            yield run_seed(seed, faults, streams=streams)
         return
     # Forked: the children run the code that is loaded here, compiled or not.
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        work = ((seed, faults) for seed in range(first, first + count))
+        work = ((seed, faults, streams) for seed in range(first, first + count))
         yield from pool.imap_unordered(_run, work, chunksize=4)
 
 
-def _run(work: tuple[int, Collection[str] | None]) -> Result:
-    return run_seed(*work)
+def _run(work: tuple[int, Collection[str] | None, bool]) -> Result:
+    seed, faults, streams = work
+    return run_seed(seed, faults, streams=streams)
 
 
 def run_many(
@@ -70,6 +80,7 @@ def run_many(
     *,
     jobs: int,
     keep_going: bool,
+    streams: bool = False,
 ) -> int:
     """Runs seeds and prints a table; 1 when one failed."""
     console = Console(soft_wrap=True)
@@ -82,7 +93,7 @@ def run_many(
     failed: list[Result] = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("seeds", total=count)
-        for result in _results(first, count, faults, jobs):
+        for result in _results(first, count, faults, jobs, streams):
             progress.advance(task)
             done += 1
             simulated_us += result.simulated_us

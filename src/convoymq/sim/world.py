@@ -17,7 +17,6 @@ import msgspec
 
 from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
-from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.replication.raft.types import VOTE_REPLY
 from convoymq.sim.clients import Channel, Workload
 from convoymq.sim.clock import Scheduler
@@ -26,7 +25,8 @@ from convoymq.sim.faults import Injector, Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.network import Network
 from convoymq.sim.nodes import SimNode
-from convoymq.sim.referee import Place, Referee
+from convoymq.sim.referee import Referee
+from convoymq.sim.streams import StreamChannel, StreamReferee
 from convoymq.sim.trace import Trace
 
 LIVENESS_LIMIT_US = 90_000_000
@@ -88,7 +88,8 @@ class World:
         self.channels: list[Channel] = []
         self.quiet = False
         self.groups: dict[int, GroupPlace] = {}
-        self.referees: dict[int, Referee] = {}
+        self.referees: dict[int, Any] = {}
+        """Group -> `Referee` or `StreamReferee`."""
         self.checkers: dict[int, GroupChecker] = {}
         self.nodes = {number: SimNode(self, number) for number in range(1, plan.nodes + 1)}
         rng = self.scheduler.rng
@@ -98,7 +99,9 @@ class World:
             settings = dict(plan.settings)
             began = dict.fromkeys(sorted(members), (frozenset(members), False))
             self.groups[group] = GroupPlace(members, began, rng.choice(sorted(members)), settings)
-            self.referees[group] = Referee(group, settings["delivery_limit"])
+            self.referees[group] = (
+                StreamReferee(group) if plan.streams else Referee(group, settings["delivery_limit"])
+            )
             self.checkers[group] = GroupChecker(
                 group, self.referees[group], plan.hash_every, self.trace
             )
@@ -205,7 +208,8 @@ class World:
         draw = self.scheduler.rng.random()
         consumes = draw < 0.75 or self.quiet
         publishes = not self.quiet and (draw > 0.4 or second)
-        channel = Channel(
+        kind = StreamChannel if self.plan.streams else Channel
+        channel = kind(
             scheduler=self.scheduler,
             trace=self.trace,
             life=node.life,
@@ -250,7 +254,6 @@ class World:
             referee.on_entry(entry.index, data, effects)
             referee.sync(machine)
             referee.check_machine(machine)
-            check_invariants(machine)
         checker.on_state(node.number, machine, entry.index)
 
     def on_restored(self, node: SimNode, group: int, machine: Any) -> None:
@@ -402,9 +405,9 @@ class World:
                 found.append(f"{channel.name} waits for {waits}")
         for group, referee in self.referees.items():
             place = self.groups[group]
-            left = referee.places[Place.READY] + referee.places[Place.HELD]
-            if left:
-                found.append(f"queue {group} holds {left}: {referee.open_messages()[:3]}")
+            waits = referee.waits_for()
+            if waits:
+                found.append(waits)
             if place.leaving:
                 found.append(f"{place.leaving} did not leave group {group}")
             replicas = [self.nodes[n].host.groups.get(group) for n in sorted(place.members)]
@@ -447,10 +450,12 @@ def run_seed(
     faults: Collection[str] | None = None,
     sink: Callable[[str], None] | None = None,
     prepare: Callable[[World], None] | None = None,
+    *,
+    streams: bool = False,
 ) -> Result:
     """Runs one seed; a failure is in the result, with the tail of the trace."""
     result = Result(seed)
-    world = World(draw_plan(seed, faults), sink)
+    world = World(draw_plan(seed, faults, streams=streams), sink)
     if prepare is not None:
         prepare(world)
     try:

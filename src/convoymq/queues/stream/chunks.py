@@ -2,9 +2,9 @@
 """Where the chunks of a stream lie in the log, found by offset and by time.
 
 A chunk is an ENQUEUE command; its records have consecutive stream offsets. A *stretch* is a row of
-chunks that stand in the log one behind another, with nothing between them that looks like a chunk
-and is none (a repeat that was dropped): who reads it takes every ENQUEUE from the stretch's first
-one on, until its offsets are used up. So the index needs one line per stretch, not per chunk, and a
+chunks in consecutive entries of commands, with nothing between them that looks like a chunk and is
+none (a repeat that was dropped): who reads it takes every ENQUEUE from the stretch's first one on,
+until its offsets are used up. So the index needs one line per stretch, not per chunk, and a
 stream of single published messages costs no more memory than one of large batches.
 
 Five words a stretch: entry index; command offset · first record; first stream offset; body bytes;

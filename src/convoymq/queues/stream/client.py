@@ -158,10 +158,10 @@ class StreamClient(SessionClient):
 
     def _refuse(self, spec: ConsumerSpec) -> BrokerError | None:
         subject = self._subject()
-        if spec.no_ack:
-            return no_ack_from_stream(subject)
         if spec.prefetch <= 0:
             return consumer_without_prefetch(subject)
+        if spec.no_ack:
+            return no_ack_from_stream(subject)
         start = parse_start(spec.stream_offset, 0)
         if isinstance(start, str):
             return invalid_argument(OFFSET_ARGUMENT, subject, start)
@@ -245,12 +245,16 @@ class StreamClient(SessionClient):
         """Ends a consumer."""
         reader = self._readers.get(consumer)
         if reader is not None:
-            resolving = reader.state == RESOLVING
-            reader.state = ENDING
-            reader.chunks = None
-            self._store(reader)
-            if resolving or not (reader.name and reader.unacked):
+            if reader.state == RESOLVING:
+                # It was asked for first, so it is answered first.
+                self._soon(lambda: self._events.on_subscribed(self, consumer, None))
                 del self._readers[consumer]
+            else:
+                reader.state = ENDING
+                reader.chunks = None
+                self._store(reader)
+                if not (reader.name and reader.unacked):
+                    del self._readers[consumer]
         self._soon(lambda: self._events.on_cancel_ok(self, consumer))
 
     def set_credit(self, consumer: int, credit: int) -> None:

@@ -112,6 +112,9 @@ class StreamMachine(SessionTable):
 
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
         """Applies a `commands` entry; appends to `effects`. Raises ValueError if malformed."""
+        if index != self.index + 1:
+            # Entries without commands lie between; they need not be there for a reader.
+            self._broken = True
         self.index = index
         if time_ms > self.time_ms:
             self.time_ms = time_ms

@@ -134,9 +134,6 @@ class ChunkReader:
         entry = self._entry = span[index - span[0].index]
         self._at = 0
         self._record = 0
-        if entry.kind != batch.ENTRY_COMMANDS:
-            self._chunks = []
-            return
         data = entry.data
         self._chunks = [
             (offset, count, batch.enqueue_bytes(data, offset))

@@ -1,0 +1,261 @@
+"""Streams in the simulator: a referee that keeps the log as a list, and channels that read it.
+
+The referee sees every committed entry once and gives out offsets by its own session table and its
+own memory of producers. What it asserts:
+
+- offsets are dense: the machine is always where the list is, whatever was resent;
+- a message is in the log once, although producers repeat what they published on purpose;
+- what a publisher was told to be safe is in the log;
+- a reader gets every offset from where it began on, in order, each once, with the message that the
+  log has there; it may skip only what retention dropped;
+- what is dropped by retention is the front of the log, and the newest message stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from convoymq.cluster.interfaces import Effect
+from convoymq.kernels import batch
+from convoymq.model.tables import Field
+from convoymq.queues.interface import ConsumerSpec, QueueClient
+from convoymq.queues.stream.machine import StreamMachine
+from convoymq.sim.clients import Channel, ranges_of, record_of
+from convoymq.sim.referee import InvariantBroken, identity_of
+
+#: Chance of a burst by a named producer, and of repeating all that it published so far.
+NAMED_CHANCE = 0.5
+REPEAT_CHANCE = 0.1
+#: Window in the quiet phase: thousands of messages are read within its time.
+DRAIN_WINDOW = 200
+
+
+class StreamReferee:
+    """The model of one group's stream."""
+
+    def __init__(self, group: int) -> None:
+        self.group = group
+        self.index = 0
+        self.log: list[bytes] = []
+        """Identities by offset."""
+        self.places: dict[bytes, int] = {}
+        self.first = 0
+        self.seqs: dict[int, int] = {}
+        self.ended: set[int] = set()
+        self.named: dict[int, tuple[bytes, int] | None] = {}
+        self.last: dict[bytes, int] = {}
+
+    def fail(self, text: str) -> None:
+        """Stops the run."""
+        raise InvariantBroken(f"stream {self.group}, entry {self.index}: {text}")
+
+    def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
+        """A committed entry of commands, in order of the log."""
+        self.index = index
+        for kind, flags, session, seq, count, arg, offset, _length in batch.commands(data):
+            if session:
+                if session in self.ended or seq != self.seqs.get(session, 0) + 1:
+                    continue
+                self.seqs[session] = seq
+            if kind == batch.CMD_ENQUEUE:
+                self._enqueue(session, count, data, offset)
+            elif kind == batch.CMD_PRODUCER:
+                body = batch.command_body(data, offset)
+                self.named[session] = (body[8 : 8 + count], int.from_bytes(body[:8], "little"))
+            elif kind == batch.CMD_SESSION_CLOSE:
+                self.ended.add(session)
+            elif kind == batch.CMD_SESSION_DOWN:
+                self.ended.add(int.from_bytes(batch.command_body(data, offset)[:8], "little"))
+            elif kind == batch.CMD_NODE_DOWN and flags & 1:
+                self.ended.update(s for s in self.seqs if s >> 56 == arg)
+            elif kind == batch.CMD_NODE_UP:
+                incarnation = int.from_bytes(batch.command_body(data, offset)[:8], "little")
+                self.ended.update(
+                    s for s in self.seqs if s >> 56 == arg and s >> 24 & 0xFFFFFFFF < incarnation
+                )
+
+    def _enqueue(self, session: int, count: int, data: bytes, offset: int) -> None:
+        producer = self.named.pop(session, None)
+        for i in range(count):
+            if producer is not None:
+                name, first = producer
+                if first + i <= self.last.get(name, -1):
+                    continue
+                self.last[name] = first + i
+            identity = identity_of(batch.record(data, offset, i))
+            known = self.places.get(identity)
+            if known is not None:
+                self.fail(f"{identity.hex()} is in the log twice, first at offset {known}")
+            self.places[identity] = len(self.log)
+            self.log.append(identity)
+
+    def sync(self, machine: StreamMachine) -> None:
+        """Follows retention, which goes by bytes and time."""
+        if machine.first < self.first:
+            self.fail(f"first offset {machine.first} after {self.first}")
+        self.first = machine.first
+
+    def check_machine(self, machine: StreamMachine) -> None:
+        """Compares with a machine that applied the same index."""
+        machine.check_invariants()
+        if machine.next != len(self.log):
+            self.fail(f"the machine is at offset {machine.next}, the log has {len(self.log)}")
+        if self.log and machine.first >= machine.next:
+            self.fail("retention dropped the newest message")
+
+    def waits_for(self) -> str:
+        """What has to happen before the end: nothing, streams keep what they have."""
+        return ""
+
+    def on_confirmed(self, identity: bytes) -> None:
+        """A publisher was told that a message is safe."""
+        if identity not in self.places:
+            self.fail(f"{identity.hex()} was confirmed, but no committed entry holds it")
+
+    def on_read(self, who: str, expected: int, offset: int, identities: Sequence[bytes]) -> None:
+        """A reader got messages where it expected offset `expected` (-1: it begins)."""
+        if expected >= 0 and offset != expected and not expected < offset <= self.first:
+            self.fail(f"{who} got offset {offset} where {expected} was next")
+        if offset + len(identities) > len(self.log):
+            self.fail(f"{who} got offset {offset}, which no committed entry gave")
+        for i, identity in enumerate(identities):
+            if self.log[offset + i] != identity:
+                self.fail(f"{who} got {identity.hex()} at offset {offset + i}")
+
+
+class StreamChannel(Channel):
+    """A channel into a stream."""
+
+    _referee: Any
+
+    def __init__(self, **arguments: Any) -> None:
+        self._next: dict[int, int] = {}
+        """Consumer -> offset that comes next; -1 before the first."""
+        self._from_first: set[int] = set()
+        self._sent: list[bytes] = []
+        """Bodies that this channel's producer published, by sequence."""
+        super().__init__(**arguments)
+
+    # Publishing.
+
+    def _publish(self) -> None:
+        if not self._scheduler.chance(NAMED_CHANCE):
+            super()._publish()
+            return
+        again = self._sent and self._scheduler.chance(REPEAT_CHANCE)
+        first = self._scheduler.between(0, len(self._sent) - 1) if again else len(self._sent)
+        count = self._scheduler.between(1, self.config.burst_max)
+        if len(self.unconfirmed) + count > self.config.unconfirmed_max:
+            return
+        name = b"producer%d" % self.publisher
+        target = self.client.target
+        body = first.to_bytes(8, "little") + name
+        target.command(batch.CMD_PRODUCER, 0, len(name), 0, body)
+        for sequence in range(first, first + count):
+            if sequence == len(self._sent):
+                self._count += 1
+                identity = self.publisher.to_bytes(4, "big") + self._count.to_bytes(8, "big")
+                size = self._scheduler.skewed(0, self.config.body_max)
+                self._sent.append(identity + bytes(size))
+            message = self._sent[sequence]
+            self._tag += 1
+            self.unconfirmed[self._tag] = message[:12]
+            self._workload.published += 1
+            target.publish(record_of(message), len(message), self._tag)
+        # What follows must not join the ENQUEUE: it has no sequence.
+        target.command(batch.CMD_SETTLE, 0, 0, 0)
+
+    # Consuming.
+
+    def _subscribe(self) -> None:
+        self._numbers += 1
+        number = self._numbers
+        starts = (
+            None,
+            Field("S", b"first"),
+            Field("S", b"last"),
+            Field("S", b"1s"),
+            Field("l", self._scheduler.between(0, len(self._referee.log) + 3)),
+        )
+        start = starts[1] if self.draining else self._scheduler.rng.choice(starts)
+        arguments = {}
+        if not self.draining and self._scheduler.chance(0.3):
+            arguments["x-stream-consumer-name"] = f"name{self._scheduler.between(1, 3)}"
+        spec = ConsumerSpec(
+            number=number,
+            tag=f"{self.name}-{number}",
+            prefetch=DRAIN_WINDOW
+            if self.draining
+            else self._scheduler.between(1, self.config.prefetch_max),
+            no_ack=False,
+            arguments=arguments,
+            stream_offset=start,
+        )
+        self._asked.add(number)
+        self._consumers[number] = False
+        self._next[number] = -1
+        if start is starts[1]:
+            self._from_first.add(number)
+        self._trace.add(self.name, f"subscribe {number} prefetch {spec.prefetch} at {start}")
+        self.client.subscribe(spec)
+
+    def drain(self) -> None:
+        """From now on everything that is kept is read from the first offset on."""
+        super().drain()
+        for number in sorted(self._consumers):
+            self.client.set_credit(number, DRAIN_WINDOW)
+        self._subscribe()
+
+    def on_deliver(
+        self,
+        client: QueueClient,
+        consumer: int,
+        first_id: int,
+        block: bytes,
+        command: int,
+        first: int,
+        count: int,
+        acquired: int,
+        delivery_count: int,
+    ) -> None:
+        """Messages arrive."""
+        if consumer in self._asked:
+            raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
+        identities = [identity_of(batch.record(block, command, first + i)) for i in range(count)]
+        expected = self._next.get(consumer, -1)
+        self._referee.on_read(f"{self.name}/{consumer}", expected, first_id, identities)
+        self._next[consumer] = first_id + count
+        self._workload.delivered += count
+        self.held.setdefault(consumer, []).extend(range(first_id, first_id + count))
+        if self._scheduler.chance(0.02):
+            self.client.pause(consumer)
+            self._scheduler.after(
+                self._scheduler.between(0, 100_000), self._life, self.client.resume, consumer
+            )
+
+    def _settle(self, consumer: int, ids: list[int]) -> None:
+        ranges = ranges_of(ids)
+        draw = 1.0 if self.draining else self._scheduler.rng.random()
+        if draw < self.config.reject_chance:
+            self.client.discard(consumer, ranges)
+        elif draw < self.config.reject_chance + self.config.requeue_chance:
+            self.client.return_(consumer, ranges, failed=False)
+        else:
+            self.client.settle(consumer, ranges)
+        self._workload.settled += len(ids)
+
+    def waits_for(self) -> str:
+        """What is still outstanding; empty when nothing is."""
+        missing = super().waits_for()
+        if not missing and self.draining:
+            end = len(self._referee.log)
+            # A consumer that began behind the last message waits for nothing.
+            behind = {
+                n: self._next[n]
+                for n in self._consumers
+                if 0 <= self._next[n] < end or (self._next[n] < 0 and n in self._from_first)
+            }
+            if behind and end:
+                return f"offsets up to {end}: {behind}"
+        return missing
