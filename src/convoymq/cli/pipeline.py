@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +30,7 @@ def need_spark(*modules: str) -> None:
     """Says what to install when Spark, or another module that a job needs, is missing."""
     for module in ("pyspark", "pyarrow", *modules):
         if find_spec(module) is None:
-            extra = "audit" if module == "numpy" else "spark"
+            extra = {"numpy": "audit", "deltalake": "delta"}.get(module, "spark")
             raise fail(f"{module} is not installed: pip install 'convoymq[{extra}]'")
 
 
@@ -82,6 +85,207 @@ def audit(
     else:
         Console().print(tables(found))
     raise typer.Exit(found.exit_code)
+
+
+ServersOption = Annotated[
+    str, typer.Option("--servers", help="host:port of nodes, comma between.", show_default=True)
+]
+UserOption = Annotated[str, typer.Option("--user", help="User, or env:NAME, or file:PATH.")]
+PasswordOption = Annotated[
+    str, typer.Option("--password", help="Password, or env:NAME, or file:PATH.")
+]
+VhostOption = Annotated[str, typer.Option("--vhost", help="Virtual host.")]
+EveryOption = Annotated[
+    str | None,
+    typer.Option(help="Go on for ever, in batches this often ('10 seconds'); else until the end."),
+]
+MoreOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="NAME=VALUE of the data source (may be repeated)."),
+]
+
+
+@pipeline_app.command()
+def archive(
+    target: Annotated[Path, typer.Option(help="Directory of the archive.")],
+    servers: ServersOption = "127.0.0.1:5672",
+    stream: Annotated[
+        list[str] | None, typer.Option("--stream", help="A stream (may be repeated).")
+    ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", help="A queue: what is archived leaves it (may be repeated)."),
+    ] = None,
+    kind: Annotated[str, typer.Option("--as", help="parquet or delta.")] = "parquet",
+    partition_by: Annotated[
+        str, typer.Option(help="Directories below each source: columns, date and hour.")
+    ] = "date",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Default: _checkpoint in the target.")
+    ] = None,
+    every: EveryOption = None,
+    compact_files: Annotated[
+        int, typer.Option(min=0, help="Join small files when a directory has so many; 0 = never.")
+    ] = 64,
+    option: MoreOption = None,
+    user: UserOption = "guest",
+    password: PasswordOption = "guest",
+    vhost: VhostOption = "/",
+    master: MasterOption = "",
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Archives streams and queues to Parquet or Delta, exactly once; goes on where it stopped."""
+    need_spark(*(["deltalake"] if kind == "delta" else []))
+    from convoymq.spark.pipelines import archive as pipeline
+
+    report = _run(
+        "archive",
+        master,
+        lambda spark: pipeline.archive(
+            spark,
+            servers=servers,
+            target=target,
+            streams=stream or (),
+            queues=queue or (),
+            format=kind,
+            checkpoint=checkpoint,
+            partition_by=tuple(name for name in partition_by.split(",") if name),
+            options=_options(option, user, password, vhost),
+            every=every,
+            compact_files=compact_files,
+        ),
+    )
+    _show("archive", asdict(report), format)
+
+
+@pipeline_app.command()
+def apply(
+    stream: Annotated[str, typer.Option(help="The stream of change events.")],
+    table: Annotated[
+        list[str],
+        typer.Option(
+            "--table",
+            help="NAME=PATH (the name that events use) or PATH (all events); may be repeated.",
+        ),
+    ],
+    schema: Annotated[
+        list[str],
+        typer.Option("--schema", help="The row as DDL: 'id bigint, name string'; one per table."),
+    ],
+    key: Annotated[
+        list[str], typer.Option("--key", help="Columns that name a row, comma between; one each.")
+    ],
+    checkpoint: Annotated[Path, typer.Option(help="Directory of the checkpoint.")],
+    servers: ServersOption = "127.0.0.1:5672",
+    envelope: Annotated[str, typer.Option(help="debezium or flat.")] = "debezium",
+    position: Annotated[
+        str, typer.Option(help="Field that orders events, such as source.pos; default: the offset.")
+    ] = "",
+    bad_path: Annotated[
+        str | None, typer.Option(help="Where events go that can't be applied; default: stop there.")
+    ] = None,
+    every: EveryOption = None,
+    option: MoreOption = None,
+    user: UserOption = "guest",
+    password: PasswordOption = "guest",
+    vhost: VhostOption = "/",
+    master: MasterOption = "",
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Applies ordered change events to Delta tables, so that they equal their source."""
+    need_spark("deltalake")
+    if not len(table) == len(schema) == len(key):
+        raise fail("each --table needs one --schema and one --key", 2)
+    from convoymq.spark.pipelines import apply as pipeline
+
+    specs = []
+    for place, row, keys in zip(table, schema, key, strict=True):
+        name, found, path = place.rpartition("=")
+        specs.append(
+            pipeline.TableSpec(
+                name=name if found else "", path=path, schema=row, keys=tuple(keys.split(","))
+            )
+        )
+    report = _run(
+        "apply",
+        master,
+        lambda spark: pipeline.apply(
+            spark,
+            servers=servers,
+            stream=stream,
+            tables=specs,
+            checkpoint=checkpoint,
+            events=pipeline.Events(envelope=envelope, position_field=position),
+            bad_path=bad_path,
+            options=_options(option, user, password, vhost),
+            every=every,
+        ),
+    )
+    _show("apply", asdict(report), format)
+
+
+def _options(more: list[str] | None, user: str, password: str, vhost: str) -> dict[str, str]:
+    options = {"user": user, "password": password, "vhost": vhost}
+    for each in more or ():
+        name, found, value = each.partition("=")
+        if not found:
+            raise fail(f"--option {each}: NAME=VALUE is needed", 2)
+        options[name] = value
+    return options
+
+
+def _run(name: str, master: str, work: Callable[[Any], Any]) -> Any:
+    """Runs a pipeline with a live display of its queries."""
+    from pyspark.errors import PySparkException
+    from rich.console import Console
+
+    from convoymq.spark import LagListener, session
+    from convoymq.spark.errors import SourceError
+
+    console = Console(stderr=True)
+    with console.status("starting"):
+        spark = _quiet(session(f"convoymq {name}", master=master or None))
+    listener = LagListener()
+    spark.streams.addListener(listener)
+    try:
+        with listener.live(console):
+            return work(spark)
+    except SourceError as error:
+        raise fail(str(error), 1) from None
+    except PySparkException as error:
+        raise fail(_reason(error), 1) from None
+    finally:
+        spark.streams.removeListener(listener)
+
+
+def _reason(error: Exception) -> str:
+    """The line that matters: what our own code said, if it did, else what Spark says first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = [line for line in lines if line.startswith("convoymq.")]
+    return own[-1] if own else lines[0] if lines else type(error).__name__
+
+
+def _show(name: str, values: dict[str, Any], format: Format) -> None:
+    if format is Format.JSON:
+        print(json.dumps(values, indent=2, default=str))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=name)
+    shown.add_column("what")
+    shown.add_column("value", justify="right")
+    for key, value in values.items():
+        if isinstance(value, dict):
+            for inner, each in value.items():
+                shown.add_row(f"{key}: {inner}", str(each))
+        elif isinstance(value, float):
+            shown.add_row(key.replace("_", " "), f"{value:,.1f}")
+        elif isinstance(value, int):
+            shown.add_row(key.replace("_", " "), f"{value:,}")
+        else:
+            shown.add_row(key.replace("_", " "), str(value))
+    Console().print(shown)
 
 
 def _quiet(spark: Any) -> Any:
