@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import ssl
+import struct
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ import pytest
 import trustme
 
 from convoymq.cli.cluster import LocalCluster
+from convoymq.client import Client, ClientConfig, TlsConfig, errors
+from convoymq.kernels.columns import VALUE, build_frame
 from convoymq.model.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
@@ -134,6 +138,38 @@ def exchange_messages(connection: Any) -> None:
         if len(got) == len(bodies):
             break
     assert got == bodies
+    connection.close()
+
+
+def test_the_columnar_protocol_over_tls(setup: Setup, tmp_path: Path) -> None:
+    setup.authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    values = [bytes([n % 251]) * (n * 7) for n in range(2000)]
+    ends = list(itertools.accumulate(map(len, values), initial=0))
+    lengths = struct.pack(f"<{len(ends)}i", *ends)
+    frame = build_frame(VALUE, len(values), 0, 0, [b"", lengths, b"".join(values)])
+    connection = connect(setup)
+    channel = connection.channel()
+    arguments = {"x-queue-type": "stream"}
+    channel.queue_declare("tls-stream", durable=True, arguments=arguments)
+    server = f"127.0.0.1:{TLS_PORT}"
+    trusting = TlsConfig(ca_file=str(tmp_path / "ca.pem"))
+    with Client(ClientConfig((server,), tls=trusting)) as client:
+        assert client.produce(frame, stream="tls-stream").count == len(values)
+        at = 0
+        while at < len(values):
+            result = client.fetch("tls-stream", at, columns=VALUE)
+            _, bounds, data = result.frame.buffers(VALUE)
+            places = bounds.cast("i")
+            for row in range(result.frame.rows):
+                assert bytes(data[places[row] : places[row + 1]]) == values[at + row]
+            at = result.next
+    for config in (
+        ClientConfig((server,), tls=TlsConfig(), timeout=1.0),
+        ClientConfig((server,), timeout=1.0),
+    ):
+        with Client(config) as client, pytest.raises(errors.ClientError):
+            client.metadata()
+    channel.queue_delete("tls-stream")
     connection.close()
 
 

@@ -127,6 +127,8 @@ def test_a_stream_of_one_replica_is_served_by_every_node(
     client.produce(values_frame(values), stream=stream)
     for node in range(3):
         with Client(config(cluster, node)) as one:
+            (row,) = one.metadata([stream])
+            assert (row.first, row.next) == (0, 500)
             assert read_all(one, stream, len(values)) == values
             assert one.offsets([(stream, "latest", None)]) == [(500, None)]
 
@@ -292,6 +294,65 @@ def test_a_classic_queue_and_a_quorum_queue_are_no_streams(
         queue = declared(kind, **{"x-queue-type": kind})
         with pytest.raises(errors.PreconditionFailed, match=f"type {kind}"):
             client.fetch(queue, 0)
+
+
+# --- queues -------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_staged_read_and_settled_through_any_node(
+    cluster: Cluster, client: Client, channel: Any, declared: Callable[..., str]
+) -> None:
+    queue = declared("q", **QUORUM)
+    values = [b"%04d" % i for i in range(1000)]
+    client.produce(values_frame(values), queue=queue)
+    with closing(Client(config(cluster, 0))) as one, closing(Client(config(cluster, 1))) as two:
+        opened = one.stage(queue, "open", stage="x", owner="me", ttl_ms=60_000)
+        known = {"stage": "x", "epoch": opened["epoch"], "fence": opened["fence"]}
+        taken = two.stage(queue, "take", **known, max=600, after=0)
+        assert (taken["first"], taken["next"]) == (0, 600)
+        for reader in (one, two):
+            for _ in range(2):
+                found: list[bytes] = []
+                while len(found) < 600:
+                    result = reader.stage_fetch(
+                        queue, "x", opened["epoch"], len(found), end=600, max_rows=250
+                    )
+                    found += texts_of(result.frame, VALUE)
+                assert found == values[:600]
+        two.stage(queue, "settle", **known, upto=400)
+        with pytest.raises(errors.StageGone):
+            one.stage_fetch(queue, "x", opened["epoch"], 0, end=600)
+        one.stage(queue, "close", **known, failed=False)
+        with pytest.raises(errors.StageGone) as gone:
+            two.stage(queue, "take", **known, max=1, after=400)
+        assert gone.value.reason == "no_stage"
+    left = [channel.basic_get(queue, auto_ack=True)[2] for _ in range(600)]
+    assert sorted(left) == values[400:]
+    assert channel.basic_get(queue)[0] is None
+
+
+def browse_all(client: Client, queue: str) -> list[bytes]:
+    found: list[bytes] = []
+    cursor = None
+    while True:
+        result, cursor = client.browse(queue, cursor, max_rows=300)
+        found += texts_of(result.frame, VALUE)
+        if cursor is None:
+            return found
+
+
+def test_browsing_takes_nothing(
+    cluster: Cluster, client: Client, channel: Any, declared: Callable[..., str]
+) -> None:
+    queue = declared("q", **QUORUM)
+    values = [b"%04d" % i for i in range(700)]
+    client.produce(values_frame(values), queue=queue)
+    for node in range(3):
+        with Client(config(cluster, node)) as one:
+            # What a node shows is its own replica, which may be a moment behind.
+            while (found := browse_all(one, queue)) != values:
+                assert found == values[: len(found)]
+    assert channel.queue_declare(queue, passive=True).method.message_count == 700
 
 
 # --- who may what -----------------------------------------------------------------------------
