@@ -41,6 +41,9 @@ COMMAND_HEAD = 32
 LARGE_PAYLOAD_BYTES = 256 << 10
 """A payload above it is checked on a thread."""
 SEGMENTS_PER_STEP = 64
+SEGMENTS_MAX = 100_000
+"""How often the rows of one request may change their targets; each time costs a command."""
+ROUTED_ROWS_MAX = 1 << 20
 PRODUCER_BYTES_MAX = 255
 PENDING_BYTES_MAX = 16 << 20
 """What one connection may have under way into one queue."""
@@ -100,7 +103,6 @@ class Producing(ClientEvents):
         self._broker = connection.broker
         self._edge = connection.edge
         self._clients: dict[Queue, QueueClient] = {}
-        self._sessions: dict[Queue, int] = {}
         self._blocked: set[QueueClient] = set()
         self._progress = asyncio.Event()
         self._order = asyncio.Lock()
@@ -110,14 +112,13 @@ class Producing(ClientEvents):
 
     def sessions(self) -> list[int]:
         """Sessions of this connection."""
-        return list(self._sessions.values())
+        return [client.target.session for client in self._clients.values()]
 
     def close(self) -> None:
         """The connection is gone; what was appended goes on without it."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
-        self._sessions.clear()
         self._progress.set()
 
     # --- the request -----------------------------------------------------------------------
@@ -219,6 +220,10 @@ class Producing(ClientEvents):
         if name is not None:
             queue = self._named_queue(request, name)
             return [Segment(0, columns.rows, b"", name.encode(), (queue,))], 0
+        if columns.rows > ROUTED_ROWS_MAX:
+            raise PreconditionFailed(
+                f"{columns.rows} rows for an exchange, at most {ROUTED_ROWS_MAX} are routed at once"
+            )
         time = Slice(self._edge.turns)
         found: list[Segment] = []
         unroutable = 0
@@ -252,8 +257,13 @@ class Producing(ClientEvents):
                 ):
                     same = key if last.key == key else None
                     found[-1] = Segment(last.first, last.rows + length, exchange, same, chosen)
-                else:
+                elif len(found) < SEGMENTS_MAX:
                     found.append(Segment(at, length, exchange, key, chosen))
+                else:
+                    raise PreconditionFailed(
+                        f"rows change their targets more than {SEGMENTS_MAX} times: sort them by"
+                        " routing key, or send smaller frames"
+                    )
         return found, unroutable
 
     def _named_queue(self, request: Produce, name: str) -> Queue:
@@ -378,9 +388,7 @@ class Producing(ClientEvents):
             client = self._clients.get(queue)
             if client is None:
                 self._close_idle()
-                session = self._broker.new_session()
-                client = self._clients[queue] = queue.client(session, self)
-                self._sessions[queue] = session
+                client = self._clients[queue] = queue.client(self._broker.new_session(), self)
             if client not in self._blocked and not _is_full(client):
                 return client
             self._progress.clear()
@@ -393,7 +401,6 @@ class Producing(ClientEvents):
             if not client.target.pending:
                 client.close()
                 del self._clients[queue]
-                del self._sessions[queue]
 
     async def _until_safe(self, batch: _Batch) -> None:
         if batch.waiting and batch.error is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -130,15 +130,15 @@ class Requests:
             )
         return cast(StageDoor, queue)
 
-    def _readable(self) -> list[QueueRecord]:
-        """Queues of the virtual host that the user may read."""
-        connection = self._connection
-        place = self._broker.metadata.tree.vhosts.get(connection.vhost)
-        return [
-            record
-            for record in (place.queues.values() if place is not None else ())
-            if self._may_read(record.name)
-        ]
+    def _records(self, names: Sequence[str] | None = None) -> list[QueueRecord]:
+        """Queues of the virtual host, or those of these names."""
+        place = self._broker.metadata.tree.vhosts.get(self._connection.vhost)
+        if place is None:
+            return []
+        known: Mapping[str, QueueRecord] = place.queues
+        if names is None:
+            return list(known.values())
+        return [known[name] for name in dict.fromkeys(names) if name in known]
 
     def _may_read(self, name: str) -> bool:
         connection = self._connection
@@ -153,10 +153,10 @@ class Requests:
         length = len(name)
         names = [
             record.name
-            for record in self._readable()
+            for record in self._records()
             if abs(len(record.name) - length) <= max(2, length // 2)
         ]
-        names = names[:NEAR_CANDIDATES_MAX]
+        names = [each for each in names[:NEAR_CANDIDATES_MAX] if self._may_read(each)]
         return difflib.get_close_matches(name, names, NEAR_NAMES_MAX, NEAR_CUTOFF)
 
     @asynccontextmanager
@@ -169,15 +169,15 @@ class Requests:
 
     async def _metadata(self, frame: Frame) -> dict[str, Any]:
         request = read(Metadata, frame.map)
-        wanted = None if request.names is None else set(request.names)
+        if request.names is not None and len(request.names) > self._settings.names_max:
+            raise PreconditionFailed(f"more than {self._settings.names_max} names")
         time = Slice(self._edge.turns)
         rows: list[dict[str, Any]] = []
         far: list[tuple[dict[str, Any], StreamDoor]] = []
-        for place, record in enumerate(self._readable()):
+        for place, record in enumerate(self._records(request.names)):
             if not place % ROWS_PER_STEP:
                 await time.check()
-            named = wanted is None or record.name in wanted
-            if named and record.type.value in request.types:
+            if record.type.value in request.types and self._may_read(record.name):
                 rows.append(self._row(record, far))
         for at in range(0, len(far), QUERIES_AT_ONCE):
             part = far[at : at + QUERIES_AT_ONCE]
@@ -237,7 +237,10 @@ class Requests:
         if len(request.queries) > self._settings.names_max:
             raise PreconditionFailed(f"more than {self._settings.names_max} queries")
         doors: dict[str, StreamDoor] = {}
-        for name, what, ms in request.queries:
+        time = Slice(self._edge.turns)
+        for place, (name, what, ms) in enumerate(request.queries):
+            if not place % ROWS_PER_STEP:
+                await time.check()
             if name not in doors:
                 doors[name] = self._stream(name)
             if what == "timestamp" and ms is None:

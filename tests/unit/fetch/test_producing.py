@@ -12,6 +12,7 @@ import pytest
 
 from convoymq.cluster.access import SHA256, hash_sha256
 from convoymq.cluster.commands import PutPermission, PutUser
+from convoymq.fetch import producing
 from convoymq.kernels.columns import EXCHANGE, HEADERS, ROUTING_KEY, VALUE, build_frame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.model.tables import Table
@@ -85,6 +86,23 @@ async def test_rows_are_routed_by_their_keys(rig: Rig, client: Peer) -> None:
     rows = [("", "a", "1"), ("x", "b.1", "2"), ("", "b", "3")]
     assert result(await client.ask(Op.PRODUCE, keyed(rows))) == (3, 0, 0)
     assert [await rig.count(name) for name in ("a", "b")] == [7, 3]
+
+
+async def test_rows_may_not_change_their_targets_all_the_time(
+    rig: Rig, client: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producing, "SEGMENTS_MAX", 4)
+    monkeypatch.setattr(producing, "ROUTED_ROWS_MAX", 8)
+    for name in ("a", "b"):
+        await rig.queue(name)
+    rows = [("", "ab"[i % 2], "v") for i in range(9)]
+    code, text = await client.refusal(Op.PRODUCE, keyed(rows[:5]), exchange="")
+    assert code == ErrorCode.PRECONDITION_FAILED
+    assert "sort them" in text
+    assert result(await client.ask(Op.PRODUCE, keyed(rows[:4]), exchange="")) == (4, 0, 0)
+    assert result(await client.ask(Op.PRODUCE, keyed(sorted(rows[:8])), exchange="")) == (8, 0, 0)
+    code, text = await client.refusal(Op.PRODUCE, keyed(rows), exchange="")
+    assert "9 rows" in text
 
 
 async def test_headers_exchanges_look_at_each_row(rig: Rig, client: Peer) -> None:
