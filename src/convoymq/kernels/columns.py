@@ -1159,6 +1159,10 @@ class ColumnFrame:
         if cython.cast(uint64_t, at) != length:
             raise ValueError("buffer table of a columnar frame is broken")
         self.check()
+        if kind:
+            # All that is needed from now on is the body.
+            self.holding = False
+            cbuffer.PyBuffer_Release(cython.address(self.held))
 
     def __dealloc__(self):
         if self.holding:

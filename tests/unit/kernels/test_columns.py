@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.unit.kernels.columns_reference import (
 )
 
 ALL = 1023
+VECTORS = Path(__file__).parents[2] / "vectors" / "columnar"
 EVERY = [1 << i for i in range(10)]
 
 short = st.text(max_size=12)
@@ -702,3 +704,15 @@ def test_an_empty_frame() -> None:
     assert (frame.rows, frame.base, frame.next) == (0, 7, 7)
     assert parse(made)[2] == []
     assert made == ColumnWriter(ALL, 1, 1).finish(7)
+
+
+# --- what was written before -----------------------------------------------------------------
+
+
+def test_frames_that_older_code_wrote_are_read() -> None:
+    expected = buffers(ColumnFrame(sample()))
+    for name in ("plain", "zstd", "lz4"):
+        frame = ColumnFrame((VECTORS / f"{name}.bin").read_bytes())
+        assert (frame.columns, frame.rows, frame.base, frame.next) == (ALL, 6, 5, 103)
+        assert buffers(frame) == expected
+    assert (VECTORS / "plain.bin").read_bytes() == sample()
