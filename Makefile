@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
 
-.PHONY: help setup build demo test lint types unit sim bench rabbitmq interop-rabbitmq clean
+.PHONY: help setup build demo test lint types unit sim bench bench-spark rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,6 +41,9 @@ sim: setup ## Run the simulator: make sim SEEDS=20000
 
 bench: setup ## Compare with RabbitMQ on this machine, in one run
 	$(BIN)/python benchmarks/compare.py
+
+bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
+	$(BIN)/python benchmarks/spark.py
 
 rabbitmq: ## Install Debian's RabbitMQ, to compare with
 	tools/install_rabbitmq.sh

@@ -1,0 +1,422 @@
+"""Measures the Spark data sources against Spark's own Parquet and against the load tool.
+
+    python benchmarks/spark.py                 everything, writes docs/benchmarks-spark.md
+    python benchmarks/spark.py --quick         small, prints only
+
+One cluster of three nodes and one session (local[2]) for all cases; in a round every case runs once
+beside what it is compared with, so that the ratio of a round is of one machine in one minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.convoy import convoy_cluster
+from benchmarks.load import Load
+from benchmarks.systems import LocalCluster
+from convoymq.client import Client, ClientConfig
+from convoymq.kernels import columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.types import StructType
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCE_ROWS = 10_000
+SESSION = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "2g",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much: rows of the streams with 200 B and 1 KiB values, rows of the backlog, rounds."""
+
+    rows_200: int = 2_000_000
+    rows_1k: int = 500_000
+    backlog: int = 10_000_000
+    seconds: float = 10.0
+    rounds: int = 3
+
+
+QUICK = Scale(rows_200=200_000, rows_1k=100_000, backlog=1_000_000, seconds=4.0, rounds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """One line of the table."""
+
+    name: str
+    title: str
+    unit: str
+    ours: str
+    theirs: str
+    wanted: float
+    at_most: bool = False
+
+
+GOALS = (
+    Goal(
+        name="read_200",
+        title="batch read, 200 B → noop",
+        unit="rows/s",
+        ours="stream",
+        theirs="native Parquet",
+        wanted=0.7,
+    ),
+    Goal(
+        name="tuples_200",
+        title="the same",
+        unit="rows/s",
+        ours="columnar",
+        theirs="the same source yielding tuples",
+        wanted=4.0,
+    ),
+    Goal(
+        name="read_1k",
+        title="batch read, 1 KiB → noop",
+        unit="rows/s",
+        ours="stream",
+        theirs="native Parquet",
+        wanted=0.7,
+    ),
+    Goal(
+        name="tuples_1k",
+        title="the same",
+        unit="rows/s",
+        ours="columnar",
+        theirs="the same source yielding tuples",
+        wanted=4.0,
+    ),
+    Goal(
+        name="archive_200",
+        title="stream → Parquet with checkpoint, 200 B",
+        unit="rows/s",
+        ours="stream",
+        theirs="native Parquet → Parquet",
+        wanted=0.6,
+    ),
+    Goal(
+        name="sink_200",
+        title="sink → stream, confirmed by three nodes, 200 B",
+        unit="rows/s",
+        ours="Spark",
+        theirs="convoy perf, as many in flight",
+        wanted=0.5,
+    ),
+    Goal(
+        name="beside",
+        title="confirm p99 of 1,000 msg/s while Spark drains a backlog",
+        unit="ms",
+        ours="draining",
+        theirs="undisturbed",
+        wanted=2.0,
+        at_most=True,
+    ),
+)
+
+
+def fill(servers: str, stream: str, rows: int, size: int) -> None:
+    """Declares a stream and produces `rows` messages of `size` bytes with 8-byte keys."""
+    declare(servers, stream)
+    client = Client(ClientConfig(servers=tuple(servers.split(","))))
+    body = os.urandom(size)
+    for first in range(0, rows, PRODUCE_ROWS):
+        count = min(PRODUCE_ROWS, rows - first)
+        keys = pa.array([b"%08d" % i for i in range(first, first + count)], pa.binary())
+        values = pa.array([b"%016d" % i + body[16:] for i in range(first, first + count)])
+        buffers = [buffer or b"" for each in (keys, values) for buffer in each.buffers()]
+        frame = columns.build_frame(columns.KEY | columns.VALUE, count, 0, 0, buffers)
+        done = client.produce(frame, stream=stream, producer="fill", sequence=first + 1)
+        assert done.count == count
+    client.close()
+
+
+def declare(servers: str, stream: str) -> None:
+    """Declares a stream anew."""
+    import pika
+
+    host, _, port = servers.split(",")[0].partition(":")
+    parameters = pika.ConnectionParameters(host, int(port))
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        channel.queue_delete(stream)
+        channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+
+
+def tuple_source() -> type:
+    """The same source, with every record batch taken apart into tuples."""
+    from pyspark.sql.datasource import DataSourceReader
+
+    from pyspark_convoymq import DefaultSource
+
+    class Tuples(DataSourceReader):
+        def __init__(self, inner: DataSourceReader) -> None:
+            self.inner = inner
+
+        def partitions(self) -> Any:
+            return self.inner.partitions()
+
+        def read(self, partition: Any) -> Iterator[Any]:
+            for batch in self.inner.read(partition):
+                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    class TupleSource(DefaultSource):
+        @classmethod
+        def name(cls) -> str:
+            return "convoymq_tuples"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Tuples(super().reader(schema))
+
+    return TupleSource
+
+
+class Bench:
+    """The cluster, the session and their data."""
+
+    def __init__(self, cluster: LocalCluster, scale: Scale, scratch: Path) -> None:
+        from convoymq.spark import session
+
+        self.cluster = cluster
+        self.scale = scale
+        self.scratch = scratch
+        self.servers = ",".join(f"127.0.0.1:{cluster.base_port + n + 1}" for n in range(3))
+        self.spark: SparkSession = session("bench", master="local[2]", conf=SESSION)
+        self.spark.sparkContext.setLogLevel("ERROR")
+        self.spark.dataSource.register(tuple_source())
+        self.counter = 0
+
+    def prepare(self, tell: Callable[[str], None]) -> None:
+        """Fills the streams, and writes the same rows to Parquet."""
+        for name, rows, size in (
+            ("s200", self.scale.rows_200, 200),
+            ("s1k", self.scale.rows_1k, 1024),
+        ):
+            tell(f"filling {name}")
+            fill(self.servers, name, rows, size)
+            self.read(name).write.mode("overwrite").parquet(str(self.scratch / name))
+        # What the first job of a session costs is not what is compared.
+        self.drain("s200")
+        self.scan("s200")
+
+    def read(self, stream: str, format: str = "convoymq") -> DataFrame:
+        reader = self.spark.read.format(format).option("servers", self.servers)
+        return reader.option("subscribe", stream).option("minPartitions", "2").load()
+
+    def parquet(self, name: str) -> DataFrame:
+        return self.spark.read.parquet(str(self.scratch / name))
+
+    def place(self) -> str:
+        """A directory that nobody has used."""
+        self.counter += 1
+        return str(self.scratch / f"out-{self.counter}")
+
+    def drain(self, stream: str, format: str = "convoymq") -> None:
+        """Reads all of a stream."""
+        self.noop(self.read(stream, format))
+
+    def scan(self, name: str) -> None:
+        """Reads the same rows from Parquet."""
+        self.noop(self.parquet(name))
+
+    @staticmethod
+    def noop(frame: DataFrame) -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    def rate(self, rows: int, work: Callable[[], Any]) -> float:
+        began = time.monotonic()
+        work()
+        return rows / (time.monotonic() - began)
+
+    def archive(self, stream: str) -> None:
+        reader = self.spark.readStream.format("convoymq").option("servers", self.servers)
+        reader = reader.option("subscribe", stream).option("startingOffsets", "earliest")
+        query = (
+            reader.option("minPartitions", "2")
+            .load()
+            .writeStream.format("parquet")
+            .option("checkpointLocation", self.place())
+            .option("path", self.place())
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    def sink(self, rows: DataFrame) -> None:
+        declare(self.servers, "sunk")
+        writer = rows.select("key", "value").write.format("convoymq").mode("append")
+        writer.option("servers", self.servers).option("topic", "sunk").save()
+
+    def perf(self, **options: Any) -> dict[str, Any]:
+        """The load tool against the first node."""
+        uri = f"amqp://guest:guest@127.0.0.1:{self.cluster.base_port + 1}/"
+        given = {name.replace("_", "-"): value for name, value in options.items()}
+        size = int(given.pop("size", 1024))
+        return Load(
+            declare=uri,
+            publish=[uri],
+            consume=[uri],
+            pids=[],
+            size=size,
+            seconds=self.scale.seconds,
+            warmup=2.0,
+            options=given,
+            flags=("persistent",),
+        ).run()
+
+    def round(self, tell: Callable[[str], None]) -> dict[str, tuple[float, float]]:
+        """(ours, theirs) of every goal, once."""
+        found: dict[str, tuple[float, float]] = {}
+        for name, rows in (("200", self.scale.rows_200), ("1k", self.scale.rows_1k)):
+            tell(f"reading {name}")
+            stream = f"s{name}"
+            ours = self.rate(rows, partial(self.drain, stream))
+            native = self.rate(rows, partial(self.scan, stream))
+            tuples = self.rate(rows, partial(self.drain, stream, "convoymq_tuples"))
+            found[f"read_{name}"] = (ours, native)
+            found[f"tuples_{name}"] = (ours, tuples)
+        rows = self.scale.rows_200
+        tell("stream to Parquet")
+        ours = self.rate(rows, lambda: self.archive("s200"))
+        native = self.rate(rows, lambda: self.parquet("s200").write.parquet(self.place()))
+        found["archive_200"] = (ours, native)
+        tell("sink")
+        source = self.parquet("s200").repartition(2).persist()
+        source.count()
+        ours = self.rate(rows, lambda: self.sink(source))
+        source.unpersist()
+        loaded = self.perf(
+            size=200, mode="pub", queue_type="stream", in_flight=2 * PRODUCE_ROWS, publishers=2
+        )
+        found["sink_200"] = (ours, loaded["confirmed_per_s"])
+        tell("beside a backlog")
+        found["beside"] = self.beside()
+        return found
+
+    def beside(self) -> tuple[float, float]:
+        """p99 of confirms of 1,000 msg/s: while Spark drains, and alone."""
+        alone = self.perf(rate=1000, queue_type="quorum")["confirm_us"]["p99"] / 1000
+        stop = threading.Event()
+        drained: list[float] = []
+
+        def drain() -> None:
+            while not stop.is_set():
+                drained.append(self.rate(self.scale.backlog, partial(self.drain, "backlog")))
+
+        thread = threading.Thread(target=drain)
+        thread.start()
+        try:
+            together = self.perf(rate=1000, queue_type="quorum")["confirm_us"]["p99"] / 1000
+        finally:
+            stop.set()
+            thread.join()
+        return together, alone
+
+
+def markdown(samples: dict[str, list[tuple[float, float]]], scale: Scale) -> str:
+    """The page."""
+    from datetime import date
+
+    cores = os.cpu_count()
+    lines = [
+        "# Benchmarks of the Spark data sources",
+        "",
+        f"Measured {date.today().isoformat()} on {cores} cores by `make bench-spark`: three nodes, "
+        f"local[2], medians of {scale.rounds} rounds; {scale.rows_200:,} rows of 200 B, "
+        f"{scale.rows_1k:,} of 1 KiB, backlog {scale.backlog:,}. Broker, Spark and load tool share "
+        "the cores, so only the ratios mean something.",
+        "",
+        "| case | ours | compared with | ratio | wanted | reached |",
+        "|---|---|---|---|---|---|",
+    ]
+    for goal in GOALS:
+        pairs = samples.get(goal.name, [])
+        if not pairs:
+            continue
+        ours = statistics.median(pair[0] for pair in pairs)
+        theirs = statistics.median(pair[1] for pair in pairs)
+        ratio = statistics.median(pair[0] / pair[1] for pair in pairs)
+        kept = ratio <= goal.wanted if goal.at_most else ratio >= goal.wanted
+        sign = "≤" if goal.at_most else "≥"
+        lines.append(
+            f"| {goal.title} | {goal.ours}: {ours:,.4g} {goal.unit} | {goal.theirs}: "
+            f"{theirs:,.4g} {goal.unit} | {ratio:.2f} | {sign} {goal.wanted:g} | "
+            f"{'yes' if kept else 'no'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Runs the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small data, one round, no page")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--backlog", type=int, help="rows of the backlog that Spark drains")
+    parser.add_argument("--base-port", type=int, default=20_300)
+    parser.add_argument("--json", type=Path, help="also write the samples here")
+    options = parser.parse_args()
+    chosen = QUICK if options.quick else Scale()
+    scale = Scale(
+        rows_200=chosen.rows_200,
+        rows_1k=chosen.rows_1k,
+        backlog=options.backlog or chosen.backlog,
+        seconds=chosen.seconds,
+        rounds=options.rounds or chosen.rounds,
+    )
+    console = Console(stderr=True)
+    scratch = Path(tempfile.mkdtemp(prefix="convoy-bench-spark-"))
+    samples: dict[str, list[tuple[float, float]]] = {}
+    try:
+        with convoy_cluster(base_port=options.base_port) as cluster:
+            cluster.start()
+            bench = Bench(cluster, scale, scratch)
+            bench.prepare(console.log)
+            console.log("filling the backlog")
+            fill(bench.servers, "backlog", scale.backlog, 100)
+            for number in range(scale.rounds):
+                console.log(f"round {number + 1} of {scale.rounds}")
+                for name, pair in bench.round(console.log).items():
+                    samples.setdefault(name, []).append(pair)
+                    console.log(name, f"{pair[0]:,.4g} / {pair[1]:,.4g} = {pair[0] / pair[1]:.2f}")
+            bench.spark.stop()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    page = markdown(samples, scale)
+    print(page)
+    if options.json:
+        options.json.write_text(json.dumps(samples))
+    if not options.quick:
+        (ROOT / "docs" / "benchmarks-spark.md").write_text(page)
+    table = Table("case", "pairs")
+    for name, pairs in samples.items():
+        table.add_row(name, ", ".join(f"{a:,.4g}/{b:,.4g}" for a, b in pairs))
+    console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
