@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from convoymq.cluster.interfaces import EFFECT_DELIVER
+from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.trace import segments
 from convoymq.trace.recorder import QueueTrace
 from convoymq.trace.segments import Origin
 from convoymq.trace.writer import Writer
+from tests.unit.queues.quorum.support import Log, session_id
 
 GROUP = 7
 
@@ -56,12 +61,27 @@ class Recording:
         self.now_us += 1
         return self.now_us
 
-    def apply(self, entries: list[Any]) -> None:
-        """Applies entries as a replica does."""
+    def apply(self, entries: list[Any], log: Log | None = None) -> None:
+        """Applies entries as a replica does; with `log` also does what its node's clients do:
+        confirms and sends."""
         for entry in entries:
             self.now_us = max(self.now_us, entry.time_ms * 1000)
             self.machine.apply(entry.index, entry.time_ms, entry.data)
-            self.machine.effects = []
+            effects, self.machine.effects = self.machine.effects, []
+            for effect in effects:
+                if log is None or effect[0] > EFFECT_DELIVER:
+                    continue
+                session = effect[1]
+                if session >> 56 != self.origin.node:
+                    continue
+                if effect[0] == EFFECT_DELIVER:
+                    _, _, consumer, first_id, _, command, first, count, acquired, failed = effect
+                    block = entries[effect[4] - 1].data
+                    self.trace.sent(
+                        session, consumer, first_id, block, command, first, count, acquired, failed
+                    )
+                else:
+                    self.trace.confirms(session, log.targets[session].applied(effect[2]))
 
     def close(self) -> None:
         """An orderly end."""
@@ -83,3 +103,53 @@ def rows_of(root: Path) -> list[dict[str, Any]]:
     for path in sorted(root.rglob("*.parquet")):
         found += pq.read_table(path, partitioning=None).to_pylist()
     return found
+
+
+class ConfirmedLog(Log):
+    """A log whose publishes ask for confirms."""
+
+    tag = 0
+
+    def publish(self, session: int, sizes: Iterable[int]) -> None:
+        for size in sizes:
+            self.tag += 1
+            self._target(session).publish([b"\0\1q", b"h", bytes(size)], size, self.tag)
+
+
+def random_log(seed: int, entries: int = 60, *, purge: bool = True) -> Log:
+    """Publishes, acknowledgements, returns, rejections, gets, a purge, a stage, a lost node."""
+    rng = random.Random(seed)
+    log = ConfirmedLog()
+    publishers = [session_id(node, 1) for node in (1, 2)]
+    consumers = [(session_id(node, 9), number) for node in (1, 2, 3) for number in (1, 2)]
+    for session, number in consumers:
+        log.checkout(session, number, prefetch=rng.randint(1, 8))
+    log.seal()
+    epoch = len(log.entries) + 1
+    log.stage(publishers[0], "open", owner="o", ttl_ms=60_000)
+    log.seal()
+    staged = 0
+    for _ in range(entries):
+        for publisher in publishers:
+            log.publish(publisher, [rng.randint(1, 50)] * rng.randint(0, 12))
+        for session, number in consumers:
+            first = rng.randint(0, 40)
+            match rng.randint(0, 5):
+                case 0 | 1 | 2:
+                    log.settle(session, number, first, first + 6)
+                case 3:
+                    log.return_(session, number, first, first + 1, failed=rng.random() < 0.5)
+                case 4:
+                    log.discard(session, number, first, first)
+        if rng.random() < 0.2:
+            log.get(publishers[1])
+        if rng.random() < 0.1:
+            staged += 3
+            log.stage(publishers[0], "take", epoch=epoch, fence=1, max=3, after=staged - 3)
+        log.seal()
+    log.node_down(3, gone=True)
+    log.seal()
+    if purge:
+        log.command(publishers[0], batch.CMD_PURGE)
+        log.seal()
+    return log

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from convoymq.trace import segments
 from convoymq.trace.segments import Segment
 from tests.unit.queues.quorum.support import Log, session_id
 
-from .support import Recording, rows_of
+from .support import Recording, random_log, rows_of
 
 PUBLISHER = session_id(1, 1)
 CONSUMER = session_id(200, 2)
@@ -40,50 +39,6 @@ def decided(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 def kinds(rows: list[dict[str, Any]]) -> list[str]:
     rows = sorted(rows, key=lambda row: (row["index"], row["ordinal"]))
     return [words.KIND_NAMES[row["kind"]] for row in rows if row["kind"] in DECIDED]
-
-
-def random_log(seed: int, entries: int = 60) -> Log:
-    """Publishes, acknowledgements, returns, rejections, gets, a purge, a stage, a lost node."""
-    rng = random.Random(seed)
-    log = Log()
-    publishers = [session_id(node, 1) for node in (1, 2)]
-    consumers = [(session_id(node, 9), number) for node in (1, 2, 3) for number in (1, 2)]
-    for session, number in consumers:
-        log.checkout(session, number, prefetch=rng.randint(1, 8))
-    log.seal()
-    epoch = len(log.entries) + 1
-    log.stage(publishers[0], "open", owner="o", ttl_ms=60_000)
-    log.seal()
-    staged = 0
-    for _ in range(entries):
-        for publisher in publishers:
-            log.publish(publisher, [rng.randint(1, 50)] * rng.randint(0, 12))
-        for session, number in consumers:
-            first = rng.randint(0, 40)
-            match rng.randint(0, 5):
-                case 0 | 1 | 2:
-                    log.settle(session, number, first, first + 6)
-                case 3:
-                    log.return_(session, number, first, first + 1, failed=rng.random() < 0.5)
-                case 4:
-                    log.discard(session, number, first, first)
-        if rng.random() < 0.2:
-            log.get(publishers[1])
-        if rng.random() < 0.1:
-            staged += 3
-            log.stage(publishers[0], "take", epoch=epoch, fence=1, max=3, after=staged - 3)
-        log.seal()
-    log.node_down(3, gone=True)
-    log.seal()
-    log.command(publishers[0], words_purge())
-    log.seal()
-    return log
-
-
-def words_purge() -> int:
-    from convoymq.kernels import batch
-
-    return batch.CMD_PURGE
 
 
 def test_a_message_leaves_a_row_for_every_step(tmp_path: Path) -> None:

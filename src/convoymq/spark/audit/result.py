@@ -83,11 +83,18 @@ class QueueReport:
 
     facts: QueueFacts
     fates: dict[str, int] = field(default_factory=dict)
+    violations: dict[str, int] = field(default_factory=dict)
+    """Rows that break an invariant, by its name."""
     confirmed: int = 0
     unpictured: int = 0
     """Messages that are queued by the log, decided after the last complete picture."""
     latencies: list[Latency] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
+
+    def blame(self, invariant: Invariant, rows: int) -> None:
+        """Counts violations of this queue."""
+        name = invariant.name.lower()
+        self.violations[name] = self.violations.get(name, 0) + rows
 
     @property
     def published(self) -> int:
@@ -160,6 +167,7 @@ def _queue_dict(queue: QueueReport) -> dict[str, Any]:
         "entries": [facts.start, facts.end],
         "published": queue.published,
         "confirmed": queue.confirmed,
+        "violations": queue.violations,
         "fates": queue.fates,
         "queued_after_last_picture": queue.unpictured,
         "picture": facts.picture["index"] if facts.picture else None,
@@ -209,6 +217,7 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> Au
             case "violation":
                 verdict = verdicts[Invariant(row["k1"])]
                 verdict.add(queue.facts, row["k2"], n, json.loads(row["text"] or "[]"))
+                queue.blame(verdict.invariant, row["k2"])
             case "unproved":
                 verdicts[Invariant(row["k1"])].unproved += n
             case "fate":
@@ -229,13 +238,14 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> Au
     for (group, hour), each in sorted(shares.items()):
         queues[group].shares.append(_share(hour, list(each.values())))
     for queue in queues.values():
-        _check_totals(queue.facts, verdicts[Invariant.TOTALS])
+        _check_totals(queue, verdicts[Invariant.TOTALS])
     return AuditReport(
         queues=list(queues.values()), verdicts=list(verdicts.values()), rows=0, files=0
     )
 
 
-def _check_totals(facts: QueueFacts, verdict: Verdict) -> None:
+def _check_totals(queue: QueueReport, verdict: Verdict) -> None:
+    facts = queue.facts
     for picture in facts.pictures:
         if facts.type != "quorum":
             continue
@@ -243,6 +253,7 @@ def _check_totals(facts: QueueFacts, verdict: Verdict) -> None:
         off = picture["published"] - gone - picture["ready"] - picture["unacked"]
         if off:
             verdict.add(facts, 1, abs(off), [picture])
+            queue.blame(Invariant.TOTALS, 1)
 
 
 def _latency(hour: int, metric: str, counted: Mapping[int, int]) -> Latency:
