@@ -38,8 +38,11 @@ if TYPE_CHECKING:
     from convoymq.fetch.connection import FetchConnection
 
 COMMAND_HEAD = 32
-LARGE_PAYLOAD_BYTES = 256 << 10
-"""A payload above it is checked on a thread."""
+LARGE_PAYLOAD_BYTES = 8 << 20
+LARGE_COMPRESSED_BYTES = 64 << 10
+"""Payloads above these are checked on a thread; others cost less than the hand-over."""
+COMPRESSION_AT = 6
+"""Where a columnar frame says whether its body is compressed."""
 SEGMENTS_PER_STEP = 64
 SEGMENTS_MAX = 100_000
 """How often the rows of one request may change their targets; each time costs a command."""
@@ -193,8 +196,10 @@ class Producing(ClientEvents):
 
     async def _open(self, payload: memoryview) -> ColumnFrame:
         body_max = self._edge.settings.frame_max
+        compressed = payload.nbytes > COMPRESSION_AT and payload[COMPRESSION_AT]
+        large = LARGE_COMPRESSED_BYTES if compressed else LARGE_PAYLOAD_BYTES
         try:
-            if payload.nbytes <= LARGE_PAYLOAD_BYTES:
+            if payload.nbytes <= large:
                 columns = ColumnFrame(payload, body_max)
             else:
                 loop = asyncio.get_running_loop()

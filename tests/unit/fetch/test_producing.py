@@ -50,6 +50,23 @@ async def test_rows_are_in_the_queue_when_the_answer_comes(
     assert rig.edge.counters.rows_in == 1000
 
 
+@pytest.mark.parametrize("compression", ["", "zstd", "lz4"])
+async def test_large_frames_are_checked_on_a_thread(
+    rig: Rig, client: Peer, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    monkeypatch.setattr(producing, "LARGE_PAYLOAD_BYTES", 1000)
+    monkeypatch.setattr(producing, "LARGE_COMPRESSED_BYTES", 100)
+    await rig.queue("q")
+    buffers = [b"", *texts([b"%d" % i for i in range(2000)])]
+    frame = build_frame(VALUE, 2000, 0, 0, buffers, compression)
+    assert result(await client.ask(Op.PRODUCE, frame, queue="q")) == (2000, 0, 0)
+    assert await rig.count("q") == 2000
+    broken = frame[:-1] + bytes((frame[-1] ^ 1,))
+    code, _ = await client.refusal(Op.PRODUCE, broken, queue="q")
+    assert code == ErrorCode.PRECONDITION_FAILED
+    assert await rig.count("q") == 2000
+
+
 async def test_a_frame_without_rows_is_fine(rig: Rig, client: Peer) -> None:
     await rig.queue("q")
     assert result(await client.ask(Op.PRODUCE, values_frame([]), queue="q")) == (0, 0, 0)
