@@ -32,6 +32,8 @@ RETRY_US = 5_000_000
 PICTURE_RUNS_MAX = 100_000
 """A queue of more runs gets no picture, only its totals: the loop would stand still for it."""
 CLOSE_TIMEOUT_S = 3.0
+COUNT_OFFSET = 24
+"""Of the number of messages in an ENQUEUE command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,17 @@ class TraceSettings:
 def wall_clock_us() -> int:
     """Microseconds since the epoch."""
     return time.time_ns() // 1000
+
+
+def _messages_of(command: PendingCommand) -> int:
+    """Messages of a publish command that somebody waits for: a channel, by tags, or the columnar
+    protocol, by a note; 0 = nobody hears of it."""
+    tags = command.tags
+    if tags:
+        return sum(tags[1::2]) - sum(tags[::2]) + len(tags) // 2
+    if command.note is None or command.chunk.data is None:
+        return 0
+    return int.from_bytes(command.bytes()[COUNT_OFFSET : COUNT_OFFSET + 4], "little")
 
 
 class QueueTrace:
@@ -122,9 +135,9 @@ class QueueTrace:
         for command in commands:
             if command.type != CMD_ENQUEUE:
                 continue
-            tags = command.tags
-            if tags:
-                messages += sum(tags[1::2]) - sum(tags[::2]) + len(tags) // 2
+            count = _messages_of(command)
+            if count:
+                messages += count
                 first = first or command.seq
                 last = command.seq
             elif messages:
@@ -253,7 +266,10 @@ class QueueTrace:
         self._rotated_us = self._now_us()
         if self._empty and not self.rows.rows and self.rows.index <= self._covered:
             return
-        if self._machine is not None and self.rows.index >= self._covered:
+        machine = self._machine
+        # Of a stream there is nothing to tell: it holds what it was given, up to retention.
+        tells = self.origin.type == "quorum" and machine is not None and not machine.deleted
+        if tells and self.rows.index >= self._covered:
             self._picture()
         self.flush(flags)
         if not self._empty:

@@ -37,6 +37,7 @@ import msgspec
 
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_NOTE, EFFECT_TIMER, Effect
 from convoymq.kernels import batch
+from convoymq.model import trace as words
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
@@ -118,6 +119,8 @@ class StreamMachine(SessionTable):
         self.index = index
         if time_ms > self.time_ms:
             self.time_ms = time_ms
+        if self.trace is not None:
+            self.trace.begin_entry(data)
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             session: Session | None = None
             if session_id:
@@ -143,6 +146,7 @@ class StreamMachine(SessionTable):
         """A chunk: its records get the next offsets."""
         if self.deleted:
             self._broken = True
+            self._trace_published(words.QUEUE_DELETED, session, count, index, offset, 0)
             self._reply(session, APPLIED_REJECTED, "deleted")
             return
         size = batch.enqueue_bytes(data, offset)
@@ -151,13 +155,27 @@ class StreamMachine(SessionTable):
             repeated = self._repeated(session, count)
             if repeated:
                 self._broken = True
+                self._trace_published(words.DUPLICATE, session, repeated, index, offset, 0)
                 size -= size * repeated // count
         if repeated < count:
+            self._trace_published(0, session, count - repeated, index, offset, repeated)
             self._append(index, offset, repeated, count - repeated, size)
         if repeated:
             self._reply(session, APPLIED_OK, repeated)
         else:
             self._applied(session)
+
+    def _trace_published(
+        self, reason: int, session: Session | None, count: int, index: int, offset: int, first: int
+    ) -> None:
+        """Messages that a command brought; with a `reason` they got no offsets."""
+        if self.trace is not None:
+            number = -1 if reason else self.next
+            origin = (0, 0) if session is None else (session.id, session.seq)
+            self.trace.add(
+                words.PUBLISHED, 0, reason, origin[0], 0, origin[1], number, count, index, offset,
+                first, 0, 0,
+            )  # fmt: skip
 
     def _append(self, index: int, command: int, first: int, count: int, size: int) -> None:
         chunks = self.chunks
@@ -257,6 +275,11 @@ class StreamMachine(SessionTable):
                 return
             self.segments.popleft()
             self.bytes -= size
+            if self.trace is not None:
+                self.trace.add(
+                    words.DROPPED, 0, words.RETENTION, 0, 0, 0, self.first, end - self.first,
+                    0, 0, 0, 0, 0,
+                )  # fmt: skip
             self.truncated += end - self.first
             self.chunks.drop_before(end)
 
@@ -391,6 +414,8 @@ class StreamMachine(SessionTable):
             if known["format"] != 1:
                 raise ValueError(f"snapshot format {known['format']} is not known")
             self._restore(known)
+            if self.trace is not None:
+                self.trace.restored(self.index)
         except (KeyError, TypeError, msgspec.DecodeError) as error:
             raise ValueError(f"damaged snapshot of a stream: {error!r}") from error
 
