@@ -4,7 +4,7 @@
 Publishes are those of every session (`session_client`). A consumer is a cursor with a window of
 unacknowledged messages, here and nowhere else: it ends with the channel, not with the session, and
 it reads the local replica, or a member's when there is none. An acknowledgement gives room in the
-window back, and so do a reject and a requeue: a log takes nothing back.
+window back, and so do a reject and a requeue: a log takes nothing back and sends nothing twice.
 
 | state     | leaves it by                                                             |
 |-----------|--------------------------------------------------------------------------|
@@ -20,7 +20,7 @@ and at its end.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -106,17 +106,20 @@ class Reader:
         """Offsets first … last are done with."""
         if not self.name:
             return
-        if first > self.low:
-            insort(self.acked, (first, last))
-            return
-        self.low = max(self.low, last + 1)
-        gone = 0
-        for low, high in self.acked:
-            if low > self.low:
-                break
-            self.low = max(self.low, high + 1)
-            gone += 1
-        del self.acked[:gone]
+        acked = self.acked
+        at = bisect_left(acked, (first, last))
+        if at and acked[at - 1][1] + 1 >= first:
+            at -= 1
+            first = acked[at][0]
+            last = max(last, acked[at][1])
+        end = at
+        while end < len(acked) and acked[end][0] <= last + 1:
+            last = max(last, acked[end][1])
+            end += 1
+        acked[at:end] = [(first, last)]
+        if acked[0][0] <= self.low:
+            self.low = max(self.low, acked[0][1] + 1)
+            del acked[0]
 
 
 class StreamClient(SessionClient):
@@ -266,12 +269,25 @@ class StreamClient(SessionClient):
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges: room in the window."""
+        self._release(consumer, ranges, done=True)
+
+    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
+        """A log takes nothing back: room in the window. What was not wanted is not done with: a
+        named consumer stores no offset beyond it, and gets it again when it comes back."""
+        self._release(consumer, ranges, done=False)
+
+    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
+        """A log loses nothing: as `settle`."""
+        self._release(consumer, ranges, done=True)
+
+    def _release(self, consumer: int, ranges: Sequence[int], *, done: bool) -> None:
         reader = self._readers.get(consumer)
         if reader is None:
             return
         for first, last in zip(ranges[::2], ranges[1::2], strict=True):
             reader.unacked -= last - first + 1
-            reader.acknowledge(first, last)
+            if done:
+                reader.acknowledge(first, last)
         reader.unacked = max(0, reader.unacked)
         if reader.state == ENDING:
             if not reader.unacked:
@@ -281,14 +297,6 @@ class StreamClient(SessionClient):
         if reader.name and reader.low - 1 - reader.stored >= STORE_MESSAGES:
             self._store(reader)
         self._serve(reader)
-
-    def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
-        """A log takes nothing back: room in the window."""
-        self.settle(consumer, ranges)
-
-    def discard(self, consumer: int, ranges: Sequence[int]) -> None:
-        """A log loses nothing: room in the window."""
-        self.settle(consumer, ranges)
 
     def get(self, *, no_ack: bool) -> None:
         """Refused."""
