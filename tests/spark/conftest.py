@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from pyspark.sql import SparkSession
 
+from convoymq.cli.cluster import LocalCluster
 from convoymq.spark import clients
 from convoymq.spark.java import JavaMissing, java_home
+from tests.spark.cluster import BASE_PORT, Broker
 from tests.spark.fakes import FakeBroker, FakeClient
 
 SCRUBBED = ("PYSPARK_SUBMIT_ARGS", "JAVA_TOOL_OPTIONS", "SPARK_HOME", "SPARK_CONF_DIR")
@@ -24,7 +28,6 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stopTimeout": "30s",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
 LOG4J = """
 rootLogger.level = error
@@ -35,6 +38,32 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %p %c{1}: %m%n%ex
 """
+
+
+HERE = Path(__file__).parent
+TEST_TIME_LIMIT_S = 180
+REAL = ("nodes", "spark")
+"""Fixtures that start processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and set(REAL) & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(autouse=True)
+def time_limit() -> Iterator[None]:
+    """Ends a test that hangs, with a traceback of where."""
+
+    def expired(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"the test took more than {TEST_TIME_LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.alarm(TEST_TIME_LIMIT_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
@@ -67,6 +96,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     made.stop()
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """Three nodes for all tests; a test that kills one brings it back."""
+    settings = {"raft.wal_max_size_bytes": "16MiB"}
+    with LocalCluster(tmp_path_factory.mktemp("nodes"), 3, BASE_PORT, settings) as cluster:
+        cluster.wait_ready()
+        made = Broker(cluster)
+        yield made
+        made.client.close()
 
 
 def quiet(directory: Path) -> Path:

@@ -16,12 +16,12 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from convoymq.client.errors import AccessRefused
+from convoymq.client.errors import AccessRefused, MaybeProduced
 from convoymq.spark import writer
 from convoymq.spark.errors import OptionError, SchemaError, SourceError
 from convoymq.spark.properties import decode_properties
 from convoymq.spark.schema import HEADERS
-from tests.spark.fakes import FakeBroker
+from tests.spark.fakes import FakeBroker, FakeClient
 from tests.spark.support import batch_rows, numbered, queue_door, stream_door
 
 VALUE = StructType([StructField("value", BinaryType())])
@@ -191,6 +191,26 @@ def test_ids_of_the_users_own(broker: FakeBroker) -> None:
     assert all(p["delivery_mode"] == 2 for p in found)
     with pytest.raises(SourceError, match="255 are allowed"):
         write(made, batch_of([b"a"], message_id=["x" * 256]))
+
+
+def test_at_least_once_where_repeats_cannot_be_told(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = broker.queue("q")
+    produce = FakeClient.produce
+    answers = iter([False, True])
+
+    def losing(self: FakeClient, frame: bytes, **fields: Any) -> Any:
+        assert fields["producer"] is None
+        done = produce(self, frame, **fields)
+        if not next(answers):
+            raise MaybeProduced("the connection was lost before the answer")
+        return done
+
+    monkeypatch.setattr(FakeClient, "produce", losing)
+    made = queue_door(queue="q", idempotent="false").writer(VALUE, False)
+    assert write(made, batch_of([b"a"])).rows == 1
+    assert [m.value for m in queue.ready] == [b"a", b"a"]
 
 
 def test_exchanges_with_one_key_or_a_key_for_each_row(broker: FakeBroker) -> None:

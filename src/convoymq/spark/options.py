@@ -141,6 +141,14 @@ SINK_OPTIONS = (
         "tasks must be the same",
     ),
     _option(
+        "idempotent",
+        Use.WRITE,
+        parse.boolean,
+        True,
+        "a repeated task or micro-batch adds only what is missing. `false`: at least once, for "
+        "classic queues, which can't tell repeats",
+    ),
+    _option(
         "messageId",
         Use.WRITE,
         parse.one_of("auto", "none"),
@@ -663,6 +671,7 @@ class SinkOptions:
     exchange: str | None = None
     routing_key: str | None = None
     fail_on_unroutable: bool = True
+    idempotent: bool
     producer_name: str | None
     message_ids: bool
     request_bytes_max: int
@@ -692,9 +701,12 @@ class SinkOptions:
 
 
 def _sink_basics(values: Mapping[str, Any], message_id: str) -> dict[str, Any]:
+    if values["producerName"] is not None and not values["idempotent"]:
+        raise OptionError("option producerName has no meaning with idempotent=false")
     return {
         "connection": Connection.of(values),
         "producer_name": values["producerName"],
+        "idempotent": values["idempotent"],
         "message_ids": (values["messageId"] or message_id) == "auto",
         "request_bytes_max": values["convoymq.produce.maxBytes"],
         "request_rows_max": values["convoymq.produce.maxRows"],

@@ -12,6 +12,7 @@ Rows are visible as soon as they are confirmed, before the rest of their batch i
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from convoymq.client.errors import MaybeProduced
 from convoymq.kernels import columns as bits
 from convoymq.spark import clients
 from convoymq.spark.broker import check_target
@@ -56,6 +58,8 @@ _FLAG_DELIVERY_MODE = 1 << 12
 _FLAG_MESSAGE_ID = 1 << 7
 _MESSAGE_ID_BYTES_MAX = 255
 _ROW_DIGITS = 10
+_MAYBE_TRIES_MAX = 5
+"""Requests of which nobody knows whether they were carried out are made anew this often."""
 # A length byte is looked up here, so that no row is touched in Python.
 _LENGTH_BYTES = pa.array([bytes([length]) for length in range(256)], pa.binary())
 
@@ -163,10 +167,17 @@ def _write(
 class _Request:
     frame: bytes
     target: dict[str, Any]
-    producer: str
+    producer: str | None
     sequence: int
 
     def send(self, client: Client) -> ProduceResult:
+        """Until it is confirmed. Without a producer, at least once."""
+        for _ in range(_MAYBE_TRIES_MAX - 1):
+            with contextlib.suppress(MaybeProduced):
+                return self._send(client)
+        return self._send(client)
+
+    def _send(self, client: Client) -> ProduceResult:
         return client.produce(
             self.frame, **self.target, producer=self.producer, sequence=self.sequence
         )
@@ -251,7 +262,7 @@ class _Sending:
             yield _Request(
                 frame=_frame(part, count, by_key=target.get("routing_key", "") is None),
                 target=target,
-                producer=self._producer,
+                producer=self._producer if self._options.idempotent else None,
                 sequence=self._base + done,
             )
 

