@@ -9,14 +9,8 @@ import pytest
 
 from convoymq.spark import option_values as values
 from convoymq.spark.errors import OptionError
-from convoymq.spark.options import (
-    FORMATS,
-    Connection,
-    SinkOptions,
-    StreamReadOptions,
-    Use,
-    parse_options,
-)
+from convoymq.spark.option_table import FORMATS, Use, parse_options, reference
+from convoymq.spark.options import Connection, SinkOptions, StreamReadOptions
 from tests.spark.support import queue_door, stream_door
 
 MINIMAL = {"servers": "a:1", "subscribe": "s"}
@@ -42,6 +36,11 @@ def test_every_option_says_what_it_does_and_is_unique(format_name: str) -> None:
     names = [option.name.lower() for option in FORMATS[format_name]]
     assert len(names) == len(set(names))
     assert all(option.text for option in FORMATS[format_name])
+
+
+def test_the_page_of_options_is_the_generated_one() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "spark-options.md"
+    assert page.read_text() == reference()
 
 
 @pytest.mark.parametrize(
@@ -197,6 +196,7 @@ def test_modes_of_the_queue_format() -> None:
         ({"mode": "lease", "stage": "x"}, "no meaning with mode=lease"),
         ({"mode": "stage", "onExpired": "skip"}, "no meaning with mode=stage"),
         ({"exchange": "e"}, "write"),
+        ({"stageTtl": "8d"}, "from 1s to 7d"),
     ):
         door = queue_door(queue="q", **given)
         with pytest.raises(OptionError, match=text):

@@ -39,6 +39,7 @@ from convoymq.kernels import columns as bits
 from convoymq.spark import clients, offsets, planning, reading
 from convoymq.spark.errors import SourceError, StageLost
 from convoymq.spark.frames import BatchMaker
+from convoymq.spark.options import TTL_MS_MAX
 from convoymq.spark.partition import Browse, StageRange
 from convoymq.spark.schema import QUEUE_COLUMNS, check_schema
 
@@ -55,7 +56,7 @@ TAKE_MAX = 1 << 40
 """Stands for "all"; the broker takes what is ready."""
 TAKE_AGAIN_ROWS = 65_536
 """A take moves at most this many runs of messages: after as many messages there may be more."""
-IDLE_TTL_MS = 7 * 24 * 3600 * 1000
+IDLE_TTL_MS = TTL_MS_MAX
 """An empty stage holds nothing back, so it may wait long for its query to come back."""
 _HEARTBEATS_PER_TTL = 4
 _SINGLE_ACTIVE = "x-single-active-consumer"
@@ -321,7 +322,7 @@ class _Stage:
         """Nothing is staged and nothing is ready: the stage may outlast a long pause."""
         if not self._resting and not self._single_active and self.first == self.next:
             self._resting = True
-            self._reopen(max(IDLE_TTL_MS, self._options.ttl_ms))
+            self._reopen(IDLE_TTL_MS)
 
     def close(self) -> None:
         """Gives the stage back."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from convoymq.spark import options
-from convoymq.spark.options import Use
+from convoymq.spark.option_table import Use, parse_options
 from convoymq.spark.schema import QUEUE_COLUMNS, STREAM_COLUMNS, full_schema
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class StreamDoor:
     """Format convoymq. Raises OptionError for options that are unknown or wrong."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self._values = options.parse_options("convoymq", given)
+        self._values = parse_options("convoymq", given)
 
     def schema(self) -> StructType:
         """Kafka's columns, and those that options add."""
@@ -62,7 +62,7 @@ class QueueDoor:
     """Format convoymq_queue. Raises OptionError for options that are unknown or wrong."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self._values = options.parse_options("convoymq_queue", given)
+        self._values = parse_options("convoymq_queue", given)
 
     def schema(self) -> StructType:
         """A queue's columns, and those that options add."""

@@ -1,0 +1,465 @@
+"""The options of both formats: a table each, with Kafka's names and defaults where Kafka has them.
+
+Spark hands options over in lower case and mixes its own among them; names are compared without
+regard to case. An unknown option is an error that names the near ones: a mistyped limit must not
+be silently no limit. `reference` makes docs/spark-options.md of the tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any
+
+from convoymq.spark import option_values as parse
+from convoymq.spark.errors import OptionError
+
+
+class Use(Flag):
+    """What somebody does with a format."""
+
+    BATCH_READ = auto()
+    STREAM_READ = auto()
+    BATCH_WRITE = auto()
+    STREAM_WRITE = auto()
+    READ = BATCH_READ | STREAM_READ
+    WRITE = BATCH_WRITE | STREAM_WRITE
+    ALL = READ | WRITE
+
+
+_USE_NAMES = {
+    Use.BATCH_READ: "a batch read",
+    Use.STREAM_READ: "a streaming read",
+    Use.BATCH_WRITE: "a batch write",
+    Use.STREAM_WRITE: "a streaming write",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One row of a format's table."""
+
+    name: str
+    use: Use
+    parse: Callable[[str], Any]
+    default: Any = None
+    text: str
+    """What it does, with its unit."""
+
+
+def _option(
+    name: str, use: Use, parser: Callable[[str], Any], default: Any, description: str
+) -> Option:
+    return Option(name=name, use=use, parse=parser, default=default, text=description)
+
+
+CONNECTION_OPTIONS = (
+    _option("servers", Use.ALL, parse.names, None, "`host:port` of nodes, comma between; required"),
+    _option("user", Use.ALL, parse.text, "guest", "user, or `env:NAME`, or `file:PATH`"),
+    _option("password", Use.ALL, parse.text, "guest", "password, or `env:NAME`, or `file:PATH`"),
+    _option("vhost", Use.ALL, parse.text, "/", "virtual host"),
+    _option(
+        "convoymq.timeout",
+        Use.ALL,
+        parse.milliseconds,
+        30_000,
+        "how long a request is repeated over all servers before the task or the query fails",
+    ),
+    _option("convoymq.name", Use.ALL, parse.text, "spark", "client name that the broker shows"),
+    _option("convoymq.tls", Use.ALL, parse.boolean, False, "connect by TLS"),
+    _option("convoymq.tls.ca", Use.ALL, parse.text, "", "file of the trusted authorities, PEM"),
+    _option("convoymq.tls.cert", Use.ALL, parse.text, "", "file of the client's certificate, PEM"),
+    _option("convoymq.tls.key", Use.ALL, parse.text, "", "file of the client's key, PEM"),
+    _option("convoymq.tls.verify", Use.ALL, parse.boolean, True, "check the broker's certificate"),
+    _option(
+        "convoymq.tls.serverName", Use.ALL, parse.text, "", "name that the certificate must have"
+    ),
+)
+
+FETCH_OPTIONS = (
+    _option("includeHeaders", Use.READ, parse.boolean, False, "adds the column `headers`"),
+    _option(
+        "includeProperties",
+        Use.READ,
+        parse.boolean,
+        False,
+        "adds the column `properties`: exchange, routing key and the AMQP properties. Decoded "
+        "message by message, so several times slower",
+    ),
+    _option(
+        "minPartitions",
+        Use.READ,
+        parse.count,
+        None,
+        "at least so many tasks, by splitting the larger ranges",
+    ),
+    _option(
+        "maxRecordsPerPartition", Use.READ, parse.count, None, "at most so many messages in a task"
+    ),
+    _option(
+        "convoymq.fetch.maxRows", Use.READ, parse.count, 100_000, "messages of one fetch, at most"
+    ),
+    _option(
+        "convoymq.fetch.maxBytes", Use.READ, parse.size_bytes, 8 << 20, "size of one fetch, about"
+    ),
+    _option(
+        "convoymq.fetch.compression",
+        Use.READ,
+        parse.one_of("none", "zstd", "lz4"),
+        "none",
+        "compression of what is fetched: `none`, `zstd`, `lz4`",
+    ),
+    _option(
+        "convoymq.fetch.prefetch",
+        Use.READ,
+        parse.boolean,
+        True,
+        "ask for the next part while Spark takes the last one",
+    ),
+    _option(
+        "convoymq.pollInterval",
+        Use.STREAM_READ,
+        parse.milliseconds,
+        100,
+        "an idle query asks the broker no more often than this",
+    ),
+)
+
+SINK_OPTIONS = (
+    _option(
+        "producerName",
+        Use.BATCH_WRITE,
+        parse.short_name,
+        None,
+        "a batch write of this name that is repeated adds only what is missing. The rows and their "
+        "tasks must be the same",
+    ),
+    _option(
+        "idempotent",
+        Use.WRITE,
+        parse.boolean,
+        True,
+        "a repeated task or micro-batch adds only what is missing. `false`: at least once, for "
+        "classic queues, which can't tell repeats",
+    ),
+    _option(
+        "messageId",
+        Use.WRITE,
+        parse.one_of("auto", "none"),
+        None,
+        "`auto` gives every message the id query/batch/task/row. A column `message_id` has "
+        "priority. Default: `none` for streams, `auto` for queues and exchanges",
+    ),
+    _option(
+        "transactional",
+        Use.WRITE,
+        parse.boolean,
+        False,
+        "not offered: rows of a batch become visible before the whole batch is there",
+    ),
+    _option(
+        "convoymq.produce.maxBytes", Use.WRITE, parse.size_bytes, 2 << 20, "size of one request"
+    ),
+    _option("convoymq.produce.maxRows", Use.WRITE, parse.count, 20_000, "rows of one request"),
+)
+
+STREAM_OPTIONS = (
+    *CONNECTION_OPTIONS,
+    _option("subscribe", Use.READ, parse.names, None, "streams, comma between"),
+    _option("subscribePattern", Use.READ, parse.pattern, None, "regular expression of streams"),
+    _option("assign", Use.READ, parse.assignment, None, 'streams as JSON: `{"flights":[0]}`'),
+    _option(
+        "startingOffsets",
+        Use.READ,
+        parse.place,
+        None,
+        'where a new query begins: `earliest`, `latest` (streaming only) or `{"flights":{"0":23}}` '
+        "with -2 = earliest, -1 = latest. Default: `latest` streaming, `earliest` in a batch",
+    ),
+    _option(
+        "startingTimestamp",
+        Use.READ,
+        parse.whole,
+        None,
+        "begin at the first message at or after this time, ms since the epoch. Has priority over "
+        "`startingOffsetsByTimestamp`, which has priority over `startingOffsets`",
+    ),
+    _option(
+        "startingOffsetsByTimestamp",
+        Use.READ,
+        parse.timestamps,
+        None,
+        'the same by stream: `{"flights":{"0":1700000000000}}`',
+    ),
+    _option(
+        "startingOffsetsByTimestampStrategy",
+        Use.READ,
+        parse.one_of("error", "latest"),
+        "error",
+        "what to do when no message is that young",
+    ),
+    _option(
+        "endingOffsets",
+        Use.BATCH_READ,
+        parse.place,
+        "latest",
+        'where a batch ends, exclusive: `latest` or `{"flights":{"0":50}}` with -1 = latest',
+    ),
+    _option(
+        "endingTimestamp",
+        Use.BATCH_READ,
+        parse.whole,
+        None,
+        "end before the first message at or after this time, ms",
+    ),
+    _option(
+        "endingOffsetsByTimestamp", Use.BATCH_READ, parse.timestamps, None, "the same by stream"
+    ),
+    _option(
+        "maxOffsetsPerTrigger",
+        Use.STREAM_READ,
+        parse.count,
+        None,
+        "messages of a micro-batch at most, shared by backlog",
+    ),
+    _option(
+        "minOffsetsPerTrigger",
+        Use.STREAM_READ,
+        parse.count,
+        None,
+        "wait for so many messages before a micro-batch",
+    ),
+    _option(
+        "maxBytesPerTrigger",
+        Use.STREAM_READ,
+        parse.size_bytes,
+        None,
+        "size of a micro-batch, reckoned from the streams' mean message size",
+    ),
+    _option(
+        "maxTriggerDelay",
+        Use.STREAM_READ,
+        parse.milliseconds,
+        15 * 60_000,
+        "`minOffsetsPerTrigger` waits no longer than this",
+    ),
+    _option(
+        "failOnDataLoss",
+        Use.READ,
+        parse.boolean,
+        True,
+        "fail when messages that should be read are gone; `false` goes on behind the gap",
+    ),
+    _option(
+        "groupId",
+        Use.STREAM_READ,
+        parse.text,
+        None,
+        "store progress in the broker under this name, for people to see; never read back",
+    ),
+    _option(
+        "pushdown",
+        Use.BATCH_READ,
+        parse.boolean,
+        False,
+        "narrow the read by filters on topic, partition, offset and timestamp. Needs "
+        "`spark.sql.python.filterPushdown.enabled=true`, which `convoymq.spark.session` sets",
+    ),
+    *FETCH_OPTIONS,
+    _option(
+        "topic",
+        Use.WRITE,
+        parse.text,
+        None,
+        "stream to write to; without it the column `topic` decides",
+    ),
+    *SINK_OPTIONS,
+)
+
+QUEUE_OPTIONS = (
+    *CONNECTION_OPTIONS,
+    _option("queue", Use.ALL, parse.text, None, "queue to read, or to write to"),
+    _option(
+        "mode",
+        Use.STREAM_READ,
+        parse.one_of("stage", "lease"),
+        "stage",
+        "`stage`: in order, exactly once into a checkpointed sink. `lease`: at least once",
+    ),
+    _option(
+        "stage",
+        Use.STREAM_READ,
+        parse.short_name,
+        "spark",
+        "name of the query's stage; two queries that read the same queue need two names",
+    ),
+    _option(
+        "stageTtl",
+        Use.STREAM_READ,
+        parse.milliseconds,
+        3_600_000,
+        "unsettled messages return to the queue when nothing is heard of the query for so long",
+    ),
+    _option(
+        "onExpired",
+        Use.STREAM_READ,
+        parse.one_of("fail", "skip"),
+        "fail",
+        "lease mode: what a repeated batch does whose lease has expired",
+    ),
+    _option(
+        "maxOffsetsPerTrigger",
+        Use.STREAM_READ,
+        parse.count,
+        None,
+        "messages of a micro-batch at most",
+    ),
+    _option(
+        "failOnDataLoss",
+        Use.STREAM_READ,
+        parse.boolean,
+        True,
+        "fail when the stage was lost, so that messages of the last batches may come again; "
+        "`false` goes on",
+    ),
+    *FETCH_OPTIONS,
+    _option(
+        "exchange",
+        Use.WRITE,
+        parse.text,
+        None,
+        "exchange to publish to, instead of `queue`",
+    ),
+    _option(
+        "routingKey",
+        Use.WRITE,
+        parse.text,
+        None,
+        "routing key for `exchange`; without it the column `routing_key` decides",
+    ),
+    _option(
+        "onUnroutable",
+        Use.WRITE,
+        parse.one_of("fail", "drop"),
+        "fail",
+        "what to do with messages that the exchange routes nowhere",
+    ),
+    *SINK_OPTIONS,
+)
+
+FORMATS = {"convoymq": STREAM_OPTIONS, "convoymq_queue": QUEUE_OPTIONS}
+
+# Spark passes these along with ours.
+_SPARKS_OWN = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode"})
+# What people who come from Kafka write, and what it is called here.
+_KAFKAS_OWN = {
+    "kafka.bootstrap.servers": "servers",
+    "kafka.group.id": "groupId",
+    "groupidprefix": "groupId",
+    "kafkaconsumer.polltimeoutms": "convoymq.timeout",
+    "fetchoffset.numretries": "convoymq.timeout",
+    "fetchoffset.retryintervalms": "convoymq.timeout",
+}
+_NEAR_MAX = 3
+
+
+def parse_options(format_name: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Reads the options of a format, whatever they are used for.
+
+    Returns:
+        A value for every name in the format's table; `given` holds the names that were given.
+
+    Raises:
+        OptionError: an unknown name, or a value that its option does not take.
+    """
+    table = {option.name.lower(): option for option in FORMATS[format_name]}
+    values: dict[str, Any] = {option.name: option.default for option in table.values()}
+    for name, value in given.items():
+        option = table.get(name.lower())
+        if option is None:
+            if name.lower() in _SPARKS_OWN:
+                continue
+            raise OptionError(_unknown(format_name, name, table))
+        try:
+            values[option.name] = option.parse(value)
+        except ValueError as error:
+            shown = "" if option.name == "password" else f" {value!r}"
+            raise OptionError(f"option {option.name}{shown} {error}") from None
+    values["given"] = frozenset(table[name.lower()].name for name in given if name.lower() in table)
+    if not values["servers"]:
+        raise OptionError(f"format {format_name} needs the option servers: host:port,host:port")
+    if values["transactional"]:
+        raise OptionError(
+            "transactional is not offered: rows become visible while their batch is written. "
+            "A repeat adds nothing as it is; readers that must not see part of it need a mark"
+        )
+    return values
+
+
+def check_use(format_name: str, values: Mapping[str, Any], use: Use) -> None:
+    """Refuses options that mean nothing for this use. Raises OptionError."""
+    for option in FORMATS[format_name]:
+        if option.name in values["given"] and not option.use & use:
+            fitting = " and ".join(text for flag, text in _USE_NAMES.items() if flag & option.use)
+            raise OptionError(
+                f"option {option.name} is for {fitting}; {_USE_NAMES[use]} has no use for it"
+            )
+
+
+def _unknown(format_name: str, name: str, table: Mapping[str, Option]) -> str:
+    text = f"format {format_name} has no option {name}"
+    known = _KAFKAS_OWN.get(name.lower())
+    if known is not None and known.lower() in table:
+        return f"{text}; here it is {known}"
+    near = [
+        table[match].name
+        for match in difflib.get_close_matches(name.lower(), table, n=_NEAR_MAX, cutoff=0.6)
+    ]
+    if near:
+        return f"{text}; did you mean {' or '.join(near)}?"
+    return f"{text}; there are {', '.join(sorted(option.name for option in table.values()))}"
+
+
+def reference() -> str:
+    """Returns docs/spark-options.md."""
+    lines = [
+        "# Options of the Spark data sources",
+        "",
+        "Names are those of Spark's Kafka source where Kafka has the option; case does not matter.",
+        "An unknown option is an error that names the near ones. Times are written `500ms`, `30s`,",
+        "`15m`; sizes `500000`, `16m`, `1g`. This page is made by",
+        "`python -m convoymq.spark.option_table`.",
+    ]
+    for format_name, options in FORMATS.items():
+        for title, use in (("Reading", Use.READ), ("Writing", Use.WRITE)):
+            lines += ["", f"## {title}, format `{format_name}`", ""]
+            lines += ["| option | default | meaning |", "|---|---|---|"]
+            lines += [_row(option, use) for option in options if option.use & use]
+    return "\n".join(lines) + "\n"
+
+
+def _row(option: Option, use: Use) -> str:
+    only = [text for flag, text in _USE_NAMES.items() if flag & use & option.use]
+    where = f" For {only[0]} only." if len(only) == 1 else ""
+    meaning = option.text[0].upper() + option.text[1:] if option.text[0].isalpha() else option.text
+    cell = meaning.replace("|", "\\|")
+    return f"| `{option.name}` | {_default(option)} | {cell}.{where} |"
+
+
+def _default(option: Option) -> str:
+    value = option.default
+    if value is None or value == "":
+        return "–"
+    if option.parse is parse.milliseconds:
+        units = ((3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms"))
+        size, unit = next(pair for pair in units if value % pair[0] == 0)
+        return f"`{value // size}{unit}`"
+    if option.parse is parse.size_bytes:
+        return f"`{value >> 20}m`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
