@@ -246,6 +246,9 @@ class Node:
             BrokerError, OSError: the node cannot start; the text says why.
         """
         self._loop = asyncio.get_running_loop()
+        # Looked up once: they are used in every round.
+        self._call_soon = self._loop.call_soon
+        self._round = self._end_of_round
         self._loop.set_exception_handler(self._on_fault)
         self.clock = LoopClock(self._loop)
         self.started_ms = self.clock.now_ms()
@@ -406,7 +409,7 @@ class Node:
         """Somebody has work for the end of this round."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._end_of_round)
+            self._call_soon(self._round)
 
     def _end_of_round(self) -> None:
         self._scheduled = False

@@ -14,7 +14,7 @@ cdef class Watched:
 cdef class ReplicaHost:
     cdef public int node
     cdef public int64_t incarnation, now
-    cdef public object storage, transport, clock, config, on_dirty, core_class, counters
+    cdef public object storage, transport, clock, config, on_dirty, core_class, _kick, counters
     cdef public dict groups, watched, incarnations, _early
     cdef public set reachable, gone, active, _removed
     cdef public object on_note, on_membership_changed, after_seal

@@ -143,6 +143,7 @@ class ReplicaHost:
         self._woken = False
         self._numbers = 0
         self._damaged = False
+        self._kick: Callable[[], None] = storage.kick
         storage.planner = self.plan
         storage.on_damaged = self._on_damaged
 
@@ -499,7 +500,7 @@ class ReplicaHost:
             # Followers first: their flush is the longer way to a majority, the own runs beside it.
             if self.after_seal is not None:
                 self.after_seal()
-            self.storage.kick()
+            self._kick()
             if self.after_seal is not None:
                 # A flush that was done at once: the leader waits for the answer, nobody for what
                 # is applied.

@@ -785,7 +785,7 @@ def frame(type, flags, group, a, b, c, d, body=b"", body_length=-1):
 
 
 def frame_header(data):
-    view: bytes = bytes(data[:48])
+    view: bytes = data if type(data) is bytes else bytes(data[:48])
     if len(view) < _HEADER:
         raise ValueError("link frame is shorter than its header")
     p: cython.p_uchar = _bytes_pointer(view)
@@ -801,6 +801,28 @@ def frame_header(data):
         get64(p + 32),
         get64(p + 40),
     )
+
+
+def wal_batch_frame(magic: bytes, generation, sequence, position, length, sizes: list):
+    if len(magic) != 8:
+        raise ValueError("a magic has 8 bytes")
+    count: cython.Py_ssize_t = len(sizes) // 2
+    directory: bytes = bytes(8 * count)
+    p: cython.p_uchar = _bytes_pointer(directory)
+    i: cython.Py_ssize_t
+    for i in range(2 * count):
+        put32(p + 4 * i, sizes[i])
+    head: bytes = bytes(_HEADER)
+    q: cython.p_uchar = _bytes_pointer(head)
+    string.memcpy(q, _bytes_pointer(magic), 8)
+    put64(q + 8, generation)
+    put64(q + 16, sequence)
+    put64(q + 24, length)
+    put32(q + 32, cython.cast(uint32_t, count))
+    put32(q + 36, position)
+    put32(q + 40, _crc(p, 8 * count))
+    put32(q + 44, _crc(q, 44))
+    return head, directory
 
 
 def split_entries(data: bytes, offset: cython.Py_ssize_t):

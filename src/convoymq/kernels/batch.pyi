@@ -180,5 +180,11 @@ def frame(
 def frame_header(data: bytes | memoryview) -> tuple[int, int, int, int, int, int, int, int]:
     """(length, type, flags, group, a, b, c, d). Raises ValueError."""
 
+def wal_batch_frame(
+    magic: bytes, generation: int, sequence: int, position: int, length: int, sizes: list[int]
+) -> tuple[bytes, bytes]:
+    """What encloses the records of a WAL batch (docs/formats/storage.md): its header and its
+    directory. `sizes`: group and size in words of every record, in turn."""
+
 def split_entries(data: bytes, offset: int) -> list[Entry]:
     """The entries of an APPEND body, each verified and copied. Raises ValueError."""

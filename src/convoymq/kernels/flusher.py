@@ -310,11 +310,11 @@ class Flusher:
 
     @cython.cfunc
     def _is_idle(self, now: uint64_t) -> cython.bint:
-        """The disk is quick, and rests at least twice as long as it works."""
+        """The disk is quick, and rests at least as long as it works."""
         return (
             self.average_us <= _INLINE_AVERAGE
             and now >= self.inline_after_us
-            and now - self.ended_us >= 2 * self.average_us
+            and now - self.ended_us >= self.average_us
         )
 
     @cython.cfunc

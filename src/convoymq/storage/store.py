@@ -84,6 +84,8 @@ class Storage:
         self.cache_bytes = 0
         """Read-ahead in memory, all groups."""
         self.wal = Wal(directory, flusher, worker, self.config, self._hard_states)
+        self.kick: Callable[[], None] = self.wal.kick
+        """End of a round: what was queued goes to the disk."""
         self.wal.on_written = self._written
         self.wal.on_full = self._roll_over
         self.planner: Callable[[int], GroupPlan | None] | None = None
@@ -149,10 +151,6 @@ class Storage:
         place = self.wal.add_control(KIND_REMOVED, group, 0, 0, era=era)
         self.left[group] = (era, place >> PLACE_FILE_SHIFT)
         self.wal.tell(lambda: self.worker.submit(work, done))
-        self.wal.kick()
-
-    def kick(self) -> None:
-        """End of a round: what was queued goes to the disk."""
         self.wal.kick()
 
     @property

@@ -39,7 +39,7 @@ cdef class Wal:
     cpdef seal(self)
     cpdef kick(self)
     @cython.locals(first=Batch, batch=Batch, buffers=list, batches=list, start=int64_t,
-                   directory=bytes)
+                   head=bytes, directory=bytes)
     cpdef _submit(self)
     @cython.locals(first=Batch, last=Batch, batch=Batch, batches=list, size=int64_t, note=object)
     cpdef _completed(self, object token, int code)

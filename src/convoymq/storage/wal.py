@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from convoymq.kernels.batch import make_entry
+from convoymq.kernels.batch import make_entry, wal_batch_frame
 from convoymq.storage.types import Directory, File, Flusher, StorageConfig, StorageFault, Worker
 
 if TYPE_CHECKING:
@@ -64,16 +63,6 @@ def file_header(generation: int, first_sequence: int, previous: tuple[int, int, 
     """The first bytes of a WAL file. `previous` = (generation, last sequence, tail) or zeros."""
     head = FILE_HEADER.pack(FILE_MAGIC, generation, first_sequence, *previous, 0, 0)
     return head[:48] + struct.pack("<II", crc32c(head[:48]), 0)
-
-
-def batch_header(
-    generation: int, sequence: int, position: int, length: int, count: int, directory: bytes
-) -> bytes:
-    """The header that precedes a batch's records. `position`: 0 for the first one of a flush."""
-    head = BATCH_HEADER.pack(
-        BATCH_MAGIC, generation, sequence, length, count, position, crc32c(directory), 0
-    )
-    return head[:44] + struct.pack("<I", crc32c(head[:44]))
 
 
 def wal_name(generation: int) -> str:
@@ -126,7 +115,7 @@ class Batch:
         self.opening = opening
         """The file's header when this is the file's first batch."""
         self.start = file.tail
-        self.end = file.tail + BATCH_HEADER.size
+        self.end = file.tail + RECORD_HEADER_BYTES
         self.place = file.generation << PLACE_FILE_SHIFT
         self.buffers: list[bytes] = []
         self.directory: list[int] = []
@@ -253,7 +242,7 @@ class Wal:
     def _open_batch(self, size: int) -> Batch:
         self.seal()
         current = self.current
-        need = size + BATCH_HEADER.size + 8
+        need = size + RECORD_HEADER_BYTES + 8
         opening = b""
         if (
             current is None
@@ -323,17 +312,15 @@ class Wal:
             if batch.opening:
                 buffers.append(batch.opening)
                 start = 0
-            directory = array("I", batch.directory).tobytes()
-            buffers.append(
-                batch_header(
-                    batch.file.generation,
-                    batch.sequence,
-                    batch.sequence - first.sequence,
-                    batch.end - batch.start - BATCH_HEADER.size,
-                    len(batch.buffers),
-                    directory,
-                )
+            head, directory = wal_batch_frame(
+                BATCH_MAGIC,
+                batch.file.generation,
+                batch.sequence,
+                batch.sequence - first.sequence,
+                batch.end - batch.start - RECORD_HEADER_BYTES,
+                batch.directory,
             )
+            buffers.append(head)
             buffers += batch.buffers
             buffers.append(directory)
         self._flight = batches
@@ -361,7 +348,7 @@ class Wal:
             self._submit()
         self._completing = batches
         for batch in batches:
-            size = batch.end - batch.start - BATCH_HEADER.size
+            size = batch.end - batch.start - RECORD_HEADER_BYTES
             self.backlog_bytes -= size
             self.bytes_written += size
             for note in batch.votes:
