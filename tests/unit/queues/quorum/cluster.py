@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from convoymq.cluster.group_time import GroupTime
 from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry
@@ -131,7 +132,8 @@ class Replica:
 
     def __init__(self, node: Node, settings: dict[str, Any]) -> None:
         self.node = node
-        self.machine = QuorumMachine(settings)
+        self.machine = node.make_machine(settings)
+        self.time = GroupTime(node.cluster.clock)
         self.applied = 0
 
     @property
@@ -153,7 +155,7 @@ class Node:
         self.stalled = False
         self.sessions = 0
         self.incarnations = dict.fromkeys(NODES, 1)
-        self.queue = QuorumQueue(
+        self.queue = self.make_queue(
             vhost="/",
             name="q",
             group=GROUP,
@@ -167,11 +169,24 @@ class Node:
             limits=cluster.limits,
         )
 
+    # what tests of other types of queues replace
+
+    def make_machine(self, settings: dict[str, Any]) -> Any:
+        return QuorumMachine(settings)
+
+    def make_queue(self, **common: Any) -> Any:
+        return QuorumQueue(**common)
+
+    def check(self, machine: Any) -> None:
+        check_invariants(machine)
+
+    # sessions
+
     def new_session(self) -> int:
         self.sessions += 1
         return session_id(self.id, self.sessions)
 
-    def open(self) -> tuple[QuorumClient, Events]:
+    def open(self) -> tuple[Any, Events]:
         events = Events()
         return self.queue.client(self.new_session(), events), events
 
@@ -209,6 +224,8 @@ class Node:
 class Cluster:
     """See the module docstring."""
 
+    node_class = Node
+
     def __init__(self, limits: FlowLimits | None = None, **settings: Any) -> None:
         self.clock = Clock()
         self.limits = limits
@@ -219,7 +236,7 @@ class Cluster:
         self.frames: list[tuple[int, int, int]] = []
         self.leader: int | None = 1
         self.term = 1
-        self.nodes = {id: Node(self, id, settings) for id in NODES}
+        self.nodes = {id: self.node_class(self, id, settings) for id in NODES}
         for node in self.nodes.values():
             node.queue.on_leader(GROUP, 1, 1)
 
@@ -261,7 +278,7 @@ class Cluster:
                 entry = self.log[replica.applied]
                 replica.applied += 1
                 replica.machine.apply(entry.index, entry.time_ms, entry.data)
-                check_invariants(replica.machine)
+                node.check(replica.machine)
                 effects += replica.machine.effects
                 replica.machine.effects.clear()
             if effects:
