@@ -18,9 +18,9 @@ cdef class Replica:
     cdef public set sending_for
     cdef public object _pristine, _election
     cdef public tuple _known_leader
-    cdef public int64_t _last_time_ms, _transfer_began
+    cdef public int64_t _transfer_began
+    cdef public object time
     cdef public RaftCore core
-    cpdef int64_t _now(self) except -1
     @cython.locals(core=RaftCore, entry=Entry)
     cpdef seal(self)
     @cython.locals(peer=Progress)
@@ -29,7 +29,7 @@ cdef class Replica:
     cpdef _send_append(self, Progress peer, list bodies, int64_t last, int64_t size)
     @cython.locals(core=RaftCore, peer=Progress, commit=int64_t)
     cpdef send_notices(self)
-    @cython.locals(core=RaftCore, entries=object, was=int64_t, newest=int64_t)
+    @cython.locals(core=RaftCore, entries=object, was=int64_t)
     cpdef on_append(self, int sender, bytes data, int64_t term, int64_t previous,
                     int64_t previous_term, int64_t commit)
     @cython.locals(index=int64_t)

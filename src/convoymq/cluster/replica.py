@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from convoymq.cluster import transfer
+from convoymq.cluster.group_time import GroupTime
 from convoymq.cluster.interfaces import EFFECT_TIMER, EffectSink, Machine
 from convoymq.cluster.transfer import SnapshotReceiving, SnapshotSending
 from convoymq.kernels import batch
@@ -74,7 +75,7 @@ class Replica:
         self._pristine = machine.snapshot()
         self._wiping = False
         self._known_leader = (0, 0)
-        self._last_time_ms = 0
+        self.time = GroupTime(host.clock)
         self._transfer_began = 0
         self._election: Any = None
         self._timers: dict[int, Any] = {}
@@ -128,9 +129,9 @@ class Replica:
             for entry in log.entries(index, 4 << 20):
                 if entry.kind == MEMBERSHIP:
                     found.append((entry.index, decode_membership(entry.data[HEADER:])))
-                self._last_time_ms = max(self._last_time_ms, entry.time_ms)
+                self.time.heard(entry.time_ms)
                 index = entry.index + 1
-        self._last_time_ms = max(self._last_time_ms, getattr(self.machine, "time_ms", 0))
+        self.time.heard(getattr(self.machine, "time_ms", 0))
         core.start(found, hurry)
 
     def stop(self) -> None:
@@ -206,11 +207,6 @@ class Replica:
 
     # Leader: new entries.
 
-    def _now(self) -> int:
-        """The leader's wall clock, never falling within the group."""
-        self._last_time_ms = max(self._last_time_ms, self.host.clock.now_ms())
-        return self._last_time_ms
-
     def seal(self) -> None:
         """End of a round: the batch becomes an entry, a frame to the leader, or waits."""
         core = self.core
@@ -218,7 +214,9 @@ class Replica:
         if core.role == LEADER:
             if core.transfer_target:
                 return
-            entry = builder.take_entry(self.group, self.log.last_index + 1, core.term, self._now())
+            entry = builder.take_entry(
+                self.group, self.log.last_index + 1, core.term, self.time.now_ms()
+            )
             self._append(entry)
             return
         leader = core.leader
@@ -349,8 +347,7 @@ class Replica:
         elif core.reply_due:
             self._acknowledge()
         if entries:
-            newest = entries[len(entries) - 1].time_ms
-            self._last_time_ms = max(self._last_time_ms, newest)
+            self.time.heard(entries[len(entries) - 1].time_ms)
             self.host.wake()
         if core.commit_index > was:
             self.host.mark_apply(self)
@@ -511,7 +508,7 @@ class Replica:
         if core.members_index == 0:
             # From now on the log itself says who belongs to the group.
             kind, body = MEMBERSHIP, core.members.encode()
-        self._append(make_entry(self.group, index, core.term, self._now(), kind, body))
+        self._append(make_entry(self.group, index, core.term, self.time.now_ms(), kind, body))
 
     def _role_changed(self) -> None:
         core = self.core
@@ -578,7 +575,7 @@ class Replica:
             for effect in effects:
                 if effect[0] == EFFECT_TIMER and effect[1] not in self._timers:
                     due = effect[1]
-                    delay = max(0, due - self.host.clock.now_ms())
+                    delay = self.time.delay_ms(due)
                     self._timers[due] = self.host.clock.call_later(delay, self._on_due, due)
         self.sink.on_effects(effects, self)
 
@@ -630,7 +627,9 @@ class Replica:
         index = self.log.last_index + 1
         former = list(core.peers)
         self._append(
-            make_entry(self.group, index, core.term, self._now(), MEMBERSHIP, members.encode())
+            make_entry(
+                self.group, index, core.term, self.time.now_ms(), MEMBERSHIP, members.encode()
+            )
         )
         for peer in former:
             if peer.node not in core.progress:
@@ -878,7 +877,7 @@ class Replica:
         self.machine.restore(state)
         self.machine.effects = []
         core.on_installed(index, decode_membership(membership))
-        self._last_time_ms = max(self._last_time_ms, getattr(self.machine, "time_ms", 0))
+        self.time.heard(getattr(self.machine, "time_ms", 0))
         self.host.counters.snapshots_installed += 1
         restored = getattr(self.sink, "on_restored", None)
         if restored is not None:

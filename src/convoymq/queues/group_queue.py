@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from convoymq.cluster.group_time import GroupTime
 from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
     EFFECT_CANCELLED,
@@ -59,6 +60,7 @@ class Replica(Protocol):
 
     machine: Any
     is_leader: bool
+    time: GroupTime
 
     def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
         """The leader's own command."""
@@ -348,13 +350,13 @@ class GroupQueue(Queue):
                     self._start_proxy(node, machine)
             elif node not in machine.down_nodes:
                 replica.propose(batch.CMD_NODE_DOWN, 0, 0, node, b"")
-        due = self._first_due_ms(machine)
+        due = self._first_due_ms(replica)
         if due is not None:
             self._arm(due)
 
-    def _first_due_ms(self, machine: Any) -> int | None:
+    def _first_due_ms(self, replica: Any) -> int | None:
         """When a new leader proposes its first TICK."""
-        due: int | None = machine.next_due_ms()
+        due: int | None = replica.machine.next_due_ms()
         return due
 
     def _propose_up(self, replica: Any, node: int) -> None:
@@ -398,8 +400,9 @@ class GroupQueue(Queue):
                 return
             self._timer.cancel()
         self._timer_due_ms = due_ms
-        delay = max(0, due_ms - self.clock.now_ms()) + 1
-        self._timer = self.clock.call_later(delay, self._on_timer)
+        replica = self._host.replica(self.group)
+        delay = replica.time.delay_ms(due_ms) if replica is not None else 0
+        self._timer = self.clock.call_later(delay + 1, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

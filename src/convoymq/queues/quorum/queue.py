@@ -96,11 +96,12 @@ class QuorumQueue(GroupQueue):
         super().on_effects(effects, replica)
         self._staging.on_applied()
 
-    def _first_due_ms(self, machine: QuorumMachine) -> int | None:
+    def _first_due_ms(self, replica: Any) -> int | None:
+        machine: QuorumMachine = replica.machine
         due = machine.next_due_ms()
         times = [stage.ttl_ms for stage in machine.stages.by_name.values()]
         if due is not None and times:
-            due = max(due, self.clock.now_ms() + min(STAGE_GRACE_MS, min(times)))
+            due = max(due, replica.time.now_ms() + min(STAGE_GRACE_MS, min(times)))
         return due
 
     def _deliver(self, client: QuorumClient, effect: Effect) -> None:
