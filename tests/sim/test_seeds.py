@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from convoymq.sim.runner import replay_command
+from convoymq.sim.runner import load_of, replay_command
 from convoymq.sim.world import Result, run_seed
 
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions" / "seeds.json").read_text())
@@ -38,13 +38,14 @@ def test_seeds(block: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(BLOCKS // 2))
-def test_stream_seeds(block: int) -> None:
+@pytest.mark.parametrize("load", ["streams", "stages"])
+def test_seeds_of_other_loads(load: str, block: int) -> None:
     started = time.monotonic()
     for seed in range(block * 1000 + 1, block * 1000 + 1 + SEEDS_PER_BLOCK):
-        result = run_seed(seed, streams=True)
+        result = run_seed(seed, **load_of(load))
         if result.failure is not None:
             tail = "\n".join(result.tail[-40:])
-            replay = replay_command(seed, " --streams")
+            replay = replay_command(seed, f" --{load}")
             pytest.fail(f"{tail}\n{result.detail}\nreplay: {replay}", pytrace=False)
         if time.monotonic() - started > BLOCK_SECONDS_MAX:
             break

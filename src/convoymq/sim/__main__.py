@@ -28,6 +28,7 @@ def main(
         bool, typer.Option(help="With --seed: print every line, not the tail.")
     ] = False,
     streams: Annotated[bool, typer.Option(help="Streams instead of quorum queues.")] = False,
+    stages: Annotated[bool, typer.Option(help="Some channels use stages.")] = False,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failure.")] = False,
 ) -> None:
     """Simulates clusters of real replicas under faults; exit code 1 when a promise broke."""
@@ -38,13 +39,12 @@ def main(
 
     chosen = runner.parse_faults(faults)
     options = (" --interpreted" if interpreted else "") + (f" --faults {faults}" if faults else "")
-    options += " --streams" if streams else ""
+    load = "streams" if streams else "stages" if stages else ""
+    options += f" --{load}" if load else ""
     if seed is not None:
-        sys.exit(runner.run_one(seed, chosen, options, show_all=trace, streams=streams))
+        sys.exit(runner.run_one(seed, chosen, options, show_all=trace, load=load))
     sys.exit(
-        runner.run_many(
-            first, seeds, chosen, options, jobs=jobs, keep_going=keep_going, streams=streams
-        )
+        runner.run_many(first, seeds, chosen, options, jobs=jobs, keep_going=keep_going, load=load)
     )
 
 

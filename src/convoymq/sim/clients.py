@@ -53,6 +53,8 @@ class Workload:
         self.delivered = 0
         self.settled = 0
         self.channels = 0
+        self.read = 0
+        """Rows of stages that were read."""
 
 
 class Channel:

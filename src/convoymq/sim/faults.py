@@ -51,9 +51,17 @@ class Plan:
     hash_every: int
     streams: bool = False
     """The groups are streams, not quorum queues."""
+    stages: bool = False
+    """Some channels read quorum queues through stages."""
 
 
-def draw_plan(seed: int, only: Collection[str] | None = None, *, streams: bool = False) -> Plan:
+def draw_plan(
+    seed: int,
+    only: Collection[str] | None = None,
+    *,
+    streams: bool = False,
+    stages: bool = False,
+) -> Plan:
     """The plan of a seed. `only` replaces the drawn kinds of faults; with `streams` the groups are
     streams."""
     rng = Random(seed ^ 0x5EED)
@@ -117,6 +125,7 @@ def draw_plan(seed: int, only: Collection[str] | None = None, *, streams: bool =
         }
     return Plan(
         streams=streams,
+        stages=stages,
         seed=seed,
         nodes=nodes,
         groups=rng.choice((1, 1, 2)),

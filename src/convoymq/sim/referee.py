@@ -36,6 +36,7 @@ class Place(Enum):
 
     READY = "ready"
     HELD = "held"
+    STAGED = "staged"
     SETTLED = "settled"
     REJECTED = "rejected"
     LIMIT = "delivery limit"
@@ -117,6 +118,8 @@ class Referee:
                 ranges = batch.ranges(data, offset, count)
                 for i in range(0, len(ranges), 2):
                     self._release(kind, flags, session, arg, ranges[i], ranges[i + 1])
+            elif kind in (batch.CMD_STAGE, batch.CMD_TICK):
+                self._other(kind, session, seq, batch.command_body(data, offset))
             elif kind == batch.CMD_PURGE:
                 self.purging = True
                 for message in self.messages.values():
@@ -143,6 +146,9 @@ class Referee:
                 self._deliver(effect, purged)
         if len(self.ended) != before_ended:
             self._sweep(ending)
+
+    def _other(self, kind: int, session: int, seq: int, body: bytes) -> None:
+        """TICK, or an op on a stage."""
 
     def _accepts(self, session: int, seq: int) -> bool:
         if session in self.ended:
@@ -269,18 +275,19 @@ class Referee:
                     f" {totals} against {self.places}"
                 )
         if totals["ready"] + totals["unacked"] != (
-            self.places[Place.READY] + self.places[Place.HELD]
+            self.places[Place.READY] + self.places[Place.HELD] + self.places[Place.STAGED]
         ):
             self.fail(f"messages vanished or appeared: {totals} against {self.places}")
 
     def waits_for(self) -> str:
         """What has to happen before the end: no message may be left."""
-        left = self.places[Place.READY] + self.places[Place.HELD]
+        left = sum(self.places[place] for place in (Place.READY, Place.HELD, Place.STAGED))
         return f"queue {self.group} holds {left}: {self.open_messages()[:3]}" if left else ""
 
     def sync(self, machine: Any) -> None:
         """After an entry: follows the machine where this model has no rule of its own."""
-        if machine.unacked != self.places[Place.HELD]:
+        staged = sum(stage.held.messages for stage in machine.stages.by_name.values())
+        if machine.unacked - staged != self.places[Place.HELD]:
             self._sync_held(machine)
         if self.purging or self.swept:
             self._sync_ready(machine)
@@ -360,7 +367,7 @@ class Referee:
         return [
             f"{_name(m.identity)} {m.place.value} {m.holder}"
             for m in self.messages.values()
-            if m.place in (Place.READY, Place.HELD)
+            if m.place in (Place.READY, Place.HELD, Place.STAGED)
         ]
 
 

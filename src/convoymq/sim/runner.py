@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -39,10 +40,10 @@ def run_one(
     options: str,
     *,
     show_all: bool,
-    streams: bool = False,
+    load: str = "",
 ) -> int:
-    """Runs one seed and prints its trace; 1 when it failed."""
-    result = run_seed(seed, faults, print if show_all else None, streams=streams)
+    """Runs one seed and prints its trace; 1 when it failed. `load`: see `load_of`."""
+    result = run_seed(seed, faults, print if show_all else None, **load_of(load))
     if not show_all:
         print("\n".join(result.tail))
     print(result.detail)
@@ -55,21 +56,26 @@ def run_one(
 
 
 def _results(
-    first: int, count: int, faults: Collection[str] | None, jobs: int, streams: bool
+    first: int, count: int, faults: Collection[str] | None, jobs: int, load: str
 ) -> Iterator[Result]:
     if jobs <= 1:
         for seed in range(first, first + count):
-            yield run_seed(seed, faults, streams=streams)
+            yield run_seed(seed, faults, **load_of(load))
         return
     # Forked: the children run the code that is loaded here, compiled or not.
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        work = ((seed, faults, streams) for seed in range(first, first + count))
+        work = ((seed, faults, load) for seed in range(first, first + count))
         yield from pool.imap_unordered(_run, work, chunksize=4)
 
 
-def _run(work: tuple[int, Collection[str] | None, bool]) -> Result:
-    seed, faults, streams = work
-    return run_seed(seed, faults, streams=streams)
+def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
+    seed, faults, load = work
+    return run_seed(seed, faults, **load_of(load))
+
+
+def load_of(load: str) -> dict[str, Any]:
+    """What `run_seed` is told: "" = quorum queues, "streams", or "stages" = queues with stages."""
+    return {load: True} if load else {}
 
 
 def run_many(
@@ -80,7 +86,7 @@ def run_many(
     *,
     jobs: int,
     keep_going: bool,
-    streams: bool = False,
+    load: str = "",
 ) -> int:
     """Runs seeds and prints a table; 1 when one failed."""
     console = Console(soft_wrap=True)
@@ -93,7 +99,7 @@ def run_many(
     failed: list[Result] = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("seeds", total=count)
-        for result in _results(first, count, faults, jobs, streams):
+        for result in _results(first, count, faults, jobs, load):
             progress.advance(task)
             done += 1
             simulated_us += result.simulated_us

@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,12 +27,15 @@ from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.network import Network
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.referee import Referee
+from convoymq.sim.stages import StageChannel, StagedReferee
 from convoymq.sim.streams import StreamChannel, StreamReferee
 from convoymq.sim.trace import Trace
 
 LIVENESS_LIMIT_US = 90_000_000
 CHECK_EVERY_US = 200_000
 EVENTS_MAX = 3_000_000
+STAGE_SHARE = 0.4
+"""Of the channels of a plan with stages, those that own one."""
 
 COMMANDS = {
     getattr(batch, name): name[4:].lower() for name in dir(batch) if name.startswith("CMD_")
@@ -89,7 +93,7 @@ class World:
         self.quiet = False
         self.groups: dict[int, GroupPlace] = {}
         self.referees: dict[int, Any] = {}
-        """Group -> `Referee` or `StreamReferee`."""
+        """Group -> `Referee`, `StagedReferee` or `StreamReferee`."""
         self.checkers: dict[int, GroupChecker] = {}
         self.nodes = {number: SimNode(self, number) for number in range(1, plan.nodes + 1)}
         rng = self.scheduler.rng
@@ -99,9 +103,11 @@ class World:
             settings = dict(plan.settings)
             began = dict.fromkeys(sorted(members), (frozenset(members), False))
             self.groups[group] = GroupPlace(members, began, rng.choice(sorted(members)), settings)
-            self.referees[group] = (
-                StreamReferee(group) if plan.streams else Referee(group, settings["delivery_limit"])
-            )
+            if plan.streams:
+                self.referees[group] = StreamReferee(group)
+            else:
+                kind = StagedReferee if plan.stages else Referee
+                self.referees[group] = kind(group, settings["delivery_limit"])
             self.checkers[group] = GroupChecker(
                 group, self.referees[group], plan.hash_every, self.trace
             )
@@ -208,7 +214,9 @@ class World:
         draw = self.scheduler.rng.random()
         consumes = draw < 0.75 or self.quiet
         publishes = not self.quiet and (draw > 0.4 or second)
-        kind = StreamChannel if self.plan.streams else Channel
+        kind: Any = StreamChannel if self.plan.streams else Channel
+        if self.plan.stages and not self.quiet and self.scheduler.chance(STAGE_SHARE):
+            kind = partial(StageChannel, replicas=self.replicas_of)
         channel = kind(
             scheduler=self.scheduler,
             trace=self.trace,
@@ -228,6 +236,14 @@ class World:
             channel.drain()
         self.trace.add(channel.name, f"open, publishes {publishes}, consumes {consumes}")
         self.channels.append(channel)
+
+    def replicas_of(self, group: int) -> list[tuple[SimNode, Any]]:
+        """The replicas of a group on nodes that run, where they can be read."""
+        return [
+            (node, node.host.groups[group])
+            for node in self.nodes.values()
+            if node.alive and group in node.host.groups and not node.host.groups[group].faulty
+        ]
 
     def _on_closed(self, channel: Channel) -> None:
         self.channels.remove(channel)
@@ -452,10 +468,11 @@ def run_seed(
     prepare: Callable[[World], None] | None = None,
     *,
     streams: bool = False,
+    stages: bool = False,
 ) -> Result:
     """Runs one seed; a failure is in the result, with the tail of the trace."""
     result = Result(seed)
-    world = World(draw_plan(seed, faults, streams=streams), sink)
+    world = World(draw_plan(seed, faults, streams=streams, stages=stages), sink)
     if prepare is not None:
         prepare(world)
     try:
@@ -476,5 +493,6 @@ def run_seed(
         "delivered": load.delivered,
         "settled": load.settled,
         "channels": load.channels,
+        "read": load.read,
     }
     return result
