@@ -14,6 +14,7 @@ from convoymq.cluster.host import HostCounters
 from convoymq.fetch.edge import FetchEdge
 from convoymq.management.metrics import render
 from convoymq.model import config
+from convoymq.trace.recorder import Traces, TraceSettings
 from tests.unit.queues.fake_cluster import FakeCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
     r"(amqp|alarm|broker|classic|cluster|fetch|link|management|metadata|node|queue|quorum|raft"
-    r"|storage)\.[a-z_]+"
+    r"|storage|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(("debug", "info", "warning", "error", "exception", "note", "on_note", "_note"))
@@ -79,6 +80,7 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
     async with FakeCluster(tmp_path, nodes=1) as cluster:
         broker = cluster.nodes[1].broker
         broker.edge_metrics = FetchEdge(broker=broker).metrics
+        broker.traces = Traces(tmp_path, 1, 1, TraceSettings())
         broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1}]
         info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)

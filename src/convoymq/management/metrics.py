@@ -46,6 +46,10 @@ def render(broker: Broker, node_info: dict[str, Any], *, per_object: bool = Fals
     _queues(text, broker, per_object=per_object)
     _process(text, broker, node_info)
     _replication(text, broker)
+    if broker.traces is not None:
+        text.gauge("convoy_trace_queues", broker.traces.queues)
+        text.counter("convoy_trace_rows_lost_total", broker.traces.rows_lost)
+        text.counter("convoy_trace_write_errors_total", broker.traces.write_errors)
     for kind, name, labels, value in broker.edge_metrics():
         text.add(kind, name, value, labels)
     return "\n".join(text.lines) + "\n"

@@ -239,7 +239,7 @@ class Broker:
         self._deliveries_ended = (0, 0)
         self._clock = clock
         self._stored_groups = stored_groups
-        self._traces = traces
+        self.traces = traces
         self.lost_groups = 0
         """Groups up to this number that have nothing on disk here were lost with the disk."""
         self._alarms_by_node: dict[int, frozenset[str]] = {}
@@ -294,9 +294,9 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.classic.stop()
-        if self._traces is not None:
-            self._traces.stop()
-            await self._loop.run_in_executor(None, self._traces.join)
+        if self.traces is not None:
+            self.traces.stop()
+            await self._loop.run_in_executor(None, self.traces.join)
 
     def end_of_round(self) -> None:
         """Seals the open batches of classic queues."""
@@ -356,8 +356,8 @@ class Broker:
         self._timer = self._clock.call_later(TICK_MS, self._tick)
         for queue in [queue for queue in self._groups.values() if queue.has_clients]:
             queue.tick()
-        if self._traces is not None:
-            self._traces.tick()
+        if self.traces is not None:
+            self.traces.tick()
         if self._gone:
             self._free_names()
 
@@ -940,8 +940,8 @@ class Broker:
                 self.host.remove_group(group)
             else:
                 self.host.unwatch_group(group)
-            if self._traces is not None:
-                self._traces.end(group)
+            if self.traces is not None:
+                self.traces.end(group)
         self._member_of.discard(group)
         self.classic.delete(group)
 
@@ -1053,9 +1053,9 @@ class Broker:
     def _check_trace(self, vhost: str, name: str, arguments: Table) -> None:
         """Raises PreconditionFailed for a queue that wants a trace which this node can't write."""
         wish = arguments.get(TRACE_ARGUMENT)
-        if wish is None or wish.value is not True or self._traces is None:
+        if wish is None or wish.value is not True or self.traces is None:
             return
-        if not self._traces.available:
+        if not self.traces.available:
             subject = queue_subject(vhost, name)
             raise PreconditionFailed(
                 f"invalid arg '{TRACE_ARGUMENT}' for {subject}: this node can't write traces, "
@@ -1065,13 +1065,13 @@ class Broker:
 
     def _open_trace(self, record: QueueRecord) -> QueueTrace | None:
         """The trace of a queue that asks for one, by argument or virtual host."""
-        if self._traces is None:
+        if self.traces is None:
             return None
         declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
         wish = declared.arguments.get(TRACE_ARGUMENT) if declared is not None else None
-        if not self._traces.wants(record.vhost, wish is not None and wish.value is True):
+        if not self.traces.wants(record.vhost, wish is not None and wish.value is True):
             return None
-        return self._traces.open(record.vhost, record.name, record.type.value, record.group)
+        return self.traces.open(record.vhost, record.name, record.type.value, record.group)
 
     # --- what classic queues report ------------------------------------------------------
 

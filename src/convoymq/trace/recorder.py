@@ -11,7 +11,7 @@ A queue's picture (STATE rows and a SUMMARY) is taken when a segment ends, betwe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -347,6 +347,7 @@ class Traces:
         self._writer: Writer | None = None
         self._open: dict[int, QueueTrace] = {}
         self._warned = False
+        self._lost_before = 0
 
     @property
     def available(self) -> bool:
@@ -393,6 +394,7 @@ class Traces:
         trace = self._open.pop(group, None)
         if trace is not None:
             trace.close()
+            self._lost_before += trace.lost
 
     def tick(self) -> None:
         """Four times a second: hands over what was recorded."""
@@ -412,8 +414,17 @@ class Traces:
         if writer is not None and not writer.close(CLOSE_TIMEOUT_S):
             log.warning("trace.unfinished", reason="segments are completed at the next start")
 
-    def infos(self) -> Iterable[dict[str, Any]]:
-        """One row per open trace, for lists and metrics."""
-        for trace in self._open.values():
-            origin = trace.origin
-            yield {"vhost": origin.vhost, "queue": origin.queue, "lost": trace.lost}
+    @property
+    def queues(self) -> int:
+        """Queues that are traced here."""
+        return len(self._open)
+
+    @property
+    def rows_lost(self) -> int:
+        """Rows that were dropped because their file could not take them."""
+        return self._lost_before + sum(trace.lost for trace in self._open.values())
+
+    @property
+    def write_errors(self) -> int:
+        """Files that could not be written, or completed."""
+        return self._writer.errors if self._writer is not None else 0

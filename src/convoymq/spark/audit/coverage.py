@@ -100,6 +100,8 @@ def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
         ]
         facts.picture = _last_picture(facts)
     for (group, node), known in sorted(acts.items()):
+        if not known:
+            continue
         known.sort()
         reached = known[0][1]
         in_order = True

@@ -7,6 +7,7 @@ All sweeps return one small table (`SCHEMA`): counts, not rows, whatever the siz
 | violation | invariant, rows             | –                                    | messages |
 | unproved  | invariant, rows             | –                                    | messages |
 | fate      | fate, reason, in a picture? | –                                    | messages |
+| entered   | –                           | –                                    | messages |
 | confirmed | –                           | –                                    | messages |
 | latency   | hour, metric, bucket        | –                                    | messages |
 | share     | hour, session, consumer     | –                                    | messages |

@@ -122,6 +122,7 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
     published = columns["kind"] == words.PUBLISHED
     entered = _picked(columns, published & (columns["reason"] == 0))
     first = entered["first_id"]
+    findings.counts("entered", entered["group"], [], entered["count"])
     _chain(
         entered, scope, findings, EDGE_NUMBER, own, (first,), (first + entered["count"],),
         np.not_equal,

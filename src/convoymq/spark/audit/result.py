@@ -85,6 +85,8 @@ class QueueReport:
     fates: dict[str, int] = field(default_factory=dict)
     violations: dict[str, int] = field(default_factory=dict)
     """Rows that break an invariant, by its name."""
+    published: int = 0
+    """Messages that entered while it was traced."""
     confirmed: int = 0
     unpictured: int = 0
     """Messages that are queued by the log, decided after the last complete picture."""
@@ -95,11 +97,6 @@ class QueueReport:
         """Counts violations of this queue."""
         name = invariant.name.lower()
         self.violations[name] = self.violations.get(name, 0) + rows
-
-    @property
-    def published(self) -> int:
-        """Messages whose whole life is in the trace."""
-        return sum(self.fates.values())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,6 +224,8 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> Au
                 queue.fates[name] = queue.fates.get(name, 0) + n
                 if row["k1"] >= FATE_READY and not row["k3"]:
                     queue.unpictured += n
+            case "entered":
+                queue.published += n
             case "confirmed":
                 queue.confirmed += n
             case "latency":

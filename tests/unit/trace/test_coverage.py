@@ -1,0 +1,77 @@
+"""From whom the audit takes each entry, and what it calls a gap."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from convoymq.spark.audit.coverage import Range, choose, queue_facts
+
+
+def footer(node: int, incarnation: int, **facts: Any) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "group": 1,
+        "vhost": "/",
+        "queue": "q",
+        "type": "quorum",
+        "node": node,
+        "incarnation": incarnation,
+        "covered": [],
+        "acts": [],
+        "pictures": [],
+        "lost": 0,
+        "closed": False,
+    }
+    return {**known, **facts}
+
+
+def test_the_widest_range_goes_first_and_overlaps_are_cut() -> None:
+    ranges = [Range(1, 1, 0, 10), Range(2, 1, 0, 30), Range(3, 1, 20, 50), Range(1, 2, 60, 70)]
+    assert choose(ranges) == [Range(2, 1, 0, 30), Range(3, 1, 30, 50), Range(1, 2, 60, 70)]
+    assert choose([]) == []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_covered_entry_is_taken_once(seed: int) -> None:
+    rng = random.Random(seed)
+    ranges = []
+    for _ in range(rng.randint(1, 12)):
+        start = rng.randint(0, 60)
+        ranges.append(Range(rng.randint(1, 3), 1, start, start + rng.randint(1, 20)))
+    chosen = choose(ranges)
+    taken = [index for part in chosen for index in range(part.start + 1, part.end + 1)]
+    covered = {index for part in ranges for index in range(part.start + 1, part.end + 1)}
+    assert taken == sorted(covered)
+    for part in chosen:
+        assert any(
+            r.node == part.node and r.start <= part.start and part.end <= r.end for r in ranges
+        )
+
+
+def test_gaps_are_entries_that_nobody_has_and_time_in_which_a_node_was_not_closed() -> None:
+    (facts,) = queue_facts(
+        [
+            footer(1, 1, covered=[[0, 10]], acts=[[0, 100]]),
+            footer(1, 1, covered=[[10, 20]], acts=[[100, 200]]),
+            footer(1, 2, covered=[[30, 40]], acts=[[300, 400]]),
+            footer(2, 1, covered=[[5, 25]], acts=[[0, 150]], closed=True),
+            footer(2, 2, covered=[[35, 50]], acts=[[500, 600]]),
+        ]
+    )
+    assert (facts.start, facts.end) == (0, 50)
+    gaps = {(gap.node, gap.start, gap.end) for gap in facts.gaps}
+    assert gaps == {(0, 25, 30), (1, 200, 300)}
+
+
+def test_the_last_complete_picture_that_is_reached_counts() -> None:
+    pictures = [{"index": 10, "complete": 1}, {"index": 20, "complete": 0}]
+    (facts,) = queue_facts([footer(1, 1, covered=[[0, 20]], pictures=pictures)])
+    assert facts.picture is not None
+    assert facts.picture["index"] == 10
+
+
+def test_traces_of_two_clusters_are_not_mixed() -> None:
+    with pytest.raises(ValueError, match="one cluster at a time"):
+        queue_facts([footer(1, 1), footer(1, 1, queue="other")])
