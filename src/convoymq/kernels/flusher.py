@@ -67,6 +67,8 @@ class Flusher:
         self.ended_us = 0
         self.inline_after_us = 0
         self.direct = inline and (method == 0 or method == _DSYNC)
+        self.inline_count = 0
+        self.direct_count = 0
         self.direct_fd = -1
         self.direct_size = 0
         self.direct_after_us = 0
@@ -138,6 +140,7 @@ class Flusher:
             self.stage_end = -1
         else:
             self.stage_end = self.offset + self.total
+            self.direct_count += 1
         self.staged = 0
         self.ended_us = _now_us()
         self.average_us += 0.2 * ((self.ended_us - began) - self.average_us)
@@ -322,6 +325,7 @@ class Flusher:
         code: cython.int
         with cython.nogil:
             code = self.timed_flush()
+        self.inline_count += 1
         token = self.token
         self.token = self.kept = self.file = None
         self.busy = False
@@ -367,6 +371,10 @@ class Flusher:
             self.stopping = True
             self._wake()
             self.thread.join()
+            if self.direct_fd >= 0:
+                os.close(self.direct_fd)
+                self.direct_fd = -1
+            self.direct_file = None
             os.close(self.wake_fd)
             os.close(self.done_fd)
             self.wake_fd = self.done_fd = -1

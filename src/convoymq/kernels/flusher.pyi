@@ -14,6 +14,11 @@ INLINE_HICCUP_US: int
 INLINE_PAUSE_US: int
 """Bounds of inline flushes: bytes, average duration, one that ends the mode, and for how long."""
 
+DIRECT_BLOCK: int
+DIRECT_PAUSE_US: int
+"""Direct writes begin and end at multiples of a block, and begin again so long after one that went
+through the page cache."""
+
 class Flusher:
     """Writes and syncs on a thread of its own that never takes the GIL.
 
@@ -22,10 +27,14 @@ class Flusher:
 
     on_completed: Callable[[Any, int], None] | None
     """Called by `on_readable` (or by `submit`, inline) with (token, errno); 0 = durable."""
+    inline_count: int
+    """Flushes done in `submit`."""
+    direct_count: int
+    """Flushes that went past the page cache."""
     def __init__(self, method: int = ..., inline: bool = False) -> None:
         """Starts the thread. `method`: one of SYNC_*. `inline`: flush small batches in `submit`
-        while
-        the disk is quick and mostly idle. Raises OSError."""
+        while the disk is quick and mostly idle, and write small ones past the page cache, where
+        the file need not grow for them. Raises OSError."""
     def submit(self, file: Any, offset: int, buffers: Sequence[bytes], token: Any) -> None:
         """Starts writing the buffers back to back at `offset` of `file` (it has `fileno()`).
 

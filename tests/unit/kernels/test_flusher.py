@@ -169,6 +169,87 @@ def test_a_small_flush_of_an_idle_disk_is_done_inline(tmp_path: Path) -> None:
     flusher.close()
 
 
+def direct_file(path: Path, size: int) -> RealFile:
+    """A file of written blocks on a file system that takes direct writes, or the test is left."""
+    made = RealDirectory(path).open("wal", create=True)
+    made.pwrite([b"\xaa" * size], 0)
+    made.sync()
+    try:
+        os.close(os.open(path / "wal", os.O_RDWR | os.O_DIRECT))
+    except OSError:
+        pytest.skip("no direct writes here")
+    return made
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    start=st.integers(0, 9000),
+    sizes=st.lists(
+        st.one_of(st.integers(1, 300), st.integers(3000, 9000), st.just(70_000)),
+        min_size=1,
+        max_size=20,
+    ),
+)
+def test_small_and_large_flushes_leave_what_was_written_before(
+    tmp_path_factory: pytest.TempPathFactory, start: int, sizes: list[int]
+) -> None:
+    """Goal: whichever way each flush takes, the file holds all of them, and what was before."""
+    size = 1 << 21
+    file = direct_file(tmp_path_factory.mktemp("direct"), size)
+    flusher = Flusher(kernel.SYNC_FDATASYNC, True)
+    answers: list[tuple[Any, int]] = []
+    flusher.on_completed = lambda token, code: answers.append((token, code))
+    expected = b"\xaa" * start
+    for k, length in enumerate(sizes):
+        data = bytes((k + i) & 0xFF for i in range(length))
+        flusher.submit(file, len(expected), [data[:48], b"", data[48:]], k)
+        flusher.wait()
+        flusher.on_readable()
+        expected += data
+        assert file.pread(len(expected), 0) == expected
+    assert answers == [(k, 0) for k in range(len(sizes))]
+    assert file.size() == size
+    if sizes[0] < kernel.INLINE_BYTES_MAX:
+        assert flusher.direct_count > 0
+    flusher.close()
+    file.close()
+
+
+def test_a_direct_write_never_makes_a_file_grow(tmp_path: Path) -> None:
+    file = direct_file(tmp_path, 5000)
+    flusher = Flusher(kernel.SYNC_FDATASYNC, True)
+    flusher.on_completed = lambda token, code: None
+    for offset in (0, 4000, 4900):
+        flusher.submit(file, offset, [b"x" * 95], offset)
+        flusher.wait()
+        flusher.on_readable()
+        assert file.size() == 5000
+    assert flusher.direct_count == 2
+    flusher.submit(file, 4995, [b"y" * 100], 1)
+    flusher.wait()
+    flusher.on_readable()
+    assert file.size() == 5095
+    assert file.pread(200, 4900) == b"x" * 95 + b"y" * 100
+    flusher.close()
+    file.close()
+
+
+def test_a_file_that_takes_the_place_of_another_is_written_itself(tmp_path: Path) -> None:
+    """Goal: the descriptor for direct writes follows the file, also when its number is reused."""
+    flusher = Flusher(kernel.SYNC_FDATASYNC, True)
+    flusher.on_completed = lambda token, code: None
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        file = direct_file(tmp_path / name, 8192)
+        flusher.submit(file, 100, [name.encode()], name)
+        flusher.wait()
+        flusher.on_readable()
+        assert file.pread(4, 99) == b"\xaa" + name.encode()[:3]
+        file.close()
+    assert flusher.direct_count == 3
+    flusher.close()
+
+
 def test_an_inline_flush_reports_errors(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"")
     flusher = Flusher(kernel.SYNC_FDATASYNC, True)
