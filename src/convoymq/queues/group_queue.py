@@ -318,7 +318,9 @@ class GroupQueue(Queue):
         machine.resend(node)
         effects, machine.effects = machine.effects, kept
         for effect in effects:
-            self._forward(node, effect, final=True)
+            if not self._forward(node, effect, final=True) and effect[0] == EFFECT_DELIVER:
+                # Not to be read here: what follows would say that it is not checked out any more.
+                return
 
     def _forward_transients(self, effects: Sequence[Effect], node: int) -> None:
         """What the state does not repeat: gaps, cancellations, and messages already settled."""

@@ -62,6 +62,8 @@ class GroupChecker:
         """Node -> its log, also of the last life of a node that is down."""
         self.excused: set[int] = set()
         """Nodes whose disk lost what it had written: wiped, or damaged."""
+        self.promised: dict[int, tuple[int, int]] = {}
+        """Node -> term and index of the last acknowledgement that it sent."""
         self.owed: dict[int, int] = {}
         """Node -> what was committed when it lost its log, or let go of it."""
 
@@ -132,7 +134,7 @@ class GroupChecker:
         having = set()
         for other, log in self.logs.items():
             held = log.written_index >= index >= log.first_index and log.term_at(index) == term
-            if held or log.snapshot_index >= index:
+            if held or log.snapshot_index >= index or self._had(other, replica.term, index):
                 having.add(other)
         for candidate in self.configurations[-3:]:
             if 2 * len(candidate & having) > len(candidate):
@@ -141,6 +143,11 @@ class GroupChecker:
             f"node {node} commits {index} of term {term}, which only {sorted(having)} of"
             f" {sorted(voters)} have on disk"
         )
+
+    def _had(self, node: int, term: int, index: int) -> bool:
+        """Its disk lost the entry after it had acknowledged it: one lost copy is no broken word."""
+        promised = self.promised.get(node, (0, 0))
+        return node in self.excused and promised[0] == term and promised[1] >= index
 
     # Roles and terms.
 
@@ -213,6 +220,13 @@ class GroupChecker:
             self.fail(f"node {node} votes in term {term} with another entry {owed}")
         del self.owed[node]
 
+    def on_acknowledge(self, node: int, term: int, index: int) -> None:
+        """A node tells a leader that it has everything up to an entry."""
+        self.promised[node] = max(self.promised.get(node, (0, 0)), (term, index))
+        # A promise about older entries does not depend on the term being remembered.
+        if (term, index) in self.entries:
+            self.on_answer(node, term)
+
     def on_answer(self, node: int, term: int) -> None:
         """A node sends an answer of a term."""
         if term > self.answered.get(node, 0):
@@ -267,6 +281,7 @@ class GroupChecker:
     def on_removed(self, node: int) -> None:
         """A node deletes its replica: it promises nothing any more."""
         self.owed[node] = self.commit_index
+        self.promised.pop(node, None)
         self.logs.pop(node, None)
         self.terms.pop(node, None)
         self.answered.pop(node, None)

@@ -280,9 +280,8 @@ class World:
         kind = data[4]
         if kind == batch.FRAME_APPEND_REPLY:
             _, _, _, group, term, match, rejected, _ = batch.frame_header(data)
-            # A promise about older entries does not depend on the term being remembered.
-            if not rejected and (term, match) in self.checkers[group].entries:
-                self.checkers[group].on_answer(source, term)
+            if not rejected:
+                self.checkers[group].on_acknowledge(source, term, match)
         elif kind == batch.FRAME_RAFT:
             group = batch.frame_header(data)[3]
             message = msgspec.msgpack.decode(data[batch.HEADER_SIZE :])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
+from itertools import repeat
+from operator import add, itemgetter, le, rshift
 
 from convoymq.queues.quorum.machine import (
     CANCELLED,
@@ -101,20 +102,17 @@ def _check_fresh(fresh: Fifo, others: list[Run], live: list[tuple[int, int]]) ->
     """Fresh messages lie in the order of the log, in no other place and in a live range. There may
     be very many: no object is made per run."""
     words = words_from_bytes(fresh.pack(), 3)
-    last = (-1, -1)
-    messages = size = 0
-    for index, place, amount in zip(words[0::3], words[1::3], words[2::3], strict=True):
-        assert (index, place) >= last, "fresh messages are not in the order of the log"
-        count = amount >> 32
-        assert count > 0
-        messages += count
-        size += amount & 0xFFFFFFFF
-        last = (index, place + count)
-    assert messages == fresh.messages
-    assert size == fresh.size
-    if not messages:
+    indexes, places, amounts = words[0::3], words[1::3], words[2::3]
+    # An amount is a count above a size, a place an offset above the first record.
+    assert sum(amounts) == (fresh.messages << 32) + fresh.size
+    if not words:
         return
-    assert any(low <= words[0] and last[0] <= high for low, high in live)
+    assert min(amounts) >> 32 > 0
+    ends = zip(indexes, map(add, places, map(rshift, amounts, repeat(32))), strict=True)
+    starts = zip(indexes, places, strict=True)
+    next(starts)
+    assert all(map(le, ends, starts)), "fresh messages are not in the order of the log"
+    assert any(low <= indexes[0] and indexes[-1] <= high for low, high in live)
     for index, offset, first, count, _, _, _ in others:
         for run in fresh.runs_from(index, offset, first, 1, 1):
             assert run[:2] != (index, offset) or first + count <= run[2], (

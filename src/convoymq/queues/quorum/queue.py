@@ -67,8 +67,7 @@ class QuorumQueue(GroupQueue):
             kept, machine.effects = machine.effects, []
             machine.redeliver(client.session, consumer, from_id)
             effects, machine.effects = machine.effects, kept
-            if effects or replica.is_leader:
-                self._carry_out(client, effects)
+            if (effects or replica.is_leader) and self._carry_out(client, effects):
                 client.on_asked(consumer, complete=True)
                 return
         leader = self.leader
@@ -78,16 +77,20 @@ class QuorumQueue(GroupQueue):
             )
             self._transport.send(leader, frame)
 
-    def _carry_out(self, client: QuorumClient, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, client: QuorumClient, effects: Iterable[Effect]) -> bool:
+        """False when one cannot be read here: what follows it would tell the client that it is
+        not checked out any more."""
         for effect in effects:
             _, _, consumer, first_id, index, command, first, count, acquired, delivered = effect
             if consumer and client.is_paused(consumer):
                 break
             block = self._read(index)
-            if block is not None:
-                client.on_deliver(
-                    consumer, first_id, block, command, first, count, acquired, delivered, True
-                )
+            if block is None:
+                return False
+            client.on_deliver(
+                consumer, first_id, block, command, first, count, acquired, delivered, True
+            )
+        return True
 
     # --- EffectSink ----------------------------------------------------------------------
 
@@ -173,7 +176,11 @@ class QuorumQueue(GroupQueue):
             # The client asks again for what is missing, when it has passed this on.
             if sent > ANSWER_BYTES_SOFT:
                 break
-            sent += self._forward(node, effect, final=True)
+            size = self._forward(node, effect, final=True)
+            if not size and effect[0] == EFFECT_DELIVER:
+                # Not to be read here: another leader will say what is checked out.
+                return
+            sent += size
         frame = batch.frame(batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL)
         self._transport.send(node, frame)
 

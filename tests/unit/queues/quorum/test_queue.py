@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from convoymq.kernels import batch
-from convoymq.model.errors import NotFound, ResourceLocked, Unavailable
+from convoymq.model.errors import NotFound, ResourceLocked, StorageFault, Unavailable
 from convoymq.queues.group_queue import FlowLimits
 from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
 
@@ -173,6 +173,56 @@ def test_a_lost_answer_to_get_is_asked_for_again() -> None:
     cluster.wait(3000)
     assert [(h[0], h[1][:4], h[2], h[4]) for h in events.heard] == [("get", b"\0\0\0\1", 0, 2)]
     assert cluster.nodes[1].own.machine.unacked == 1  # type: ignore[union-attr]
+
+
+def damage(cluster: Cluster, node: int, index: int) -> Any:
+    """That node cannot read an entry any more; returns what makes it whole again."""
+    there = cluster.nodes[node]
+    read = there.read_entry
+
+    def damaged(group: int, at: int) -> Any:
+        if at == index:
+            raise StorageFault(f"entry {at} is damaged", path="")
+        return read(group, at)
+
+    there.read_entry = damaged  # type: ignore[method-assign]
+    return lambda: setattr(there, "read_entry", read)
+
+
+def test_what_cannot_be_read_here_is_sent_by_the_leader_and_not_skipped() -> None:
+    cluster = Cluster()
+    source, _ = cluster.nodes[1].open()
+    for number in (1, 2, 3):
+        publish(source, number, 1)
+        cluster.run()
+    damage(cluster, 2, len(cluster.log) - 2)
+    sink, deliveries = cluster.nodes[2].open()
+    sink.subscribe(spec())
+    cluster.run()
+    assert tags(deliveries) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("node", [1, 4])
+def test_what_the_leader_cannot_read_is_not_said_to_be_gone(node: int) -> None:
+    cluster = Cluster()
+    source, _ = cluster.nodes[2].open()
+    for number in (1, 2, 3):
+        publish(source, number, 1)
+        cluster.run()
+    repair = damage(cluster, 1, len(cluster.log) - 2)
+    client, events = cluster.nodes[node].open()
+    client.get(no_ack=False)
+    sink, deliveries = cluster.nodes[node].open()
+    sink.subscribe(spec())
+    cluster.run()
+    assert not events.heard
+    repair()
+    cluster.elect(2)
+    publish(source, 4, 1)
+    cluster.run()
+    cluster.wait(2000)
+    assert [h[1][:4] for h in events.heard] == [b"\0\0\0\1"]
+    assert tags(deliveries) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("node", [1, 2, 4])
