@@ -92,6 +92,8 @@ class Link:
         if not isinstance(frame_max, int) or not 0 < frame_max <= FRAME_MAX_LIMIT:
             raise errors.ProtocolError("the server named no frame_max")
         self.frame_max = self._reader.frame_max = frame_max
+        # Whom the password was given to may have memory ahead as well: large answers copy nothing.
+        self._reader.ahead = frame_max
         self.node = str(answer.map.get("node") or "")
 
     def ask(

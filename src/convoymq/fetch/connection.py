@@ -56,7 +56,9 @@ CLOSE_TIMEOUT_S = 5.0
 SCRATCH_BYTES = 64 << 10
 """What is read at a time of a connection whose bytes are not looked at any more."""
 PROGRESS_BYTES_MIN = 16 << 10
-"""What a slow client must at least read within the time limit."""
+"""What a slow client must at least read, or write, within the time limit."""
+ROOM_BYTES_MIN = 64 << 10
+"""Larger frames ask for room before they are read."""
 
 Parts = list[bytes | memoryview]
 
@@ -104,9 +106,14 @@ class FetchConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._slow_timer: asyncio.TimerHandle | None = None
         self._reading = True
-        self._waiting: deque[Frame] = deque()
+        self._waiting: deque[tuple[Frame, int]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._bytes_under_way = 0
+        #: Room in the node's input budget for the frame that is being read; -1 = asked for.
+        self._room = 0
+        self._input_timer: asyncio.TimerHandle | None = None
+        self._input_seen = 0
+        self._frames = 0
         self._drained = asyncio.Event()
         self._drained.set()
         self._backlog = 0
@@ -160,6 +167,7 @@ class FetchConnection(asyncio.BufferedProtocol):
             return
         for frame in frames:
             self._take(frame)
+        self._ask_for_room()
 
     def _feed(self, data: bytes) -> None:
         self._count_in(len(data))
@@ -172,6 +180,43 @@ class FetchConnection(asyncio.BufferedProtocol):
             return
         for frame in frames:
             self._take(frame)
+        self._ask_for_room()
+
+    def _ask_for_room(self) -> None:
+        """A large frame has begun: its rest is read when the node has room for it."""
+        if self._room or self._reader.length <= ROOM_BYTES_MIN or self.state is State.CLOSED:
+            return
+        self._room = -1
+        self._update_reading()
+        self.edge.spawn(self._wait_for_room(self._reader.length, self._frames))
+
+    async def _wait_for_room(self, length: int, frames: int) -> None:
+        size = await self.edge.input.take(length)
+        if self.state is State.CLOSED or self._frames != frames:
+            # Its last bytes were on their way when reading was stopped.
+            self.edge.input.give_back(size)
+            return
+        self._room = size
+        self._update_reading()
+        self._watch_input()
+
+    def _watch_input(self) -> None:
+        """Who has room must use it."""
+        self._input_seen = self._reader.waiting
+        self._input_timer = asyncio.get_running_loop().call_later(
+            self.edge.settings.write_timeout_s, self._check_input
+        )
+
+    def _check_input(self) -> None:
+        self._input_timer = None
+        if self._room <= 0:
+            return
+        if self._reading and self._reader.waiting - self._input_seen < PROGRESS_BYTES_MIN:
+            self.edge.counters.slow += 1
+            log.warning("fetch.slow_writer_dropped", connection=self.name, got=self._input_seen)
+            self._abort()
+            return
+        self._watch_input()
 
     def _count_in(self, count: int) -> None:
         self.received += count
@@ -257,12 +302,15 @@ class FetchConnection(asyncio.BufferedProtocol):
             return
         was_open = self.user is not None
         self.state = State.CLOSED
-        for timer in (self._timer, self._slow_timer):
+        for timer in (self._timer, self._slow_timer, self._input_timer):
             if timer is not None:
                 timer.cancel()
         for task in list(self._tasks):
             task.cancel()
+        for _, room in self._waiting:
+            self.edge.input.give_back(room)
         self._waiting.clear()
+        self._drop_room()
         self._held.clear()
         self.requests.close()
         if was_open:
@@ -280,6 +328,11 @@ class FetchConnection(asyncio.BufferedProtocol):
         else:
             transport.close()
 
+    def _drop_room(self) -> None:
+        if self._room > 0:
+            self.edge.input.give_back(self._room)
+        self._room = 0
+
     def _abort(self) -> None:
         self._close()
         if self._transport is not None:
@@ -291,6 +344,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         """One frame came in."""
         if self.state is State.CLOSED:
             return
+        self._frames += 1
         if frame.is_answer:
             self._break_off(f"an answer, operation {frame.op}, from a client", frame.correlation)
             return
@@ -298,15 +352,19 @@ class FetchConnection(asyncio.BufferedProtocol):
             if frame.op != Op.AUTHENTICATE:
                 self._break_off("the first request is not AUTHENTICATE", frame.correlation)
                 return
-            self._start(frame)
+            self._start(frame, 0)
         else:
-            self._waiting.append(frame)
+            room, self._room = max(self._room, 0), 0
+            if self._input_timer is not None:
+                self._input_timer.cancel()
+                self._input_timer = None
+            self._waiting.append((frame, room))
             self._start_waiting()
         self._update_reading()
 
     def _start_waiting(self) -> None:
         while self._waiting and self.state is State.OPEN and self._has_room():
-            self._start(self._waiting.popleft())
+            self._start(*self._waiting.popleft())
 
     def _has_room(self) -> bool:
         settings = self.edge.settings
@@ -314,7 +372,8 @@ class FetchConnection(asyncio.BufferedProtocol):
             len(self._tasks) < settings.requests_max and self._bytes_under_way <= settings.frame_max
         )
 
-    def _start(self, frame: Frame) -> None:
+    def _start(self, frame: Frame, room: int) -> None:
+        """`room`: of the node's input budget; given back when the request is done."""
         self._bytes_under_way += frame.payload.nbytes
         work = self._log_in(frame) if self.state is State.LOGIN else self._serve(frame)
         task = self.edge.spawn(work)
@@ -323,6 +382,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         def ended(done: asyncio.Task[None]) -> None:
             self._tasks.discard(done)
             self._bytes_under_way -= frame.payload.nbytes
+            self.edge.input.give_back(room)
             self._start_waiting()
             self._update_reading()
 
@@ -339,6 +399,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         logging_in = self.state is State.LOGIN and bool(self._tasks)
         on = (
             not logging_in
+            and self._room >= 0
             and not self._waiting
             and not self.blocked
             and self._drained.is_set()

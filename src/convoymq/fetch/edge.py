@@ -27,6 +27,9 @@ class FetchEdge:
         self.counters = FetchCounters()
         self.turns = Turns(self.settings.slice_s)
         self.budget = Budget(self.settings.buffer_bytes)
+        """Answers that are built or not yet read."""
+        self.input = Budget(self.settings.buffer_bytes)
+        """Requests that are being read or worked on."""
         self.connections: dict[int, FetchConnection] = {}
         self.calm = asyncio.Event()
         """Set while no alarm blocks publishers."""
@@ -87,6 +90,7 @@ class FetchEdge:
         found: list[tuple[str, str, dict[str, str], int]] = [
             ("gauge", "convoy_fetch_connections", {}, len(self.connections)),
             ("gauge", "convoy_fetch_buffered_bytes", {}, self.budget.used),
+            ("gauge", "convoy_fetch_input_bytes", {}, self.input.used),
         ]
         found += [
             ("counter", f"convoy_fetch_{name}_total", labels, value)

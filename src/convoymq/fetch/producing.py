@@ -164,18 +164,14 @@ class Producing(ClientEvents):
     async def _append_all(self, request: Produce, frame: Frame, batch: _Batch) -> tuple[int, int]:
         """Checks and appends; returns (unroutable rows, rows)."""
         await self._until_calm()
-        size = await self._edge.budget.take(frame.payload.nbytes)
-        try:
-            columns = await self._open(frame.payload)
-            segments, unroutable = await self._route(request, columns)
-            commands = await self._encode(columns, segments)
-            rows = int(columns.rows)
-            counters = self._broker.counters
-            counters.published += rows
-            counters.dropped_unroutable += unroutable
-            await self._append(request, commands, batch)
-        finally:
-            self._edge.budget.give_back(size)
+        columns = await self._open(frame.payload)
+        segments, unroutable = await self._route(request, columns)
+        commands = await self._encode(columns, segments)
+        rows = int(columns.rows)
+        counters = self._broker.counters
+        counters.published += rows
+        counters.dropped_unroutable += unroutable
+        await self._append(request, commands, batch)
         return unroutable, rows
 
     async def _until_calm(self) -> None:

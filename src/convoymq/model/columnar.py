@@ -30,6 +30,9 @@ REQUEST_MAP_MAX = 1 << 20
 ANSWER_MAP_MAX = 16 << 20
 REQUESTS_MAX = 64
 AUTHENTICATE_TIMEOUT_S = 10.0
+AHEAD_BYTES = 256 << 10
+GROWTH = 4
+"""The buffer of an unfinished frame grows by this factor, so at most a third is copied twice."""
 
 _HEADER = struct.Struct("<IBBHQIIQ")
 _CHECKED = 20
@@ -175,13 +178,21 @@ class FrameReader:
     payload is read where it stays. After a ProtocolError nothing more is taken.
     """
 
-    def __init__(self, frame_max: int = HANDSHAKE_FRAME_MAX) -> None:
-        """`frame_max`: bytes of the largest frame that is taken; may be changed between frames."""
+    def __init__(self, frame_max: int = HANDSHAKE_FRAME_MAX, ahead: int = AHEAD_BYTES) -> None:
+        """`frame_max`: bytes of the largest frame that is taken; may be changed between frames.
+        `ahead`: memory that a frame gets before its bytes have come; then it grows as they do."""
         self.frame_max = frame_max
+        self.ahead = ahead
+        self._length = 0
         self._head = bytearray(HEADER_SIZE)
         self._data = self._head
         self._at = 0
         self._broken = False
+
+    @property
+    def length(self) -> int:
+        """Bytes that the unfinished frame will have; 0 while its header is not here."""
+        return self._length
 
     @property
     def waiting(self) -> int:
@@ -209,6 +220,9 @@ class FrameReader:
         try:
             if self._data is self._head:
                 return self._begin()
+            if self._at < self._length:
+                self._grow()
+                return []
             return [self._finish()]
         except ProtocolError:
             self._broken = True
@@ -251,13 +265,21 @@ class FrameReader:
             raise ProtocolError("frame header is broken", correlation)
         if length == HEADER_SIZE:
             raise ProtocolError("frame without a map", correlation)
-        self._data = bytearray(length)
+        self._length = length
+        self._data = bytearray(min(length, max(self.ahead, HEADER_SIZE + 1)))
         self._data[:HEADER_SIZE] = self._head
         return []
+
+    def _grow(self) -> None:
+        """What was set aside is full: more, in proportion to what has come."""
+        larger = bytearray(min(self._length, GROWTH * len(self._data)))
+        larger[: self._at] = self._data
+        self._data = larger
 
     def _finish(self) -> Frame:
         """The frame is whole: check its map and start anew."""
         data, self._data, self._at = self._data, self._head, 0
+        self._length = 0
         _, op, _, status, correlation, map_length, check, _ = _HEADER.unpack_from(data)
         used = HEADER_SIZE + map_length
         start = (used + 7) & ~7

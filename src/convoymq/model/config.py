@@ -620,7 +620,8 @@ class FetchConfig:
         "fetch.buffer_max",
         256 << 20,
         """Bytes of answers that are being built or not yet read by their clients, of all
-        connections; further requests wait for their turn.""",
+        connections, and as many of large requests that are read or worked on; further ones wait for
+        their turn.""",
         parse=parse_bytes,
         unit="bytes",
         low=1 << 20,

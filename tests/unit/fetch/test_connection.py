@@ -245,3 +245,56 @@ async def test_last_words_are_not_overtaken_by_a_reset(rig: Rig, client: Peer) -
     assert not rig.broker.connections.all()
     client.transport.close()
     await until(lambda: not rig.edge.connections)
+
+
+async def test_large_requests_wait_for_room_before_they_are_read(tmp_path: Path) -> None:
+    async with Rig(tmp_path, buffer_bytes=1 << 20) as rig:
+        await rig.queue("q")
+        one, two = await rig.client(), await rig.client()
+        frame = values_frame([bytes(1000)] * 800)
+        request = b"".join(encode_frame(Op.PRODUCE, 0, 9, {"queue": "q"}, frame))
+        one.feed(request[:1000])
+        assert not one.transport.reading
+        await until(lambda: one.transport.reading)
+        two.feed(request[:1000])
+        assert not two.transport.reading
+        assert rig.edge.input.used == len(request)
+        assert (await one.connection.broker.find_queue("/", "q").counts())[0] == 0
+        one.feed(request[1000:])
+        await until(lambda: one.answer_to(9) is not None)
+        await until(lambda: two.transport.reading)
+        two.feed(request[1000:])
+        await until(lambda: two.answer_to(9) is not None)
+        await until(lambda: rig.edge.input.used == 0)
+        assert await rig.count("q") == 1600
+
+
+async def test_who_has_room_and_does_not_write_is_dropped(tmp_path: Path) -> None:
+    async with Rig(tmp_path, write_timeout_s=0.05) as rig:
+        peer = await rig.client()
+        frame = values_frame([bytes(1000)] * 800)
+        request = b"".join(encode_frame(Op.PRODUCE, 0, 9, {"queue": "q"}, frame))
+        peer.feed(request[:1000])
+        await until(lambda: peer.transport.aborted)
+        assert rig.edge.counters.slow == 1
+        assert rig.edge.input.used == 0
+
+
+async def test_a_connection_that_goes_gives_its_room_back(tmp_path: Path) -> None:
+    async with Rig(tmp_path, buffer_bytes=1 << 20) as rig:
+        await rig.queue("q")
+        frame = values_frame([bytes(1000)] * 800)
+        request = b"".join(encode_frame(Op.PRODUCE, 0, 9, {"queue": "q"}, frame))
+        peers = [await rig.client() for _ in range(3)]
+        for peer in peers:
+            peer.feed(request[:1000])
+        await until(lambda: peers[0].transport.reading)
+        peers[1].transport.close()
+        peers[0].transport.close()
+        await until(lambda: peers[2].transport.reading)
+        rig.broker.set_alarm("disk", True)
+        peers[2].feed(request[1000:])
+        await until(lambda: peers[2].connection.blocked)
+        peers[2].transport.close()
+        await until(lambda: rig.edge.input.used == 0)
+        rig.broker.set_alarm("disk", False)

@@ -74,7 +74,7 @@ class World:
             assert frame.status != ErrorCode.INTERNAL_ERROR, frame.map
             assert not frame.status or frame.map["text"]
         assert not self.errors
-        assert self.rig.edge.budget.used == 0
+        assert self.rig.edge.budget.used == self.rig.edge.input.used == 0
         assert not self.rig.broker.connections.all()
 
         async def other() -> None:

@@ -269,3 +269,22 @@ def test_what_is_no_preface_is_refused(data: bytes) -> None:
 def test_a_preface_tells_its_version() -> None:
     assert columnar.preface_version(columnar.PREFACE) == columnar.VERSION
     assert columnar.preface_version(b"CNVY\x00\x00\x07\x00") == 7
+
+
+@pytest.mark.parametrize("step", [1, 999, 100_000])
+@pytest.mark.parametrize("ahead", [0, 33, 5000, 1 << 30])
+def test_memory_is_set_aside_as_bytes_come(ahead: int, step: int) -> None:
+    payload = bytes(range(256)) * (40 if step == 1 else 4000)
+    data = joined(Op.PRODUCE, 0, 3, {"queue": "q"}, payload)
+    reader = FrameReader(1 << 30, ahead)
+    frames: list[columnar.Frame] = []
+    for at in range(0, len(data), step):
+        part = data[at : at + step]
+        frames += reader.feed(part)
+        arrived = min(at + step, len(data))
+        assert len(reader._data) <= max(ahead, columnar.GROWTH * max(arrived, 33))
+        expected = len(data) if 32 <= arrived < len(data) else 0
+        assert reader.length == expected
+    (frame,) = frames
+    assert bytes(frame.payload) == payload
+    assert frame.payload.readonly
