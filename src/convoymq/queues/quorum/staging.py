@@ -341,10 +341,12 @@ class Staging:
 
     def _touch(self, stage: Stage) -> None:
         """Lets the queue hear of a stage that is read, now and then."""
-        clock = self._queue.clock
-        now = clock.monotonic_ms()
+        replica = self._queue.replica()
+        if replica is None:
+            return
+        now = self._queue.clock.monotonic_ms()
         epoch, sent = self._touched.get(stage.name, (0, 0))
-        quiet = clock.now_ms() - stage.heard_ms
+        quiet = replica.time.now_ms() - stage.heard_ms
         if quiet * 4 < stage.ttl_ms or (epoch == stage.epoch and (now - sent) * 4 < stage.ttl_ms):
             return
         if len(self._touched) >= TOUCHED_MAX:

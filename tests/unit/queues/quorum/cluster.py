@@ -31,13 +31,15 @@ class Clock:
 
     def __init__(self) -> None:
         self.time_ms = 1_000_000
+        #: What went by on the monotonic clock alone: the wall clock was set back.
+        self.passed_ms = 0
         self.timers: list[tuple[int, Any, tuple[Any, ...], list[bool]]] = []
 
     def now_ms(self) -> int:
         return self.time_ms
 
     def monotonic_ms(self) -> int:
-        return self.time_ms
+        return self.time_ms + self.passed_ms
 
     def random(self) -> float:
         return 0.5

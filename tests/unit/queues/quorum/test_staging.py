@@ -342,6 +342,24 @@ async def test_reads_keep_a_stage_alive_with_few_touches() -> None:
     assert 10 <= len(touches) <= 20
 
 
+async def test_reads_are_heard_of_when_the_log_is_ahead_of_the_clock() -> None:
+    cluster = Staged()
+    await cluster.publish(4)
+    ahead = 3_600_000
+    cluster.clock.time_ms += ahead
+    mine = await cluster.open()
+    await cluster.op(1, "take", **mine, max=4, after=0)
+    for node in cluster.nodes.values():
+        if node.own is not None:
+            node.own.time.heard(cluster.log[-1].time_ms)
+    cluster.clock.time_ms -= ahead
+    cluster.clock.passed_ms = ahead + TTL
+    before = len(cluster.log)
+    await cluster.rows(1, mine["epoch"], 0, 4)
+    cluster.run()
+    assert len(cluster.log) == before + 1
+
+
 async def test_without_reads_it_expires_by_the_leader_s_timer() -> None:
     cluster = Staged()
     await cluster.publish(4)
