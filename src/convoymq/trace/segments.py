@@ -88,6 +88,11 @@ def _arrow() -> Any:
     return pa, pq, journal, pa.schema(fields)
 
 
+def segment_schema() -> Any:
+    """Arrow schema of a segment: the columns of rows, then those of their origin."""
+    return _arrow()[3]
+
+
 class Segment:
     """The segment that one queue's rows go to at present. Raises OSError from every method."""
 
