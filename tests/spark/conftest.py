@@ -53,14 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def time_limit() -> Iterator[None]:
-    """Ends a test that hangs, with a traceback of where."""
+def time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ends a test that hangs, with a traceback of where. A module may set its own limit."""
+    limit_s = getattr(request.module, "TEST_TIME_LIMIT_S", TEST_TIME_LIMIT_S)
 
     def expired(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"the test took more than {TEST_TIME_LIMIT_S} s")
+        raise TimeoutError(f"the test took more than {limit_s} s")
 
     before = signal.signal(signal.SIGALRM, expired)
-    signal.alarm(TEST_TIME_LIMIT_S)
+    signal.alarm(limit_s)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -75,9 +76,9 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The one session of a test run: it takes seconds to start."""
+    """The one session of these tests: it takes seconds to start."""
     from convoymq.spark import session
 
     before = dict(os.environ)
@@ -98,7 +99,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ.update(before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Three nodes for all tests; a test that kills one brings it back."""
     settings = {"raft.wal_max_size_bytes": "16MiB"}

@@ -88,6 +88,8 @@ class FakeStream:
     first: int = 0
     producers: dict[str, int] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
+    sizes_known: bool = True
+    """Whether the node that is asked has a replica."""
 
     @property
     def end(self) -> int:
@@ -215,7 +217,9 @@ class FakeClient:
                     members=("a",),
                     first=stream.first,
                     next=stream.end,
-                    bytes=sum(len(m.value) for m in stream.messages),
+                    bytes=sum(len(m.value) for m in stream.messages)
+                    if stream.sizes_known
+                    else None,
                 )
             )
         for name, queue in self.broker.queues.items():

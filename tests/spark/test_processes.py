@@ -21,6 +21,7 @@ from tests.spark.cluster import BASE_PORT, Broker
 from tests.spark.conftest import QUICK, SCRUBBED, SETTINGS, quiet
 from tests.spark.support import numbered
 
+TEST_TIME_LIMIT_S = 400
 WAIT_S = 150
 DRIVER = Path(__file__).parent / "driver.py"
 MASTER_PORT = BASE_PORT + 60

@@ -345,8 +345,9 @@ def test_limits_are_shared_by_backlog(broker: FakeBroker) -> None:
     assert len(running.rows) == 40
 
 
-def test_a_limit_in_bytes_uses_the_mean_size(broker: FakeBroker) -> None:
-    broker.stream("s", *([bytes(100)] * 50))
+@pytest.mark.parametrize("has_replica", [True, False])
+def test_a_limit_in_bytes_uses_the_mean_size(broker: FakeBroker, has_replica: bool) -> None:
+    broker.stream("s", *([bytes(100)] * 50)).sizes_known = has_replica
     running = query(subscribe="s", startingOffsets="earliest", maxBytesPerTrigger=1000)
     running.start()
     running.run()

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from convoymq.kernels import columns as bits
 from convoymq.spark import clients
 from convoymq.spark.errors import SourceError
 from convoymq.spark.offsets import Partition
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _QUEUE_TYPES = ("stream", "quorum", "classic")
 _NEAR_MAX = 3
+_SAMPLE_ROWS = 1000
+_SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,8 @@ class StreamState:
     earliest: int
     latest: int
     """The offset that the next message gets, as the leader says."""
-    row_bytes: float
-    """Mean size of the messages that are kept."""
+    row_bytes: float | None
+    """Mean size of the messages that are kept; None where the node that was asked has none."""
 
 
 class Streams:
@@ -80,9 +83,19 @@ class Streams:
                 group=info.group,
                 earliest=first,
                 latest=max(end, first),
-                row_bytes=(info.bytes or 0) / kept if kept > 0 else 0.0,
+                row_bytes=None if info.bytes is None else info.bytes / max(kept, 1),
             )
         return states
+
+    def sample_row_bytes(self, stream: str, offset: int) -> float:
+        """Mean size of the messages from an offset on, by reading some. Works on any node."""
+        sample = self.client.fetch(
+            stream, offset, max_rows=_SAMPLE_ROWS, max_bytes=_SAMPLE_BYTES, columns=bits.VALUE
+        ).frame
+        if not sample.rows:
+            return 0.0
+        ends = sample.buffers(bits.VALUE)[1].cast("i")
+        return (ends[sample.rows] - ends[0]) / sample.rows
 
     def resolve(
         self, place: Place, states: Mapping[Partition, StreamState]

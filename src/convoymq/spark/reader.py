@@ -310,8 +310,22 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now_ms = int(time.monotonic() * 1000)
         if self._target is None and self._delay.holds(rows, now_ms):
             return {}
-        size = int(sum(backlog[key] * states[key].row_bytes for key in backlog))
+        size = self._bytes_of(backlog, begins, states) if limits.bytes_max is not None else 0
         return planning.share(planning.allowed_rows(limits, rows, size), backlog)
+
+    def _bytes_of(
+        self,
+        backlog: Mapping[Partition, int],
+        begins: Mapping[Partition, int],
+        states: Mapping[Partition, StreamState],
+    ) -> int:
+        total = 0.0
+        for key, rows in backlog.items():
+            mean = states[key].row_bytes
+            if mean is None and rows:
+                mean = Streams(self._options).sample_row_bytes(key[0], begins[key])
+            total += rows * (mean or 0.0)
+        return int(total)
 
     def _store(self, start: Mapping[str, Any]) -> None:
         """Stores what is done under `groupId`. For people: a failure must not end the query."""
