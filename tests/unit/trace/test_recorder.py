@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,25 @@ def test_a_queue_without_messages_leaves_no_file(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.close()
     assert not list(tmp_path.rglob("*.*"))
+
+
+VECTORS = Path(__file__).resolve().parents[2] / "vectors" / "trace"
+
+
+def test_files_of_format_1_stay_readable(tmp_path: Path) -> None:
+    """A journal and a segment of one queue, as format 1 was written when it was made."""
+    origin = Recording(tmp_path).origin
+    name = origin.name(0)
+    place = tmp_path / "copies"
+    place.mkdir()
+    for path in VECTORS.iterdir():
+        shutil.copy(path, place / path.name)
+    segment = place / f"{name}.parquet"
+    facts = segments.read_metadata(segment)
+    assert (facts["queue"], facts["covered"], facts["closed"]) == ("orders", [[0, 15]], True)
+    expected = decided(pq.read_table(segment, partitioning=None).to_pylist())
+    assert len(expected) == 95
+    segment.unlink()
+    assert segments.covered_through(place, origin) == 15
+    assert segments.convert(place / f"{name}.journal", origin) == segment
+    assert decided(pq.read_table(segment, partitioning=None).to_pylist()) == expected
