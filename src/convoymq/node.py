@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 EPOCH_2025 = 1_735_689_600
 """Incarnations are seconds since 2025-01-01 UTC."""
 TICK_S = 0.1
+SLEPT_NS = 50_000
+"""A round that begins so long after the one before was waited for."""
 STORAGE_TICKS = 3
 MEMBER_TICKS = 2
 NOTES_ERROR = frozenset({"raft.replica_damaged", "raft.wipe_failed"})
@@ -227,6 +229,9 @@ class Node:
         self.usable = False
         self._stop = asyncio.Event()
         self._scheduled = False
+        self._reading = False
+        """A connection is being read, which ends the round itself."""
+        self._ended_ns = 0
         self._closed = False
         self._ticks = 0
         self._free_before = 0
@@ -314,6 +319,7 @@ class Node:
             self,
             self.wake,
             self.log,
+            self.run_input,
         )
         self.control = ControlPlane(self.id, self.links)
         self.control.handle(KIND_JOIN, self._on_join)
@@ -409,7 +415,25 @@ class Node:
         """Somebody has work for the end of this round."""
         if not self._scheduled:
             self._scheduled = True
-            self._call_soon(self._round)
+            if not self._reading:
+                self._call_soon(self._round)
+
+    def run_input(self, read: Callable[[], None]) -> None:
+        """Reads a connection. When the loop has slept before, nothing else is likely to be ready:
+        the round ends here instead of in a turn of the loop of its own."""
+        if self._scheduled:
+            read()
+            return
+        self._reading = True
+        try:
+            read()
+        finally:
+            self._reading = False
+            if self._scheduled:
+                if time.monotonic_ns() - self._ended_ns > SLEPT_NS:
+                    self._end_of_round()
+                else:
+                    self._call_soon(self._round)
 
     def _end_of_round(self) -> None:
         self._scheduled = False
@@ -422,6 +446,7 @@ class Node:
         self.links.flush()
         if broker is not None:
             self.outbox.flush()
+        self._ended_ns = time.monotonic_ns()
 
     def _tick(self) -> None:
         self._timers = [self._loop.call_later(TICK_S, self._tick), *self._timers[1:]]
@@ -735,6 +760,7 @@ class Node:
                     port=address.port,
                     ssl_context=tls,
                     count=lambda: sum(len(each.connections) for each in self.listeners),
+                    run_input=self.run_input,
                     columnar=self.fetch.door if self.fetch is not None else None,
                 )
                 await listener.start()

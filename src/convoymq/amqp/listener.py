@@ -69,7 +69,11 @@ class SocketShell:
             return
         self._reading = on
         if on:
-            self.loop.add_reader(self.fd, self._readable)
+            run_input = self.owner.run_input
+            if run_input is None:
+                self.loop.add_reader(self.fd, self._readable)
+            else:
+                self.loop.add_reader(self.fd, run_input, self._readable)
         else:
             self.loop.remove_reader(self.fd)
 
@@ -333,10 +337,13 @@ class Listener:
         ssl_context: ssl.SSLContext | None = None,
         count: Callable[[], int] | None = None,
         columnar: Door | None = None,
+        run_input: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """`count` says how many connections there are of those that `connections_max` bounds;
         without it, those of this listener. `columnar` serves connections that begin with that
-        protocol's preface; without it they are strangers."""
+        protocol's preface; without it they are strangers. `run_input` calls what reads a
+        connection, in place of the loop."""
+        self.run_input = run_input
         self.broker = broker
         self.columnar = columnar
         self.settings = settings

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 from convoymq.kernels.sockets cimport LinkReader, LinkWriter
 
 cdef class _PlainWire:
-    cdef public object _loop, _sock, totals, on_frames, on_lost
+    cdef public object _loop, _run_input, _sock, totals, on_frames, on_lost
     cdef public int _fd
     cdef public bint _writing, _reading, closed
     cdef public LinkReader reader
@@ -21,7 +21,7 @@ cdef class _Peer:
     cdef public list totals
 
 cdef class Links:
-    cdef public object config, address, events, detector, _secret, _on_dirty, _log, _tasks
+    cdef public object config, address, events, detector, _run_input, _secret, _on_dirty, _log, _tasks
     cdef public object _listener, _tls_listener, _timer, _contexts, _loop
     cdef public int node_id
     cdef public int64_t incarnation, _backlog_max

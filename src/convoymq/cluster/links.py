@@ -53,6 +53,10 @@ TLS_TURN = 262_144
 NONCE_SIZE = 32
 
 
+RunInput = Callable[[Callable[[], None]], None]
+"""Calls its argument."""
+
+
 class LinkRefused(BrokerError):
     """One side does not accept the other: name, version, secret or identity is wrong."""
 
@@ -231,11 +235,14 @@ class _Wire(Protocol):
 class _PlainWire:
     """A TCP connection, read and written by the kernels when the loop says it is ready."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, run_input: RunInput | None
+    ) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop = loop
+        self._run_input = run_input
         self._sock = sock
         self._fd = sock.fileno()
         self._writing = False
@@ -250,7 +257,10 @@ class _PlainWire:
     def resume(self) -> None:
         if not self.closed and not self._reading:
             self._reading = True
-            self._loop.add_reader(self._fd, self._readable)
+            if self._run_input is None:
+                self._loop.add_reader(self._fd, self._readable)
+            else:
+                self._loop.add_reader(self._fd, self._run_input, self._readable)
 
     def pause(self) -> None:
         if self._reading:
@@ -425,6 +435,7 @@ class Links:
         events: told about frames and peers.
         on_dirty: called when something was sent: call `flush` at the end of the round.
         log: a structlog logger.
+        run_input: calls what reads a connection, in place of the loop.
     """
 
     def __init__(
@@ -436,7 +447,9 @@ class Links:
         events: LinkEvents,
         on_dirty: Callable[[], None],
         log: Any,
+        run_input: RunInput | None = None,
     ) -> None:
+        self._run_input = run_input
         self.config = config
         self.address = address
         self.node_id = node_id
@@ -658,7 +671,7 @@ class Links:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            self._accepted(_PlainWire(self._loop, sock))
+            self._accepted(_PlainWire(self._loop, sock, self._run_input))
 
     def _accepted(self, wire: _Wire) -> None:
         if not self._running or len(self._pending) >= 4 * self.config.peers_max:
@@ -891,7 +904,7 @@ class Links:
         except BaseException:
             sock.close()
             raise
-        return _PlainWire(self._loop, sock)
+        return _PlainWire(self._loop, sock, self._run_input)
 
     async def _shake(self, wire: _Wire) -> Handshake:
         shake = self._handshake(True)
