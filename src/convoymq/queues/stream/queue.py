@@ -78,6 +78,10 @@ class Chunks(NamedTuple):
         """Where to read on; None when nothing was read."""
         return self.runs[-1].offset + self.runs[-1].messages if self.runs else None
 
+    def __repr__(self) -> str:
+        """In short: event loops print what tasks return."""
+        return f"Chunks(first={self.first}, high={self.high}, next={self.next})"
+
 
 class Extent(NamedTuple):
     """The kept range of a stream."""
@@ -263,13 +267,18 @@ class StreamQueue(GroupQueue):
                 answer(["away", f"malformed request: {error}"])
 
         machine = self.machine()
-        if machine is None or request[0] != "read":
-            now()
+        wait_ms = 0
+        wanted = -1
+        try:
+            if machine is not None and request[0] == "read":
+                _, _, offset, end, _, _, wait_ms = request
+                wanted = max(offset, (end or 0) - 1)
+                if end is not None or offset != machine.next:
+                    wait_ms = max(wait_ms, BEHIND_WAIT_MS)
+        except (TypeError, ValueError, IndexError) as error:
+            answer(["away", f"malformed request: {error}"])
             return
-        _, _, offset, end, _, _, wait_ms = request
-        wanted = max(offset, (end or 0) - 1)
-        tail = end is None and offset == machine.next
-        self.when_there(wanted, wait_ms if tail else max(wait_ms, BEHIND_WAIT_MS), now)
+        self.when_there(wanted, wait_ms, now)
 
     async def answer(self, request: Sequence[Any]) -> list[Any]:
         """`serve`, awaited."""
@@ -303,7 +312,7 @@ class StreamQueue(GroupQueue):
             found_at = self._offset_at(machine, request[2])
             return ["time", *(found_at or (None, None))]
         if kind == "stored":
-            return ["stored", machine.stored_offset(request[2])]
+            return ["stored", machine.stored_offset(str(request[2]))]
         raise ValueError(f"unknown request {kind!r}")
 
     def _offset_at(self, machine: StreamMachine, time_ms: int) -> tuple[int, int] | None:

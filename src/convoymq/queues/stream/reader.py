@@ -34,6 +34,10 @@ class Run(NamedTuple):
     """Stream offset of record `first`."""
     time_ms: int
 
+    def __repr__(self) -> str:
+        """Without the block: event loops print what tasks return, and it may be megabytes."""
+        return f"Run(offset={self.offset}, messages={self.messages}, time_ms={self.time_ms})"
+
 
 class ChunkReader:
     """See the module text. `offset` is the next one that it returns."""
