@@ -1196,7 +1196,12 @@ class Broker:
     async def queue_infos(self) -> dict[int, dict[str, Any]]:
         """What the leading, or only, node of each queue says of it, by group id."""
         rows = await self._gather("queues")
-        return {row["group"]: row for row in rows}
+        found = {row["group"]: row for row in rows if "readers" not in row}
+        for row in rows:
+            # Streams are read on every node; their leader knows of its own readers only.
+            if "readers" in row and row["group"] in found:
+                found[row["group"]]["consumers"] += row["readers"]
+        return found
 
     async def close_connection(self, name: str, reason: str) -> bool:
         """Closes a client's connection, on whatever node; False when there is none."""
@@ -1236,7 +1241,7 @@ class Broker:
                 rows = [row for c in self.connections.all() for row in c.consumer_infos()]
                 return rows + self._stage_rows()
             case "queues":
-                return self.local_queue_infos()
+                return self.local_queue_infos() + self._far_readers()
             case "node":
                 alarms = self.alarms_of(self.node_id)
                 return [
@@ -1293,6 +1298,16 @@ class Broker:
             if isinstance(face, LocalQueue):
                 rows.append({**face.info(), "group": group})
         return rows
+
+    def _far_readers(self) -> list[dict[str, Any]]:
+        """How many consumers read streams here that other nodes lead."""
+        return [
+            {"group": group, "readers": queue.reader_count}
+            for group, queue in self._groups.items()
+            if isinstance(queue, StreamQueue)
+            and queue.leader != self.node_id
+            and queue.reader_count
+        ]
 
     async def _on_close_connection(self, node: int, body: Any) -> bool:
         name, reason = body
