@@ -28,7 +28,7 @@ StagedRun = tuple[bytes, int, int, int, int, int, int, int]
 failed ones of these)."""
 
 #: Bounds of one page, whatever the reader asks for; the rest comes with the next.
-PAGE_RUNS_MAX = 16_384
+PAGE_RUNS_MAX = 4096
 PAGE_ROWS_MAX = 1_000_000
 PAGE_BYTES_MAX = 64 << 20
 #: What a node asks another for at a time: other traffic shares the link.

@@ -67,7 +67,7 @@ TTL_MS_MIN = 1_000
 TTL_MS_MAX = 7 * 24 * 3600 * 1000
 TTL_MS_DEFAULT = 3600 * 1000
 #: Runs that one take moves: what is applied at once must stay short. More takes get more.
-TAKE_RUNS_MAX = 65_536
+TAKE_RUNS_MAX = 16_384
 _U63 = (1 << 63) - 1
 
 

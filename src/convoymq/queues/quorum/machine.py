@@ -787,13 +787,14 @@ class QuorumMachine(SessionTable):
 
     def stage_settle(self, stage: Stage, first: int, last: int) -> None:
         """See `stages.Holder`."""
-        for run in stage.held.remove(first, last):
-            if self.trace is not None:
-                owner = stage_session(stage.name)
+        if self.trace is not None:
+            owner = stage_session(stage.name)
+            for _, run in stage.held.between(first, last + 1, stage.held.run_count()):
                 self._trace_run(words.ACKED, words.BY_STAGE, 0, owner, 0, run)
-            self.acked += run[3]
-            self.unacked -= run[3]
-            self.unacked_bytes -= run[4]
+        messages, size = stage.held.drop_oldest(last)
+        self.acked += messages
+        self.unacked -= messages
+        self.unacked_bytes -= size
 
     def stage_return(self, stage: Stage, first: int, last: int, failed: bool) -> None:
         """See `stages.Holder`."""

@@ -23,6 +23,21 @@ cdef class Fifo:
         size=uint64_t, acquired=uint64_t, delivered=uint64_t, counts=uint64_t, part=uint64_t,
     )
     cpdef tuple take(self, uint64_t limit)
+    @cython.locals(
+        words=object, stride=Py_ssize_t, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t,
+        at=Py_ssize_t, place=uint64_t, last=uint64_t, made=list, listed=int64_t,
+    )
+    cpdef list runs_from(
+        self, uint64_t index, uint64_t offset, uint64_t record, int64_t limit, Py_ssize_t runs_max
+    )
+    @cython.locals(
+        words=object, at=Py_ssize_t, entry=uint64_t, place=uint64_t, last=uint64_t, found=list,
+    )
+    cpdef list runs_after(
+        self, uint64_t index, uint64_t offset, uint64_t record, Py_ssize_t runs_max
+    )
+    @cython.locals(words=object, place=uint64_t, amount=uint64_t, counts=uint64_t)
+    cdef tuple _run(self, Py_ssize_t at)
     @cython.locals(head=Py_ssize_t)
     cdef _tidy(self)
 
@@ -45,6 +60,18 @@ cdef class CheckedOut:
     cpdef tuple take_from(
         self, Fifo source, uint64_t message_id, uint64_t limit, uint64_t runs_max
     )
+    @cython.locals(
+        words=object, at=Py_ssize_t, made=list, run_id=uint64_t, place=uint64_t, amount=uint64_t,
+        counts=uint64_t, count=uint64_t, size=uint64_t, skip=uint64_t, kept=uint64_t,
+        part=uint64_t,
+    )
+    cpdef list between(self, uint64_t first_id, uint64_t end_id, Py_ssize_t runs_max)
+    @cython.locals(
+        words=object, at=Py_ssize_t, end=Py_ssize_t, messages=uint64_t, dropped=uint64_t,
+        run_id=uint64_t, amount=uint64_t, count=uint64_t, size=uint64_t, part=uint64_t,
+        part_size=uint64_t,
+    )
+    cpdef tuple drop_oldest(self, uint64_t last_id)
     @cython.locals(
         words=object, head=Py_ssize_t, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t,
         at=Py_ssize_t,

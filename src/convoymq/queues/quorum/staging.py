@@ -405,7 +405,7 @@ def ready_runs(
     What is fresh lies behind all that came back, since messages are taken from its front. Cost:
     O(runs that came back) + O(runs listed)."""
     made: list[tuple[int, tuple[int, ...]]] = []
-    returned = sorted(run for run in machine.returned.runs() if run_after(run, place) is not None)
+    returned = machine.returned.runs_after(*place, PAGE_RUNS_MAX)
     listed = 0
     fresh = machine.fresh.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
     for source in (returned, fresh):

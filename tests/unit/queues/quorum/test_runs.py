@@ -194,3 +194,47 @@ def test_messages_move_from_a_queue_under_ids(counts: list[int], limit: int, run
     assert got == dict(enumerate(before[:taken], 7))
     assert [m for run in fifo.runs() for m in spread(run)] == before[taken:]
     assert (held.size, fifo.size) == (10 * taken, 10 * (len(before) - taken))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0, 30), st.integers(1, 5)),
+        max_size=20,
+        unique_by=lambda run: run[:3],
+    ),
+    st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 36)),
+    st.integers(1, 12),
+)
+def test_runs_after_a_place_come_in_the_order_of_the_log(
+    pushes: list[tuple[int, int, int, int]], place: tuple[int, int, int], runs_max: int
+) -> None:
+    fifo = Fifo(True)
+    for i, (index, offset, first, count) in enumerate(pushes):
+        fifo.push(index, offset, first * 10, count, count, 1 + i % 3, i % 2)
+    behind = [run for run in fifo.runs() if (run[0], run[1], run[2] + run[3] - 1) >= place]
+    assert fifo.runs_after(*place, runs_max) == sorted(behind)[:runs_max]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 99), st.integers(0, 3)), max_size=20),
+    st.lists(st.integers(0, 60), max_size=5),
+)
+def test_dropping_the_oldest_equals_removing_them(
+    adds: list[tuple[int, int, int]], lasts: list[int]
+) -> None:
+    held, other = CheckedOut(), CheckedOut()
+    message_id = 0
+    for i, (count, size, gap) in enumerate(adds):
+        message_id += gap
+        for one in (held, other):
+            one.add(message_id, i, 0, 5, count, size, 1, 0)
+        message_id += count
+    for last in lasts:
+        removed = other.remove(0, last)
+        gone = (sum(run[3] for run in removed), sum(run[4] for run in removed))
+        assert held.drop_oldest(last) == gone
+        assert held.held() == other.held()
+        assert (held.messages, held.size) == (other.messages, other.size)
+        assert held.pack() == other.pack()
