@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 TAKE_MAX = 1 << 40
 """Stands for "all"; the broker takes what is ready."""
-TAKE_AGAIN_ROWS = 65_536
+TAKE_AGAIN_ROWS = 16_384
 """A take moves at most this many runs of messages: after as many messages there may be more."""
 IDLE_TTL_MS = TTL_MS_MAX
 """An empty stage holds nothing back, so it may wait long for its query to come back."""
