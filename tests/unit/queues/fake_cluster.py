@@ -128,6 +128,9 @@ class FakeHost:
     def read_entry(self, group: int, index: int) -> Entry:
         return self.cluster.groups[group].entries[index - 1]
 
+    def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
+        return [self.read_entry(group, index)]
+
     def incarnation_of(self, node: int) -> int:
         return INCARNATION
 

@@ -26,7 +26,7 @@ from convoymq.model.errors import (
     ResourceLocked,
     Unavailable,
 )
-from convoymq.model.tables import Table
+from convoymq.model.tables import Field, Table
 from convoymq.queues.broker import Broker, BrokerSettings
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import FakeCluster, until
@@ -391,3 +391,81 @@ async def test_a_new_face_of_an_old_name_is_another_queue(cluster: FakeCluster) 
     second = cluster.nodes[1].broker.find_queue("/", "q")
     assert first is not second
     assert (first.group, second.group) == (1, 2)
+
+
+STREAM = {"x-queue-type": "stream"}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("node", [1, 2])
+async def test_a_stream_is_published_to_and_read_on_every_node(
+    cluster: FakeCluster, node: int, size: int
+) -> None:
+    arguments = {**STREAM, "x-initial-cluster-size": size}
+    assert await cluster.queue(1, "s", arguments=arguments) == ("s", 0, 0)
+    record = cluster.nodes[1].machine.vhosts["/"].queues["s"]
+    assert len(record.members) == size
+    assert cluster.nodes[1].broker.group_size_of(record) == size
+    await until(lambda: "s" in cluster.nodes[node].machine.vhosts["/"].queues)
+    broker = cluster.nodes[node].broker
+    publisher, reader = channel(cluster, 3, "s"), channel(cluster, node, "s")
+    publisher.publish(b"a", b"b", tag=1)
+    await until(lambda: ("published", [1, 2], True) in publisher.heard)
+    for number in (1, 2):
+        reader.consume(number, prefetch=5, stream_offset=Field("S", b"first"))
+        await until(lambda n=number: reader.deliveries(n) == [b"a", b"b"])
+    assert (await broker.passive_declare("/", "s"))[:2] == ("s", 2)
+    stream = broker.stream_queue(record.group)
+    assert stream is not None
+    assert broker.quorum_queue(record.group) is None
+    assert await stream.offsets("latest", None) == (2, None)
+    chunks = await stream.fetch_chunks(1, None, 10, 1000, 0)
+    assert (chunks.first, chunks.high, chunks.next) == (0, 2, 2)
+    await stream.store_offset("me", 1)
+    assert await stream.query_offset("me") == 1
+    rows = await cluster.nodes[3].broker.queue_infos()
+    assert rows[record.group]["consumers"] == 2
+    # Streams take no notice of conditions, as in RabbitMQ.
+    assert await broker.delete_queue("/", "s", if_unused=True, if_empty=True) == 2
+    await until(lambda: ("cancelled", 1, "deleted") in reader.heard)
+
+
+async def test_the_arguments_of_a_stream_reach_its_machine(cluster: FakeCluster) -> None:
+    arguments = {
+        **STREAM,
+        "x-max-length-bytes": 10_000,
+        "x-max-age": "7D",
+        "x-stream-max-segment-size-bytes": 500,
+        "x-queue-leader-locator": "client-local",
+    }
+    await cluster.queue(2, "s", arguments=arguments)
+    record = cluster.nodes[2].machine.vhosts["/"].queues["s"]
+    assert record.home == 2
+    machine = cluster.nodes[2].host.replica(record.group).machine
+    assert machine.settings == {
+        "max_age_ms": 7 * 24 * 3600 * 1000,
+        "max_bytes": 10_000,
+        "segment_bytes": 500,
+    }
+    await cluster.queue(1, "s", arguments=arguments)
+    with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-max-age'"):
+        await cluster.queue(1, "s", arguments={**arguments, "x-max-age": "8D"})
+    with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-queue-type'"):
+        await cluster.queue(1, "s", arguments={"x-queue-type": "quorum"})
+
+
+@pytest.mark.parametrize(
+    ("properties", "text"),
+    [
+        ({"durable": False}, "invalid property 'non-durable' for queue 's'"),
+        ({"exclusive": True, "owner": 1}, "invalid property 'exclusive-owner' for queue 's'"),
+        ({"auto_delete": True}, "invalid property 'auto-delete' for queue 's'"),
+    ],
+)
+async def test_properties_that_no_stream_has(
+    cluster: FakeCluster, properties: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(PreconditionFailed, match=text):
+        await cluster.queue(1, "s", arguments=STREAM, **properties)
+    with pytest.raises(PreconditionFailed, match="server-named queue for type rabbit_stream_queue"):
+        await cluster.queue(1, "", arguments=STREAM)

@@ -205,3 +205,65 @@ def test_the_virtual_host_decides_before_the_node() -> None:
         vhost_default=QueueType.CLASSIC, node_default=QueueType.QUORUM,
     )  # fmt: skip
     assert len(table) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("x-max-length-bytes", 0),
+        ("x-max-age", "7D"),
+        ("x-max-age", "1Y"),
+        ("x-max-age", "10s"),
+        ("x-stream-max-segment-size-bytes", 3_000_000_000),
+        ("x-initial-cluster-size", 1),
+        ("x-queue-leader-locator", "balanced"),
+        ("x-trace", True),
+    ],
+)
+def test_what_streams_serve(key: str, value: object) -> None:
+    assert accepted({"x-queue-type": "stream", key: value}) is QueueType.STREAM
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("x-max-age", "7", "invalid_max_age"),
+        ("x-max-age", "D", "invalid_max_age"),
+        ("x-max-age", "0D", "invalid_max_age"),
+        ("x-max-age", "7d", "invalid_max_age"),
+        ("x-max-age", "1h30m", "invalid_max_age"),
+        ("x-max-age", 7, "{unacceptable_type,long}"),
+        ("x-initial-cluster-size", 0, "{value_zero,0}"),
+        ("x-max-length-bytes", -1, "{value_negative,-1}"),
+        ("x-queue-leader-locator", "here", "invalid_queue_locator_arg"),
+        ("x-trace", "yes", "{unacceptable_type,longstr}"),
+    ],
+)
+def test_bad_values_of_streams(key: str, value: object, reason: str) -> None:
+    arguments = {"x-queue-type": "stream", key: value}
+    assert refusal(arguments) == f"invalid arg '{key}' for {Q}: {reason}"
+
+
+def test_segments_have_a_largest_size() -> None:
+    arguments = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 3_000_000_001}
+    assert refusal(arguments) == "Exceeded max value for x-stream-max-segment-size-bytes"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("x-expires", 1000),
+        ("x-message-ttl", 1),
+        ("x-dead-letter-exchange", "d"),
+        ("x-max-length", 5),
+        ("x-max-priority", 5),
+        ("x-overflow", "drop-head"),
+        ("x-single-active-consumer", True),
+        ("x-delivery-limit", 5),
+        ("x-quorum-initial-group-size", 3),
+        ("x-consumer-timeout", 1),
+    ],
+)
+def test_what_belongs_to_queues_is_refused_for_streams(key: str, value: object) -> None:
+    arguments = {"x-queue-type": "stream", key: value}
+    assert refusal(arguments) == f"invalid arg '{key}' for {Q} of queue type rabbit_stream_queue"
