@@ -25,15 +25,17 @@ class Plant:
     apply: Callable[[], None]
     faults: str | None
     """Faults that bring it out, for the test; the table in the docs is made without."""
+    load: str = ""
+    """What the simulator is to do (`runner.load_of`)."""
 
 
 def plant(
-    text: str, faults: str | None = None
+    text: str, faults: str | None = None, load: str = ""
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Registers a patch under its function's name."""
 
     def register(apply: Callable[[], None]) -> Callable[[], None]:
-        PLANTS[apply.__name__] = Plant(apply.__name__, text, apply, faults)
+        PLANTS[apply.__name__] = Plant(apply.__name__, text, apply, faults, load)
         return apply
 
     return register
@@ -266,18 +268,116 @@ def returned_as_fresh() -> None:
     machine._return = planted
 
 
+@plant("a stage takes messages that stay in the queue as well", "none", "stages")
+def staged_but_still_ready() -> None:
+    machine = _machine()
+    stage_take = machine.stage_take
+
+    def planted(self: Any, stage: Any, limit: int) -> int:
+        before = stage.next
+        taken: int = stage_take(self, stage, limit)
+        for _, run in stage.held.between(before, before + min(taken, 1), 1):
+            self.returned.push(*run)
+        return taken
+
+    machine.stage_take = planted
+
+
+@plant("a release leaves the epoch as it was", "none", "stages")
+def release_in_the_same_epoch() -> None:
+    from convoymq.queues.stages import Stages
+
+    release = Stages._release
+
+    def planted(self: Any, name: str, *arguments: Any) -> Any:
+        known = self.by_name.get(name)
+        epoch = known.epoch if known is not None else 0
+        release(self, name, *arguments)
+        known.epoch = epoch
+        return known.answer()
+
+    Stages._release = planted  # type: ignore[method-assign]
+
+
+@plant("a take that is repeated takes more", "none", "stages")
+def repeated_take_takes_more() -> None:
+    from convoymq.queues.stages import Stages
+
+    take = Stages._take
+
+    def planted(self: Any, stage: Any, limit: int, after: int) -> Any:
+        return take(self, stage, limit, max(after, stage.next))
+
+    Stages._take = planted  # type: ignore[method-assign]
+
+
+@plant("an expired stage gives nothing back", "none", "stages")
+def expired_stage_keeps_all() -> None:
+    from convoymq.queues.stages import Stages
+
+    def planted(self: Any, time_ms: int) -> list[Any]:
+        expired = [stage for stage in self.by_name.values() if stage.due_ms <= time_ms]
+        for stage in expired:
+            self._forget(stage)
+        return expired
+
+    Stages.expire = planted  # type: ignore[method-assign]
+
+
+@plant("a snapshot leaves out the stages", "crash,kill,membership", "stages")
+def snapshot_without_stages() -> None:
+    import msgspec
+
+    machine = _machine()
+    snapshot = machine.snapshot
+
+    def planted(self: Any) -> bytes:
+        state = msgspec.msgpack.decode(snapshot(self))
+        state.pop("stages", None)
+        return msgspec.msgpack.encode(state)
+
+    machine.snapshot = planted
+
+
+@plant("staged messages are not kept in the log", "none", "stages")
+def staged_entries_are_not_live() -> None:
+    machine = _machine()
+    live_ranges = machine.live_ranges
+
+    def planted(self: Any) -> Any:
+        kept, self.stages = self.stages, type(self.stages)(self)
+        try:
+            return live_ranges(self)
+        finally:
+            self.stages = kept
+
+    machine.live_ranges = planted
+
+
+@plant("a settle acknowledges one message too many", "none", "stages")
+def settles_one_too_many() -> None:
+    from convoymq.queues.stages import Stages
+
+    settle = Stages._settle
+
+    def planted(self: Any, stage: Any, upto: int) -> Any:
+        return settle(self, stage, min(upto + 1, stage.next) if upto > stage.first else upto)
+
+    Stages._settle = planted  # type: ignore[method-assign]
+
+
 def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, str] | None:
     """Plants the bug and runs seeds; (seeds needed, what was noticed), or None."""
     from convoymq.sim.interpreted import use_source
 
     use_source()
-    from convoymq.sim.runner import parse_faults
+    from convoymq.sim.runner import load_of, parse_faults
     from convoymq.sim.world import run_seed
 
     faults = parse_faults(found.faults) if focused else None
     found.apply()
     for seed in range(first, first + limit):
-        result = run_seed(seed, faults)
+        result = run_seed(seed, faults, **load_of(found.load))
         if result.failure is not None:
             return seed - first + 1, result.failure
     return None
