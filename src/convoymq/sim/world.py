@@ -32,6 +32,8 @@ from convoymq.sim.streams import StreamChannel, StreamReferee
 from convoymq.sim.trace import Trace
 
 LIVENESS_LIMIT_US = 90_000_000
+LIVENESS_MESSAGE_US = 40_000
+"""More of it for every message: one consumer may have to take them one by one."""
 CHECK_EVERY_US = 200_000
 EVENTS_MAX = 3_000_000
 STAGE_SHARE = 0.4
@@ -128,6 +130,7 @@ class World:
         injector.stop()
         self._heal()
         limit_us = self.scheduler.now_us + LIVENESS_LIMIT_US
+        limit_us += LIVENESS_MESSAGE_US * self.workload.published
         while True:
             self._run_until(self.scheduler.now_us + CHECK_EVERY_US)
             waiting = self._unfinished()
