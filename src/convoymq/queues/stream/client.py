@@ -132,6 +132,11 @@ class StreamClient(SessionClient):
         self._readers: dict[int, Reader] = {}
 
     @property
+    def has_readers(self) -> bool:
+        """Whether there is anything to serve or to store."""
+        return bool(self._readers)
+
+    @property
     def reader_count(self) -> int:
         """Consumers that were not cancelled."""
         return sum(reader.state != ENDING for reader in self._readers.values())
@@ -150,6 +155,7 @@ class StreamClient(SessionClient):
         reader = Reader(spec.number, spec.prefetch, name)
         reader.deadline_ms = self.queue.clock.monotonic_ms() + self.queue.limits.question_timeout_ms
         self._readers[spec.number] = reader
+        self.queue.has_reader(self)
         if name:
             self._soon(lambda: self._ask_stored(reader, start))
         else:

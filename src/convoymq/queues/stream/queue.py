@@ -116,6 +116,8 @@ class StreamQueue(GroupQueue):
         super().__init__(**common)
         self._ask_node = ask_node
         self._waiters: list[_Waiter] = []
+        #: Clients that have, or had a moment ago, consumers; in the order in which they came.
+        self._reading: dict[StreamClient, None] = {}
         #: Offset → the reader that ended there.
         self._places: dict[int, ChunkReader] = {}
         #: The member that answers this node's reads, as far as it does.
@@ -131,7 +133,11 @@ class StreamQueue(GroupQueue):
     @property
     def reader_count(self) -> int:
         """Consumers of this node's channels."""
-        return sum(client.reader_count for client in self._clients.values())
+        return sum(client.reader_count for client in self._reading)
+
+    def has_reader(self, client: StreamClient) -> None:
+        """The client has a consumer from now on."""
+        self._reading[client] = None
 
     # --- the local replica ---------------------------------------------------------------
 
@@ -163,7 +169,7 @@ class StreamQueue(GroupQueue):
 
     def _moved(self, machine: StreamMachine) -> None:
         end = machine.next
-        for client in list(self._clients.values()):
+        for client in list(self._reading):
             client.on_moved(end)
         if self._waiters:
             due = [waiter for waiter in self._waiters if waiter.offset < end]
@@ -520,8 +526,11 @@ class StreamQueue(GroupQueue):
         """Every TICK_MS: also consumers' offsets, and places nobody came back to."""
         super().tick()
         self._places.clear()
-        for client in list(self._clients.values()):
-            client.tick_readers()
+        for client in list(self._reading):
+            if client.has_readers:
+                client.tick_readers()
+            else:
+                del self._reading[client]
 
     def on_deleted(self) -> None:
         """The metadata say that the stream is gone."""
