@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from convoymq.client import Client, ClientConfig
 from convoymq.kernels import columns as bits
 from convoymq.spark.frames import binary_buffers
 
-BASE_PORT = 12700
+BASE_PORT = int(os.environ.get("CONVOY_SPARK_TEST_BASE_PORT", "12700"))
 PART = 10_000
 
 

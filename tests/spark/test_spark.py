@@ -195,6 +195,34 @@ def test_a_batch_write_arrives_once_and_in_order(
     assert len(nodes.values(target)) == 12_006
 
 
+def test_keys_headers_and_ids_come_back(
+    spark: SparkSession, nodes: Broker, reading: Callable[..., DataFrame]
+) -> None:
+    stream = nodes.declare("stream")
+    rows = spark.range(50).select(
+        f.when(f.col("id") % 3 != 0, f.format_string("k%d", "id")).alias("key"),
+        f.col("id").cast("string").cast("binary").alias("value"),
+        f.lit(stream).alias("topic"),
+        f.array(
+            f.struct(
+                f.lit("n").alias("key"), f.col("id").cast("string").cast("binary").alias("value")
+            )
+        ).alias("headers"),
+        f.format_string("m%d", "id").alias("message_id"),
+    )
+    rows.repartition(1).sortWithinPartitions("message_id").write.format("convoymq").mode(
+        "append"
+    ).option("servers", nodes.servers).save()
+    found = reading(stream, includeHeaders="true", includeProperties="true").collect()
+    assert len(found) == 50
+    for row in found:
+        number = int(row.value)
+        assert row.key == (f"k{number}".encode() if number % 3 else None)
+        assert [(h.key, bytes(h.value)) for h in row.headers] == [("n", b"%d" % number)]
+        assert row.properties.message_id == f"m{number}"
+        assert row.properties.delivery_mode == 2
+
+
 # --- streaming -------------------------------------------------------------------------------
 
 
