@@ -57,4 +57,6 @@ def test_regressions(case: dict[str, object]) -> None:
     assert isinstance(seed, int)
     faults = case.get("faults")
     assert faults is None or isinstance(faults, list)
-    assert_kept(run_seed(seed, faults))
+    load = case.get("load", "")
+    assert isinstance(load, str)
+    assert_kept(run_seed(seed, faults, **load_of(load)))
