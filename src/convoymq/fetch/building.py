@@ -24,18 +24,19 @@ class Rows:
         self, time: Slice, columns: int, max_rows: int, max_bytes: int, step_bytes: int
     ) -> None:
         self._time = time
-        self._writer = ColumnWriter(columns, max_rows, max_bytes)
+        self._writer: ColumnWriter | None = ColumnWriter(columns, max_rows, max_bytes)
+        self._count = 0
         self._step_bytes = step_bytes
 
     @property
     def count(self) -> int:
         """Rows so far."""
-        return int(self._writer.rows)
+        return self._count
 
     @property
     def full(self) -> bool:
         """Whether no more rows are taken."""
-        return bool(self._writer.full)
+        return self._writer is None or bool(self._writer.full)
 
     async def add(self, runs: Iterable[Run]) -> int:
         """Appends rows until there is no more room; returns how many were taken.
@@ -45,33 +46,36 @@ class Rows:
         """
         taken = 0
         writer = self._writer
+        assert writer is not None
         for block, command, first, count, base, time_ms, *tries in runs:
             done = 0
             while done < count:
                 if writer.full:
                     return taken
                 await self._time.check()
-                step = min(count - done, self._step())
+                step = min(count - done, self._step(writer))
                 got = writer.append(
                     block, command, first + done, step, base + done, time_ms, *tries
                 )
                 done += got
                 taken += got
+                self._count += got
                 if got < step:
                     return taken
         return taken
 
-    def _step(self) -> int:
+    def _step(self, writer: ColumnWriter) -> int:
         """How many rows to append at a time, judged by those before."""
-        rows = self._writer.rows
+        rows = writer.rows
         if not rows:
             return FIRST_STEP_ROWS
-        return max(1, min(STEP_ROWS_MAX, self._step_bytes * rows // max(1, self._writer.bytes)))
+        return max(1, min(STEP_ROWS_MAX, self._step_bytes * rows // max(1, writer.bytes)))
 
     async def finish(self, next_: int, compression: str) -> bytes:
-        """Returns the whole columnar frame."""
+        """Returns the whole columnar frame, and lets go of the blocks that the rows lie in."""
         await self._time.check()
-        writer = self._writer
+        writer, self._writer = self._writer, None
+        assert writer is not None
         if not compression:
             return bytes(writer.finish(next_))
         # Compressing takes many slices, and does not need the interpreter.

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-OUTPUT_HIGH = 256 << 10
-OUTPUT_LOW = 64 << 10
 CLOSE_TIMEOUT_S = 5.0
 SCRATCH_BYTES = 64 << 10
 """What is read at a time of a connection whose bytes are not looked at any more."""
@@ -117,6 +115,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         self._drained = asyncio.Event()
         self._drained.set()
         self._backlog = 0
+        self._stuck_since = 0.0
         self._turn = asyncio.Lock()
         self._writing = False
         self._held: list[Parts] = []
@@ -129,7 +128,9 @@ class FetchConnection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
         self._transport = transport  # type: ignore[assignment]
         assert self._transport is not None
-        self._transport.set_write_buffer_limits(high=OUTPUT_HIGH, low=OUTPUT_LOW)
+        # What the transport keeps is a part of an answer and holds all of it: the answer is done,
+        # and its room given back, when nothing is kept. TLS pauses at the bound, not above it.
+        self._transport.set_write_buffer_limits(high=int(self.ssl), low=0)
         head, self._head = self._head, b""
         self._transport.write(PREFACE)
         try:
@@ -248,21 +249,34 @@ class FetchConnection(asyncio.BufferedProtocol):
     def _watch_output(self) -> None:
         if self._transport is None or self.state is State.CLOSED:
             return
+        self._stuck_since = asyncio.get_running_loop().time()
         self._backlog = self._transport.get_write_buffer_size()
-        self._slow_timer = asyncio.get_running_loop().call_later(
-            self.edge.settings.write_timeout_s, self._check_output
-        )
+        self._look_later()
+
+    def _look_later(self) -> None:
+        settings = self.edge.settings
+        pause = min(settings.write_timeout_s, settings.pressed_timeout_s)
+        self._slow_timer = asyncio.get_running_loop().call_later(pause, self._check_output)
 
     def _check_output(self) -> None:
         self._slow_timer = None
         if self._transport is None or self._drained.is_set():
             return
-        if self._transport.get_write_buffer_size() + PROGRESS_BYTES_MIN > self._backlog:
-            self.edge.counters.slow += 1
-            log.warning("fetch.slow_reader_dropped", connection=self.name, waiting=self._backlog)
-            self._abort()
+        waiting = self._transport.get_write_buffer_size()
+        if waiting + PROGRESS_BYTES_MIN <= self._backlog:
+            self._watch_output()
             return
-        self._watch_output()
+        settings = self.edge.settings
+        # Memory that others wait for is not left for long to who does not read.
+        patience = settings.write_timeout_s
+        if self.edge.budget.is_short:
+            patience = min(patience, settings.pressed_timeout_s)
+        if asyncio.get_running_loop().time() - self._stuck_since < patience * 0.99:
+            self._look_later()
+            return
+        self.edge.counters.slow += 1
+        log.warning("fetch.slow_reader_dropped", connection=self.name, waiting=waiting)
+        self._abort()
 
     # --- closing ---------------------------------------------------------------------------
 

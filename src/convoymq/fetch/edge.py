@@ -84,6 +84,9 @@ class FetchEdge:
             connection.close("the node stops")
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_TIMEOUT_S)
+        deadline = asyncio.get_running_loop().time() + STOP_TIMEOUT_S
+        while self.connections and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
 
     def metrics(self) -> list[tuple[str, str, dict[str, str], int]]:
         """(kind, name, labels, value) of everything that is counted."""

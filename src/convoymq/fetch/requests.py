@@ -294,6 +294,8 @@ class Requests:
                 if not got or rows.full or at >= end or rows.count >= request.max_rows:
                     break
             answer = {"first": chunks.first, "high": chunks.high}
+            # While the client reads, only the answer is kept, not the log's blocks.
+            del chunks
             await self._send(frame, answer, rows, at, request.compression)
 
     async def _stage_fetch(self, frame: Frame) -> None:
@@ -319,6 +321,7 @@ class Requests:
                 ended = request.end is not None and at >= request.end
                 if not got or rows.full or ended or rows.count >= request.max_rows:
                     break
+            del runs
             await self._send(frame, {"first": first, "next": at}, rows, at, request.compression)
 
     async def _browse(self, frame: Frame) -> None:
@@ -338,6 +341,7 @@ class Requests:
                 # The cursor stands behind all that was found: ask for what fits.
                 max_rows = max(1, got)
             answer = {"cursor": cursor}
+            del runs
             await self._send(frame, answer, rows, rows.count, request.compression)
 
     async def _add(self, rows: Rows, runs: Sequence[Run]) -> int:

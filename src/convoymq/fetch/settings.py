@@ -21,6 +21,8 @@ class FetchSettings:
     """[fetch.connections_max]"""
     write_timeout_s: float = 30.0
     """[fetch.write_timeout] A client that reads nothing for so long is dropped."""
+    pressed_timeout_s: float = 2.0
+    """The same while others wait for room in the node's buffer."""
     request_timeout_s: float = 60.0
     """[fetch.request_timeout] A request without an answer by then is answered with an error."""
     slice_s: float = 0.0005

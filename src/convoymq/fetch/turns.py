@@ -68,6 +68,11 @@ class Budget:
         self.used = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waiting)
+
     async def take(self, wanted: int) -> int:
         """Waits until there is room and returns what was taken, to be given back."""
         size = min(wanted, self.limit)

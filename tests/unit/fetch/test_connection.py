@@ -220,6 +220,25 @@ async def test_the_node_s_budget_makes_requests_wait(tmp_path: Path) -> None:
         await until(lambda: rig.edge.budget.used == 0)
 
 
+async def test_slow_readers_are_dropped_sooner_when_others_wait_for_their_room(
+    tmp_path: Path,
+) -> None:
+    async with Rig(
+        tmp_path, buffer_bytes=1 << 20, answer_bytes=1 << 19, pressed_timeout_s=0.05
+    ) as rig:
+        rig.stream("s", [bytes(500)] * 900)
+        slow = [await rig.client() for _ in range(5)]
+        for peer in slow:
+            peer.transport.stuck = True
+            peer.send(Op.FETCH, {"stream": "s", "offset": 0})
+        other = await rig.client()
+        answer = await other.ask(Op.FETCH, stream="s", offset=0)
+        assert len(values_of(answer.payload)) == 900
+        assert rig.edge.counters.slow >= 3
+        assert sum(not peer.transport.closed for peer in slow) >= 1, "nobody waits any more"
+        assert rig.edge.budget.used <= 1 << 20
+
+
 async def test_requests_of_much_payload_stop_reading(tmp_path: Path) -> None:
     async with Rig(tmp_path, frame_max=1 << 20, answer_bytes=1 << 20) as rig:
         await rig.queue("q")
