@@ -384,8 +384,8 @@ def stretch_over_a_repeat() -> None:
     machine._append = planted
 
 
-@plant("retention goes by the time at which a replica started", "crash,kill", "streams")
-def retention_by_local_time() -> None:
+@plant("a restored stream takes its newest message for younger", "crash,kill", "streams")
+def restored_stream_is_younger() -> None:
     machine = _stream()
     restore = machine._restore
 
