@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig, errors
 from convoymq.kernels.columns import DELIVERY_COUNT, OFFSET, REDELIVERED, VALUE
+from convoymq.model.errors import Unavailable
 from tests.faults.traffic import connect, declare, drain, fill, padded, until
 
 QUEUE = "orders"
@@ -288,6 +290,62 @@ def test_a_driver_that_is_fenced_now_and_then_archives_every_message_once(
     archived = [row for batch in sorted(archive) for row in archive[batch]]
     assert archived == [(i, i) for i in range(count)]
     until(lambda: cluster.messages_in(QUEUE) == 0, "messages are left")
+
+
+def test_a_stage_and_a_consumer_share_a_queue_while_its_leader_is_killed(
+    cluster: LocalCluster,
+) -> None:
+    count = 2000
+    declare(cluster, 1, QUEUE)
+    fill(cluster, 1, QUEUE, count, SIZE)
+    assert cluster.leader_of(QUEUE) == 1
+    consumed: list[int] = []
+    over = threading.Event()
+
+    def consume() -> None:
+        # At a node that lives on: what it acknowledges is acknowledged.
+        connection = connect(cluster, 2)
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=7)
+        for method, _, body in channel.consume(QUEUE, inactivity_timeout=0.1):
+            if method is not None:
+                consumed.append(int(body))
+                channel.basic_ack(method.delivery_tag)
+            elif over.is_set():
+                break
+        connection.close()
+
+    consumer = threading.Thread(target=consume)
+    archived: list[tuple[int, int]] = []
+    with client(cluster) as every:
+        owner = Owner(every)
+        # The stage has the first part for sure, whatever the consumer takes.
+        owner.take(200)
+        consumer.start()
+        killed = False
+        while owner.first < owner.next or not is_over(cluster):
+            if owner.first == owner.next and owner.take(20) == owner.first:
+                continue
+            end = min(owner.first + 30, owner.next)
+            archived += owner.read(owner.first, end)
+            if not killed and len(archived) >= 100:
+                cluster.kill(1)
+                killed = True
+            owner.settle(end)
+        over.set()
+        consumer.join()
+    assert killed
+    assert [offset for offset, _ in archived] == list(range(len(archived)))
+    staged = [number for _, number in archived]
+    assert len(consumed) == len(set(consumed))
+    assert sorted(staged + consumed) == list(range(count))
+
+
+def is_over(cluster: LocalCluster) -> bool:
+    """Whether the queue has nothing left; no while nobody can tell."""
+    with contextlib.suppress(Unavailable, LookupError):
+        return cluster.messages_in(QUEUE) == 0
+    return False
 
 
 def test_a_queue_with_one_replica_is_staged_and_browsed_from_every_node(
