@@ -164,6 +164,8 @@ class _Job:
             covered=_spans(facts),
         )
         self.raw = spark.read.schema(FILE_SCHEMA).parquet(*files)
+        chosen = _files_of_primary(files, footers, facts) or files
+        self.raw_primary = spark.read.schema(FILE_SCHEMA).parquet(*chosen)
         self.decided = self._from_primary()
 
     def settings(self) -> _Settings:
@@ -206,7 +208,7 @@ class _Job:
             for each in self.facts
             for r in each.primary
         ]
-        rows = self.raw.where(self.f.col("kind").isin(*DECIDED))
+        rows = self.raw_primary.where(self.f.col("kind").isin(*DECIDED))
         return self._within(rows, ranges).withColumns(self._packed(self.f.col("ordinal")))
 
     def _packed(self, ordinal: Any) -> dict[str, Column]:
@@ -540,6 +542,24 @@ def _spans(facts: Iterable[QueueFacts]) -> tuple[tuple[int, int, int], ...]:
             else:
                 made.append((each.group, part.start, part.end))
     return tuple(made)
+
+
+def _files_of_primary(
+    files: Sequence[str], footers: Sequence[dict[str, Any]], facts: Iterable[QueueFacts]
+) -> list[str]:
+    """Files that hold decided rows of the ranges that were chosen: the other replicas' are only
+    compared."""
+    ranges = {each.group: each.primary for each in facts}
+    chosen = []
+    for file, footer in zip(files, footers, strict=True):
+        life = (footer["node"], footer["incarnation"])
+        if any(
+            (part.node, part.incarnation) == life and start < part.end and part.start < end
+            for part in ranges[footer["group"]]
+            for start, end in footer["covered"]
+        ):
+            chosen.append(file)
+    return chosen
 
 
 def _first_spans(scope: Scope) -> list[tuple[int, int]]:
