@@ -260,11 +260,16 @@ class StreamClient(SessionClient):
                 del self._readers[consumer]
             else:
                 reader.state = ENDING
-                reader.chunks = None
+                self._let_go(reader)
                 self._store(reader)
                 if not (reader.name and reader.unacked):
                     del self._readers[consumer]
         self._soon(lambda: self._events.on_cancel_ok(self, consumer))
+
+    def _let_go(self, reader: Reader) -> None:
+        if reader.chunks is not None:
+            reader.chunks.park()
+            reader.chunks = None
 
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
@@ -376,8 +381,8 @@ class StreamClient(SessionClient):
             reader.pulling = False
         if turn <= 0:
             self._later(reader, 0)
-        elif chunks is not None:
-            chunks.release()
+        elif reader.chunks is not None:
+            self.queue.keep(reader.chunks)
 
     def _hand_over(
         self, reader: Reader, offset: int, block: bytes, command: int, first: int, count: int
@@ -468,6 +473,7 @@ class StreamClient(SessionClient):
         """The channel is gone; the client stays until the queue has heard it."""
         if not self.closed:
             for reader in self._readers.values():
+                self._let_go(reader)
                 self._store(reader)
             self._readers.clear()
         super().close()

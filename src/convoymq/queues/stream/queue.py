@@ -62,6 +62,8 @@ YIELD_BYTES = 1 << 20
 #: How long a read waits at least for what a replica does not have yet and others may.
 BEHIND_WAIT_MS = 5_000
 ASK_TIMEOUT_MS = 5_000
+#: Consumers' places that keep what was read along with them (SPAN_BYTES, or one large entry).
+KEPT_MAX = 32
 #: Places in the log that are remembered for who reads on where the last read ended.
 PLACES_MAX = 16
 
@@ -120,6 +122,8 @@ class StreamQueue(GroupQueue):
         self._reading: dict[StreamClient, None] = {}
         #: Offset → the reader that ended there.
         self._places: dict[int, ChunkReader] = {}
+        #: Places that hold entries, the one that was used last at the end.
+        self._kept: dict[ChunkReader, None] = {}
         #: The member that answers this node's reads, as far as it does.
         self._near: int | None = None
         #: This node's own session, for offsets that edges store.
@@ -155,6 +159,15 @@ class StreamQueue(GroupQueue):
     def reader(self, machine: StreamMachine, offset: int) -> ChunkReader:
         """A place in the local log."""
         return ChunkReader(machine, self._span, offset)
+
+    def keep(self, reader: ChunkReader) -> None:
+        """A consumer's place stays open for its next turn, as long as not too many do."""
+        self._kept.pop(reader, None)
+        self._kept[reader] = None
+        if len(self._kept) > KEPT_MAX:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            oldest.park()
 
     def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
         """Answers publishers, then serves who reads."""

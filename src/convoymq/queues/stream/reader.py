@@ -14,6 +14,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import OffsetOutOfRange
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.storage.types import EntryGone
 
 #: How much one read of the log brings along when the entries lie on disk.
 SPAN_BYTES = 1 << 20
@@ -59,6 +60,8 @@ class ChunkReader:
         self._chunks: list[tuple[int, int, int]] = []
         self._at = 0
         self._record = 0
+        #: The same without the entry: (entry index, which chunk, which record).
+        self._parked: tuple[int, int, int] | None = None
 
     def next(self, rows_max: int, bytes_max: int) -> Run | None:
         """The next records, at most about so many body bytes of one chunk, at least one; None at
@@ -75,6 +78,11 @@ class ChunkReader:
             if self.offset == machine.next:
                 return None
             self._enter()
+        if self._parked is not None:
+            index, at, record = self._parked
+            self._open(index)
+            self._at = at
+            self._record = record
         while self._at == len(self._chunks):
             assert self._entry is not None
             self._open(self._entry.index + 1)
@@ -101,16 +109,21 @@ class ChunkReader:
         position = chunks.find(self.offset)
         index, command, first, start = chunks.row(position)
         last = position + 1 == len(chunks)
-        self._end = self.machine.next if last else chunks.offsets[position + 1]
-        if start == self._start:
-            # It has grown since; the place in it is still right.
-            return
-        self._start = start
+        end = self.machine.next if last else chunks.offsets[position + 1]
+        if start != self._start:
+            # Until the place is found there is none: a read may fail.
+            self._start = self._end = -1
+            self._seek(index, command, first, self.offset - start)
+            self._start = start
+        # Else it has grown since, and the place in it is still right.
+        self._end = end
+
+    def _seek(self, index: int, command: int, first: int, behind: int) -> None:
+        """Goes to the message that stands `behind` others from a stretch's first one on."""
         self._open(index)
         while self._chunks[self._at][0] < command:
             self._at += 1
         self._record = first
-        behind = self.offset - start
         while behind:
             while self._at == len(self._chunks):
                 assert self._entry is not None
@@ -130,14 +143,18 @@ class ChunkReader:
             # What is not applied yet may be replaced by another leader's.
             limit = self.machine.index
             read = self._read(index, SPAN_BYTES)
-            span = self._span = [
+            span = [
                 entry
                 for place, entry in enumerate(read)
                 if entry.index == index + place and entry.index <= limit
             ]
+            if not span:
+                raise EntryGone(f"entry {index} is not applied here")
+            self._span = span
         entry = self._entry = span[index - span[0].index]
         self._at = 0
         self._record = 0
+        self._parked = None
         data = entry.data
         self._chunks = [
             (offset, count, batch.enqueue_bytes(data, offset))
@@ -149,6 +166,15 @@ class ChunkReader:
         """Lets go of what was read along; the place stays."""
         if self._entry is not None:
             self._span = (self._entry,)
+
+    def park(self) -> None:
+        """Lets go of all that was read; the place stays."""
+        if self._entry is not None:
+            if self._parked is None:
+                self._parked = (self._entry.index, self._at, self._record)
+            self._entry = None
+            self._span = ()
+            self._chunks = []
 
 
 def offset_at(machine: StreamMachine, read: ReadSpan, time_ms: int) -> tuple[int, int] | None:

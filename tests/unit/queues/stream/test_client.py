@@ -11,6 +11,7 @@ from convoymq.model.errors import NotServed, PreconditionFailed, Unavailable
 from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec
 from convoymq.queues.stream.client import STORE_MESSAGES, STORE_MS, TURN_BYTES, Reader
+from convoymq.queues.stream.queue import KEPT_MAX
 from tests.unit.queues.quorum.cluster import GROUP, Events, publish, tags
 from tests.unit.queues.stream.cluster import StreamCluster, reading, start
 
@@ -257,6 +258,23 @@ def test_a_damaged_log_is_read_when_it_is_whole_again() -> None:
     cluster.gone.clear()
     cluster.wait(250)
     assert offsets(events) == [0, 1, 2]
+
+
+def test_many_idle_consumers_hold_little() -> None:
+    cluster = filled(50)
+    client, events = cluster.nodes[2].open()
+    count = KEPT_MAX + 20
+    for number in range(1, count + 1):
+        client.subscribe(reading(FIRST, number=number, prefetch=number % 7 + 1))
+    cluster.run()
+    held = [r for r in client._readers.values() if r.chunks and r.chunks._entry is not None]
+    assert len(held) == KEPT_MAX
+    for number in range(1, count + 1):
+        client.settle(number, (0, number % 7))
+        client.set_credit(number, 100)
+    cluster.run()
+    for number in range(1, count + 1):
+        assert offsets(events, number) == list(range(50))
 
 
 def test_deletion_ends_consumers_and_confirms_publishes() -> None:
