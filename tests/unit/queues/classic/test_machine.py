@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -38,6 +40,10 @@ def no_loading(block: Block) -> tuple[bytes, int]:
     raise AssertionError("nothing was taken out of memory")
 
 
+STAGE = (-1, 0)
+"""Who holds what is staged."""
+
+
 class Model(RuleBasedStateMachine):
     """Every message is in exactly one of: ready (ascending), held by a consumer, gone."""
 
@@ -54,9 +60,15 @@ class Model(RuleBasedStateMachine):
         self.published = 0
         self.consumers: dict[tuple[int, int], int] = {}
         self.next_consumer = 0
+        self.epoch = 0
+        self.staged = {"epoch": 0, "fence": 0, "first": 0, "next": 0}
+        """What the stage's owner heard last; epoch 0 = it has none."""
 
     def run_batch(self) -> list[Effect]:
         self.machine.apply(self.builder.take_forward(1, 0), 1000)
+        return self.hear()
+
+    def hear(self) -> list[Effect]:
         effects, self.machine.effects = self.machine.effects, []
         for effect in effects:
             if effect[0] == DELIVER:
@@ -100,7 +112,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(data=st.data(), requeue=st.booleans())
     def settle(self, data: st.DataObject, requeue: bool) -> None:
-        holders = [key for key, ids in self.held.items() if ids]
+        holders = [key for key, ids in self.held.items() if ids and key != STAGE]
         if not holders:
             return
         session, consumer = data.draw(st.sampled_from(sorted(holders)))
@@ -146,6 +158,62 @@ class Model(RuleBasedStateMachine):
         self.run_batch()
         self.targets[session] = PublishTarget(self.builder, session, None)
 
+    def op(self, op: str, **fields: Any) -> dict[str, int]:
+        """An op of the stage's owner, which is never refused."""
+        self.epoch += 1
+        mine = {"epoch": self.staged["epoch"], "fence": self.staged["fence"]}
+        request = {"op": op, "stage": "s", "owner": "o", "ttl_ms": 1000, **mine, **fields}
+        reason, answer = self.machine.stage(request, self.epoch, 1000)
+        assert reason is None
+        assert answer is not None
+        return answer
+
+    @rule(count=st.integers(0, 8))
+    def stage(self, count: int) -> None:
+        if not self.staged["epoch"]:
+            self.staged = self.op("open")
+        held = self.held.setdefault(STAGE, {})
+        first = self.staged["next"]
+        expected = sorted(self.ready)[:count]
+        self.staged = self.op("take", max=count, after=first)
+        assert self.staged["next"] == first + len(expected)
+        for offset, position in enumerate(expected, first):
+            del self.ready[position]
+            held[offset] = position
+        if expected:
+            # A repeat takes nothing.
+            assert self.op("take", max=count + 1, after=first) == self.staged
+
+    @rule(data=st.data(), kind=st.sampled_from(["settle", "settle", "release", "close"]))
+    def unstage(self, data: st.DataObject, kind: str) -> None:
+        if not self.staged["epoch"]:
+            return
+        held = self.held.setdefault(STAGE, {})
+        at = data.draw(st.integers(self.staged["first"], self.staged["next"]))
+        if kind == "settle":
+            self.staged = self.op("settle", upto=at)
+            for offset in [o for o in held if o < at]:
+                del held[offset]
+        else:
+            if kind == "close":
+                at = 0
+            self.give_back([held.pop(o) for o in sorted(held) if o >= at])
+            answer = self.op(kind, **{"from": at, "failed": True})
+            self.staged = answer or {"epoch": 0, "fence": 0, "first": 0, "next": 0}
+            self.hear()
+
+    @invariant()
+    def stage_agrees(self) -> None:
+        known = self.machine.stages.by_name.get("s")
+        assert (known is not None) == bool(self.staged["epoch"])
+        if known is not None:
+            held = self.held.get(STAGE, {})
+            assert known.answer() == self.staged
+            assert sorted(held) == list(range(known.first, known.next))
+            runs = known.held.between(known.first, known.next, 1000)
+            positions = [run.position + k for run in runs for k in range(run.count)]
+            assert positions == [held[o] for o in sorted(held)]
+
     @invariant()
     def agrees(self) -> None:
         self.machine.check_invariants()
@@ -158,7 +226,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
 def test_a_repeated_batch_is_answered_and_not_applied_again() -> None:
