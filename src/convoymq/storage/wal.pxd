@@ -23,10 +23,10 @@ cdef class Wal:
     cdef public list _pool, _flight, _completing, _flight_buffers, _idle
     cdef public int64_t _pool_counter, generation, sequence, written_sequence, barrier
     cdef public int64_t backlog_bytes, _fenced_sequence, _seen_sequence, flush_count, bytes_written
-    cdef public int64_t _size_max
+    cdef public int64_t _size_max, _allocation_began
     cdef public bint _preallocate
     cdef public object blocked, on_blocked, on_written, on_full
-    cdef public tuple _previous
+    cdef public tuple _previous, _piece
     cdef public Batch _open
     cdef public object _sealed
     @cython.locals(batch=Batch, size=int64_t, end=int64_t)
@@ -45,5 +45,5 @@ cdef class Wal:
     cpdef _completed(self, object token, int code)
     cpdef bint _has_better_next(self)
     cpdef bint _is_outgrown(self, WalFile current, int64_t need)
-    @cython.locals(current=WalFile)
+    @cython.locals(current=WalFile, piece=tuple)
     cpdef _consider_allocating(self)

@@ -53,6 +53,9 @@ PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
 
 PREALLOCATE_CHUNK_BYTES = 1 << 20
 """Flushes wait for no more than this much of preallocation."""
+PREALLOCATE_AHEAD = 24
+"""For every byte that is logged so many are prepared at most: in time for who logs fast (the first
+file's START_BYTES hold until a whole one is ready), and no burst on the disk of who does not."""
 START_BYTES = 8 << 20
 """Preallocation starts when this part of a growing file, or half of one that does not grow, has
 been filled: an idle node writes nothing."""
@@ -157,6 +160,10 @@ class Wal:
         self._pool: list[str] = []
         self._pool_counter = 0
         self._allocating = False
+        self._allocation_began = 0
+        """`bytes_written` when the file under preparation was begun."""
+        self._piece: tuple[File, str, int] | None = None
+        """The file under preparation and how far it is, while it waits for more to be logged."""
         self.generation = 0
         """Last generation given out."""
         self.sequence = 0
@@ -512,6 +519,12 @@ class Wal:
 
     def _consider_allocating(self) -> None:
         current = self.current
+        piece = self._piece
+        if piece is not None:
+            if piece[2] <= PREALLOCATE_AHEAD * (self.bytes_written - self._allocation_began):
+                self._piece = None
+                self._allocate(*piece)
+            return
         if current is None or self._allocating or self._preparing:
             return
         whole = current.size >= self._size_max
@@ -520,6 +533,7 @@ class Wal:
         if self._has_better_next() or self._pool or self.closing:
             return
         self._allocating = True
+        self._allocation_began = self.bytes_written
         self._pool_counter += 1
         self._allocate(None, f"wal/{self._pool_counter:016x}.preparing", 0)
 
@@ -543,7 +557,8 @@ class Wal:
                 self._worker.submit(lambda: directory.remove(name), lambda _, e: None)
                 return
             if at + PREALLOCATE_CHUNK_BYTES < size:
-                self._allocate(target, name, at + PREALLOCATE_CHUNK_BYTES)
+                self._piece = (target, name, at + PREALLOCATE_CHUNK_BYTES)
+                self._consider_allocating()
                 return
             self._allocating = False
             target.close()
