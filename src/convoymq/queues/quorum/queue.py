@@ -97,7 +97,8 @@ class QuorumQueue(GroupQueue):
     def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
         """See `GroupQueue`; and readers of stages may wait for what was applied."""
         super().on_effects(effects, replica)
-        self._staging.on_applied()
+        if self._staging.waiters:
+            self._staging.on_applied()
 
     def _first_due_ms(self, replica: Any) -> int | None:
         machine: QuorumMachine = replica.machine

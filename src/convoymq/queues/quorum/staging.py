@@ -71,7 +71,8 @@ class Staging:
         """Ops that wait for an answer."""
         self._used_ms = 0
         self._timer: Any = None
-        self._appliers: list[asyncio.Future[None]] = []
+        self.waiters: list[asyncio.Future[None]] = []
+        """Readers that wait for the replica; `on_applied` wakes them."""
         self._touched: dict[str, tuple[int, int]] = {}
 
     @property
@@ -263,19 +264,19 @@ class Staging:
 
     async def _until_applied(self, timeout: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._appliers.append(waiter)
+        self.waiters.append(waiter)
         try:
             async with asyncio.timeout(timeout):
                 await waiter
         except TimeoutError:
             pass
         finally:
-            if waiter in self._appliers:
-                self._appliers.remove(waiter)
+            if waiter in self.waiters:
+                self.waiters.remove(waiter)
 
     def on_applied(self) -> None:
         """The replica went on: readers that wait for it look again."""
-        waiters, self._appliers = self._appliers, []
+        waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
