@@ -132,8 +132,8 @@ class _QueueStreamReader(DataSourceStreamReader):
 
     def _nothing_ready(self) -> bool:
         """Whether a look at the queue, which costs no log entry, finds it empty."""
-        result, _ = self._client.browse(self._options.queue, max_rows=1, columns=bits.OFFSET)
-        return not result.frame.rows
+        result, cursor = self._client.browse(self._options.queue, max_rows=1, columns=bits.OFFSET)
+        return not result.frame.rows and cursor is None
 
     def _pace(self) -> None:
         """Spark asks an idle source a hundred times a second; the broker need not hear of each."""
