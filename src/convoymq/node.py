@@ -782,9 +782,15 @@ class Node:
             write_timeout_s=fetch.write_timeout_ms / 1000,
             request_timeout_s=fetch.request_timeout_ms / 1000,
             slice_s=fetch.slice_us / 1_000_000,
+            rest_s=fetch.rest_us / 1_000_000,
             message_size_max=self.config.amqp.max_message_size,
         )
-        self.fetch = FetchEdge(broker=self.broker, settings=settings)
+        outbox = self.outbox
+        self.fetch = FetchEdge(
+            broker=self.broker,
+            settings=settings,
+            activity=lambda: outbox.bytes_received + outbox.bytes_sent,
+        )
         self.broker.edge_metrics = self.fetch.metrics
 
     async def _open_management(self) -> None:

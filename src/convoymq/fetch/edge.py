@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -21,11 +21,18 @@ STOP_TIMEOUT_S = 1.0
 class FetchEdge:
     """See the module text. Make it on the loop it serves."""
 
-    def __init__(self, *, broker: Any, settings: FetchSettings | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        broker: Any,
+        settings: FetchSettings | None = None,
+        activity: Callable[[], int] = int,
+    ) -> None:
+        """`activity`: a number that changes when AMQP clients of this node send or receive."""
         self.broker = broker
         self.settings = settings if settings is not None else FetchSettings()
         self.counters = FetchCounters()
-        self.turns = Turns(self.settings.slice_s)
+        self.turns = Turns(self.settings.slice_s, self.settings.rest_s, activity)
         self.budget = Budget(self.settings.buffer_bytes)
         """Answers that are built or not yet read."""
         self.input = Budget(self.settings.buffer_bytes)

@@ -27,6 +27,8 @@ class FetchSettings:
     """[fetch.request_timeout] A request without an answer by then is answered with an error."""
     slice_s: float = 0.0005
     """[fetch.slice] How long the event loop is kept at a time."""
+    rest_s: float = 0.001
+    """[fetch.rest] How long it is left alone then while AMQP clients of the node are active."""
     message_size_max: int = 16 << 20
     """[max_message_size] Body limit of produced messages, bytes."""
     authenticate_timeout_s: float = AUTHENTICATE_TIMEOUT_S

@@ -1,8 +1,9 @@
 """Sharing: of the event loop between large frames and everything else, and of memory.
 
 `Turns` hands out one turn per round of the loop, to whoever has waited longest: between two turns
-every other socket and timer is served once. `Slice` tells its user when a turn is over. `Budget`
-bounds bytes over all connections, first come, first served. ADR 0010 has the reasons.
+every other socket and timer is served once, and while other clients are active the process rests as
+well. `Slice` tells its user when a turn is over. `Budget` bounds bytes over all connections, first
+come, first served. ADR 0010 has the reasons.
 """
 
 from __future__ import annotations
@@ -10,14 +11,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
+
+ACTIVE_S = 0.1
+"""Other clients count as active for so long after a byte of theirs."""
 
 
 class Turns:
-    """One turn of the loop at a time, in the order of the calls."""
+    """One turn of the loop at a time, in the order of the calls.
 
-    def __init__(self, slice_s: float) -> None:
+    Args:
+        rest_s: pause between the end of a turn and the next one while others are active.
+        activity: a number that changes when others send or receive.
+    """
+
+    def __init__(
+        self, slice_s: float, rest_s: float = 0.0, activity: Callable[[], int] = int
+    ) -> None:
         self.slice_s = slice_s
+        self.rest_s = rest_s
         self.given = 0
+        self._activity = activity
+        self._seen = activity()
+        self._active_until = 0.0
+        self._next_at = 0.0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._scheduled = False
 
@@ -28,18 +45,33 @@ class Turns:
         self._waiting.append(waiter)
         if not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._give, loop)
+            self._schedule(loop)
         await waiter
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A process that never sleeps is the one that the system makes wait when a byte comes for
+        it: beside others' work turns leave gaps."""
+        now = time.perf_counter()
+        count = self._activity()
+        if count != self._seen:
+            self._seen = count
+            self._active_until = now + ACTIVE_S
+        pause = self._next_at - now if now < self._active_until else 0.0
+        if pause > 0:
+            loop.call_later(pause, self._give, loop)
+        else:
+            loop.call_soon(self._give, loop)
 
     def _give(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 self.given += 1
+                self._next_at = time.perf_counter() + self.slice_s + self.rest_s
                 waiter.set_result(None)
                 break
         if self._waiting:
-            loop.call_soon(self._give, loop)
+            self._schedule(loop)
         else:
             self._scheduled = False
 

@@ -665,6 +665,16 @@ class FetchConfig:
         low=50,
         high=100_000,
     )
+    rest_us: int = _key(
+        "fetch.rest",
+        1_000,
+        """How long this protocol's work rests after each slice while AMQP clients of the node are
+        active. 0: one drain takes a whole core, and the system lets AMQP's bytes wait for it.""",
+        parse=_parse_int,
+        unit="µs",
+        low=0,
+        high=100_000,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

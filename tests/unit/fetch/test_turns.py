@@ -55,6 +55,19 @@ async def test_a_slice_asks_for_a_turn_only_when_its_time_is_over() -> None:
     assert turns.given == 10
 
 
+async def test_turns_are_apart_while_others_are_active() -> None:
+    count = 0
+    turns = Turns(0.001, 60.0, lambda: count)
+    for _ in range(3):
+        await turns.turn()
+    count = 1
+    waiting = asyncio.ensure_future(turns.turn())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done(), "it rests for a minute"
+    waiting.cancel()
+
+
 async def test_the_budget_serves_in_order_and_never_exceeds_its_limit() -> None:
     budget = Budget(100)
     assert await budget.take(60) == 60
