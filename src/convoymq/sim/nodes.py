@@ -135,7 +135,7 @@ class SimNode:
         worker = SimWorker(scheduler, self.life, disk_config, self.slow, self.wake)
         self.incarnations = {self.number: self.incarnation}
         self.queues = {}
-        self._asked = 0
+        self._asked = self.incarnation << 32
         #: number -> (node, who waits, timer)
         self._questions: dict[int, tuple[int, Answer, Any]] = {}
         self._sessions = 0
@@ -305,9 +305,10 @@ class SimNode:
         _, _, flags, _, number, _, _, _ = frame_header(data)
         body = msgspec.msgpack.decode(data[HEADER_SIZE:])
         if flags & FLAG_ANSWER:
-            asked = self._questions.pop(number, None)
-            if asked is not None:
-                assert asked[0] == peer
+            asked = self._questions.get(number)
+            # Others are stale: answers to who this node was, or to what was given up.
+            if asked is not None and asked[0] == peer:
+                del self._questions[number]
                 asked[2].cancel()
                 asked[1](body, None)
             return
