@@ -229,12 +229,12 @@ class _Coverage:
         """The last entry that is covered; 0 = none."""
         return self.entries[-1][1] if self.entries else 0
 
-    def see(self, batch: Any) -> None:
-        """Takes the marks of a batch up; contiguous ones are joined."""
+    def see(self, rows: Any) -> None:
+        """Takes the marks of a table up; contiguous ones are joined."""
         pa = _arrow()[0]
-        kinds = batch.column(0)
+        kinds = rows.column(0)
         wanted = pa.compute.is_in(kinds, pa.array([COVERED, SUMMARY], pa.int64()))
-        for row in batch.filter(wanted).to_pylist():
+        for row in rows.filter(wanted).to_pylist():
             if row["kind"] == SUMMARY:
                 self.pictures.append(
                     {
@@ -262,8 +262,8 @@ def _extend(ranges: list[list[int]], start: int, end: int) -> None:
 
 def _journal_covers(path: Path) -> int:
     coverage = _Coverage()
-    for batch in _batches(path):
-        coverage.see(batch)
+    for whole in _tables(path):
+        coverage.see(whole)
     return coverage.end
 
 
@@ -290,18 +290,10 @@ def convert(journal: Path, origin: Origin) -> Path | None:
             column_encoding=dict.fromkeys(plain, "DELTA_BINARY_PACKED"),
             write_page_index=True,
         )
-        waiting: list[Any] = []
-        held = 0
-        for batch in _batches(journal):
-            coverage.see(batch)
-            waiting.append(batch)
-            held += batch.num_rows
-            rows += batch.num_rows
-            if held >= ROW_GROUP_ROWS:
-                writer.write_table(_table(waiting, origin))
-                waiting, held = [], 0
-        if waiting:
-            writer.write_table(_table(waiting, origin))
+        for whole in _tables(journal):
+            coverage.see(whole)
+            writer.write_table(_table(whole, origin))
+            rows += whole.num_rows
         facts = {
             **asdict(origin),
             "format": FORMAT,
@@ -326,9 +318,24 @@ def convert(journal: Path, origin: Origin) -> Path | None:
     return done
 
 
-def _table(batches: list[Any], origin: Origin) -> Any:
+def _tables(journal: Path) -> Iterator[Any]:
+    """The readable rows of a journal, a row group at a time: a batch alone costs what thousands of
+    rows cost."""
+    pa = _arrow()[0]
+    waiting: list[Any] = []
+    held = 0
+    for batch in _batches(journal):
+        waiting.append(batch)
+        held += batch.num_rows
+        if held >= ROW_GROUP_ROWS:
+            yield pa.Table.from_batches(waiting).combine_chunks()
+            waiting, held = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting).combine_chunks()
+
+
+def _table(table: Any, origin: Origin) -> Any:
     pa, _, _, schema = _arrow()
-    table = pa.Table.from_batches(batches)
     n = table.num_rows
     facts = asdict(origin)
     columns = [table.column(name).cast(schema.field(name).type, safe=True) for name in ROW_COLUMNS]
