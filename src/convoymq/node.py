@@ -421,7 +421,8 @@ class Node:
     def run_input(self, read: Callable[[], None]) -> None:
         """Reads a connection. When the loop has slept before, nothing else is likely to be ready:
         the round ends here instead of in a turn of the loop of its own."""
-        if self._scheduled:
+        due = self._scheduled
+        if due:
             read()
             return
         self._reading = True
