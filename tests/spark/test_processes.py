@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pyspark
 import pytest
 from pyspark.sql import SparkSession
@@ -127,10 +128,11 @@ def test_a_driver_is_killed_in_mid_batch(
         assert nodes.cluster.messages_in(name) == 0
 
 
-def test_a_standalone_cluster_from_the_package(
+def test_a_standalone_cluster_from_the_package_loses_its_executor(
     spark: SparkSession, nodes: Broker, programs: Programs
 ) -> None:
-    """Master, worker and executor on loopback: the session is the same as on one machine."""
+    """Master, worker and executor on loopback: the session is the same as on one machine. The
+    executor is killed in mid-batch, and another one takes its place."""
     stream = nodes.declare("stream")
     nodes.publish(stream, numbered(0, 2000))
     home = Path(pyspark.__file__).parent
@@ -160,6 +162,7 @@ def test_a_standalone_cluster_from_the_package(
             "subscribe": stream,
             "startingOffsets": "earliest",
             "minPartitions": "2",
+            "maxOffsetsPerTrigger": "200",
         },
         master=url,
         conf={
@@ -169,9 +172,24 @@ def test_a_standalone_cluster_from_the_package(
             "spark.driver.host": "127.0.0.1",
         },
     )
+    programs.until(lambda: 2 <= programs.batches("commits") < programs.batches("offsets"), driver)
+    executors = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "CoarseGrainedExecutorBackend" in " ".join(process.info["cmdline"] or ())
+        and str(MASTER_PORT) in " ".join(worker_of(process))
+    ]
+    assert executors
+    executors[0].kill()
     programs.finished(driver)
     assert values(spark, programs) == numbered(0, 2000)
-    assert list((programs.path / "work").glob("app-*/*/stderr")), "no executor ran"
+    assert len(list((programs.path / "work").glob("app-*/*/stderr"))) > 1, "no second executor ran"
+
+
+def worker_of(executor: psutil.Process) -> list[str]:
+    """The command line of the worker that started an executor."""
+    parent = executor.parent()
+    return parent.cmdline() if parent is not None else []
 
 
 def test_a_machine_without_java_uses_the_one_from_the_package_index(

@@ -38,7 +38,8 @@ def session(
     - JAVA_HOME, when there is no Java of version 17 or later but `convoymq[spark-jre]` (see
       `convoymq.spark.java`);
     - PYSPARK_PYTHON: tasks run in the interpreter of the driver, not in the `python3` of PATH,
-      which has other packages. On a cluster whose machines have it elsewhere, set it yourself.
+      which has other packages. On a cluster whose machines have it elsewhere, and before
+      spark-submit, whose Java has started when this is called, set it yourself.
 
     Args:
         app: the application's name.
@@ -64,19 +65,18 @@ def session(
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings |= wanted
     if not started and SparkSession.getActiveSession() is None:
-        _prepare()
+        _provide_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app)
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def _prepare() -> None:
-    """What Java must find in the environment when it starts."""
+def _provide_java() -> None:
     from convoymq.spark.java import java_home
 
     home = java_home()
     if home is not None:
         os.environ["JAVA_HOME"] = home
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
