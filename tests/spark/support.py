@@ -59,12 +59,19 @@ class Query:
 
     def start(self, *, available_now: bool = False) -> None:
         """A driver starts: with a checkpoint, or for the first time."""
+        self.die()
         self.reader = self._make()
         self._tasks = self._make()
         if available_now:
             self.reader.prepareForTriggerAvailableNow()
         if len(self.wal) > self.commits:
             self._run_batch()
+
+    def die(self) -> None:
+        """The driver dies, and the source's threads with it."""
+        held = getattr(self.reader, "_held", None)
+        if held is not None:
+            held._ended.set()
 
     def initial(self) -> str:
         """Asked for whenever there is no batch before: more than once."""
