@@ -266,6 +266,10 @@ class Replica:
         """Asks a follower how far it is, without entries."""
         if not peer.connected or peer.state == SNAPSHOT:
             return
+        if peer.next_index == 1 and self.log.first_index > 1:
+            # Everybody agrees on the empty log, but what follows it is not here any more.
+            self._send_snapshot(peer)
+            return
         try:
             self.log.term_at(peer.next_index - 1)
         except LookupError:
