@@ -925,6 +925,8 @@ def _publish(
         whole = 2
         if rest >= 3 and (r[0] != 2 or _load16(r + 1) != channel):
             whole = 0
+        elif rest >= 7 and _load32(r + 3) > wire.frame_max:
+            whole = 0
     elif r[0] == 2 and _load16(r + 1) == channel:
         n = _load32(r + 3)
         if n >= 14 and n <= wire.frame_max:

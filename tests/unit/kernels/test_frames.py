@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from convoymq.amqp import _spec as spec
@@ -401,6 +401,7 @@ def test_byte_at_a_time_hears_the_same(data: bytes) -> None:
 
 
 @settings(max_examples=400, deadline=None)
+@example(data=bytes.fromhex("01000200000009003c00280000000000ce0200020100000e"), seed=0)
 @given(data=damaged(), seed=st.integers(0, 10_000))
 def test_damaged_input_is_parsed_or_a_fault_and_nothing_else(data: bytes, seed: int) -> None:
     expected = naive_scan(data, CHANNELS)
