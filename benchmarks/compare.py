@@ -5,7 +5,7 @@
 
 Each round starts a fresh cluster of each system in turn, runs every case once on it (after a case
 that kills or stops a node: on another fresh one) and removes it, so that never more than one system
-uses the machine.
+uses the machine. A case begins when the disk has rested from the one before (`benchmarks/disk.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -23,6 +24,7 @@ from rich.console import Console
 from benchmarks import report
 from benchmarks.cases import CASES, QUICK, Case, Run, Scale
 from benchmarks.convoy import convoy_cluster
+from benchmarks.disk import Disk
 from benchmarks.load import LoadFailed
 from benchmarks.rabbitmq import RabbitCluster
 from benchmarks.systems import LocalCluster, NotUsable, SystemMissing
@@ -51,6 +53,7 @@ class Comparison:
         self.failed: list[str] = []
         self.versions: dict[str, str] = {}
         self.console = Console(stderr=True)
+        self.disk = Disk(Path(tempfile.gettempdir()))
 
     def round(self, system: str) -> None:
         """Every case once on a fresh cluster; a case that breaks the cluster costs only itself."""
@@ -69,6 +72,7 @@ class Comparison:
     def _case(self, case: Case, cluster: LocalCluster, startup_s: float) -> bool:
         """Run one case. Returns: whether the cluster can be used for the next."""
         run = Run(cluster=cluster, scale=self.scale, startup_s=startup_s, broken=[])
+        flush_ms = self.disk.rest()
         try:
             figures = case.measure(run)
         except (LoadFailed, NotUsable, OSError) as error:
@@ -79,7 +83,9 @@ class Comparison:
             by_case.setdefault(name, []).append(value)
         shown = "  ".join(f"{name} {report.number(value)}" for name, value in figures.items())
         self.console.print(
-            f"[bold]{cluster.system:9}[/] {case.name:14} {shown}", highlight=False, soft_wrap=True
+            f"[bold]{cluster.system:9}[/] {case.name:14} {shown}  (flush {flush_ms:.2f} ms)",
+            highlight=False,
+            soft_wrap=True,
         )
         for text in run.broken:
             self.broken.append(f"{cluster.system}, {case.name}: {text}")
