@@ -1,4 +1,4 @@
-"""Rows of the trace in preallocated columns: one call per run, no object per row (ADR 0009)."""
+"""Rows of the trace in preallocated memory: one call per run, no object per row (ADR 0009)."""
 
 from collections.abc import Callable
 
