@@ -150,10 +150,10 @@ def test_filters_are_pushed_down_when_asked(
 ) -> None:
     stream = nodes.declare("stream")
     nodes.publish(stream, numbered(0, 1000))
-    frame = reading(stream, pushdown="true", maxRecordsPerPartition=10)
-    narrow = frame.where("offset >= 500 and offset < 520 and partition = 0")
+    frame = reading(stream, pushdown="true", maxRecordsPerPartition=100)
+    narrow = frame.where("offset >= 500 and offset < 620 and partition = 0")
     assert narrow.rdd.getNumPartitions() == 2
-    assert sorted(r.offset for r in narrow.collect()) == list(range(500, 520))
+    assert sorted(r.offset for r in narrow.collect()) == list(range(500, 620))
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
     assert frame.where(f.col("timestamp") > f.lit(later)).count() == 0
     assert frame.where(f.col("timestamp") < f.lit(later)).count() == 1000
@@ -372,7 +372,7 @@ def test_a_classic_queue_is_staged_and_written(
     nodes: Broker, streaming: Callable[..., DataFrame], sink: Sink, spark: SparkSession
 ) -> None:
     queue = nodes.declare("classic")
-    rows = spark.range(100).select(f.col("id").cast("string").alias("value"))
+    rows = spark.range(0, 100, 1, 1).select(f.col("id").cast("string").alias("value"))
     writer = rows.write.format("convoymq_queue").mode("append")
     writer = writer.options(servers=nodes.servers, queue=queue)
     with pytest.raises(PySparkException, match="cannot tell a producer's repeats"):
@@ -416,7 +416,7 @@ def test_no_permission_is_told(
     assert reading(other, **who).count() == 0
     with pytest.raises(PySparkException, match=f"no stream {stream} that this user may read"):
         reading(stream, **who).collect()
-    rows = spark.range(3).select(f.col("id").cast("string").alias("value"))
+    rows = spark.range(0, 3, 1, 1).select(f.col("id").cast("string").alias("value"))
     writer = rows.write.format("convoymq").mode("append")
     with pytest.raises(PySparkException, match="AccessRefused"):
         writer.options(servers=nodes.servers, topic=other, **who).save()
@@ -429,22 +429,17 @@ def test_what_retention_has_dropped_is_a_loss(
     stream = nodes.declare("stream", **small)
     nodes.publish(stream, numbered(0, 10))
     sink.run(streaming(stream))
-    values = [b"%09d" % i for i in range(10, 60_010)]
+    values = [b"%09d" % i for i in range(10, 40_010)]
     nodes.publish(stream, values, part=1000)
-    first = eventually(
-        lambda: (
-            (kept := nodes.client.offsets([(stream, "earliest", None)])[0][0] or 0) > 10 and kept
-        ),
-        "retention",
-    )
+    eventually(lambda: (nodes.client.offsets([(stream, "earliest", None)])[0][0] or 0) > 10, "it")
     query = sink.start(streaming(stream), availableNow=True)
-    with pytest.raises(
-        PySparkException, match=f"offset 10 is wanted, the earliest kept is {first}"
-    ):
+    with pytest.raises(PySparkException, match=r"offset 10 is wanted, the earliest kept is \d+"):
         query.awaitTermination(WAIT_S)
     sink.run(streaming(stream, failOnDataLoss="false"))
     kept = [int(v) for v in sink.values]
-    assert kept == [*range(10), *range(first, 60_010)]
+    first = kept[10]
+    assert first > 10
+    assert kept == [*range(10), *range(first, 40_010)]
 
 
 # --- faults ----------------------------------------------------------------------------------
