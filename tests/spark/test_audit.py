@@ -359,7 +359,7 @@ def test_the_fates_of_a_clean_queue_add_up(report: AuditReport) -> None:
     found = queue(report, "clean-0")
     picture = found.facts.picture
     assert picture is not None
-    assert found.published == picture["published"]
+    assert found.published == picture["published"] == sum(found.fates.values())
     assert found.fates["settled"] == picture["acked"]
     assert found.fates["ready"] == picture["ready"]
     assert found.unpictured == 0

@@ -53,6 +53,9 @@ LOG_PART_BITS = 10
 ID_PART_BITS = 18
 DIGEST_PARTS_MAX = 50_000
 ARROW_ROWS = 1 << 17
+PARTITION_ROWS = 1_000_000
+PARTITIONS_MAX = 10_000
+FEWEST = 8
 EXAMPLES = 5
 
 Progress = Callable[[str], None]
@@ -152,6 +155,11 @@ class _Job:
         self.spark = spark
         self.facts = facts
         self.f = F
+        rows = sum(int(footer["rows"]) for footer in footers)
+        # A remote session (Spark Connect) has no context to ask.
+        context = getattr(spark, "sparkContext", None)
+        fewest = context.defaultParallelism if context is not None else FEWEST
+        self.partitions = min(max(rows // PARTITION_ROWS, fewest), PARTITIONS_MAX)
         self.ends_us: dict[int, int] = defaultdict(int)
         for footer in footers:
             if footer["covered"] and footer["acts"]:
@@ -233,7 +241,8 @@ class _Job:
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return sweep(batches)
 
-        placed = wide.repartition(*keys).sortWithinPartitions(*sort)
+        # A number of our own: Spark's default is many small tasks, each with its worker's cost.
+        placed = wide.repartition(self.partitions, *keys).sortWithinPartitions(*sort)
         return placed.mapInArrow(run, SPARK_SCHEMA)
 
     def _summed(self, found: DataFrame) -> DataFrame:
