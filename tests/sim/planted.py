@@ -70,6 +70,20 @@ def vote_before_it_is_durable() -> None:
     core._set_vote = planted
 
 
+@plant("a candidate asks for votes before its own is on disk", "crash,torn,isolate,suspect")
+def asks_before_its_vote_is_durable() -> None:
+    from convoymq.replication.raft.types import VOTE
+
+    core = _core()
+    start_election = core._start_election
+
+    def planted(self: Any) -> None:
+        start_election(self)
+        self._ask_voters((VOTE, self.term, self.log.last_index, self.log.last_term))
+
+    core._start_election = planted
+
+
 @plant("a restarted node has forgotten for whom it voted", "crash,kill,isolate,suspect")
 def vote_forgotten_at_restart() -> None:
     core = _core()

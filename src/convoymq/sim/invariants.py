@@ -3,7 +3,8 @@
 | invariant | how it is watched |
 |---|---|
 | election safety | at most one node leads in a term |
-| one vote a term | the votes on the wire: a node grants one candidate a term, over restarts too |
+| one vote a term | the votes on the wire, and requests for them: one a term, over restarts too |
+| a void vote elects nobody | who lost its vote, and was taken in anew, may give another one |
 | log matching | an entry of a term and index has one content and one predecessor, on every node |
 | leader completeness | whoever starts to lead holds the last entry known to be committed |
 | state machine safety | every replica applies the same entry at an index, without gaps |
@@ -52,7 +53,11 @@ class GroupChecker:
         """Node -> term, commit index and role as they were looked at last."""
         self.hashes: dict[int, int] = {}
         self.votes: dict[tuple[int, int], int] = {}
-        """(node, term) -> candidate."""
+        """(node, term) -> candidate. Who asks for votes has voted for itself."""
+        self.former: set[tuple[int, int]] = set()
+        """Those of `votes` that were given in lives whose data are gone."""
+        self.void: set[tuple[int, int]] = set()
+        """(term, candidate): somebody who voted for it in a former life has voted otherwise."""
         self.answered: dict[int, int] = {}
         """Node -> highest term that it has answered in."""
         self.terms: dict[int, int] = {}
@@ -179,6 +184,8 @@ class GroupChecker:
         other = self.leaders.get(term)
         if other is not None:
             self.fail(f"nodes {other} and {node} both lead in term {term}")
+        if (term, node) in self.void:
+            self.fail(f"node {node} leads in term {term}, but a vote for it was given anew")
         self.leaders[term] = node
         self.trace.add(f"node{node}", f"leads group {self.group} in term {term}")
         last = self.commit_index
@@ -200,13 +207,20 @@ class GroupChecker:
             )
 
     def on_vote(self, node: int, term: int, candidate: int) -> None:
-        """A node sends a vote (not a pre-vote) for a candidate."""
+        """A node sends a vote (not a pre-vote) for a candidate, or asks for some as one."""
         owed = self.owed.get(node, 0)
         if owed:
             self._check_owed(node, term, owed)
         known = self.votes.setdefault((node, term), candidate)
         if known != candidate:
-            self.fail(f"node {node} votes for {known} and for {candidate} in term {term}")
+            if (node, term) not in self.former:
+                self.fail(f"node {node} votes for {known} and for {candidate} in term {term}")
+            if self.leaders.get(term) == known:
+                self.fail(f"node {node} votes for {candidate} in term {term}, which {known} leads")
+            # The entry that took it in is on a majority's disks, and not in the first one's log.
+            self.void.add((term, known))
+            self.votes[node, term] = candidate
+        self.former.discard((node, term))
         self.on_answer(node, term)
 
     def _check_owed(self, node: int, term: int, owed: int) -> None:
@@ -256,7 +270,7 @@ class GroupChecker:
                 f"node {node} is back in term {log.term}, but has answered in {self.answered[node]}"
             )
         vote = self.votes.get((node, log.term))
-        if vote is not None and log.voted_for != vote:
+        if vote is not None and log.voted_for != vote and (node, log.term) not in self.former:
             self.fail(
                 f"node {node} has forgotten its vote of term {log.term} for {vote}"
                 f" (knows {log.voted_for})"
@@ -272,8 +286,9 @@ class GroupChecker:
             self.fail(f"node {node} is back with another entry {written} than it had written")
 
     def on_wiped(self, node: int) -> None:
-        """A node's disk was replaced. What it promised before still counts: it will not vote."""
+        """A node's disk was replaced. It votes when it is taken in anew, and has caught up."""
         self.owed[node] = self.commit_index
+        self.former.update(key for key in self.votes if key[0] == node)
         self.terms.pop(node, None)
         self.answered.pop(node, None)
         self.excused.add(node)
@@ -286,8 +301,7 @@ class GroupChecker:
         self.terms.pop(node, None)
         self.answered.pop(node, None)
         self.commit_seen.pop(node, None)
-        for key in [k for k in self.votes if k[0] == node]:
-            del self.votes[key]
+        self.former.update(key for key in self.votes if key[0] == node)
 
     # States.
 

@@ -18,7 +18,7 @@ import msgspec
 
 from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
-from convoymq.replication.raft.types import VOTE_REPLY
+from convoymq.replication.raft.types import VOTE, VOTE_REPLY
 from convoymq.sim.clients import Channel, Workload
 from convoymq.sim.clock import Scheduler
 from convoymq.sim.disk import PowerLost
@@ -290,6 +290,8 @@ class World:
             message = msgspec.msgpack.decode(data[batch.HEADER_SIZE :])
             if message[0] == VOTE_REPLY and message[2]:
                 self.checkers[group].on_vote(source, message[1], target)
+            elif message[0] == VOTE:
+                self.checkers[group].on_vote(source, message[1], source)
 
     def leads(self, node: SimNode) -> list[int]:
         """Groups that this node believes to lead."""

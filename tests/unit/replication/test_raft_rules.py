@@ -76,6 +76,58 @@ def test_a_candidate_does_not_count_its_own_vote_before_it_is_durable() -> None:
     assert core.role == types.LEADER
 
 
+def test_a_candidate_asks_for_votes_only_when_its_own_is_durable() -> None:
+    """3.8: term and vote are on disk before the request."""
+    cluster = Cluster(3)
+    cluster.settle()
+    cluster.cores[1]._start_election()
+    cluster.drain(1)
+    assert not messages(cluster, types.VOTE, 1)
+    cluster.flush(1)
+    assert messages(cluster, types.VOTE, 1) == [
+        (2, (types.VOTE, 1, 0, 0)),
+        (3, (types.VOTE, 1, 0, 0)),
+    ]
+
+
+def test_a_candidate_that_stands_no_more_asks_for_no_votes() -> None:
+    cluster = Cluster(3)
+    cluster.settle()
+    core = cluster.cores[1]
+    core._start_election()
+    core.on_append(3, 1, 0, 0, 0, ())
+    cluster.drain(1)
+    cluster.flush(1)
+    assert core.role == types.FOLLOWER
+    assert not messages(cluster, types.VOTE, 1)
+
+
+def test_a_vote_for_a_life_that_forgot_its_term_elects_nobody() -> None:
+    """A candidate asks with an entry that its disk never gets, and stands in that term again."""
+    cluster = Cluster(3)
+    cluster.elect(1)
+    item = cluster.propose(1)
+    assert item is not None
+    for node in (2, 3):
+        cluster.deliver(1, node)
+    cluster.flush(1)
+    cluster.flush(2)
+    cluster.deliver(2, 1)
+    assert cluster.cores[1].commit_index == item.index
+    stand = (types.TIMEOUT_NOW, cluster.cores[3].term)
+    cluster.cores[3].on_message(1, stand)
+    cluster.drain(3)
+    cluster.deliver(3, 2)
+    cluster.crash(3)
+    cluster.start(3)
+    assert cluster.logs[3].last_index < item.index
+    cluster.connect(2, 3)
+    cluster.cores[3].on_message(1, stand)
+    cluster.drain(3)
+    cluster.settle()
+    assert cluster.cores[3].role != types.LEADER
+
+
 @pytest.mark.parametrize(
     ("last_index", "last_term", "granted"),
     [(5, 1, False), (2, 2, True), (1, 2, False), (3, 2, True), (1, 3, True)],

@@ -330,7 +330,11 @@ class RaftCore:
             self.effects.append((SEND, self._vote_waiting, (VOTE_REPLY, term, True)))
             self._vote_waiting = 0
         elif voted_for == self.node and self.role == CANDIDATE:
+            # Not sooner: the others' votes for a life that forgets this term could be counted by
+            # the next one, which stands in it again, with a shorter log (ADR 0002, 3).
             self._votes.add(self.node)
+            self._arm(1.0)
+            self._ask_voters((VOTE, term, self.log.last_index, self.log.last_term))
             self._count_votes()
         elif voted_for == WITHHELD and self.quarantined:
             self.quarantined = False
@@ -400,9 +404,8 @@ class RaftCore:
         self._votes = set()
         self._set_vote(self.term + 1, self.node)
         self.effects.append((ROLE,))
+        # The others are asked when the own vote is durable.
         self._arm(1.0)
-        # Asking may overtake the own vote's way to the disk; counting it may not.
-        self._ask_voters((VOTE, self.term, self.log.last_index, self.log.last_term))
 
     def _ask_voters(self, message: tuple[Any, ...]) -> None:
         for node in sorted(self.members.voters):

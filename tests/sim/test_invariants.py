@@ -1,0 +1,77 @@
+"""The checker's own rules: what it lets pass, and what stops a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from convoymq.sim.invariants import GroupChecker
+from convoymq.sim.referee import InvariantBroken, Referee
+from convoymq.sim.trace import Trace
+
+
+def checker() -> GroupChecker:
+    return GroupChecker(1, Referee(1, -1), 1, Trace(lambda: 0))
+
+
+def leader(term: int) -> Any:
+    log = SimpleNamespace(first_index=1, last_index=0, snapshot_index=0, written_index=0)
+    core = SimpleNamespace(term=term, commit_index=0, role=3)
+    return SimpleNamespace(core=core, log=log, term=term, commit_index=0, is_leader=True)
+
+
+def recovered(term: int, voted_for: int) -> Any:
+    return SimpleNamespace(
+        first_index=1,
+        last_index=0,
+        written_index=0,
+        snapshot_index=0,
+        term=term,
+        voted_for=voted_for,
+        damaged=None,
+    )
+
+
+def test_one_vote_a_term() -> None:
+    group = checker()
+    group.on_vote(1, 4, 3)
+    with pytest.raises(InvariantBroken, match="votes for 3 and for 2 in term 4"):
+        group.on_vote(1, 4, 2)
+
+
+@pytest.mark.parametrize("end", ["on_wiped", "on_removed"])
+def test_who_was_taken_in_anew_may_vote_again_but_not_twice(end: str) -> None:
+    group = checker()
+    group.on_vote(1, 4, 3)
+    getattr(group, end)(1)
+    group.on_vote(1, 4, 2)
+    group.on_poll(2, leader(4))
+    with pytest.raises(InvariantBroken, match="votes for 2 and for 3"):
+        group.on_vote(1, 4, 3)
+
+
+def test_a_void_vote_elects_nobody() -> None:
+    group = checker()
+    group.on_vote(1, 4, 3)
+    group.on_wiped(1)
+    group.on_vote(1, 4, 2)
+    with pytest.raises(InvariantBroken, match="node 3 leads in term 4, but a vote"):
+        group.on_poll(3, leader(4))
+
+
+def test_a_vote_that_elected_somebody_is_not_void() -> None:
+    group = checker()
+    group.on_vote(1, 4, 3)
+    group.on_poll(3, leader(4))
+    group.on_wiped(1)
+    with pytest.raises(InvariantBroken, match="which 3 leads"):
+        group.on_vote(1, 4, 2)
+
+
+def test_who_asks_for_votes_remembers_it() -> None:
+    group = checker()
+    group.on_vote(3, 4, 3)
+    with pytest.raises(InvariantBroken, match="node 3 is back in term 1"):
+        group.on_recovered(3, recovered(1, 2))
