@@ -131,11 +131,14 @@ def finish(options: argparse.Namespace) -> dict[str, Any]:
     }
     if options.traces:
         from convoymq.spark.audit import audit
+        from convoymq.spark.audit.report import html_page
 
         # A node completes its trace when it stops; whoever started this process stops them now.
         print("archived", flush=True)
         sys.stdin.readline()
-        result["audit"] = audit(options.traces, spark=spark).to_dict()
+        found = audit(options.traces, spark=spark)
+        (options.out / "audit.html").write_text(html_page(found), "utf-8")
+        result["audit"] = found.to_dict()
     spark.stop()
     return result
 
