@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.replication.raft.membership import Membership
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.referee import InvariantBroken, Referee
 from convoymq.sim.trace import Trace
@@ -75,3 +76,21 @@ def test_who_asks_for_votes_remembers_it() -> None:
     group.on_vote(3, 4, 3)
     with pytest.raises(InvariantBroken, match="node 3 is back in term 1"):
         group.on_recovered(3, recovered(1, 2))
+
+
+@pytest.mark.parametrize(("index", "kept"), [(19, True), (20, True), (61, True), (62, False)])
+def test_a_configuration_that_came_and_went_unseen_has_committed(index: int, kept: bool) -> None:
+    """Alone from entry 20 on, a node commits all up to the promotion of another one at once."""
+    group = checker()
+    both = Membership(frozenset((1, 3)))
+    alone = Membership(frozenset((3,)))
+    core = SimpleNamespace(memberships=[(1, both), (20, alone), (62, both)])
+    replica = SimpleNamespace(members=(1, 3), term=1, core=core)
+    group.logs[3] = SimpleNamespace(
+        written_index=62, first_index=1, snapshot_index=0, term_at=lambda at: 1
+    )
+    if kept:
+        group._check_majority(3, replica, 1, index)
+    else:
+        with pytest.raises(InvariantBroken, match="only \\[3\\] of \\[1, 3\\]"):
+            group._check_majority(3, replica, 1, index)

@@ -141,7 +141,11 @@ class GroupChecker:
             held = log.written_index >= index >= log.first_index and log.term_at(index) == term
             if held or log.snapshot_index >= index or self._had(other, replica.term, index):
                 having.add(other)
-        for candidate in self.configurations[-3:]:
+        # Since it was looked at last, this node may have seen some come and go.
+        known = replica.core.memberships
+        since = max((at for at, _ in known if at <= index), default=0)
+        own = [members.voters for at, members in known if at >= since]
+        for candidate in [*self.configurations[-3:], *own]:
             if 2 * len(candidate & having) > len(candidate):
                 return
         self.fail(
