@@ -245,7 +245,7 @@ class GroupQueue(Queue):
                         live[target] = True
                         continue
                 if not served:
-                    self._forward(target, effect, final=False)
+                    self._forward(target, effect)
 
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
         """Sends what is pending to a new leader; as leader, takes over for others.
@@ -290,7 +290,7 @@ class GroupQueue(Queue):
 
     # --- for others ----------------------------------------------------------------------
 
-    def _forward(self, node: int, effect: Effect, *, final: bool) -> int:
+    def _forward(self, node: int, effect: Effect) -> int:
         """Sends one effect to a session's node; returns the bytes of its messages."""
         kind = effect[0]
         session: int = effect[1]
@@ -317,16 +317,18 @@ class GroupQueue(Queue):
         kept, machine.effects = machine.effects, []
         machine.resend(node)
         effects, machine.effects = machine.effects, kept
+        self._forward_state(node, effects)
+
+    def _forward_state(self, node: int, effects: Sequence[Effect]) -> None:
+        """Sends what the state says of all sessions of a node."""
         for effect in effects:
-            if not self._forward(node, effect, final=True) and effect[0] == EFFECT_DELIVER:
-                # Not to be read here: what follows would say that it is not checked out any more.
-                return
+            self._forward(node, effect)
 
     def _forward_transients(self, effects: Sequence[Effect], node: int) -> None:
         """What the state does not repeat: gaps, cancellations, and messages already settled."""
         for effect in effects:
             if effect[0] in (EFFECT_GAP, EFFECT_CANCELLED) and effect[1] >> 56 == node:
-                self._forward(node, effect, final=False)
+                self._forward(node, effect)
 
     def _read(self, index: int) -> bytes | None:
         """An entry's bytes; None when this node cannot read it: its replica stops being live."""

@@ -5,9 +5,11 @@ knows per consumer which message id comes next, as deliveries too may come twice
 
 | heard                    | below what is known | next      | beyond                            |
 |--------------------------|---------------------|-----------|-----------------------------------|
-| DELIVER first message id | dropped or trimmed  | passed on | asked for; passed on when `final` |
+| DELIVER first message id | dropped or trimmed  | passed on | asked for, unless `since` says no |
 
-`final` deliveries come from the state, not from the log: what they skip is no more checked out.
+Deliveries from the state, not from the log, say since which message id nothing else is checked out:
+when that is beyond what is known too, those before it were lost. A question for what is missing is
+repeated every second until it is answered.
 Without a leader, questions (CHECKOUT, GET, PURGE, CANCEL) have a deadline.
 """
 
@@ -31,6 +33,8 @@ from convoymq.queues.stages import stage_refused
 if TYPE_CHECKING:
     from convoymq.queues.quorum.queue import QuorumQueue
 
+#: How long a question for missing deliveries waits for its answer.
+ASK_AGAIN_MS = 1000
 #: How often a question is repeated whose reply was lost, about once a second.
 QUESTIONS_MAX = 5
 
@@ -38,7 +42,16 @@ QUESTIONS_MAX = 5
 class _Consumer:
     """What the client knows of a consumer."""
 
-    __slots__ = ("asked", "asked_at", "cancelled", "next_id", "paused", "subscribed")
+    __slots__ = (
+        "asked",
+        "asked_at",
+        "asked_ms",
+        "cancelled",
+        "missed",
+        "next_id",
+        "paused",
+        "subscribed",
+    )
 
     def __init__(self) -> None:
         self.next_id = 0
@@ -48,6 +61,9 @@ class _Consumer:
         self.paused = False
         #: `next_id` when this client last asked for what is missing; -1: nothing is on its way.
         self.asked_at = -1
+        self.asked_ms = 0
+        #: Something was dropped since then: the answer may not have it.
+        self.missed = False
 
 
 class QuorumClient(SessionClient):
@@ -65,6 +81,8 @@ class QuorumClient(SessionClient):
         #: Replies of basic.get whose message is not here yet: (message id, ready, no_ack)
         self._gets: deque[tuple[int, int, bool]] = deque()
         self._asked_get = -1
+        #: Consumers with an `asked_at`.
+        self._asking: set[int] = set()
         #: Added to message ids of basic.get on the way to the channel: a new session counts from 0
         #: again, and what the channel still holds of the old one must not be taken for those.
         self._get_shift = 0
@@ -159,6 +177,7 @@ class QuorumClient(SessionClient):
         """The channel is gone; the client stays until the queue has heard it."""
         self._got.clear()
         self._gets.clear()
+        self._asking.clear()
         super().close()
 
     def _question(
@@ -190,7 +209,7 @@ class QuorumClient(SessionClient):
 
     def is_waiting(self) -> bool:
         """True while something is expected from the queue."""
-        return bool(self.target.pending or self._unanswered or self._gets)
+        return bool(self.target.pending or self._unanswered or self._gets or self._asking)
 
     def _ask_again(self, command: PendingCommand, tries: int) -> None:
         """The reply was lost on the way; a repeated question gets it from the session's record."""
@@ -244,6 +263,8 @@ class QuorumClient(SessionClient):
             known = self._consumers.get(command.note)
             if known is not None:
                 known.cancelled = True
+                # What was dropped meanwhile goes back.
+                self.resume(command.note)
             self._deadlines.popleft()
             self._events.on_cancel_ok(self, command.note)
         elif kind == batch.CMD_PURGE:
@@ -294,6 +315,12 @@ class QuorumClient(SessionClient):
             )
 
     def _check_questions(self, now_ms: int) -> None:
+        for number in list(self._asking):
+            known = self._consumers.get(number)
+            if known is None or known.paused:
+                self._asking.discard(number)
+            elif now_ms - known.asked_ms >= ASK_AGAIN_MS:
+                self._ask(number, known)
         if self._deadlines and self._deadlines[0] <= now_ms:
             self._give_up_questions()
 
@@ -323,6 +350,7 @@ class QuorumClient(SessionClient):
                 known = self._consumers.get(command.note)
                 if known is not None:
                     known.cancelled = True
+                    self.resume(command.note)
                 self._events.on_cancel_ok(self, command.note)
             elif command.type == batch.CMD_GET:
                 error = _timed_out("getting a message", subject)
@@ -346,9 +374,10 @@ class QuorumClient(SessionClient):
         count: int,
         acquired: int,
         delivered: int,
-        final: bool,
+        since: int,
     ) -> None:
-        """Messages are checked out to a consumer; see the module's table."""
+        """Messages are checked out to a consumer; see the module's table. `since`: nothing else is,
+        from that message id on; -1: they come from the log, which does not say."""
         if self.closed:
             return
         known = self._consumers.get(consumer)
@@ -365,6 +394,10 @@ class QuorumClient(SessionClient):
         if known.paused:
             # Still checked out: `resume` asks for it.
             return
+        if not known.subscribed:
+            # Its reply was lost, and comes again: deliveries before it would surprise the channel.
+            known.asked = True
+            return
         expected = known.next_id
         if first_id != expected:
             if first_id + count <= expected:
@@ -374,13 +407,13 @@ class QuorumClient(SessionClient):
                 first_id = expected
                 first += skip
                 count -= skip
-            elif not final:
-                self._ask(consumer, known)
+            elif since < 0 or since > expected:
+                if known.asked_at == expected:
+                    # An answer from the state comes behind what the state said before.
+                    known.missed |= since < 0
+                else:
+                    self._ask(consumer, known)
                 return
-        if not known.subscribed:
-            # Its reply was lost, and comes again: deliveries before it would surprise the channel.
-            known.asked = True
-            return
         known.next_id = first_id + count
         if known.cancelled:
             self._return(consumer, (first_id, first_id + count - 1), failed=False)
@@ -391,20 +424,27 @@ class QuorumClient(SessionClient):
 
     def _ask(self, number: int, consumer: _Consumer, from_id: int = -1) -> None:
         """Asks for what is checked out from the next id on."""
-        consumer.asked_at = consumer.next_id
+        if number:
+            consumer.asked_at = consumer.next_id
+            consumer.asked_ms = self.queue.clock.monotonic_ms()
+            consumer.missed = False
+            self._asking.add(number)
         self.queue.ask(self, number, consumer.next_id if from_id < 0 else from_id)
 
-    def on_asked(self, consumer: int, *, complete: bool = False) -> None:
-        """What came is all for now. Unless it is `complete` it may be a part: then the rest is
-        asked for."""
+    def on_asked(self, consumer: int, from_id: int, *, complete: bool = False) -> None:
+        """What came from a message id on is all for now. Unless it is `complete` it may be a part:
+        then the rest is asked for."""
         if consumer == 0:
-            self._answer_gets(final=True)
+            # Others are answers about messages before it.
+            if from_id == self._asked_get:
+                self._answer_gets(final=True)
             return
         known = self._consumers.get(consumer)
-        if known is None or self.closed:
+        if known is None or known.asked_at != from_id or self.closed:
             return
-        asked_at, known.asked_at = known.asked_at, -1
-        if not complete and 0 <= asked_at < known.next_id and not known.paused:
+        known.asked_at = -1
+        self._asking.discard(consumer)
+        if not complete and (known.missed or from_id < known.next_id) and not known.paused:
             self._ask(consumer, known)
 
     def is_paused(self, consumer: int) -> bool:
@@ -417,13 +457,16 @@ class QuorumClient(SessionClient):
         known = self._consumers.get(consumer)
         if known is not None:
             known.paused = True
+            # Nothing of the answer will be taken.
+            known.asked_at = -1
+            self._asking.discard(consumer)
 
     def resume(self, consumer: int) -> None:
         """Asks for what was dropped."""
         known = self._consumers.get(consumer)
         if known is not None and known.paused:
             known.paused = False
-            if not known.cancelled and not self.closed:
+            if not self.closed:
                 self._ask(consumer, known)
 
     def on_cancelled(self, consumer: int, reason: str) -> None:
@@ -444,6 +487,7 @@ class QuorumClient(SessionClient):
         self._consumers = {0: _Consumer()}
         self._consumers[0].subscribed = True
         self._asked_get = -1
+        self._asking.clear()
         gets, self._gets = self._gets, deque()
         unanswered = [command for command, _ in self._unanswered.values()]
         given_up, self._given_up = self._given_up, set()

@@ -5,11 +5,14 @@ here, their bodies from its log, or else from the leader in link frames:
 
 | frame   | a       | b        | c                | d                                              |
 |---------|---------|----------|------------------|------------------------------------------------|
-| DELIVER | session | consumer | first message id | count, final, delivered, acquired; body        |
+| DELIVER | session | consumer | first message id | count, final, delivered, acquired; messages    |
 | DELIVER | session | consumer | from message id  | count 0: a client asks the leader              |
 | DELIVER | session | consumer | from message id  | count 0, final: that was all that was asked    |
 
-Bits of d: count 63..32, final 31, delivered 30..16, acquired 15..0 (counts saturate).
+Bits of d: count 63..32, final 31, delivered 30..16, acquired 15..0 (counts saturate). Messages are
+one ENQUEUE command; if `final` (from the state, not from the log) followed by `since`, u64: between
+`since` and the first message id nothing is checked out. Each frame says so for itself, as those
+before it may not have arrived, or may have been dropped by a paused client.
 
 A leader sends for a node as long as the host does not call that node's replica live; when it starts
 to, it sends everything that is checked out there (`machine.resend`), because it cannot know what
@@ -67,8 +70,8 @@ class QuorumQueue(GroupQueue):
             kept, machine.effects = machine.effects, []
             machine.redeliver(client.session, consumer, from_id)
             effects, machine.effects = machine.effects, kept
-            if (effects or replica.is_leader) and self._carry_out(client, effects):
-                client.on_asked(consumer, complete=True)
+            if (effects or replica.is_leader) and self._carry_out(client, effects, from_id):
+                client.on_asked(consumer, from_id, complete=True)
                 return
         leader = self.leader
         if leader is not None and leader != self.node:
@@ -77,9 +80,9 @@ class QuorumQueue(GroupQueue):
             )
             self._transport.send(leader, frame)
 
-    def _carry_out(self, client: QuorumClient, effects: Iterable[Effect]) -> bool:
-        """False when one cannot be read here: what follows it would tell the client that it is
-        not checked out any more."""
+    def _carry_out(self, client: QuorumClient, effects: Iterable[Effect], since: int) -> bool:
+        """Effects are all that is checked out from message id `since` on. False when one cannot be
+        read here: what follows it would tell the client that it is not checked out any more."""
         for effect in effects:
             _, _, consumer, first_id, index, command, first, count, acquired, delivered = effect
             if consumer and client.is_paused(consumer):
@@ -88,8 +91,9 @@ class QuorumQueue(GroupQueue):
             if block is None:
                 return False
             client.on_deliver(
-                consumer, first_id, block, command, first, count, acquired, delivered, True
+                consumer, first_id, block, command, first, count, acquired, delivered, since
             )
+            since = first_id + count
         return True
 
     # --- EffectSink ----------------------------------------------------------------------
@@ -114,7 +118,7 @@ class QuorumQueue(GroupQueue):
         if block is not None:
             self.delivered_local += count
             client.on_deliver(
-                consumer, first_id, block, command, first, count, acquired, delivered, False
+                consumer, first_id, block, command, first, count, acquired, delivered, -1
             )
 
     def on_link_frame(
@@ -132,23 +136,38 @@ class QuorumQueue(GroupQueue):
         if client is None:
             return
         if count == 0:
-            client.on_asked(b)
+            client.on_asked(b, c)
             return
         delivered = (d >> 16) & 0x7FFF
-        client.on_deliver(b, c, body, 0, 0, count, d & 0xFFFF, delivered, bool(d & FINAL))
+        since = int.from_bytes(body[-8:], "little") if d & FINAL else -1
+        client.on_deliver(b, c, body, 0, 0, count, d & 0xFFFF, delivered, since)
 
     # --- for others ----------------------------------------------------------------------
 
-    def _forward(self, node: int, effect: Effect, *, final: bool) -> int:
-        """Sends one effect to a session's node; returns the bytes of its messages."""
+    def _forward_state(self, node: int, effects: Sequence[Effect]) -> None:
+        """See `GroupQueue`: of every consumer, what is checked out from message id 0 on."""
+        ends: dict[tuple[int, int], int] = {}
+        for effect in effects:
+            if effect[0] != EFFECT_DELIVER:
+                self._forward(node, effect)
+                continue
+            key = (effect[1], effect[2])
+            self._forward(node, effect, ends.get(key, 0))
+            # Also when it could not be read here: what follows does not say that it is gone.
+            ends[key] = effect[3] + effect[7]
+
+    def _forward(self, node: int, effect: Effect, since: int = -1) -> int:
+        """Sends one effect to a session's node; returns the bytes of its messages. `since`: of a
+        DELIVER that comes from the state."""
         if effect[0] != EFFECT_DELIVER:
-            return super()._forward(node, effect, final=final)
+            return super()._forward(node, effect)
         _, session, consumer, first_id, index, command, first, count, acquired, delivered = effect
         block = self._read(index)
         if block is None:
             return 0
         self.delivered_forwarded += count
         body = batch.slice_records(block, command, first, count)
+        tail = b"" if since < 0 else since.to_bytes(8, "little")
         d = count << 32 | min(delivered, 0x7FFF) << 16 | min(acquired, 0xFFFF)
         head = batch.frame(
             batch.FRAME_DELIVER,
@@ -157,10 +176,10 @@ class QuorumQueue(GroupQueue):
             session,
             consumer,
             first_id,
-            d | FINAL if final else d,
-            body_length=len(body),
+            d | FINAL if tail else d,
+            body_length=len(body) + len(tail),
         )
-        self._transport.send(node, head, (body,))
+        self._transport.send(node, head, (body, tail) if tail else (body,))
         return len(body)
 
     def _on_asked(self, node: int, session: int, consumer: int, from_id: int) -> None:
@@ -173,15 +192,17 @@ class QuorumQueue(GroupQueue):
         machine.redeliver(session, consumer, from_id)
         effects, machine.effects = machine.effects, kept
         sent = 0
+        since = from_id
         for effect in effects:
             # The client asks again for what is missing, when it has passed this on.
             if sent > ANSWER_BYTES_SOFT:
                 break
-            size = self._forward(node, effect, final=True)
-            if not size and effect[0] == EFFECT_DELIVER:
-                # Not to be read here: another leader will say what is checked out.
+            size = self._forward(node, effect, since)
+            if not size:
+                # Not to be read here: the client asks again, until somebody can.
                 return
             sent += size
+            since = effect[3] + effect[7]
         frame = batch.frame(batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL)
         self._transport.send(node, frame)
 

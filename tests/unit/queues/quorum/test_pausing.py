@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
+from convoymq.kernels import batch
+from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, publish, spec, tags
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -73,3 +74,125 @@ def test_a_paused_consumer_that_is_cancelled_gives_back(node: int) -> None:
     assert tags(events) == []
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
     assert (machine.unacked, machine.ready) == (0, 4)
+
+
+@pytest.mark.parametrize("node", [2, 4])
+def test_a_cancelled_consumer_gives_back_what_was_dropped_while_it_paused(node: int) -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[node].open()
+    source, _ = cluster.nodes[1].open()
+    client.subscribe(spec())
+    cluster.run()
+    client.pause(1)
+    publish(source, 1, 4)
+    cluster.run()
+    client.cancel(1)
+    cluster.run()
+    assert tags(events) == []
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.unacked, machine.ready) == (0, 4)
+
+
+def deliver_one(cluster: Cluster) -> None:
+    source, target, data = cluster.links.popleft()
+    _, type, _, group, a, b, c, d = batch.frame_header(data)
+    body = data[batch.HEADER_SIZE :]
+    cluster.nodes[target].queue.on_link_frame(source, type, group, a, b, c, d, body)
+
+
+@pytest.mark.parametrize("dropped", range(1, 9))
+def test_the_rest_of_what_the_state_says_is_no_word_about_what_was_dropped(dropped: int) -> None:
+    """A leader says all that is checked out; the consumer goes on in the middle of that."""
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    source, _ = cluster.nodes[1].open()
+    client.subscribe(spec())
+    cluster.run()
+    client.pause(1)
+    for tag in range(1, 7):
+        publish(source, tag, 1)
+        cluster.run()
+    cluster.nodes[1].queue.on_node_up(4)
+    assert len(cluster.links) == 8
+    for _ in range(dropped):
+        deliver_one(cluster)
+    client.resume(1)
+    cluster.run()
+    assert tags(events) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("lost", range(6))
+def test_a_frame_of_the_state_that_is_lost_is_asked_for(lost: int) -> None:
+    """And frames in the wrong order say nothing wrong either."""
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    source, _ = cluster.nodes[1].open()
+    client.subscribe(spec())
+    cluster.run()
+    cluster.drop_frames = {batch.FRAME_DELIVER}
+    for tag in range(1, 7):
+        publish(source, tag, 1)
+        cluster.run()
+    cluster.drop_frames = set()
+    cluster.nodes[1].queue.on_node_up(4)
+    frames = [f for f in cluster.links if f[2][4] == batch.FRAME_DELIVER]
+    assert len(frames) == 6
+    cluster.links.clear()
+    cluster.links.extend(frames[lost + 1 :] + frames[:lost])
+    cluster.run()
+    cluster.wait(1250)
+    if lost == 5:
+        # Nobody can miss what nothing follows.
+        publish(source, 7, 1)
+        cluster.run()
+    assert tags(events) == [1, 2, 3, 4, 5, 6, 7][: 7 if lost == 5 else 6]
+
+
+def test_a_question_for_what_is_missing_is_repeated_until_it_is_answered() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    source, _ = cluster.nodes[1].open()
+    client.subscribe(spec())
+    cluster.run()
+    client.pause(1)
+    publish(source, 1, 3)
+    cluster.run()
+    cluster.drop_frames = {batch.FRAME_DELIVER}
+    client.resume(1)
+    cluster.run()
+    assert tags(events) == []
+    cluster.drop_frames = set()
+    cluster.wait(1250)
+    assert tags(events) == [1, 2, 3]
+    asked = len(cluster.frames)
+    cluster.wait(5000)
+    assert len(cluster.frames) == asked
+
+
+def test_what_comes_while_something_is_asked_for_is_not_forgotten() -> None:
+    """The answer to the question is older than what was dropped meanwhile, and it is empty."""
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    source, _ = cluster.nodes[1].open()
+    client.subscribe(spec())
+    cluster.run()
+    queue = cluster.nodes[4].queue
+    client.pause(1)
+    client.resume(1)
+    publish(source, 1, 1)
+    cluster._seal()
+    cluster._apply()
+    frames = [f for f in cluster.links if f[2][4] == batch.FRAME_DELIVER]
+    cluster.links.clear()
+    assert [f[1] for f in frames] == [1, 4]
+    publish(source, 2, 1)
+    cluster._seal()
+    cluster._apply()
+    # The first message is lost, the second comes before the answer that knew of neither.
+    deliver_one(cluster)
+    assert tags(events) == []
+    final = batch.frame(batch.FRAME_DELIVER, 0, GROUP, client.session, 1, 0, 1 << 31)
+    _, type, _, group, a, b, c, d = batch.frame_header(final)
+    queue.on_link_frame(1, type, group, a, b, c, d, b"")
+    cluster.run()
+    assert tags(events) == [1, 2]
