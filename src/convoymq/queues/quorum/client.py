@@ -81,6 +81,7 @@ class QuorumClient(SessionClient):
         #: Replies of basic.get whose message is not here yet: (message id, ready, no_ack)
         self._gets: deque[tuple[int, int, bool]] = deque()
         self._asked_get = -1
+        self._is_asking_get = False
         #: Consumers with an `asked_at`.
         self._asking: set[int] = set()
         #: Added to message ids of basic.get on the way to the channel: a new session counts from 0
@@ -293,7 +294,10 @@ class QuorumClient(SessionClient):
             if found is None:
                 if not final or message_id != self._asked_get:
                     self._asked_get = message_id
+                    # Answered from here, this comes back before it returns.
+                    self._is_asking_get = True
                     self._ask(0, self._consumers[0], message_id)
+                    self._is_asking_get = False
                     return
                 # The queue took it back meanwhile: for this client the call found nothing.
                 self._gets.popleft()
@@ -388,7 +392,7 @@ class QuorumClient(SessionClient):
                 if first_id + k >= known.next_id or any(g[0] == first_id + k for g in self._gets):
                     self._got[first_id + k] = (block, command, first + k, acquired, delivered)
             known.next_id = max(known.next_id, first_id + count)
-            if self._gets:
+            if self._gets and not self._is_asking_get:
                 self._answer_gets(final=False)
             return
         if known.paused:
