@@ -58,7 +58,7 @@ def vote_without_log_check() -> None:
     _core()._log_is_up_to_date = lambda self, last_index, last_term: True
 
 
-@plant("a vote is sent before it is on disk", "crash,torn,isolate,suspect")
+@plant("a vote is sent before it is on disk", "blackout,crash,slow,spike,isolate,suspect,transfer")
 def vote_before_it_is_durable() -> None:
     core = _core()
     set_vote = core._set_vote
@@ -70,7 +70,10 @@ def vote_before_it_is_durable() -> None:
     core._set_vote = planted
 
 
-@plant("a candidate asks for votes before its own is on disk", "crash,torn,isolate,suspect")
+@plant(
+    "a candidate asks for votes before its own is on disk",
+    "blackout,crash,slow,spike,isolate,suspect,transfer",
+)
 def asks_before_its_vote_is_durable() -> None:
     from convoymq.replication.raft.types import VOTE
 
