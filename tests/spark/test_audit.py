@@ -430,10 +430,11 @@ def test_a_real_run_whose_leader_is_killed_is_clean(spark: SparkSession, tmp_pat
     (found,) = report.queues
     assert found.violations == {}
     assert found.published == found.confirmed == MESSAGES
-    assert found.fates == {
-        "settled": MESSAGES // 4 * 3,
-        "ready": MESSAGES // 4,
-    }
+    # The consumer's last messages may still be on their way back when the nodes stop.
+    left = {"ready", "checked out"} & found.fates.keys()
+    assert found.fates.keys() - left == {"settled"}
+    assert found.fates["settled"] == MESSAGES // 4 * 3
+    assert sum(found.fates[fate] for fate in left) == MESSAGES // 4
     assert found.unpictured == 0
     assert {gap.node for gap in found.facts.gaps} <= {1}, "only the killed node misses something"
 

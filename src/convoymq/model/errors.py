@@ -83,6 +83,15 @@ class Refused(BrokerError):
         super().__init__(text)
         self.subject = subject
 
+    def details(self) -> list[str]:
+        """What a subclass knows beyond text and subject, to cross a link."""
+        return []
+
+    @classmethod
+    def rebuild(cls, text: str, subject: Subject | None, details: list[str]) -> Refused:
+        """The error that had these details. Raises ValueError, IndexError."""
+        return cls(text, subject=subject)
+
 
 class NotFound(Refused):
     """The named thing does not exist."""
@@ -123,6 +132,13 @@ class StageRefused(Refused):
         super().__init__(text, subject=subject)
         self.reason = reason
 
+    def details(self) -> list[str]:
+        return [self.reason]
+
+    @classmethod
+    def rebuild(cls, text: str, subject: Subject | None, details: list[str]) -> Refused:
+        return cls(details[0], text, subject=subject)
+
 
 class OffsetOutOfRange(Refused):
     """An offset of a stream that is not kept. `first` is the first kept offset, `high` the next one
@@ -133,6 +149,14 @@ class OffsetOutOfRange(Refused):
         self.first = first
         self.high = high
         self.offset = offset
+
+    def details(self) -> list[str]:
+        return [str(self.first), str(self.high), str(self.offset)]
+
+    @classmethod
+    def rebuild(cls, text: str, subject: Subject | None, details: list[str]) -> Refused:
+        first, high, offset = map(int, details)
+        return cls(first, high, offset)
 
 
 class Unavailable(BrokerError):
@@ -181,7 +205,10 @@ _REFUSALS: tuple[type[Refused], ...] = (
     NotServed,
     ForcedClosure,
     ResourceExhausted,
+    StageRefused,
+    OffsetOutOfRange,
 )
+SUBJECT_PARTS = 3
 _REFUSAL_BY_NAME = {refusal.__name__: refusal for refusal in _REFUSALS}
 
 
@@ -189,9 +216,12 @@ def refusal_to_builtins(error: Refused) -> list[str]:
     """Return `error` as plain strings, for replies that cross a link between nodes."""
     name = next(c.__name__ for c in type(error).__mro__ if _REFUSAL_BY_NAME.get(c.__name__) is c)
     parts = [name, error.text]
+    details = error.details()
     if error.subject is not None:
         parts += [error.subject.kind.value, error.subject.vhost, error.subject.name]
-    return parts
+    elif details:
+        parts += ["", "", ""]
+    return parts + details
 
 
 def refusal_from_builtins(parts: list[str]) -> Refused:
@@ -202,7 +232,8 @@ def refusal_from_builtins(parts: list[str]) -> Refused:
     """
     try:
         name, text, *rest = parts
-        subject = Subject(SubjectKind(rest[0]), rest[1], rest[2]) if rest else None
-        return _REFUSAL_BY_NAME[name](text, subject=subject)
+        named = bool(rest) and (rest[0] != "" or len(rest) <= SUBJECT_PARTS)
+        subject = Subject(SubjectKind(rest[0]), rest[1], rest[2]) if named else None
+        return _REFUSAL_BY_NAME[name].rebuild(text, subject, rest[SUBJECT_PARTS:])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise SyntaxFault(f"not a refusal: {parts!r}") from error

@@ -41,11 +41,24 @@ def test_every_refusal_crosses_a_link(name: str) -> None:
     cls = getattr(errors, name)
     if not (isinstance(cls, type) and issubclass(cls, Refused)):
         return
+    if cls in (errors.StageRefused, errors.OffsetOutOfRange):
+        return
     for subject in (None, refusals.queue_subject("/", "q")):
         parts = refusal_to_builtins(cls("text", subject=subject))
         found = refusal_from_builtins(parts)
         assert type(found) is cls
         assert (found.text, found.subject) == ("text", subject)
+
+
+def test_what_a_refusal_knows_beyond_its_text_crosses_too() -> None:
+    for subject in (None, refusals.queue_subject("/", "q")):
+        refused = errors.StageRefused("stage_epoch", "text", subject=subject)
+        found = refusal_from_builtins(refusal_to_builtins(refused))
+        assert isinstance(found, errors.StageRefused)
+        assert (found.reason, found.text, found.subject) == ("stage_epoch", "text", subject)
+    beyond = refusal_from_builtins(refusal_to_builtins(errors.OffsetOutOfRange(5, 9, 3)))
+    assert isinstance(beyond, errors.OffsetOutOfRange)
+    assert (beyond.first, beyond.high, beyond.offset) == (5, 9, 3)
 
 
 def test_a_subclass_crosses_as_its_nearest_known_class() -> None:
@@ -56,7 +69,14 @@ def test_a_subclass_crosses_as_its_nearest_known_class() -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [[], ["Odd", "x"], ["NotFound", "x", "queue"], ["NotFound", "x", "y", "", ""]]
+    "parts",
+    [
+        [],
+        ["Odd", "x"],
+        ["NotFound", "x", "queue"],
+        ["NotFound", "x", "y", "", ""],
+        ["StageRefused", "x"],
+    ],
 )
 def test_broken_refusals_are_peer_errors(parts: list[str]) -> None:
     with pytest.raises(SyntaxFault):
