@@ -532,6 +532,11 @@ class Replica:
             if told:
                 self.host.counters.leader_changes += 1
                 self.sink.on_leader(self.group, None, core.term)
+            # A leader that was doubted and is heard again may have nothing new to say. A snapshot
+            # that is coming in says it itself (`install`).
+            heard = core.leader and self.receiving is None and not self.faulty
+            if heard and self.log.term_at(core.applied_index) == core.term:
+                self._established()
 
     # Applying.
 

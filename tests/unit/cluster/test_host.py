@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.cluster import transfer
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
 from convoymq.kernels.batch import CMD_PURGE, commands
@@ -85,6 +86,7 @@ class Net:
         self.machines: dict[int, ListMachine] = {}
         self.sinks: dict[int, Sink] = {}
         self.directories: dict[int, MemoryDirectory] = {}
+        self.flushers: dict[int, InlineFlusher] = {}
         self.queue: deque[tuple[int, int, bytes]] = deque()
         self.cut: set[int] = set()
         self.sent = 0
@@ -117,7 +119,7 @@ class Net:
                 return 0
 
         directory = self.directories.setdefault(node, MemoryDirectory())
-        flusher = InlineFlusher(automatic=True)
+        flusher = self.flushers[node] = InlineFlusher(automatic=True)
         worker = InlineWorker(automatic=True)
         storage = Storage(directory, flusher, worker, StorageConfig(wal_preallocate=False))
         storage.recover()
@@ -222,6 +224,64 @@ def test_leadership_moves_on_request(net: Net) -> None:
     assert net.hosts[old].transfer_leadership(GROUP, target)
     net.run(1000)
     assert net.leader == target
+
+
+def test_a_follower_serves_its_clients_when_it_hears_a_doubted_leader_again(net: Net) -> None:
+    for node in net.hosts:
+        net.put(node, node)
+        net.run(300)
+    leader = net.leader
+    follower = next(n for n in net.hosts if n != leader)
+    host, sink = net.hosts[follower], net.sinks[follower]
+    term, end = host.groups[GROUP].term, host.groups[GROUP].log.last_index
+    # Long enough for its election timer; the others hear the leader and refuse.
+    host.on_suspect(leader)
+    net.run(3000)
+    assert sink.leaders[-1] is None
+    host.on_unsuspect(leader)
+    net.run(3000)
+    # The same leader in the same term, and not an entry from which the follower could know it.
+    assert (host.groups[GROUP].term, host.groups[GROUP].log.last_index) == (term, end)
+    assert host.groups[GROUP].established_leader == leader
+    assert sink.leaders[-1] == leader
+    net.put(follower, 9)
+    net.run(300)
+    assert [m.values for m in net.machines.values()] == [[1, 2, 3, 9]] * 3
+
+
+def test_a_leader_is_heard_while_its_snapshot_is_replacing_the_log(net: Net) -> None:
+    leader = net.leader
+    lost = next(n for n in net.hosts if n != leader)
+    net.isolate(lost)
+    net.run(1000)
+    for value in (1, 2):
+        net.put(leader, value)
+        net.run(300)
+    replica, sink = net.hosts[lost].groups[GROUP], net.sinks[lost]
+    snapshot, term = net.hosts[leader].groups[GROUP].make_snapshot(), replica.term
+    begin = (
+        *(transfer.BEGIN, term, 1, snapshot.index),
+        *(snapshot.term, snapshot.membership, len(snapshot.state)),
+    )
+    replica.on_message(leader, begin)
+    replica.on_message(leader, (transfer.STATE, term, 1, 0, snapshot.state))
+    # The new log stands, but is not durable: the machine's state is older than where it begins.
+    flusher = net.flushers[lost]
+    flusher.automatic = False
+    replica.on_message(leader, (transfer.END, term, 1, 0))
+    assert replica.log.first_index > replica.last_applied + 1
+    replica.on_unreachable(leader)
+    net.run(1000)
+    assert not replica.core.leader
+    replica.on_message(leader, begin)
+    assert replica.core.leader == leader
+    assert not replica.established_leader
+    flusher.automatic = True
+    flusher.run()
+    net.join(lost)
+    net.run(1000)
+    assert net.machines[lost].values == [1, 2]
+    assert (replica.established_leader, sink.leaders[-1]) == (leader, leader)
 
 
 def test_a_wiped_node_is_taken_in_anew(net: Net) -> None:
