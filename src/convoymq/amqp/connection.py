@@ -168,9 +168,7 @@ class Connection:
         """The first bytes were another protocol's: from now on the socket is somebody else's."""
         self._down = True
         self.state = State.CLOSED
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        self._cancel_timers()
         self.wire.close()
 
     def on_writable(self) -> None:
@@ -581,6 +579,14 @@ class Connection:
         self._timers = self._timers[-1:]
         self._timers.append(self.shell.call_later(delay_s, call))
 
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self._scan is not None:
+            self._scan.cancel()
+            self._scan = None
+
     # --- errors and closing ------------------------------------------------------------------
 
     def refuse(self, error: BrokerError, channel: int, class_id: int, method_id: int) -> None:
@@ -688,12 +694,7 @@ class Connection:
             return
         self._down = True
         self.state = State.CLOSED
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
-        if self._scan is not None:
-            self._scan.cancel()
-            self._scan = None
+        self._cancel_timers()
         self._end_channels()
         self.wire.close()
         self.shell.close()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoymq.spark.errors import OptionError, SourceError
-from convoymq.spark.pipelines.archive import _app_id
+from convoymq.spark.pipelines.archive import app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -133,7 +133,7 @@ def apply(
     _check(targets, rules)
     place = Path(checkpoint)
     report = ApplyReport(tables={target.label: TableReport() for target in targets})
-    writer = _BatchApplier(targets, rules, _app_id(place), report, bad_path, probe)
+    writer = _BatchApplier(targets, rules, app_id(place), report, bad_path, probe)
     started = time.monotonic()
     reader = spark.readStream.format("convoymq").option("servers", servers)
     reader = reader.option("subscribe", stream).option("startingOffsets", "earliest")

@@ -142,7 +142,7 @@ def archive(
     for source in _sources(spark, servers, streams, queues, dict(options or {})):
         name, column, frame = source
         place = base / name
-        sink = _sink(format, root, _app_id(place))
+        sink = _sink(format, root, app_id(place))
         columns = tuple(dict.fromkeys((column, *partition_by)))
         writer = _BatchWriter(sink, columns, report, compact_files, keep_replaced_s, probe)
         stream = (
@@ -231,7 +231,7 @@ def _sources(
     return found
 
 
-def _app_id(checkpoint: Path) -> str:
+def app_id(checkpoint: Path) -> str:
     """The pipeline's id: as old as its checkpoint."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     path = checkpoint / APP_FILE
