@@ -296,6 +296,10 @@ class ReplicaHost:
             else:
                 replica.sink.on_link_frame(node, kind, group, a, b, c, d, data[batch.HEADER_SIZE :])
             return
+        if kind == batch.FRAME_FORWARD:
+            # Without a word the sender would take this node for the leader for ever.
+            self.send_raft(node, group, (LEADER_IS, a, 0))
+            return
         watched = self.watched.get(group)
         if watched is not None:
             if kind in (batch.FRAME_APPLIED, batch.FRAME_DELIVER):
@@ -364,12 +368,27 @@ class ReplicaHost:
             self._keep_early(watched.group, node, data)
             return
         _, term, leader = message
-        if term < watched.term or leader == 0:
+        if leader == 0:
+            if node == watched.leader:
+                # It got commands, and does not lead any more.
+                self._forget_leader(watched)
             return
-        if (leader, term) != (watched.leader, watched.term):
-            watched.leader = leader
-            watched.term = term
-            watched.sink.on_leader(watched.group, leader, term)
+        if term < watched.term or (leader, term) == (watched.leader, watched.term):
+            return
+        watched.term = term
+        if leader not in self.reachable:
+            # The one that told may not have noticed yet, and later nobody has to tell.
+            self._forget_leader(watched)
+            return
+        watched.leader = leader
+        watched.sink.on_leader(watched.group, leader, term)
+
+    def _forget_leader(self, watched: Watched) -> None:
+        """The leader is not known (any more); the ticks ask for it."""
+        self.active.add(watched.group)
+        if watched.leader:
+            watched.leader = 0
+            watched.sink.on_leader(watched.group, None, watched.term)
 
     def _ask_leader(self, watched: Watched) -> None:
         near = [n for n in watched.members if n in self.reachable]
@@ -421,8 +440,7 @@ class ReplicaHost:
                 replica.on_unreachable(node)
         for watched in self.watched.values():
             if watched.leader == node:
-                watched.leader = 0
-                watched.sink.on_leader(watched.group, None, watched.term)
+                self._forget_leader(watched)
                 self._ask_leader(watched)
         self.wake()
 

@@ -12,7 +12,7 @@ import pytest
 from convoymq.cluster import transfer
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
-from convoymq.kernels.batch import CMD_PURGE, commands
+from convoymq.kernels.batch import CMD_PURGE, FRAME_FORWARD, commands, frame
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.store import Storage
@@ -29,8 +29,11 @@ class ListMachine:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.values: list[int] = []
+        self.seen: list[tuple[int, int]] = []
+        """(kind, argument) of all commands."""
 
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        self.seen += [(c[0], c[5]) for c in commands(data)]
         self.values += [c[5] for c in commands(data) if c[2]]
 
     def snapshot(self) -> bytes:
@@ -104,6 +107,19 @@ class Net:
         return timer
 
     def add(self, node: int, members: Sequence[int], **options: Any) -> None:
+        self._start(node)
+        self.machines[node] = ListMachine()
+        self.hosts[node].create_group(
+            GROUP, members, self.machines[node], self.sinks[node], **options
+        )
+        self._link(node)
+
+    def watch(self, node: int, members: Sequence[int]) -> None:
+        self._start(node)
+        self.hosts[node].watch_group(GROUP, members, self.sinks[node])
+        self._link(node)
+
+    def _start(self, node: int) -> None:
         net = self
 
         class Transport:
@@ -127,13 +143,13 @@ class Net:
             node=node, incarnation=self.time, storage=storage, transport=Transport(), clock=self
         )
         self.hosts[node] = host
-        self.machines[node] = ListMachine()
         self.sinks[node] = Sink()
-        host.create_group(GROUP, members, self.machines[node], self.sinks[node], **options)
+
+    def _link(self, node: int) -> None:
         for other in self.hosts:
             if other != node:
                 self.hosts[other].on_link_up(node, self.time)
-                host.on_link_up(other, self.time)
+                self.hosts[node].on_link_up(other, self.time)
 
     def isolate(self, node: int) -> None:
         self.cut.add(node)
@@ -172,7 +188,8 @@ class Net:
 
     @property
     def leader(self) -> int:
-        led = [n for n, h in self.hosts.items() if h.groups[GROUP].is_leader and n not in self.cut]
+        here = [n for n, host in self.hosts.items() if GROUP in host.groups and n not in self.cut]
+        led = [n for n in here if self.hosts[n].groups[GROUP].is_leader]
         assert len(led) == 1, led
         return led[0]
 
@@ -249,6 +266,37 @@ def test_a_follower_serves_its_clients_when_it_hears_a_doubted_leader_again(net:
     assert [m.values for m in net.machines.values()] == [[1, 2, 3, 9]] * 3
 
 
+def test_a_session_that_begins_behind_the_end_of_its_node_is_told_of_it(net: Net) -> None:
+    leader = net.leader
+    lost = next(n for n in net.hosts if n != leader)
+    host, machine = net.hosts[leader], net.machines[leader]
+    net.put(lost, 7)
+    net.hosts[lost].end_of_round()
+    while net.queue:
+        sender, to, data = net.queue.popleft()
+        net.hosts[to].on_frame(sender, data)
+    # In the leader's batch: the machine knows of no session of that node yet.
+    assert machine.seen[-1:] != [(CMD_PURGE, 7)]
+    host.on_link_down(lost, definite=False)
+    host.end_of_round()
+    assert machine.seen[-1:] != [(CMD_PURGE, 7)]
+    host.on_link_up(lost, host.incarnation_of(lost) + 1)
+    net.run(300)
+    at = machine.seen.index((CMD_PURGE, 7))
+    assert machine.seen[at + 1 :] == [(CMD_NODE_DOWN, lost), (CMD_NODE_UP, lost)]
+
+
+def test_a_quiet_group_does_not_care_for_nodes_without_a_session(net: Net) -> None:
+    leader = net.leader
+    other = next(n for n in net.hosts if n != leader)
+    host = net.hosts[leader]
+    end = host.groups[GROUP].log.last_index
+    host.on_suspect(other)
+    host.on_unsuspect(other)
+    net.run(300)
+    assert host.groups[GROUP].log.last_index == end
+
+
 def test_a_leader_is_heard_while_its_snapshot_is_replacing_the_log(net: Net) -> None:
     leader = net.leader
     lost = next(n for n in net.hosts if n != leader)
@@ -282,6 +330,61 @@ def test_a_leader_is_heard_while_its_snapshot_is_replacing_the_log(net: Net) -> 
     net.run(1000)
     assert net.machines[lost].values == [1, 2]
     assert (replica.established_leader, sink.leaders[-1]) == (leader, leader)
+
+
+def test_who_left_the_group_tells_those_that_still_forward_to_it(net: Net) -> None:
+    net.watch(4, (1, 2, 3))
+    net.run(500)
+    old = net.leader
+    sink = net.sinks[4]
+    assert sink.leaders == [old]
+    assert net.hosts[old].remove_member(GROUP, old)
+    net.run(3000)
+    others = [n for n in (1, 2, 3) if n != old]
+    net.hosts[old].leave_group(GROUP, others)
+    net.run(500)
+    # Nobody tells a node without sessions who leads now.
+    assert sink.leaders == [old]
+    net.put(4, 1)
+    net.run(1000)
+    assert sink.leaders == [old, None, net.leader]
+    net.put(4, 2)
+    net.run(300)
+    assert [net.machines[n].values for n in others] == [[2], [2]]
+    assert not net.hosts[4].active
+
+
+def test_a_node_that_never_had_the_group_refuses_what_is_forwarded(net: Net) -> None:
+    net.watch(4, (1, 2, 3))
+    net.run(500)
+    led = net.leader
+    net.hosts[4].remove_group(GROUP)
+    other = next(n for n in (1, 2, 3) if n != led)
+    net.hosts[4].on_frame(other, frame(FRAME_FORWARD, 0, GROUP, 9, 0, 0, 0))
+    assert [(sender, to) for sender, to, _ in net.queue] == [(4, other)]
+    net.run(300)
+    # A replica knows better.
+    assert net.hosts[other].groups[GROUP].established_leader == led
+
+
+def test_who_watches_goes_on_asking_while_it_cannot_reach_the_leader(net: Net) -> None:
+    net.watch(4, (1, 2, 3))
+    net.run(500)
+    old = net.leader
+    sink = net.sinks[4]
+    # The others hear it still, and say so.
+    net.hosts[4].on_suspect(old)
+    net.run(1000)
+    assert sink.leaders[-1] is None
+    # Nobody tells a node without sessions who leads after that.
+    net.isolate(old)
+    net.run(5000)
+    assert net.leader != old
+    assert sink.leaders[-1] == net.leader
+    net.put(4, 3)
+    net.run(300)
+    assert net.machines[net.leader].values == [3]
+    assert not net.hosts[4].active
 
 
 def test_a_wiped_node_is_taken_in_anew(net: Net) -> None:
