@@ -854,9 +854,13 @@ class Replica:
             if sending is not None and core.role == LEADER and term == core.term:
                 sending.on_message(message)
             return
-        if core.amnesiac or term < core.term:
+        if core.amnesiac:
             return
-        core.on_commit(sender, term, 0)
+        if not core.on_commit(sender, term, 0):
+            # A leader that sends a snapshot sends nothing else by which it could learn its term
+            # is over: it would go on for ever (thesis, figure 5.3).
+            self._reply(sender, 0, 0, 1)
+            return
         receiving = self.receiving
         if kind == transfer.BEGIN:
             if receiving is not None and not receiving.is_same(sender, message):

@@ -13,6 +13,7 @@ from convoymq.cluster import transfer
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
 from convoymq.kernels.batch import CMD_PURGE, FRAME_FORWARD, commands, frame
+from convoymq.replication.raft.types import VOTE
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.store import Storage
@@ -385,6 +386,33 @@ def test_who_watches_goes_on_asking_while_it_cannot_reach_the_leader(net: Net) -
     net.run(300)
     assert net.machines[net.leader].values == [3]
     assert not net.hosts[4].active
+
+
+def test_a_leader_learns_from_a_refused_snapshot_that_its_term_is_over(net: Net) -> None:
+    leader = net.leader
+    net.put(leader, 1)
+    net.run(300)
+    lost, other = (n for n in net.hosts if n != leader)
+    net.isolate(lost)
+    replica, former = net.hosts[lost].groups[GROUP], net.hosts[leader].groups[GROUP]
+    snapshot, term = former.make_snapshot(), former.term
+    replica.on_message(other, (VOTE, term + 1, 0, 0))
+    assert replica.term == term + 1
+    # The leader sends nothing else: it is not told that the follower can be reached.
+    net.cut.discard(lost)
+    replica.on_message(
+        leader,
+        (
+            *(transfer.BEGIN, term, 1, snapshot.index),
+            *(snapshot.term, snapshot.membership, len(snapshot.state)),
+        ),
+    )
+    assert replica.receiving is None
+    net.run(20)
+    assert not former.is_leader
+    net.join(lost)
+    net.run(3000)
+    assert net.hosts[net.leader].groups[GROUP].term > term
 
 
 def test_a_wiped_node_is_taken_in_anew(net: Net) -> None:
