@@ -423,7 +423,7 @@ class ReplicaHost:
         self.reachable.add(node)
         self.gone.discard(node)
         for replica in list(self.groups.values()):
-            if node in replica.core.members.nodes or node in replica.machine.session_nodes():
+            if replica.concerns(node):
                 replica.on_reachable(node)
         for watched in self.watched.values():
             if watched.leader == node:
@@ -436,7 +436,7 @@ class ReplicaHost:
         self.now = self.clock.monotonic_ms()
         self.reachable.discard(node)
         for replica in list(self.groups.values()):
-            if node in replica.core.members.nodes or node in replica.machine.session_nodes():
+            if replica.concerns(node):
                 replica.on_unreachable(node)
         for watched in self.watched.values():
             if watched.leader == node:

@@ -689,6 +689,17 @@ class Replica:
 
     # Reachability and time.
 
+    def concerns(self, node: int) -> bool:
+        """Is it of interest here whether that node can be reached?"""
+        return node in self.core.members.nodes or self._may_serve(node)
+
+    def _may_serve(self, node: int) -> bool:
+        """Has that node a session, or may one begin with what is not applied yet?"""
+        if node in self.machine.session_nodes():
+            return True
+        unapplied = self.core.applied_index < self.log.last_index or self.builder.used
+        return self.core.role == LEADER and bool(unapplied)
+
     def on_reachable(self, node: int) -> None:
         """A node can be reached (again)."""
         core = self.core
@@ -702,10 +713,11 @@ class Replica:
                 sending.resume()
             elif peer is not None:
                 self.probe(peer)
+            if self._may_serve(node):
+                self._propose_state_of(node)
             if node in self.machine.session_nodes():
                 if node not in core.members.nodes:
                     self.send_raft(node, (LEADER_IS, core.term, self.host.node))
-                self._propose_state_of(node)
                 self._resend_for(node)
         elif core.leader == node and self._known_leader == (node, core.term):
             # What was forwarded to it may have been lost with the link.
@@ -722,7 +734,7 @@ class Replica:
             if self.builder.used:
                 # Held back for a transfer to that node, which is off now.
                 self.host.mark_dirty(self)
-            if node in self.machine.session_nodes():
+            if self._may_serve(node):
                 self._propose_state_of(node)
         elif core.leader == node and self._known_leader == (node, core.term):
             self.sink.on_leader(self.group, None, core.term)

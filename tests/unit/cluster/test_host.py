@@ -12,6 +12,7 @@ import pytest
 from convoymq.cluster import transfer
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
+from convoymq.kernels import batch
 from convoymq.kernels.batch import CMD_PURGE, FRAME_FORWARD, commands, frame
 from convoymq.replication.raft.types import VOTE
 from convoymq.storage.files import MemoryDirectory
@@ -284,7 +285,7 @@ def test_a_session_that_begins_behind_the_end_of_its_node_is_told_of_it(net: Net
     host.on_link_up(lost, host.incarnation_of(lost) + 1)
     net.run(300)
     at = machine.seen.index((CMD_PURGE, 7))
-    assert machine.seen[at + 1 :] == [(CMD_NODE_DOWN, lost), (CMD_NODE_UP, lost)]
+    assert machine.seen[at + 1 :] == [(batch.CMD_NODE_DOWN, lost), (batch.CMD_NODE_UP, lost)]
 
 
 def test_a_quiet_group_does_not_care_for_nodes_without_a_session(net: Net) -> None:
