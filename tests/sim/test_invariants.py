@@ -14,7 +14,7 @@ from convoymq.sim.trace import Trace
 
 
 def checker() -> GroupChecker:
-    return GroupChecker(1, Referee(1, -1), 1, Trace(lambda: 0))
+    return GroupChecker(1, Referee(1, -1, 3000), 1, Trace(lambda: 0))
 
 
 def leader(term: int) -> Any:

@@ -69,10 +69,12 @@ def identity_of(record: bytes) -> bytes:
 class Referee:
     """The model of one group's queue."""
 
-    def __init__(self, group: int, delivery_limit: int) -> None:
+    def __init__(self, group: int, delivery_limit: int, disconnect_timeout_ms: int) -> None:
         self.group = group
         self.delivery_limit = delivery_limit
+        self.disconnect_timeout_ms = disconnect_timeout_ms
         self.index = 0
+        self.time_ms = 0
         self.messages: dict[Key, Message] = {}
         self.by_identity: dict[bytes, Key] = {}
         self.held: dict[tuple[int, int], dict[int, Key]] = {}
@@ -83,6 +85,10 @@ class Referee:
         self.ended: set[int] = set()
         self.down_ever: set[int] = set()
         """Nodes that were suspected by the log: their messages may go to others."""
+        self.away: dict[int, int | None] = {}
+        """Nodes that are suspected -> since when; None = their messages were returned."""
+        self.given_up: set[int] = set()
+        """Those whose messages came back in the last entry."""
         self.places: dict[Place, int] = dict.fromkeys(Place, 0)
         self.last_fresh: Key = (0, 0, 0)
         self.purging = False
@@ -104,7 +110,9 @@ class Referee:
     def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
         """A committed entry of commands, in order of the log."""
         self.index = index
+        self.time_ms = max(self.time_ms, batch.Entry(data).time_ms)
         self.purging = False
+        self.given_up.clear()
         self.swept.clear()
         ending: list[int] = []
         purged: list[Message] = []
@@ -120,6 +128,8 @@ class Referee:
                     self._release(kind, flags, session, arg, ranges[i], ranges[i + 1])
             elif kind in (batch.CMD_STAGE, batch.CMD_TICK):
                 self._other(kind, session, seq, batch.command_body(data, offset))
+                if kind == batch.CMD_TICK:
+                    self._tick()
             elif kind == batch.CMD_PURGE:
                 self.purging = True
                 for message in self.messages.values():
@@ -132,9 +142,13 @@ class Referee:
                 ending.append(int.from_bytes(batch.command_body(data, offset)[:8], "little"))
             elif kind == batch.CMD_NODE_DOWN:
                 self.down_ever.add(arg)
-                if flags & 1:
+                if not flags & 1:
+                    self.away.setdefault(arg, self.time_ms)
+                else:
+                    self.away.pop(arg, None)
                     ending += [s for s in self.seqs if s >> 56 == arg and s not in self.ended]
             elif kind == batch.CMD_NODE_UP:
+                self.away.pop(arg, None)
                 body = batch.command_body(data, offset)
                 incarnation = int.from_bytes(body[:8], "little")
                 ending += [
@@ -149,6 +163,20 @@ class Referee:
 
     def _other(self, kind: int, session: int, seq: int, body: bytes) -> None:
         """TICK, or an op on a stage."""
+
+    def _tick(self) -> None:
+        """What is checked out to nodes that are away for too long is ready again: what they settle
+        from here on comes too late."""
+        for node, since_ms in self.away.items():
+            if since_ms is None or self.time_ms < since_ms + self.disconnect_timeout_ms:
+                continue
+            self.away[node] = None
+            self.given_up.add(node)
+            for (session, _consumer), held in self.held.items():
+                if session >> 56 == node and session not in self.ended:
+                    for key in held.values():
+                        self._return(self.messages[key], 0)
+                    held.clear()
 
     def _accepts(self, session: int, seq: int) -> bool:
         if session in self.ended:
@@ -293,9 +321,9 @@ class Referee:
             self._sync_ready(machine)
 
     def _sync_held(self, machine: Any) -> None:
-        """Messages that a node's long absence returned are ready again here too."""
+        """What a node got in the entry in which it was given up is ready again here too."""
         for (session, consumer), held in self.held.items():
-            if not held or session >> 56 not in self.down_ever:
+            if not held or session >> 56 not in self.given_up:
                 continue
             kept: set[int] = set()
             for message_id, run in machine.holds(session, consumer):

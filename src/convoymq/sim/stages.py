@@ -59,19 +59,17 @@ class _Stage:
 class StagedReferee(Referee):
     """The model of one group's queue with stages."""
 
-    def __init__(self, group: int, delivery_limit: int) -> None:
-        super().__init__(group, delivery_limit)
+    def __init__(self, group: int, delivery_limit: int, disconnect_timeout_ms: int) -> None:
+        super().__init__(group, delivery_limit, disconnect_timeout_ms)
         self.stages: dict[str, _Stage] = {}
         self.shown: dict[tuple[str, int, int], Key] = {}
         """(stage, epoch, offset) -> message, for ever."""
-        self._time_ms = 0
         self._fresh_before: Key = (0, 0, 0)
         self._replies: dict[tuple[int, int], tuple[int, Any]] = {}
         self._took: set[str] = set()
 
     def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
         """See `Referee`."""
-        self._time_ms = max(self._time_ms, batch.Entry(data).time_ms)
         self._fresh_before = self.last_fresh
         self._took.clear()
         self._replies.clear()
@@ -84,7 +82,7 @@ class StagedReferee(Referee):
     def _other(self, kind: int, session: int, seq: int, body: bytes) -> None:
         if kind == batch.CMD_TICK:
             for name, stage in list(self.stages.items()):
-                if stage.heard_ms + stage.ttl_ms <= self._time_ms:
+                if stage.heard_ms + stage.ttl_ms <= self.time_ms:
                     self._give_back(stage, 0, 1)
                     del self.stages[name]
         elif kind == batch.CMD_STAGE:
@@ -108,7 +106,7 @@ class StagedReferee(Referee):
             if kind == "lease":
                 self._took.add(name)
                 stage.next = reply["next"]
-        stage.heard_ms = self._time_ms
+        stage.heard_ms = self.time_ms
         if kind == "open":
             stage.ttl_ms = op["ttl_ms"]
         elif kind == "take" and reply["next"] > stage.next:

@@ -109,7 +109,9 @@ class World:
                 self.referees[group] = StreamReferee(group)
             else:
                 kind = StagedReferee if plan.stages else Referee
-                self.referees[group] = kind(group, settings["delivery_limit"])
+                self.referees[group] = kind(
+                    group, settings["delivery_limit"], settings["disconnect_timeout_ms"]
+                )
             self.checkers[group] = GroupChecker(
                 group, self.referees[group], plan.hash_every, self.trace
             )
