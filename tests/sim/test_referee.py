@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.sim.referee import Place, Referee
+from convoymq.sim.clients import ClientConfig, Workload
+from convoymq.sim.clock import Life, Scheduler
+from convoymq.sim.referee import InvariantBroken, Place, Referee
+from convoymq.sim.stages import StageChannel, StagedReferee
+from convoymq.sim.trace import Trace
+from convoymq.storage.types import EntryGone
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 TIMEOUT_MS = 500
@@ -66,3 +75,50 @@ def test_a_node_that_is_back_in_time_keeps_what_it_has() -> None:
     queue.log.settle(B, 1, 0, 0)
     queue.step(TIMEOUT_MS)
     assert queue.place is Place.SETTLED
+
+
+@pytest.mark.parametrize(
+    ("snapshot_index", "staged", "kept"),
+    [(30, False, True), (30, True, False), (20, False, False)],
+    ids=["replaced", "lost by the snapshot", "lost"],
+)
+def test_entries_may_be_gone_only_from_a_log_that_a_snapshot_has_replaced(
+    snapshot_index: int, staged: bool, kept: bool
+) -> None:
+    """Entry 7 is gone, of a stage that the machine at entry 20 shows."""
+
+    def read_entry(group: int, index: int) -> Any:
+        raise EntryGone(f"entry {index} is gone")
+
+    runs = SimpleNamespace(between=lambda start, end, most: [(start, (7, 0, 0, 2, 24, 0, 0))])
+    stage = SimpleNamespace(next=2, held=runs)
+    machine = SimpleNamespace(index=20, stages=SimpleNamespace(reading=lambda *asked: stage))
+    replica = SimpleNamespace(machine=machine, log=SimpleNamespace(snapshot_index=snapshot_index))
+    node = SimpleNamespace(host=SimpleNamespace(read_entry=read_entry))
+    referee = StagedReferee(1, -1, TIMEOUT_MS)
+    if staged:
+        referee.stages["s1"] = SimpleNamespace(epoch=5, keys={0: (7, 0, 0), 1: (7, 0, 1)})  # type: ignore[assignment]
+    queue: Any = SimpleNamespace(client=lambda session, events: None)
+    owner = StageChannel(
+        scheduler=Scheduler(1),
+        trace=Trace(lambda: 0),
+        life=Life("node1"),
+        node=1,
+        group=1,
+        queue=queue,
+        session=A,
+        config=ClientConfig(),
+        workload=Workload(),
+        referee=referee,
+        publishes=False,
+        consumes=False,
+        on_closed=lambda channel: None,
+        replicas=lambda group: [(node, replica)],
+    )
+    owner._stage, owner._epoch, owner._next = "s1", 5, 2
+    if kept:
+        owner._look()
+        assert owner._read == 0
+    else:
+        with pytest.raises(InvariantBroken, match="entry 7 is gone"):
+            owner._look()

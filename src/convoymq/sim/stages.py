@@ -181,6 +181,11 @@ class StagedReferee(Referee):
             self.last_fresh = max(self.last_fresh, key)
         self._move(message, Place.STAGED)
 
+    def is_staged(self, name: str, epoch: int, offset: int) -> bool:
+        """Does the log still say so?"""
+        stage = self.stages.get(name)
+        return stage is not None and stage.epoch == epoch and offset in stage.keys
+
     def on_shown(self, name: str, epoch: int, offset: int, identity: bytes) -> None:
         """A reader got a message of a stage."""
         key = self.shown.get((name, epoch, offset))
@@ -393,6 +398,11 @@ class StageChannel:
             try:
                 data = node.host.read_entry(self.group, index).data
             except (EntryGone, KeyError) as error:
+                replaced = replica.log.snapshot_index > machine.index
+                if replaced and not self._referee.is_staged(self._stage, self._epoch, offset):
+                    # A snapshot has replaced the log, and the machine follows when that is durable.
+                    # Until then it shows what is over, and readers are sent to other nodes.
+                    return
                 raise InvariantBroken(f"{self.name}: entry {index} is gone: {error}") from error
             except (StorageFault, OSError):
                 return
