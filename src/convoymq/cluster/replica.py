@@ -691,7 +691,9 @@ class Replica:
 
     def concerns(self, node: int) -> bool:
         """Is it of interest here whether that node can be reached?"""
-        return node in self.core.members.nodes or self._may_serve(node)
+        core = self.core
+        # A leader that has proposed its own removal is no member any more, and leads on.
+        return node == core.leader or node in core.members.nodes or self._may_serve(node)
 
     def _may_serve(self, node: int) -> bool:
         """Has that node a session, or may one begin with what is not applied yet?"""

@@ -237,6 +237,29 @@ def test_an_isolated_leader_is_replaced_and_catches_up(net: Net) -> None:
     assert [m.values for m in net.machines.values()] == [[7]] * 3
 
 
+def test_a_leader_that_proposed_its_own_removal_is_missed_when_it_is_lost(net: Net) -> None:
+    old = net.leader
+    others = [n for n in net.hosts if n != old]
+    assert net.hosts[old].remove_member(GROUP, old)
+    # Both have the entry, and that they do is not heard any more.
+    net.hosts[old].end_of_round()
+    while net.queue:
+        sender, to, data = net.queue.popleft()
+        if sender == old:
+            net.hosts[to].on_frame(sender, data)
+    assert [net.hosts[n].groups[GROUP].members for n in others] == [tuple(others)] * 2
+    assert all(
+        net.hosts[n].groups[GROUP].commit_index < net.hosts[n].groups[GROUP].log.last_index
+        for n in others
+    )
+    net.isolate(old)
+    net.run(3000)
+    assert net.leader in others
+    net.put(net.leader, 7)
+    net.run(300)
+    assert [net.machines[n].values for n in others] == [[7]] * 2
+
+
 def test_leadership_moves_on_request(net: Net) -> None:
     old = net.leader
     target = next(n for n in net.hosts if n != old)
