@@ -258,6 +258,7 @@ class Run:
             naive.down.setdefault(command[1], [time_ms, 0])
         elif name == "node_up":
             naive.down.pop(command[1], None)
+            self.serve_all_of(command[1])
         elif name == "tick":
             for node, state in naive.down.items():
                 if state[1] or time_ms < state[0] + 60_000:
@@ -265,18 +266,25 @@ class Run:
                 state[1] = 1
                 self.return_all_of(node)
 
+    def takers_of(self, node: int) -> list[Taker]:
+        """By the begin of their sessions, not by their own."""
+        order = dict.fromkeys(s for s in self.session_order if s >> 56 == node)
+        takers = list(self.naive.takers.values())
+        return [taker for session in order for taker in takers if taker.session == session]
+
+    def serve_all_of(self, node: int) -> None:
+        naive = self.naive
+        for taker in self.takers_of(node):
+            if naive.may(taker) and taker not in naive.service:
+                naive.service.append(taker)
+
     def return_all_of(self, node: int) -> None:
         naive = self.naive
-        order: dict[int, None] = {}
-        for session in self.session_order:
-            if session >> 56 == node:
-                order[session] = None
-        for session in order:
-            for taker in [t for t in naive.takers.values() if t.session == session]:
-                for message_id in sorted(taker.held):
-                    naive.take_back(taker.held[message_id], False)
-                taker.held.clear()
-                naive.forget(taker)
+        for taker in self.takers_of(node):
+            for message_id in sorted(taker.held):
+                naive.take_back(taker.held[message_id], False)
+            taker.held.clear()
+            naive.forget(taker)
 
 
 def compare(machine: Any, naive: Naive, effects: list[Any]) -> None:
@@ -333,6 +341,18 @@ def session_order(machine: Any, entry: Any) -> list[int]:
 @given(st.lists(commands, min_size=30, max_size=90), st.sampled_from([-1, 0, 1, 20]))
 def test_machine_equals_a_list_of_messages(steps: list[tuple[Any, ...]], limit: int) -> None:
     play(steps, limit, QuorumMachine({"delivery_limit": limit}))
+
+
+def test_consumers_of_a_node_that_is_back_are_served_by_the_begin_of_their_sessions() -> None:
+    """The second session has the first consumer."""
+    steps: list[tuple[Any, ...]] = [
+        ("publish", 1, [0]),
+        ("node_down", 1),
+        ("checkout", 0, 3, 1, 1),
+        ("checkout", 1, 1, 1, 1),
+        ("node_up", 1),
+    ]
+    play(steps, 2, QuorumMachine({"delivery_limit": 2}))
 
 
 @settings(max_examples=100, deadline=None)
