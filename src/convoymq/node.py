@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 EPOCH_2025 = 1_735_689_600
 """Incarnations are seconds since 2025-01-01 UTC."""
 TICK_S = 0.1
-SLEPT_NS = 50_000
+SLEPT_NS = 15_000
 """A round that begins so long after the one before was waited for."""
 STORAGE_TICKS = 3
 MEMBER_TICKS = 2
@@ -874,6 +874,7 @@ def host_config(config: Config) -> HostConfig:
     return HostConfig(
         election_min_ms=config.raft.election_timeout_ms,
         in_flight_bytes_max=config.raft.link_window_bytes,
+        linger_ms=config.raft.linger_ms,
     )
 
 

@@ -18,15 +18,18 @@ cdef class ReplicaHost:
     cdef public dict groups, watched, incarnations, _early
     cdef public set reachable, gone, active, _removed
     cdef public object on_note, on_membership_changed, after_seal
-    cdef public list _dirty, _apply, _notices
-    cdef public bint _woken, _damaged
-    cdef public int64_t _numbers
+    cdef public list _dirty, _apply, _notices, _holding
+    cdef public bint _woken, _damaged, _release_due
+    cdef public int64_t _numbers, _holding_since
+    cdef public object _holding_timer
     @cython.locals(replica=Replica)
     cpdef _take(self, int node, bytes data)
     cpdef wake(self)
     cpdef mark_dirty(self, object item)
     cpdef mark_apply(self, Replica replica)
     cpdef mark_notice(self, Replica replica)
+    cpdef hold(self, Replica replica)
+    cpdef release_between(self)
     @cython.locals(replica=Replica, watched=Watched)
     cpdef _seal(self, object item)
     cpdef end_of_round(self)

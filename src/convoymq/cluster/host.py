@@ -140,6 +140,11 @@ class ReplicaHost:
         self._dirty: list[Replica | Watched] = []
         self._apply: list[Replica] = []
         self._notices: list[Replica] = []
+        #: Replicas that hold back entries for followers that linger, since when.
+        self._holding: list[Replica] = []
+        self._holding_since = 0
+        self._holding_timer: Any = None
+        self._release_due = False
         self._woken = False
         self._numbers = 0
         self._damaged = False
@@ -475,6 +480,31 @@ class ReplicaHost:
         """Nodes with sessions should hear of the commit index."""
         self._notices.append(replica)
 
+    def hold(self, replica: Replica) -> None:
+        """The replica holds entries back; all that do are released together."""
+        replica.holding = True
+        if not self._holding:
+            self._holding_since = self.now
+            self._holding_timer = self.clock.call_later(2 * self.config.linger_ms, self._release)
+        self._holding.append(replica)
+
+    def release_between(self) -> None:
+        """All that a replica appended is committed: a good time for what was held back, its flush
+        disturbs nobody who waits. The timer is for when there is none."""
+        if self.now - self._holding_since >= self.config.linger_ms:
+            self._release_due = True
+
+    def _release(self) -> None:
+        self.now = self.clock.monotonic_ms()
+        self._release_due = False
+        self._holding_timer.cancel()
+        holding = self._holding
+        self._holding = []
+        for replica in holding:
+            if not replica.dead:
+                replica.release()
+        self.wake()
+
     def _on_full(self, item: Replica | Watched) -> None:
         self._seal(item)
 
@@ -501,6 +531,9 @@ class ReplicaHost:
             self._woken = False
             if self._dirty or self._apply or self._damaged:
                 self.wake()
+            if self._release_due:
+                # In a round of its own: the links are written when confirms and deliveries are.
+                self._release()
 
     def _work_through(self) -> None:
         for _ in range(ROUNDS_MAX):

@@ -75,6 +75,9 @@ class Replica:
         self._pristine = machine.snapshot()
         self._wiping = False
         self._known_leader = (0, 0)
+        #: The host holds back entries for followers that linger.
+        self.holding = False
+        self._awaited: frozenset[int] = frozenset()
         self.time = GroupTime(host.clock)
         self._transfer_began = 0
         self._election: Any = None
@@ -234,8 +237,24 @@ class Replica:
 
     def _append(self, entry: Any) -> None:
         """Appends an own entry and sends it at once; the own flush runs beside the followers'."""
-        self.core.append_own(entry)
-        for peer in self.core.peers:
+        core = self.core
+        config = self.host.config
+        core.append_own(entry)
+        if config.linger_ms:
+            # Who has a session here waits for what is committed, to deliver or to confirm it.
+            awaited = self.machine.session_nodes()
+            if core.pace_due or (awaited is not self._awaited and awaited != self._awaited):
+                self._awaited = awaited
+                core.choose_pace(awaited)
+        calm = core.commit_index == entry.index - 1
+        for peer in core.peers:
+            if peer.lingers:
+                peer.held_bytes += entry.size
+                # Something older that is not committed yet: the others may be slow.
+                if calm and peer.held_bytes < config.linger_bytes_max:
+                    if not self.holding:
+                        self.host.hold(self)
+                    continue
             if peer.state == REPLICATE and peer.next_index == entry.index and peer.may_send():
                 self._send_append(peer, [entry.data], entry.index, entry.size)
             else:
@@ -243,6 +262,13 @@ class Replica:
         counters = self.host.counters
         counters.entries_appended += 1
         counters.bytes_appended += entry.size
+
+    def release(self) -> None:
+        """Sends what was held back for followers that linger."""
+        self.holding = False
+        for peer in self.core.peers:
+            peer.held_bytes = 0
+            self.replicate(peer)
 
     def replicate(self, peer: Any) -> None:
         """Sends what a follower lacks, as far as its window allows."""
@@ -310,6 +336,14 @@ class Replica:
                 continue
             if wanted is None:
                 wanted = self.machine.session_nodes()
+                if wanted != self._awaited:
+                    core.pace_due = True
+            if peer.held_bytes and peer.node in wanted:
+                # Its first session here was just made.
+                peer.held_bytes = 0
+                self.replicate(peer)
+                if peer.commit_sent >= commit:
+                    continue
             if peer.node in wanted and peer.state == REPLICATE:
                 self._send_commit(peer)
             else:
@@ -410,7 +444,8 @@ class Replica:
         if core.role == LEADER:
             peer = core.progress.get(sender)
             if peer is not None:
-                self.replicate(peer)
+                if not peer.lingers or not self.holding:
+                    self.replicate(peer)
                 if rejected and peer.next_index > self.log.last_index and peer.may_send():
                     self.probe(peer)
         self._after(was)
@@ -573,6 +608,8 @@ class Replica:
         if term and term == core.term:
             # The first entry of a term is the one that opened it.
             self._established()
+        if self.holding and core.commit_index == log.last_index:
+            self.host.release_between()
         if core.role == LEADER and not self.notice_due:
             self.notice_due = True
             self.host.mark_notice(self)
@@ -684,6 +721,7 @@ class Replica:
             return False
         self._transfer_began = self.host.now
         self.host.active.add(self.group)
+        self.release()
         self.run_effects()
         return True
 
@@ -784,6 +822,7 @@ class Replica:
                 core.abort_transfer()
                 self.host.mark_dirty(self)
         last = self.log.last_index
+        core.pace_due = True
         for peer in core.peers:
             if not peer.connected:
                 continue

@@ -432,7 +432,7 @@ def test_a_leader_learns_from_a_refused_snapshot_that_its_term_is_over(net: Net)
         ),
     )
     assert replica.receiving is None
-    net.run(20)
+    net.run(30)
     assert not former.is_leader
     net.join(lost)
     net.run(3000)
@@ -453,3 +453,105 @@ def test_a_wiped_node_is_taken_in_anew(net: Net) -> None:
     assert net.machines[lost].values == [4]
     assert not net.hosts[lost].groups[GROUP].core.amnesiac
     assert net.hosts[net.leader].groups[GROUP].members == (1, 2, 3)
+
+
+def _settle(net: Net, lost: int = 0) -> None:
+    """All that can happen without time passing; what `lost` sends or should get is dropped."""
+    for _ in range(20):
+        for host in net.hosts.values():
+            host.end_of_round()
+        while net.queue:
+            sender, to, data = net.queue.popleft()
+            if lost not in (sender, to):
+                net.hosts[to].on_frame(sender, data)
+
+
+def _last(net: Net, node: int) -> int:
+    return net.hosts[node].groups[GROUP].log.last_index
+
+
+def _pace(net: Net) -> tuple[int, int, int]:
+    """(leader, who gets entries at once, who lingers)."""
+    leader = net.leader
+    net.put(leader, 1)
+    net.run(100)
+    peers = net.hosts[leader].groups[GROUP].core.peers
+    [quick] = [peer.node for peer in peers if not peer.lingers]
+    [slow] = [peer.node for peer in peers if peer.lingers]
+    return leader, quick, slow
+
+
+def test_a_follower_that_nobody_waits_for_gets_entries_together(net: Net) -> None:
+    leader, quick, slow = _pace(net)
+    end = _last(net, leader)
+    for value in (2, 3, 4):
+        net.put(leader, value)
+        _settle(net)
+        assert net.machines[leader].values[-1] == value
+    assert (_last(net, leader), _last(net, quick), _last(net, slow)) == (end + 3, end + 3, end)
+    net.sent = 0
+    net.run(30)
+    # One append, its answer, and the commit index with the next append or tick.
+    assert _last(net, slow) == end + 3
+    assert net.sent <= 3
+    net.run(200)
+    assert net.machines[slow].values == [1, 2, 3, 4]
+
+
+def test_when_something_waits_for_its_majority_nobody_lingers(net: Net) -> None:
+    leader, quick, slow = _pace(net)
+    end = _last(net, leader)
+    net.put(leader, 2)
+    _settle(net, lost=quick)
+    assert net.hosts[leader].groups[GROUP].commit_index == end
+    net.put(leader, 3)
+    _settle(net, lost=quick)
+    # The second entry found the first one waiting.
+    assert net.hosts[leader].groups[GROUP].commit_index == end + 2
+    assert _last(net, slow) == end + 2
+    assert net.machines[leader].values == [1, 2, 3]
+
+
+def test_a_silent_follower_changes_places_with_the_one_that_lingers(net: Net) -> None:
+    leader, quick, slow = _pace(net)
+    net.put(leader, 2)
+    _settle(net, lost=quick)
+    net.time += 20
+    for timer in [t for t in net.timers if t.due <= net.time and t.call]:
+        timer.call()
+    _settle(net, lost=quick)
+    assert net.machines[leader].values == [1, 2]
+    end = _last(net, leader)
+    net.put(leader, 3)
+    _settle(net, lost=quick)
+    # At once: it is counted on now.
+    assert _last(net, slow) == end + 1
+    assert net.machines[leader].values == [1, 2, 3]
+
+
+def test_a_node_with_a_session_never_lingers(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, _, slow = _pace(net)
+    net.put(leader, 2)
+    _settle(net)
+    end = _last(net, leader)
+    assert _last(net, slow) == end - 1
+    # Its first session comes while an entry is held back: the next commit notice brings that, too.
+    monkeypatch.setattr(net.machines[leader], "session_nodes", lambda: frozenset({slow}))
+    net.hosts[leader].mark_apply(net.hosts[leader].groups[GROUP])
+    _settle(net)
+    assert _last(net, slow) == end
+    assert net.machines[slow].values == [1, 2]
+    net.run(100)
+    net.put(leader, 3)
+    _settle(net)
+    assert net.machines[slow].values == [1, 2, 3]
+
+
+def test_leadership_can_go_to_the_one_that_lingers(net: Net) -> None:
+    leader, _, slow = _pace(net)
+    net.put(leader, 2)
+    _settle(net)
+    assert _last(net, slow) < _last(net, leader)
+    assert net.hosts[leader].transfer_leadership(GROUP, slow)
+    _settle(net)
+    assert net.leader == slow

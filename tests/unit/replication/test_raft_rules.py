@@ -547,3 +547,38 @@ def test_membership_survives_encoding_and_padding() -> None:
     assert decode_membership(members.encode() + bytes(5)) == members
     with pytest.raises(PeerError):
         decode_membership(members.encode()[:-1])
+
+
+def pace(cluster: Cluster, leader: int, *awaited: int) -> list[int]:
+    """Who lingers."""
+    core = cluster.cores[leader]
+    core.choose_pace(frozenset(awaited))
+    return [peer.node for peer in core.peers if peer.lingers]
+
+
+def test_as_many_as_a_majority_needs_get_entries_at_once() -> None:
+    three, five = Cluster(3), Cluster(5)
+    three.elect(2)
+    five.elect(4)
+    three.spread_commit()
+    five.spread_commit()
+    assert pace(three, 2) == [1]
+    assert pace(five, 4) == [2, 3]
+    # Who is waited for counts towards the majority first.
+    assert pace(three, 2, 1) == [3]
+    assert pace(five, 4, 3) == [1, 2]
+    assert pace(five, 4, 1, 2, 3, 5) == []
+
+
+def test_who_is_behind_or_away_is_not_counted_on() -> None:
+    cluster = Cluster(3)
+    core = cluster.elect(1)
+    cluster.spread_commit()
+    assert pace(cluster, 1) == [3]
+    core.progress[2].match -= 1
+    assert pace(cluster, 1) == [2]
+    core.progress[2].probe(1)
+    assert pace(cluster, 1) == []
+    core.progress[2].state = types.REPLICATE
+    core.progress[2].connected = False
+    assert pace(cluster, 1) == []

@@ -51,6 +51,7 @@ from convoymq.replication.raft.types import (
     PROBE,
     QUARANTINED,
     REJOIN,
+    REPLICATE,
     ROLE,
     SEND,
     STEPPED_DOWN,
@@ -135,6 +136,8 @@ class RaftCore:
         #: Members without a past that wait to be taken in: node -> incarnation.
         self.rejoining: dict[int, int] = {}
         self.members_due = False
+        #: Leader: who may linger is to be chosen anew (`choose_pace`).
+        self.pace_due = False
         self.quarantined = log.voted_for == QUARANTINED
         self.amnesiac = log.voted_for == AMNESIAC
         #: Quarantined: log position that ends it; -1 = not yet known.
@@ -267,6 +270,7 @@ class RaftCore:
             if peer is not None:
                 peer.connected = False
                 peer.forget_sent()
+                self.pace_due = True
             if node == self.transfer_target:
                 self.transfer_target = 0
             if not self._armed and not self._reaches_majority():
@@ -297,6 +301,7 @@ class RaftCore:
 
     def _reconnect(self, peer: Progress) -> None:
         peer.connected = True
+        self.pace_due = True
         peer.commit_sent = 0
         if peer.state == PROBE or peer.match:
             peer.probe(peer.match + 1 if peer.match else self.log.last_index + 1)
@@ -692,15 +697,22 @@ class RaftCore:
             return
         if rejected:
             peer.rejected(rejected, index, was_reset)
+            self.pace_due = True
         elif index > self.log.last_index:
             raise PeerError(f"node {node} acknowledged {index}, the log ends before")
         else:
             if peer.voteless != voteless and index >= peer.match:
                 peer.voteless = voteless
                 self.members_due = True
+            if peer.state == PROBE:
+                self.pace_due = True
             if peer.acknowledged(index):
                 if peer.voter:
+                    before = self.commit_index
                     self._advance_commit()
+                    if peer.lingers and self.commit_index > before:
+                        # It was faster than those that get everything at once.
+                        self.pace_due = True
                     if node == self.transfer_target:
                         self._finish_transfer()
                 else:
@@ -718,6 +730,25 @@ class RaftCore:
                 self._members_committed()
             if before < self.term_start <= index:
                 self.members_due = True
+
+    def choose_pace(self, awaited: AbstractSet[int]) -> None:
+        """Leader: as many voters as a majority needs get every entry at once, and so does every
+        node in `awaited`; the other voters may linger. Who is behind what is committed, or does
+        not take entries as they come, is not counted on."""
+        self.pace_due = False
+        size = self.node + 1 + max(self.members.nodes, default=0)
+        ready = []
+        for peer in self.peers:
+            peer.lingers = False
+            if peer.voter and not peer.voteless and peer.connected and peer.state == REPLICATE:
+                behind = peer.match < self.commit_index
+                # Among equals the next one in the ring of ids: every leader has another partner.
+                turn = (peer.node - self.node) % size
+                ready.append((behind, peer.node not in awaited, turn, peer.node))
+        ready.sort()
+        needed = majority(len(self.members.voters)) - (self.node in self.members.voters)
+        for _, idle, _, node in ready[needed:]:
+            self.progress[node].lingers = idle
 
     def on_applied(self, index: int) -> None:
         """The shell has applied everything up to `index`."""
@@ -763,6 +794,7 @@ class RaftCore:
             peer.voter = node in self.members.voters
         self.rejoining = {n: number for n, number in self.rejoining.items() if n in nodes}
         self.peers = [self.progress[node] for node in sorted(self.progress)]
+        self.pace_due = True
 
     def _members_committed(self) -> None:
         self.members_due = True

@@ -3,8 +3,9 @@ from libc.stdint cimport int64_t
 
 cdef class Progress:
     cdef public int node, state
-    cdef public bint voter, voteless, waiting, connected
+    cdef public bint voter, voteless, waiting, connected, lingers
     cdef public int64_t match, next_index, commit_sent, in_flight_bytes, window_bytes, stalled_ms, stalled_match
+    cdef public int64_t held_bytes
     cdef int64_t _probed
     cdef object _sent
     cpdef bint may_send(self)

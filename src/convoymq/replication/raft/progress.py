@@ -34,6 +34,10 @@ class Progress:
         self.in_flight_bytes = 0
         self.window_bytes = window_bytes
         self.connected = False
+        #: Nothing waits for this one: its entries may be sent together (ADR 0011).
+        self.lingers = False
+        #: Bytes of entries held back for that.
+        self.held_bytes = 0
         #: Since when (monotonic ms) nothing it owes has come; kept by the shell.
         self.stalled_ms = 0
         self.stalled_match = 0
@@ -52,6 +56,7 @@ class Progress:
         self.waiting = True
         self._probed = self.next_index - 1
         if size:
+            self.held_bytes = 0
             self.next_index = last + 1
             self.in_flight_bytes += size
             self._sent.append((last, size))
