@@ -14,6 +14,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -151,6 +152,7 @@ def build_one(module: str) -> None:
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
+    began = time.time()
     with tempfile.TemporaryDirectory(dir=ROOT / "build") as work:
         distribution = Distribution({"name": "convoymq", "ext_modules": extensions([module])})
         command = build_ext(distribution)
@@ -159,6 +161,8 @@ def build_one(module: str) -> None:
         command.ensure_finalized()
         command.run()
         made = next(Path(work).rglob("*" + sysconfig.get_config_var("EXT_SUFFIX")))
+        # What was edited meanwhile is not in it.
+        os.utime(made, (began, began))
         os.replace(made, built_file(module))
 
 

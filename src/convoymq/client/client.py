@@ -30,6 +30,10 @@ DEFAULT_COLUMNS = 1 | 2 | 4 | 8
 """offset, timestamp, key and value."""
 ATTEMPT_TIMEOUT_S = 10.0
 """A server that says nothing for this long is given up for the next one, if there is one."""
+CLOSER_S = 10.0
+"""A choice of node is good for so long; leaders seldom change."""
+CLOSER_PATIENCE_S = 0.5
+"""So long is waited for a node that is only preferred."""
 PAUSE_MIN_S = 0.05
 PAUSE_MAX_S = 1.0
 _AGAIN = frozenset((ErrorCode.UNAVAILABLE, ErrorCode.REPLICA_BEHIND, ErrorCode.RESOURCE_ALARM))
@@ -45,6 +49,9 @@ class Client:
         self._addresses = config.addresses()
         self._at = random.randrange(len(self._addresses)) if config.spread else 0
         self._link: Link | None = None
+        #: Names of the nodes at the addresses, as far as they were asked.
+        self._names: dict[int, str] = {}
+        self._closer: tuple[str, float] = ("", 0.0)
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -112,6 +119,26 @@ class Client:
         if len(rows) != len(asked):
             raise errors.ProtocolError(f"{len(rows)} offsets for {len(asked)} queries")
         return [(row[0], row[1]) for row in rows]
+
+    def go_closer(self, queue: str) -> None:
+        """Goes to the node where reading a stream or queue costs its writers least.
+
+        That is the replica before the leader in the order of ids: the leader waits for the others
+        first (`raft.linger`). A preference: who can't be reached is not gone to, nothing fails.
+        """
+        chosen, until = self._closer
+        if chosen == queue and time.monotonic() < until:
+            return
+        try:
+            found = self.metadata(names=[queue], types=("stream", "quorum", "classic"))
+        except errors.ClientError:
+            return
+        self._closer = (queue, time.monotonic() + CLOSER_S)
+        members = found[0].members if found else ()
+        leader = found[0].leader if found else None
+        if leader in members:
+            with self._lock:
+                self._go_to(members[members.index(leader) - 1])
 
     # --- streams -------------------------------------------------------------------------
 
@@ -336,6 +363,24 @@ class Client:
         if self._link is None:
             self._link = Link(self.config, self._addresses[self._at], deadline)
         return self._link
+
+    def _go_to(self, node: str) -> None:
+        """Connects to the server that is this node, if one is."""
+        if self._link is None or self._link.node == node:
+            return
+        for at, address in enumerate(self._addresses):
+            if at == self._at or self._names.get(at, node) != node:
+                continue
+            try:
+                link = Link(self.config, address, time.monotonic() + CLOSER_PATIENCE_S)
+            except (OSError, errors.ClientError):
+                continue
+            self._names[at] = link.node
+            if link.node == node:
+                self._drop()
+                self._link, self._at = link, at
+                return
+            link.close()
 
     def _next_server(self) -> None:
         self._drop()

@@ -193,7 +193,7 @@ class Requests:
             "type": record.type.value,
             "group": record.group,
             "leader": None,
-            "members": [broker.node_name_of(node) for node in record.members],
+            "members": [broker.node_name_of(node) for node in sorted(record.members)],
             "first": None,
             "next": None,
             "bytes": None,

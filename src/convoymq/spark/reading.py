@@ -75,6 +75,7 @@ def _stream_frames(
     fail_on_data_loss: bool,
 ) -> Iterator[FetchResult]:
     client = clients.connect(connection)
+    client.go_closer(part.stream)
     offset = part.start
     while offset < part.end:
         try:
@@ -116,6 +117,7 @@ def _stage_frames(
     skip_expired: bool,
 ) -> Iterator[FetchResult]:
     client = clients.connect(connection)
+    client.go_closer(part.queue)
     offset = part.start
     while offset < part.end:
         try:

@@ -288,6 +288,46 @@ def test_another_server_is_asked(serve: Serve, connect: Connect, first: Any) -> 
     assert (len(bad.requests), len(good.requests)) == (1, 2), "it stays with the good one"
 
 
+def cluster_of(serve: Serve, leader: str | None) -> list[Server]:
+    """Nodes a, b and c with a stream, which answer with their own number."""
+    row = {"name": "s", "type": "stream", "group": 3, "leader": leader, "members": ["a", "b", "c"]}
+    row |= {"first": 0, "next": 9, "bytes": 5, "arguments": {}}
+    servers = []
+    for number, name in enumerate("abc"):
+        server = serve()
+        server.login = {"frame_max": 1 << 20, "node": name}
+        rows = {"queues": [row]}
+        server.answers = [rows, {"offset": number}] if not number else [{"offset": number}]
+        servers.append(server)
+    return servers
+
+
+@pytest.mark.parametrize(("leader", "reader"), [("a", 2), ("b", 0), ("c", 1), (None, 0)])
+def test_readers_go_where_they_cost_least(
+    serve: Serve, connect: Connect, leader: str | None, reader: int
+) -> None:
+    client = connect(*cluster_of(serve, leader))
+    client.go_closer("s")
+    client.go_closer("s")
+    assert client.query_offset("s", "c") == reader
+
+
+def test_a_node_that_is_away_is_not_gone_to(serve: Serve, connect: Connect) -> None:
+    servers = cluster_of(serve, "a")
+    servers[2].login = CLOSE
+    client = connect(*servers)
+    client.go_closer("s")
+    assert client.query_offset("s", "c") == 0
+    assert servers[1].connections == 1
+
+
+def test_who_may_not_look_stays_where_it_is(serve: Serve, connect: Connect) -> None:
+    server = serve(refusal(ErrorCode.ACCESS_REFUSED), {"offset": 4})
+    client = connect(server)
+    client.go_closer("s")
+    assert client.query_offset("s", "c") == 4
+
+
 def test_an_alarm_is_waited_for_on_the_same_connection(serve: Serve, connect: Connect) -> None:
     alarm = refusal(ErrorCode.RESOURCE_ALARM)
     server = serve(alarm, alarm, {"count": 1, "duplicates": 0, "unroutable": 0})
