@@ -467,7 +467,7 @@ def begins_at_the_chunk() -> None:
     ChunkReader._enter = planted  # type: ignore[method-assign]
 
 
-@plant("a consumer is handed on after a lost answer as if it had come", "break", "streams")
+@plant("a consumer is handed on after a lost answer as if it had come", "partition", "streams")
 def pull_skips_what_was_lost() -> None:
     from convoymq.queues.stream.client import StreamClient
 

@@ -15,8 +15,8 @@ cdef class ReplicaHost:
     cdef public int node
     cdef public int64_t incarnation, now
     cdef public object storage, transport, clock, config, on_dirty, core_class, _kick, counters
-    cdef public dict groups, watched, incarnations, _early
-    cdef public set reachable, gone, active, _removed
+    cdef public dict groups, watched, incarnations, _early, _removed
+    cdef public set reachable, gone, active
     cdef public object on_note, on_membership_changed, after_seal
     cdef public list _dirty, _apply, _notices, _holding
     cdef public bint _woken, _damaged, _release_due

@@ -136,7 +136,8 @@ class ReplicaHost:
         #: Called after sealing, before applying: lets the shell write to the links at once.
         self.after_seal: Callable[[], None] | None = None
         self._early: dict[int, list[tuple[int, bytes]]] = {}
-        self._removed: set[int] = set()
+        #: Groups that were here and are no more, the last ones: their late frames are dropped.
+        self._removed: dict[int, None] = {}
         self._dirty: list[Replica | Watched] = []
         self._apply: list[Replica] = []
         self._notices: list[Replica] = []
@@ -178,6 +179,7 @@ class ReplicaHost:
         """
         if group in self.groups:
             raise Misuse(f"group {group} exists already")
+        self._removed.pop(group, None)
         watched = self.watched.pop(group, None)
         builder = watched.builder if watched is not None else CommandBuilder()
         log = self.storage.open_group(group)
@@ -238,6 +240,9 @@ class ReplicaHost:
         self.active.discard(group)
         if replica is not None:
             replica.stop()
+            self._removed[group] = None
+            if len(self._removed) > EARLY_GROUPS_MAX:
+                del self._removed[next(iter(self._removed))]
         self.storage.remove_group(group)
         self.wake()
 

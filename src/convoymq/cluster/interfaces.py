@@ -27,6 +27,9 @@ EFFECT_TIMER = 5
 EFFECT_NOTE = 6
 """(kind, event name, fields dict): something for the log file. Leader only."""
 
+FLAG_NODE_GONE = 1
+"""Of the command NODE_DOWN: the node's process is known to be gone, not only silent."""
+
 
 class Machine(Protocol):
     """A replicated state machine: decides only from the log (DESIGN section 2)."""

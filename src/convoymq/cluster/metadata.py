@@ -55,7 +55,13 @@ from convoymq.cluster.commands import (
     Unbind,
     decode_command,
 )
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, EFFECT_NOTE, Effect
+from convoymq.cluster.interfaces import (
+    EFFECT_APPLIED,
+    EFFECT_GAP,
+    EFFECT_NOTE,
+    FLAG_NODE_GONE,
+    Effect,
+)
 from convoymq.kernels.batch import (
     CMD_METADATA,
     CMD_NODE_DOWN,
@@ -222,11 +228,13 @@ class MetadataMachine:
         """Applies a commands entry."""
         check(index > self.applied_index, f"metadata entry {index} after {self.applied_index}")
         self.applied_index = index
-        for kind, _, session_id, seq, count, arg, offset, _ in commands(data):
+        for kind, flags, session_id, seq, count, arg, offset, _ in commands(data):
             if kind == CMD_METADATA:
                 self._command(session_id, seq, time_ms, command_body(data, offset)[:arg])
             elif kind == CMD_NODE_DOWN:
-                self._node_down(arg or count)
+                # Who is only suspected may have its clients still, and they their queues.
+                if flags & FLAG_NODE_GONE:
+                    self._node_gone(arg or count)
             elif kind == CMD_NODE_UP:
                 incarnation = int.from_bytes(command_body(data, offset)[:8], "little")
                 self._drop_sessions(arg or count, incarnation)
@@ -415,7 +423,7 @@ class MetadataMachine:
             if session >> 56 == node and (session >> 24) & 0xFFFFFFFF < below_incarnation:
                 del self._sessions[session]
 
-    def _node_down(self, node: int) -> None:
+    def _node_gone(self, node: int) -> None:
         # Its connections are gone for everybody who could ask: names of exclusive queues get free.
         self._delete_where(lambda record: record.owner is not None and record.home == node)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from convoymq.cluster import transfer
 from convoymq.cluster.group_time import GroupTime
-from convoymq.cluster.interfaces import EFFECT_TIMER, EffectSink, Machine
+from convoymq.cluster.interfaces import EFFECT_TIMER, FLAG_NODE_GONE, EffectSink, Machine
 from convoymq.cluster.transfer import SnapshotReceiving, SnapshotSending
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, frame, make_entry, split_entries
@@ -659,7 +659,9 @@ class Replica:
             if incarnation:
                 self.propose(batch.CMD_NODE_UP, arg=node, body=incarnation.to_bytes(8, "little"))
         else:
-            self.propose(batch.CMD_NODE_DOWN, flags=1 if node in host.gone else 0, arg=node)
+            self.propose(
+                batch.CMD_NODE_DOWN, flags=FLAG_NODE_GONE if node in host.gone else 0, arg=node
+            )
 
     # Members.
 

@@ -40,7 +40,7 @@ from convoymq.cluster.control import (
     KIND_STREAM,
     ControlPlane,
 )
-from convoymq.cluster.interfaces import Clock
+from convoymq.cluster.interfaces import FLAG_NODE_GONE, Clock
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import (
     Change,
@@ -331,7 +331,7 @@ class Broker:
         tree = self.host.replica(0)
         if tree is not None and tree.is_leader:
             for node in sorted(self._gone & held):
-                tree.propose(CMD_NODE_DOWN, 0, 0, node, b"")
+                tree.propose(CMD_NODE_DOWN, FLAG_NODE_GONE, 0, node, b"")
         self._gone &= held
 
     def on_suspect(self, node: int) -> None:

@@ -33,6 +33,7 @@ from convoymq.cluster.interfaces import (
     EFFECT_DELIVER,
     EFFECT_GAP,
     EFFECT_TIMER,
+    FLAG_NODE_GONE,
     Clock,
     Effect,
     Transport,
@@ -41,7 +42,6 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry
 from convoymq.model.errors import StorageFault, Unavailable
 from convoymq.queues.interface import ClientEvents, Queue
-from convoymq.queues.sessions import FLAG_NODE_GONE
 from convoymq.storage.types import EntryGone
 
 STATUS_GAP = 2

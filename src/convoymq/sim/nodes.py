@@ -254,7 +254,8 @@ class SimNode:
     # Rounds.
 
     def wake(self) -> None:
-        """There is something to do: a round ends soon, as in production after every input."""
+        """There is something to do: a round ends soon. As in production the host says so, and not
+        every input is something to do."""
         if not self._round_due:
             self._round_due = True
             delay_us = self.world.scheduler.between(0, self.world.plan.round_us_max)
@@ -268,19 +269,16 @@ class SimNode:
     def _tick_host(self) -> None:
         self.world.scheduler.after(HOST_TICK_MS * 1000, self.life, self._tick_host)
         self.host.tick()
-        self.wake()
         self.world.poll(self)
 
     def _tick_storage(self) -> None:
         self.world.scheduler.after(STORAGE_TICK_MS * 1000, self.life, self._tick_storage)
         self.storage.tick()
-        self.wake()
 
     def _tick_queues(self) -> None:
         self.world.scheduler.after(TICK_MS * 1000, self.life, self._tick_queues)
         for queue in self.queues.values():
             queue.tick()
-        self.wake()
 
     # Questions about streams, as the control plane carries them in production.
 
@@ -332,7 +330,6 @@ class SimNode:
             self._on_control(peer, data)
         else:
             self.host.on_frame(peer, data)
-        self.wake()
         self.world.poll(self)
 
     def on_link_up(self, peer: int, incarnation: int) -> None:
@@ -341,7 +338,6 @@ class SimNode:
         self.host.on_link_up(peer, incarnation)
         for queue in list(self.queues.values()):
             queue.on_node_up(peer)
-        self.wake()
 
     def on_link_down(self, peer: int, definite: bool) -> None:
         """A peer is unlinked, or known to be gone."""
@@ -350,7 +346,6 @@ class SimNode:
             self._give_up(number)
         for queue in list(self.queues.values()):
             queue.on_node_down(peer, definite=definite)
-        self.wake()
 
     def on_suspected(self, peer: int, suspected: bool) -> None:
         """The detector's verdict about a linked peer."""
@@ -362,4 +357,3 @@ class SimNode:
             self.host.on_unsuspect(peer)
             for queue in list(self.queues.values()):
                 queue.on_node_up(peer)
-        self.wake()

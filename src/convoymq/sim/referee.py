@@ -384,12 +384,6 @@ class Referee:
         if identity not in self.by_identity:
             self.fail(f"{_name(identity)} was confirmed, but no committed entry holds it")
 
-    def on_used(self, identity: bytes) -> None:
-        """A client settled or rejected a message and was told that it is applied."""
-        message = self.messages[self.by_identity[identity]]
-        if message.place not in (Place.SETTLED, Place.REJECTED):
-            self.fail(f"{_name(identity)} was settled, yet it is {message.place.value}")
-
     def open_messages(self) -> list[str]:
         """Messages that are neither settled nor dropped."""
         return [

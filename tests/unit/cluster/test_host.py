@@ -555,3 +555,17 @@ def test_leadership_can_go_to_the_one_that_lingers(net: Net) -> None:
     assert net.hosts[leader].transfer_leadership(GROUP, slow)
     _settle(net)
     assert net.leader == slow
+
+
+def test_late_frames_of_a_group_that_was_removed_are_not_kept(net: Net) -> None:
+    leader = net.leader
+    lost = next(n for n in net.hosts if n != leader)
+    host = net.hosts[lost]
+    host.remove_group(GROUP)
+    net.put(leader, 1)
+    net.run(500)
+    assert not host._early
+    # As a member again it takes part as before.
+    host.create_group(GROUP, (1, 2, 3), ListMachine(), net.sinks[lost], wiped=True)
+    net.run(3000)
+    assert host.groups[GROUP].last_applied == net.hosts[leader].groups[GROUP].last_applied

@@ -66,9 +66,9 @@ class Tree:
             raise refusal_from_builtins(applied[4])
         return applied[4]
 
-    def notice(self, kind: int, node: int, body: bytes = b"") -> list[Any]:
+    def notice(self, kind: int, node: int, body: bytes = b"", flags: int = 0) -> list[Any]:
         builder = CommandBuilder()
-        builder.add(kind, 0, 0, 0, 0, node, body)
+        builder.add(kind, flags, 0, 0, 0, node, body)
         return self.entry(builder)
 
     def queues(self, vhost: str = "/") -> list[str]:
@@ -169,6 +169,8 @@ def test_a_lost_node_frees_the_names_of_its_exclusive_queues(tree: Tree) -> None
     tree.do(DeclareQueue(vhost="/", name="a", members=(2,), owner=owner_text(2, 7, 1)))
     tree.do(DeclareQueue(vhost="/", name="kept", members=(2,), durable=True))
     tree.notice(CMD_NODE_DOWN, 2)
+    assert tree.queues() == ["a", "kept"], "it is only suspected"
+    tree.notice(CMD_NODE_DOWN, 2, flags=1)
     assert tree.queues() == ["kept"]
 
 

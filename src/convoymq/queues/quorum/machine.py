@@ -47,6 +47,7 @@ from convoymq.cluster.interfaces import (
     EFFECT_DELIVER,
     EFFECT_NOTE,
     EFFECT_TIMER,
+    FLAG_NODE_GONE,
     Effect,
 )
 from convoymq.kernels import batch
@@ -55,7 +56,6 @@ from convoymq.queues.quorum import runs
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
-    FLAG_NODE_GONE,
     Session,
     SessionTable,
     decode_map,

@@ -35,13 +35,18 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_NOTE, EFFECT_TIMER, Effect
+from convoymq.cluster.interfaces import (
+    EFFECT_APPLIED,
+    EFFECT_NOTE,
+    EFFECT_TIMER,
+    FLAG_NODE_GONE,
+    Effect,
+)
 from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
-    FLAG_NODE_GONE,
     Session,
     SessionTable,
     decode_map,
