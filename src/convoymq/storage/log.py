@@ -568,7 +568,11 @@ class GroupLog:
             done(Refused(f"group {self.group}: the log was replaced"))
 
     def wipe(self, done: Done | None = None) -> None:
-        """Drops all entries and the snapshot for good; term and vote stay. Usable when done."""
+        """Drops all entries and the snapshot for good; term and vote stay. Usable when done.
+
+        What the disk refuses is repeated by `Storage.tick`; `done` hears of the first refusal, and
+        of the end.
+        """
         if self.receiver is not None:
             self.receiver.abort()
         self._reset(0, 0)
@@ -577,22 +581,30 @@ class GroupLog:
         guard = self.damaged or Damage(file="", offset=0, group=group, reason="is being wiped")
         self.damaged = guard
         answer: Done = done if done is not None else _nothing
+        refused = False
 
-        def written() -> None:
-            # Only now: what is half removed could not be told from what was lost.
+        def remove() -> None:
             self._store.worker.submit(work, finished)
 
         def work() -> None:
             remove_former(directory, group, era)
 
         def finished(_: Any, error: BaseException | None) -> None:
-            if self.damaged is guard and error is None:
-                self.damaged = None
-            answer(error)
+            nonlocal refused
+            if error is None:
+                if self.damaged is guard:
+                    self.damaged = None
+                answer(None)
+                return
+            self._store.repeat(remove)
+            if not refused:
+                refused = True
+                answer(error)
 
         self._wal.seal()
         self._wal.add_control(KIND_VOID, group, 0, 0, era=self.era)
-        self._wal.tell(written)
+        # Only then: what is half removed could not be told from what was lost.
+        self._wal.tell(remove)
         self._wal.kick()
 
     # For recovery and the roll over.

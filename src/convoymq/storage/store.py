@@ -103,6 +103,7 @@ class Storage:
         self._in_roll = False
         self._roll_again = False
         self._stalled = False
+        self._refused: list[Callable[[], None]] = []
         self._memory_peak = 0
         self._ticks = 0
         self._reclaim_at = 0
@@ -181,6 +182,9 @@ class Storage:
         """Regular upkeep, every quarter of a second or so: retries, read-ahead and memory."""
         self.wal.retry()
         self.wal.fence()
+        refused, self._refused = self._refused, []
+        for attempt in refused:
+            attempt()
         self._stalled = False
         self._roll_over()
         self._ticks += 1
@@ -277,6 +281,10 @@ class Storage:
                 directory.sync(path)
 
         self.worker.submit(work, _ignore)
+
+    def repeat(self, attempt: Callable[[], None]) -> None:
+        """The disk refused something that has to be done: the next `tick` tries it again."""
+        self._refused.append(attempt)
 
     def on_damage(self, damage: Damage) -> None:
         """A log found itself damaged."""

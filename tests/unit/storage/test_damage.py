@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.log import GroupLog
 from convoymq.storage.recovery import RECORD_HEAD
+from convoymq.storage.snapshots import snapshot_name
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, EntryGone
 from convoymq.storage.wal import (
@@ -251,6 +254,46 @@ def test_a_wiped_log_starts_again_and_keeps_its_vote() -> None:
     assert again.storage.logs[2].last_index == 1
     assert again.storage.logs[2].entry(1).term == 9
     assert (again.storage.logs[2].term, again.storage.logs[2].voted_for) == vote
+
+
+def test_a_wipe_that_the_disk_refuses_is_repeated() -> None:
+    node = filled(4, close=True)
+    name, offset = place_of(node.storage.logs[2], 1)
+    flip(node.disk, name, offset + 60)
+    # A file of the damaged log, which the wipe has to remove.
+    remains = snapshot_name(2)
+    node.disk.make("groups/00000002")
+    node.disk.open(remains, create=True).sync()
+    node = Node(disk=node.disk)
+    log = node.storage.logs[2]
+    assert log.damaged is not None
+    refusals = 0
+
+    def refuse(operation: str, path: str) -> None:
+        nonlocal refusals
+        if (operation, path) == ("remove", remains):
+            refusals += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    node.disk.operation = refuse
+    done: list[BaseException | None] = []
+    log.wipe(done.append)
+    for _ in range(3):
+        node.run()
+        node.storage.tick()
+    node.run()
+    assert refusals == 4
+    assert [type(error) for error in done] == [OSError]
+    assert log.damaged is not None
+    node.disk.operation = None
+    node.storage.tick()
+    node.run()
+    assert done[1:] == [None]
+    assert log.damaged is None
+    assert not node.disk.exists(remains)
+    node.storage.tick()
+    node.run()
+    assert len(done) == 2
 
 
 def test_recovery_reads_random_bytes_without_falling_over() -> None:
