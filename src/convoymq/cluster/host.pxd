@@ -19,7 +19,7 @@ cdef class ReplicaHost:
     cdef public set reachable, gone, active
     cdef public object on_note, on_membership_changed, after_seal
     cdef public list _dirty, _apply, _notices, _holding
-    cdef public bint _woken, _damaged, _release_due
+    cdef public bint _woken, _damaged, _queued, _release_due
     cdef public int64_t _numbers, _holding_since
     cdef public object _holding_timer
     @cython.locals(replica=Replica)

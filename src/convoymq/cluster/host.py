@@ -149,8 +149,11 @@ class ReplicaHost:
         self._woken = False
         self._numbers = 0
         self._damaged = False
+        #: Something was logged since the last kick.
+        self._queued = False
         self._kick: Callable[[], None] = storage.kick
         storage.planner = self.plan
+        storage.on_queued = self._on_queued
         storage.on_damaged = self._on_damaged
 
     # Groups.
@@ -534,7 +537,7 @@ class ReplicaHost:
         finally:
             # Also after an error in one group: the others must be woken again.
             self._woken = False
-            if self._dirty or self._apply or self._damaged:
+            if self._dirty or self._apply or self._damaged or self._queued:
                 self.wake()
             if self._release_due:
                 # In a round of its own: the links are written when confirms and deliveries are.
@@ -556,6 +559,7 @@ class ReplicaHost:
             # Followers first: their flush is the longer way to a majority, the own runs beside it.
             if self.after_seal is not None:
                 self.after_seal()
+            self._queued = False
             self._kick()
             if self.after_seal is not None:
                 # A flush that was done at once: the leader waits for the answer, nobody for what
@@ -567,7 +571,7 @@ class ReplicaHost:
                 for replica in due:
                     if not replica.dead:
                         replica.apply()
-            if not self._dirty and not self._apply and not self._damaged:
+            if not (self._dirty or self._apply or self._damaged or self._queued):
                 break
         if self._notices:
             notices = self._notices
@@ -667,6 +671,13 @@ class ReplicaHost:
         """Sends a RAFT frame for a group without a replica that could."""
         body = msgspec.msgpack.encode(message)
         self.transport.send(node, frame(batch.FRAME_RAFT, 0, group, 0, 0, 0, 0, body))
+
+    def _on_queued(self) -> None:
+        """Something waits in the log, be it an entry, a vote or a mark: the round's end sends it to
+        the disk. Said by the storage, so that nobody who logs has to think of it."""
+        self._queued = True
+        if not self._woken:
+            self.wake()
 
     def _on_damaged(self, damage: Damage) -> None:
         """A read found damage, perhaps in the middle of an apply: seen to when the round ends."""

@@ -386,7 +386,6 @@ class Replica:
             self._acknowledge()
         if entries:
             self.time.heard(entries[len(entries) - 1].time_ms)
-            self.host.wake()
         if core.commit_index > was:
             self.host.mark_apply(self)
         if core.effects:
@@ -507,8 +506,6 @@ class Replica:
                     self._became_leader()
                 elif kind == types.ROLE:
                     self._role_changed()
-            # Votes wait in the log for the next kick.
-            self.host.wake()
 
     def send_raft(self, node: int, message: Sequence[Any]) -> None:
         """Sends a general message."""
@@ -686,7 +683,6 @@ class Replica:
                     sending.stop()
                 # So that it may know; nothing depends on it.
                 self.replicate(peer)
-        self.host.wake()
         return True
 
     def _next_members(self) -> None:
@@ -984,7 +980,6 @@ class Replica:
         else:
             # Not before the mark is on disk: see `RaftCore.quarantine`.
             self._wiping = True
-        self.host.wake()
 
     def _wiped(self, error: BaseException | None) -> None:
         if self.dead:

@@ -87,10 +87,13 @@ class Storage:
         self.kick: Callable[[], None] = self.wal.kick
         """End of a round: what was queued goes to the disk."""
         self.wal.on_written = self._written
+        self.wal.on_queued = self._queued
         self.wal.on_full = self._roll_over
         self.planner: Callable[[int], GroupPlan | None] | None = None
         """Asked for each group when a WAL file is to be emptied; None for a group: keep everything.
         While it is not set, no file is emptied."""
+        self.on_queued: Callable[[], None] = _ignore
+        """Something waits for a `kick` that did not before."""
         self.on_damaged: Callable[[Damage], None] = _ignore
         """A read found damage; that log serves nothing any more."""
         self.give_back: Callable[[], None] = _ignore
@@ -210,6 +213,9 @@ class Storage:
         """The log has bodies in memory from now on."""
         log.remembered = True
         self._line.append(log)
+
+    def _queued(self) -> None:
+        self.on_queued()
 
     def _written(self) -> None:
         excess = self.memory_bytes - self.config.mem_table_max_bytes

@@ -25,7 +25,7 @@ cdef class Wal:
     cdef public int64_t backlog_bytes, _fenced_sequence, _seen_sequence, flush_count, bytes_written
     cdef public int64_t _size_max, _allocation_began
     cdef public bint _preallocate
-    cdef public object blocked, on_blocked, on_written, on_full
+    cdef public object blocked, on_blocked, on_written, on_queued, on_full
     cdef public tuple _previous, _piece
     cdef public Batch _open
     cdef public object _sealed

@@ -190,6 +190,8 @@ class Wal:
         self._seen_sequence = 0
         self.on_blocked: Callable[[StorageFault | None], None] = lambda fault: None
         self.on_written: Callable[[], None] = lambda: None
+        self.on_queued: Callable[[], None] = lambda: None
+        """Something waits for a `kick` that did not before."""
         self.on_full: Callable[[], None] = lambda: None
         """A file became full: the roll over may empty it once its last flush ended."""
         self.flush_count = 0
@@ -266,6 +268,7 @@ class Wal:
             opening = file_header(current.generation, self.sequence + 1, self._previous)
         self.sequence += 1
         batch = self._open = Batch(current, self.sequence, opening)
+        self.on_queued()
         if not current.started:
             current.started = True
             current.first_sequence = self.sequence

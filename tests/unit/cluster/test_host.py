@@ -94,6 +94,8 @@ class Net:
         self.flushers: dict[int, InlineFlusher] = {}
         self.queue: deque[tuple[int, int, bytes]] = deque()
         self.cut: set[int] = set()
+        #: Hosts that asked for the end of a round. Here that a frame was sent does not end one.
+        self.woken: set[int] = set()
         self.sent = 0
         self.random = random.Random(1).random
 
@@ -142,7 +144,12 @@ class Net:
         storage = Storage(directory, flusher, worker, StorageConfig(wal_preallocate=False))
         storage.recover()
         host = ReplicaHost(
-            node=node, incarnation=self.time, storage=storage, transport=Transport(), clock=self
+            node=node,
+            incarnation=self.time,
+            storage=storage,
+            transport=Transport(),
+            clock=self,
+            on_dirty=lambda: self.woken.add(node),
         )
         self.hosts[node] = host
         self.sinks[node] = Sink()
@@ -171,11 +178,12 @@ class Net:
         end = self.time + ms
         while self.time < end:
             for _ in range(200):
-                for host in self.hosts.values():
-                    host.end_of_round()
-                if not self.queue:
+                woken, self.woken = self.woken, set()
+                for node in sorted(woken & self.hosts.keys()):
+                    self.hosts[node].end_of_round()
+                if not self.queue and not self.woken:
                     break
-                while self.queue:
+                for _ in range(len(self.queue)):
                     sender, to, data = self.queue.popleft()
                     self.hosts[to].on_frame(sender, data)
             self.time += 10
@@ -569,3 +577,32 @@ def test_late_frames_of_a_group_that_was_removed_are_not_kept(net: Net) -> None:
     host.create_group(GROUP, (1, 2, 3), ListMachine(), net.sinks[lost], wiped=True)
     net.run(3000)
     assert host.groups[GROUP].last_applied == net.hosts[leader].groups[GROUP].last_applied
+
+
+def test_what_is_logged_reaches_the_disk_without_anybody_asking_for_it(net: Net) -> None:
+    node = next(n for n in net.hosts if n != net.leader)
+    log = net.hosts[node].groups[GROUP].log
+    wal = net.hosts[node].storage.wal
+    assert not net.woken
+    log.save_vote(log.term + 1, 0)
+    assert net.woken == {node}
+    net.hosts[node].end_of_round()
+    assert wal.written_sequence == wal.sequence
+
+
+def test_a_member_that_caught_up_by_a_snapshot_votes_although_nothing_follows() -> None:
+    net = Net()
+    net.add(1, (1,))
+    net.run(1000)
+    for value in range(5):
+        net.put(1, value)
+        net.run(100)
+    leader = net.hosts[1].groups[GROUP]
+    leader.log.save_snapshot(leader.make_snapshot())
+    leader.log.raise_first(leader.last_applied + 1)
+    net.hosts[1].add_member(GROUP, 2)
+    net.run(100)
+    net.add(2, (1,), learner=True)
+    net.run(5000)
+    assert leader.members == (1, 2)
+    assert not net.hosts[2].groups[GROUP].core.quarantined
