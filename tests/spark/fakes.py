@@ -263,6 +263,9 @@ class FakeClient:
                 answers.append((None, None) if at is None else (stream.first + at, ms))
         return answers
 
+    def go_closer(self, queue: str) -> None:
+        """There is one node."""
+
     def fetch(
         self,
         stream: str,
