@@ -131,6 +131,14 @@ GOALS = (
         wanted=0.5,
     ),
     Goal(
+        name="publish_200",
+        title="convoy perf, two publishers, 200 B, confirmed by three nodes",
+        unit="msg/s",
+        ours="stream",
+        theirs="quorum queue",
+        wanted=1.0,
+    ),
+    Goal(
         name="beside",
         title="confirm p99 of 1,000 msg/s while Spark (in the idle class) drains a backlog",
         unit="ms",
@@ -322,13 +330,21 @@ class Bench:
         source.count()
         ours = self.rate(rows, lambda: self.sink(source))
         source.unpersist()
-        loaded = self.perf(
-            size=200, mode="pub", queue_type="stream", in_flight=2 * PRODUCE_ROWS, publishers=2
-        )
-        found["sink_200"] = (ours, loaded["confirmed_per_s"])
+        tell("publishing")
+        stream, quorum = (self.publish(queue_type) for queue_type in ("stream", "quorum"))
+        found["sink_200"] = (ours, stream)
+        found["publish_200"] = (stream, quorum)
         tell("beside a backlog")
         found["beside"] = self.beside()
         return found
+
+    def publish(self, queue_type: str) -> float:
+        """Confirms per second of the load tool with as much in flight as the sink has."""
+        self.disk.rest()
+        done = self.perf(
+            size=200, mode="pub", queue_type=queue_type, in_flight=2 * PRODUCE_ROWS, publishers=2
+        )
+        return float(done["confirmed_per_s"])
 
     def beside(self) -> tuple[float, float]:
         """p99 of confirms of 1,000 msg/s: while Spark drains, and alone."""
