@@ -417,6 +417,37 @@ def test_a_replica_that_lost_everything_is_removed_and_taken_in_anew() -> None:
     assert cluster.logs[2].items == cluster.logs[1].items
 
 
+def test_a_replica_whose_vote_in_the_leader_s_term_is_known_is_taken_in_too() -> None:
+    """The mark of the loss may not contradict that vote, so it begins a term of its own, which the
+    leader does not know of."""
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1)
+    cluster.settle()
+    cluster.crash(2)
+    old = cluster.logs[2]
+    cluster.logs[2] = type(old)()
+    cluster.logs[2].term, cluster.logs[2].voted_for = cluster.logs[2].disk_vote = (1, 1)
+    cluster.start(2)
+    core = cluster.cores[2]
+    core.quarantine(True)
+    assert core.term == leader.term + 1
+    core.on_log_lost()
+    cluster.drain(2)
+    cluster.connect(1, 2)
+    # The leader learns of that term from what it sends next, and has to be elected again.
+    for _ in range(5):
+        cluster.settle()
+        cluster.retry()
+        cluster.settle()
+        for node in sorted(cluster.timers):
+            cluster.fire(node)
+            cluster.settle()
+    assert not core.amnesiac
+    assert core.members.voters == {1, 2, 3}
+    assert cluster.logs[2].items == cluster.logs[1].items
+
+
 def returning_member() -> Cluster:
     """Node 3 has helped to commit that node 4 belongs to the group, has left, has forgotten
     everything, and is added again; node 2 was away and follows a configuration with 1, 2, 3."""

@@ -918,14 +918,16 @@ class RaftCore:
         self.progress[node].probe(1)
 
     def _on_welcome(self, node: int, term: int, incarnation: int) -> None:
-        if not self.amnesiac or incarnation != self.incarnation or term < self.term:
+        if not self.amnesiac or incarnation != self.incarnation:
             return
-        # Every leader of this or a later term holds what this node ever promised to keep; to know
-        # that a candidate does, this replica must first have it.
+        # The number exists only since this life began, and the configuration that names it is
+        # committed: whoever leads from then on holds what this node ever promised to keep. The
+        # leader's term may be below the one that marks the loss. To know that a candidate is such a
+        # leader, this replica must first have it all.
         self.amnesiac = False
         self.quarantined = True
         self._attempts = 0
-        self._set_vote(term + (term == self.term), 0)
+        self._set_vote(max(term, self.term + 1), 0)
         self._become_follower(self.term, 0)
         # Never granted, but the leader answers it with an append.
         message = (PRE_VOTE, self.term, self.log.last_index, self.log.last_term)
