@@ -182,6 +182,12 @@ def declare(servers: str, stream: str) -> None:
         channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
 
 
+def read(spark: SparkSession, servers: str, stream: str, format: str = "convoymq") -> DataFrame:
+    """All of a stream, in a task for each core."""
+    reader = spark.read.format(format).option("servers", servers)
+    return reader.option("subscribe", stream).option("minPartitions", "2").load()
+
+
 def tuple_source() -> type:
     """The same source, with every record batch taken apart into tuples."""
     from pyspark.sql.datasource import DataSourceReader
@@ -245,8 +251,7 @@ class Bench:
         self.parquet("s200").write.parquet(self.place())
 
     def read(self, stream: str, format: str = "convoymq") -> DataFrame:
-        reader = self.spark.read.format(format).option("servers", self.servers)
-        return reader.option("subscribe", stream).option("minPartitions", "2").load()
+        return read(self.spark, self.servers, stream, format)
 
     def parquet(self, name: str) -> DataFrame:
         return self.spark.read.parquet(str(self.scratch / name))
@@ -374,8 +379,7 @@ def drain_for_ever(servers: str) -> None:
 
     spark = session("drain", master="local[2]", conf=SESSION)
     spark.sparkContext.setLogLevel("FATAL")
-    reader = spark.read.format("convoymq").option("servers", servers)
-    rows = reader.option("subscribe", "backlog").option("minPartitions", "2").load()
+    rows = read(spark, servers, "backlog")
     Bench.noop(rows)
     print("draining", flush=True)
     while True:

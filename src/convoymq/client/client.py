@@ -30,6 +30,8 @@ DEFAULT_COLUMNS = 1 | 2 | 4 | 8
 """offset, timestamp, key and value."""
 ATTEMPT_TIMEOUT_S = 10.0
 """A server that says nothing for this long is given up for the next one, if there is one."""
+QUEUE_TYPES = ("stream", "quorum", "classic")
+"""All that METADATA can list."""
 CLOSER_S = 10.0
 """A choice of node is good for so long; leaders seldom change."""
 CLOSER_PATIENCE_S = 0.5
@@ -130,7 +132,7 @@ class Client:
         if chosen == queue and time.monotonic() < until:
             return
         try:
-            found = self.metadata(names=[queue], types=("stream", "quorum", "classic"))
+            found = self.metadata(names=[queue], types=QUEUE_TYPES)
         except errors.ClientError:
             return
         self._closer = (queue, time.monotonic() + CLOSER_S)

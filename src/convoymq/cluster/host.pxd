@@ -33,5 +33,6 @@ cdef class ReplicaHost:
     @cython.locals(replica=Replica, watched=Watched)
     cpdef _seal(self, object item)
     cpdef end_of_round(self)
+    cpdef bint _has_work(self)
     @cython.locals(replica=Replica, dirty=list, due=list, notices=list, item=object)
     cpdef _work_through(self)

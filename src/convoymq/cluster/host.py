@@ -537,11 +537,14 @@ class ReplicaHost:
         finally:
             # Also after an error in one group: the others must be woken again.
             self._woken = False
-            if self._dirty or self._apply or self._damaged or self._queued:
+            if self._has_work():
                 self.wake()
             if self._release_due:
                 # In a round of its own: the links are written when confirms and deliveries are.
                 self._release()
+
+    def _has_work(self) -> bool:
+        return bool(self._dirty or self._apply or self._damaged or self._queued)
 
     def _work_through(self) -> None:
         for _ in range(ROUNDS_MAX):
@@ -571,7 +574,7 @@ class ReplicaHost:
                 for replica in due:
                     if not replica.dead:
                         replica.apply()
-            if not (self._dirty or self._apply or self._damaged or self._queued):
+            if not self._has_work():
                 break
         if self._notices:
             notices = self._notices

@@ -45,18 +45,3 @@ class StreamDoor(Protocol):
 
     async def query_offset(self, name: str) -> int | None:
         """What was remembered."""
-
-
-class StageDoor(Protocol):
-    """A queue that can be staged; see `queues.quorum.queue.QuorumQueue`."""
-
-    async def stage(self, op: dict[str, Any]) -> dict[str, Any]:
-        """Carries out an op of ADR 0008."""
-
-    async def stage_runs(
-        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, Sequence[Run]]:
-        """(oldest unsettled, where to go on, rows)."""
-
-    async def browse(self, cursor: Any, max_rows: int, max_bytes: int) -> tuple[Any, Sequence[Run]]:
-        """(cursor behind the rows or None at the end, rows)."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from convoymq.fetch.building import Rows
-from convoymq.fetch.doors import Run, StageDoor, StreamDoor
+from convoymq.fetch.doors import Run, StreamDoor
 from convoymq.fetch.fields import (
     Browse,
     Fetch,
@@ -105,7 +105,8 @@ class Requests:
     # --- queues ----------------------------------------------------------------------------
 
     def _queue(self, name: str) -> Queue:
-        """A queue that the user may read. Raises ColumnarError, BrokerError."""
+        """A queue that the user may read. Raises ColumnarError, BrokerError. A type that can't be
+        staged says so itself."""
         connection = self._connection
         self._broker.check_permission(connection.user, connection.vhost, "read", "queue", name)
         try:
@@ -120,10 +121,6 @@ class Requests:
         if queue.type != "stream":
             raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
         return cast(StreamDoor, queue)
-
-    def _staged(self, name: str) -> StageDoor:
-        # A type that can't be staged says so itself.
-        return self._queue(name)
 
     def _records(self, names: Sequence[str] | None = None) -> list[QueueRecord]:
         """Queues of the virtual host, or those of these names."""
@@ -295,7 +292,7 @@ class Requests:
 
     async def _stage_fetch(self, frame: Frame) -> None:
         request = read(StageFetch, frame.map)
-        queue = self._staged(request.queue)
+        queue = self._queue(request.queue)
         async with self._connection.output():
             rows = self._rows(request.columns, request.max_rows, request.max_bytes)
             at = request.offset
@@ -321,7 +318,7 @@ class Requests:
 
     async def _browse(self, frame: Frame) -> None:
         request = read(Browse, frame.map)
-        queue = self._staged(request.queue)
+        queue = self._queue(request.queue)
         max_rows = request.max_rows
         max_bytes = min(request.max_bytes, self._settings.answer_bytes)
         async with self._connection.output():
@@ -356,7 +353,7 @@ class Requests:
 
     async def _stage(self, frame: Frame) -> dict[str, Any]:
         request = read(Stage, frame.map)
-        queue = self._staged(request.queue)
+        queue = self._queue(request.queue)
         async with self._limit():
             return await queue.stage(request.body())
 

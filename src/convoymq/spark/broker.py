@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from convoymq.client.client import QUEUE_TYPES
 from convoymq.kernels import columns as bits
 from convoymq.spark import clients
 from convoymq.spark.errors import SourceError
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from convoymq.client import Client
     from convoymq.spark.options import Connection, Place, StreamReadOptions
 
-_QUEUE_TYPES = ("stream", "quorum", "classic")
 _NEAR_MAX = 3
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 1 << 20
@@ -152,17 +152,17 @@ class Streams:
 def check_target(connection: Connection, name: str, *, stream: bool) -> None:
     """Raises SourceError when there is no such stream, or queue that is no stream."""
     client = clients.connect(connection)
-    types = ("stream",) if stream else _QUEUE_TYPES
+    types = ("stream",) if stream else QUEUE_TYPES
     # A user who may write but not read sees nothing here: then the broker's own answer decides.
     if client.metadata(names=[name], types=types):
         return
-    if client.metadata(names=[name], types=_QUEUE_TYPES):
+    if client.metadata(names=[name], types=QUEUE_TYPES):
         raise SourceError(explain_missing(client, [name]))
 
 
 def explain_missing(client: Client, names: Iterable[str]) -> str:
     """Why streams were not found, with the names near them."""
-    readable = {info.name: info.type for info in client.metadata(types=_QUEUE_TYPES)}
+    readable = {info.name: info.type for info in client.metadata(types=QUEUE_TYPES)}
     texts = []
     for name in names:
         if name in readable:

@@ -174,18 +174,23 @@ class Net:
                 self.hosts[other].on_link_up(node, self.hosts[node].incarnation)
                 self.hosts[node].on_link_up(other, self.hosts[other].incarnation)
 
+    def settle(self, lost: int = 0) -> None:
+        """All that can happen without time passing; what `lost` sends or should get is dropped."""
+        for _ in range(200):
+            woken, self.woken = self.woken, set()
+            for node in sorted(woken & self.hosts.keys()):
+                self.hosts[node].end_of_round()
+            if not self.queue and not self.woken:
+                break
+            for _ in range(len(self.queue)):
+                sender, to, data = self.queue.popleft()
+                if lost not in (sender, to):
+                    self.hosts[to].on_frame(sender, data)
+
     def run(self, ms: int) -> None:
         end = self.time + ms
         while self.time < end:
-            for _ in range(200):
-                woken, self.woken = self.woken, set()
-                for node in sorted(woken & self.hosts.keys()):
-                    self.hosts[node].end_of_round()
-                if not self.queue and not self.woken:
-                    break
-                for _ in range(len(self.queue)):
-                    sender, to, data = self.queue.popleft()
-                    self.hosts[to].on_frame(sender, data)
+            self.settle()
             self.time += 10
             due = [t for t in self.timers if t.due <= self.time and t.call]
             self.timers = [t for t in self.timers if t.due > self.time and t.call]
@@ -463,17 +468,6 @@ def test_a_wiped_node_is_taken_in_anew(net: Net) -> None:
     assert net.hosts[net.leader].groups[GROUP].members == (1, 2, 3)
 
 
-def _settle(net: Net, lost: int = 0) -> None:
-    """All that can happen without time passing; what `lost` sends or should get is dropped."""
-    for _ in range(20):
-        for host in net.hosts.values():
-            host.end_of_round()
-        while net.queue:
-            sender, to, data = net.queue.popleft()
-            if lost not in (sender, to):
-                net.hosts[to].on_frame(sender, data)
-
-
 def _last(net: Net, node: int) -> int:
     return net.hosts[node].groups[GROUP].log.last_index
 
@@ -494,7 +488,7 @@ def test_a_follower_that_nobody_waits_for_gets_entries_together(net: Net) -> Non
     end = _last(net, leader)
     for value in (2, 3, 4):
         net.put(leader, value)
-        _settle(net)
+        net.settle()
         assert net.machines[leader].values[-1] == value
     assert (_last(net, leader), _last(net, quick), _last(net, slow)) == (end + 3, end + 3, end)
     net.sent = 0
@@ -510,10 +504,10 @@ def test_when_something_waits_for_its_majority_nobody_lingers(net: Net) -> None:
     leader, quick, slow = _pace(net)
     end = _last(net, leader)
     net.put(leader, 2)
-    _settle(net, lost=quick)
+    net.settle(lost=quick)
     assert net.hosts[leader].groups[GROUP].commit_index == end
     net.put(leader, 3)
-    _settle(net, lost=quick)
+    net.settle(lost=quick)
     # The second entry found the first one waiting.
     assert net.hosts[leader].groups[GROUP].commit_index == end + 2
     assert _last(net, slow) == end + 2
@@ -523,15 +517,15 @@ def test_when_something_waits_for_its_majority_nobody_lingers(net: Net) -> None:
 def test_a_silent_follower_changes_places_with_the_one_that_lingers(net: Net) -> None:
     leader, quick, slow = _pace(net)
     net.put(leader, 2)
-    _settle(net, lost=quick)
+    net.settle(lost=quick)
     net.time += 20
     for timer in [t for t in net.timers if t.due <= net.time and t.call]:
         timer.call()
-    _settle(net, lost=quick)
+    net.settle(lost=quick)
     assert net.machines[leader].values == [1, 2]
     end = _last(net, leader)
     net.put(leader, 3)
-    _settle(net, lost=quick)
+    net.settle(lost=quick)
     # At once: it is counted on now.
     assert _last(net, slow) == end + 1
     assert net.machines[leader].values == [1, 2, 3]
@@ -540,28 +534,28 @@ def test_a_silent_follower_changes_places_with_the_one_that_lingers(net: Net) ->
 def test_a_node_with_a_session_never_lingers(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     leader, _, slow = _pace(net)
     net.put(leader, 2)
-    _settle(net)
+    net.settle()
     end = _last(net, leader)
     assert _last(net, slow) == end - 1
     # Its first session comes while an entry is held back: the next commit notice brings that, too.
     monkeypatch.setattr(net.machines[leader], "session_nodes", lambda: frozenset({slow}))
     net.hosts[leader].mark_apply(net.hosts[leader].groups[GROUP])
-    _settle(net)
+    net.settle()
     assert _last(net, slow) == end
     assert net.machines[slow].values == [1, 2]
     net.run(100)
     net.put(leader, 3)
-    _settle(net)
+    net.settle()
     assert net.machines[slow].values == [1, 2, 3]
 
 
 def test_leadership_can_go_to_the_one_that_lingers(net: Net) -> None:
     leader, _, slow = _pace(net)
     net.put(leader, 2)
-    _settle(net)
+    net.settle()
     assert _last(net, slow) < _last(net, leader)
     assert net.hosts[leader].transfer_leadership(GROUP, slow)
-    _settle(net)
+    net.settle()
     assert net.leader == slow
 
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from convoymq.kernels import batch
-from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, publish, spec, tags
+from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, Events, publish, spec, tags
+
+
+def consuming(node: int) -> tuple[Cluster, Any, Events, Any]:
+    """(cluster, client that consumes on a node, what it hears, client that publishes)."""
+    cluster = Cluster()
+    client, events = cluster.nodes[node].open()
+    source, _ = cluster.nodes[1].open()
+    client.subscribe(spec())
+    cluster.run()
+    return cluster, client, events, source
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -36,11 +48,7 @@ def test_a_paused_consumer_misses_nothing(node: int, size: int) -> None:
 
 @pytest.mark.parametrize("node", [2, 4])
 def test_a_consumer_that_is_paused_again_and_again(node: int) -> None:
-    cluster = Cluster()
-    client, events = cluster.nodes[node].open()
-    source, _ = cluster.nodes[1].open()
-    client.subscribe(spec())
-    cluster.run()
+    cluster, client, events, source = consuming(node)
     for first in range(1, 61, 5):
         publish(source, first, 5)
     deliver = events.on_deliver
@@ -78,11 +86,7 @@ def test_a_paused_consumer_that_is_cancelled_gives_back(node: int) -> None:
 
 @pytest.mark.parametrize("node", [2, 4])
 def test_a_cancelled_consumer_gives_back_what_was_dropped_while_it_paused(node: int) -> None:
-    cluster = Cluster()
-    client, events = cluster.nodes[node].open()
-    source, _ = cluster.nodes[1].open()
-    client.subscribe(spec())
-    cluster.run()
+    cluster, client, events, source = consuming(node)
     client.pause(1)
     publish(source, 1, 4)
     cluster.run()
@@ -103,11 +107,7 @@ def deliver_one(cluster: Cluster) -> None:
 @pytest.mark.parametrize("dropped", range(1, 9))
 def test_the_rest_of_what_the_state_says_is_no_word_about_what_was_dropped(dropped: int) -> None:
     """A leader says all that is checked out; the consumer goes on in the middle of that."""
-    cluster = Cluster()
-    client, events = cluster.nodes[4].open()
-    source, _ = cluster.nodes[1].open()
-    client.subscribe(spec())
-    cluster.run()
+    cluster, client, events, source = consuming(4)
     client.pause(1)
     for tag in range(1, 7):
         publish(source, tag, 1)
@@ -124,11 +124,7 @@ def test_the_rest_of_what_the_state_says_is_no_word_about_what_was_dropped(dropp
 @pytest.mark.parametrize("lost", range(6))
 def test_a_frame_of_the_state_that_is_lost_is_asked_for(lost: int) -> None:
     """And frames in the wrong order say nothing wrong either."""
-    cluster = Cluster()
-    client, events = cluster.nodes[4].open()
-    source, _ = cluster.nodes[1].open()
-    client.subscribe(spec())
-    cluster.run()
+    cluster, _, events, source = consuming(4)
     cluster.drop_frames = {batch.FRAME_DELIVER}
     for tag in range(1, 7):
         publish(source, tag, 1)
@@ -149,11 +145,7 @@ def test_a_frame_of_the_state_that_is_lost_is_asked_for(lost: int) -> None:
 
 
 def test_a_question_for_what_is_missing_is_repeated_until_it_is_answered() -> None:
-    cluster = Cluster()
-    client, events = cluster.nodes[4].open()
-    source, _ = cluster.nodes[1].open()
-    client.subscribe(spec())
-    cluster.run()
+    cluster, client, events, source = consuming(4)
     client.pause(1)
     publish(source, 1, 3)
     cluster.run()
@@ -171,11 +163,7 @@ def test_a_question_for_what_is_missing_is_repeated_until_it_is_answered() -> No
 
 def test_what_comes_while_something_is_asked_for_is_not_forgotten() -> None:
     """The answer to the question is older than what was dropped meanwhile, and it is empty."""
-    cluster = Cluster()
-    client, events = cluster.nodes[4].open()
-    source, _ = cluster.nodes[1].open()
-    client.subscribe(spec())
-    cluster.run()
+    cluster, client, events, source = consuming(4)
     queue = cluster.nodes[4].queue
     client.pause(1)
     client.resume(1)
