@@ -51,11 +51,14 @@ VOTE_ROW = struct.Struct("<IIQQ")
 PLACE_FILE_SHIFT = 40
 PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
 
-PREALLOCATE_CHUNK_BYTES = 1 << 20
+PREALLOCATE_CHUNK_BYTES = 256 << 10
 """Flushes wait for no more than this much of preallocation."""
-PREALLOCATE_AHEAD = 24
-"""For every byte that is logged so many are prepared at most: in time for who logs fast (the first
-file's START_BYTES hold until a whole one is ready), and no burst on the disk of who does not."""
+PREALLOCATE_GROWTH = 4
+"""A file is prepared with so many times the size of the current one, until that is whole: what is
+prepared before a fresh node's first file is full is little, and so is what it costs its flushes."""
+PREALLOCATE_AHEAD = 6
+"""For every byte that is logged so many are prepared at most: more than PREALLOCATE_GROWTH, so that
+the file is ready in time, and no burst on the disk of who logs little."""
 START_BYTES = 8 << 20
 """Preallocation starts when this part of a growing file, or half of one that does not grow, has
 been filled: an idle node writes nothing."""
@@ -162,6 +165,8 @@ class Wal:
         self._allocating = False
         self._allocation_began = 0
         """`bytes_written` when the file under preparation was begun."""
+        self._allocate_bytes = 0
+        """How large that file becomes."""
         self._piece: tuple[File, str, int] | None = None
         """The file under preparation and how far it is, while it waits for more to be logged."""
         self.generation = 0
@@ -538,11 +543,12 @@ class Wal:
         self._allocating = True
         self._allocation_began = self.bytes_written
         self._pool_counter += 1
+        self._allocate_bytes = min(PREALLOCATE_GROWTH * current.size or START_BYTES, self._size_max)
         self._allocate(None, f"wal/{self._pool_counter:016x}.preparing", 0)
 
     def _allocate(self, file: File | None, name: str, at: int) -> None:
         directory = self._directory
-        size = self._config.wal_max_size_bytes
+        size = self._allocate_bytes
 
         def work() -> File:
             target = file

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from convoymq.model.errors import Misuse, StorageFault
+from convoymq.storage import wal
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.store import Storage
@@ -118,6 +119,38 @@ def test_a_recycled_file_never_shows_its_former_life() -> None:
     node.run()
     node.crash(lambda: False)
     assert node.log(1).last_index == 302
+
+
+def test_files_are_prepared_in_time_and_not_long_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wal, "START_BYTES", 16 << 10)
+    monkeypatch.setattr(wal, "PREALLOCATE_CHUNK_BYTES", 4 << 10)
+    config = dataclasses.replace(SMALL, wal_max_size_bytes=1 << 20)
+    node = Node(config=config)
+    log = node.storage.wal
+    sizes: list[int] = []
+    for _ in range(2000):
+        node.append(1, 1, 1000)
+        node.run()
+        node.models[1].applied = node.models[1].written
+        node.models[1].dead = set(range(1, node.models[1].applied + 1))
+        node.storage.tick()
+        node.run()
+        current = log.current
+        assert current is not None
+        # Never a flush that has to make its file longer.
+        assert current.tail <= current.size
+        if not sizes or sizes[-1] != current.size:
+            sizes.append(current.size)
+            before = log.bytes_written
+        prepared = sum(
+            node.disk.open(f"wal/{name}").size()
+            for name in node.disk.list("wal")
+            if name.endswith(".preparing")
+        )
+        assert prepared <= wal.PREALLOCATE_AHEAD * (log.bytes_written - before) + (8 << 10)
+    assert sizes == [16 << 10, 64 << 10, 256 << 10, 1 << 20]
+    node.crash(lambda: False)
+    assert node.log(1).last_index == 2000
 
 
 def test_votes_of_ten_thousand_groups_outlive_the_files_they_were_written_to() -> None:
