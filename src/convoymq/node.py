@@ -447,6 +447,9 @@ class Node:
         self.links.flush()
         if broker is not None:
             self.outbox.flush()
+        if self.host.release_due:
+            self.host.release()
+            self.links.flush()
         self._ended_ns = time.monotonic_ns()
 
     def _tick(self) -> None:

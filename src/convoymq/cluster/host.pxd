@@ -18,8 +18,8 @@ cdef class ReplicaHost:
     cdef public dict groups, watched, incarnations, _early, _removed
     cdef public set reachable, gone, active
     cdef public object on_note, on_membership_changed, after_seal
-    cdef public list _dirty, _apply, _notices, _holding
-    cdef public bint _woken, _damaged, _queued, _release_due
+    cdef public list _dirty, _apply, _notices, _holding, _batches_due
+    cdef public bint _woken, _damaged, _queued, release_due
     cdef public int64_t _numbers, _holding_since
     cdef public object _holding_timer
     @cython.locals(replica=Replica)

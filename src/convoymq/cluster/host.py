@@ -145,7 +145,9 @@ class ReplicaHost:
         self._holding: list[Replica] = []
         self._holding_since = 0
         self._holding_timer: Any = None
-        self._release_due = False
+        self.release_due = False
+        #: Replicas whose open batch waits for company.
+        self._batches_due: list[Replica] = []
         self._woken = False
         self._numbers = 0
         self._damaged = False
@@ -493,25 +495,46 @@ class ReplicaHost:
         replica.holding = True
         if not self._holding:
             self._holding_since = self.now
-            self._holding_timer = self.clock.call_later(2 * self.config.linger_ms, self._release)
+            self._holding_timer = self.clock.call_later(2 * self.config.linger_ms, self._held_long)
         self._holding.append(replica)
+
+    def hold_batch(self, replica: Replica) -> None:
+        """The replica's open batch waits for company, but not for long."""
+        if not replica.batch_due:
+            replica.batch_due = True
+            if not self._batches_due:
+                self.clock.call_later(self.config.linger_ms, self._on_batches_due)
+            self._batches_due.append(replica)
+
+    def _on_batches_due(self) -> None:
+        due = self._batches_due
+        self._batches_due = []
+        for replica in due:
+            replica.batch_due = False
+            if replica.builder.held and not replica.dead:
+                self.mark_dirty(replica)
 
     def release_between(self) -> None:
         """All that a replica appended is committed: a good time for what was held back, its flush
         disturbs nobody who waits. The timer is for when there is none."""
         if self.now - self._holding_since >= self.config.linger_ms:
-            self._release_due = True
+            self.release_due = True
 
-    def _release(self) -> None:
+    def _held_long(self) -> None:
         self.now = self.clock.monotonic_ms()
-        self._release_due = False
+        self.release()
+        self.wake()
+
+    def release(self) -> None:
+        """Sends what was held back. When `release_due`, the node calls this after it has told its
+        clients what is committed: who gets it may take the processor at once."""
+        self.release_due = False
         self._holding_timer.cancel()
         holding = self._holding
         self._holding = []
         for replica in holding:
             if not replica.dead:
                 replica.release()
-        self.wake()
 
     def _on_full(self, item: Replica | Watched) -> None:
         self._seal(item)
@@ -539,9 +562,6 @@ class ReplicaHost:
             self._woken = False
             if self._has_work():
                 self.wake()
-            if self._release_due:
-                # In a round of its own: the links are written when confirms and deliveries are.
-                self._release()
 
     def _has_work(self) -> bool:
         return bool(self._dirty or self._apply or self._damaged or self._queued)

@@ -58,6 +58,9 @@ class Machine(Protocol):
     def session_nodes(self) -> frozenset[int]:
         """Nodes that have a session here: they want commit notices."""
 
+    def at_rest(self) -> bool:
+        """Nobody waits for what a settle would free."""
+
     def state_hash(self) -> int:
         """Equal on replicas that applied the same index."""
 

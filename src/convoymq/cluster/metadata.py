@@ -366,6 +366,10 @@ class MetadataMachine:
         """Nodes with a session: they wait for answers."""
         return frozenset(session >> 56 for session in self._sessions)
 
+    def at_rest(self) -> bool:
+        """Every change is waited for."""
+        return False
+
     def state_hash(self) -> int:
         """Equal on replicas that applied the same index."""
         return zlib.crc32(self.snapshot())

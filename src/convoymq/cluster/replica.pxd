@@ -12,17 +12,19 @@ cdef class Replica:
     cdef public int64_t group
     cdef public GroupLog log
     cdef public CommandBuilder builder
-    cdef public bint apply_due, notice_due, holding, dead, _wiping
+    cdef public bint apply_due, notice_due, holding, batch_due, dead, _wiping
     cdef public str faulty
     cdef public dict sending, _timers
     cdef public set sending_for
     cdef public object _pristine, _election
     cdef public tuple _known_leader
-    cdef public int64_t _transfer_began
+    cdef public int64_t _transfer_began, _waits_since
     cdef public object time, _awaited
     cdef public RaftCore core
     @cython.locals(core=RaftCore, entry=Entry)
     cpdef seal(self)
+    @cython.locals(core=RaftCore, linger_ms=int64_t)
+    cpdef bint _may_wait(self)
     @cython.locals(core=RaftCore, peer=Progress)
     cpdef _append(self, Entry entry)
     @cython.locals(core=RaftCore, previous=int64_t, commit=int64_t)

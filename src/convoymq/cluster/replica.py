@@ -77,6 +77,10 @@ class Replica:
         self._known_leader = (0, 0)
         #: The host holds back entries for followers that linger.
         self.holding = False
+        #: Since when the open batch waits for company, ms; -1 = it does not.
+        self._waits_since = -1
+        #: The host will look at the open batch again.
+        self.batch_due = False
         self._awaited: frozenset[int] = frozenset()
         self.time = GroupTime(host.clock)
         self._transfer_began = 0
@@ -215,8 +219,9 @@ class Replica:
         core = self.core
         builder = self.builder
         if core.role == LEADER:
-            if core.transfer_target:
+            if core.transfer_target or (builder.patient and self._may_wait()):
                 return
+            self._waits_since = -1
             entry = builder.take_entry(
                 self.group, self.log.last_index + 1, core.term, self.time.now_ms()
             )
@@ -227,6 +232,21 @@ class Replica:
             self.host.transport.send(leader, builder.take_forward(self.group, core.term))
         else:
             builder.take_loose()
+
+    def _may_wait(self) -> bool:
+        """Settles that free nothing anybody waits for go out with what comes next (ADR 0012)."""
+        core = self.core
+        linger_ms = self.host.config.linger_ms
+        at_rest = core.applied_index == core.commit_index == self.log.last_index
+        if not linger_ms or not at_rest or not self.machine.at_rest():
+            return False
+        if self._waits_since < 0:
+            self._waits_since = self.host.now
+        elif self.host.now - self._waits_since >= linger_ms:
+            return False
+        self.builder.held = True
+        self.host.hold_batch(self)
+        return True
 
     def propose(
         self, type: int, flags: int = 0, count: int = 0, arg: int = 0, body: bytes = b""

@@ -45,6 +45,10 @@ cdef class CommandBuilder:
     cdef Py_ssize_t hint
     cdef Chunk chunk
     cdef int command_count
+    # SETTLE commands that settle something: who sent them waits for no answer.
+    cdef int patient_count
+    # What is collected waits for company: the next command is announced by `on_first`, too.
+    cdef public bint held
     cdef public object on_first
     cdef public object on_full
     # the open ENQUEUE command
@@ -62,6 +66,7 @@ cdef class CommandBuilder:
     cdef Py_ssize_t offsets_capacity
 
     cdef int need(self, Py_ssize_t n) except? -1
+    cdef int announce(self, bint was_empty) except? -1
     # Reserves n bytes for one record of `target` and returns where to write them; the pointer is
     # valid until the next call on this builder. tag 0 = the channel does not confirm.
     cdef unsigned char* reserve(self, PublishTarget target, uint64_t tag, uint64_t body_size,

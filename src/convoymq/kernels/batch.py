@@ -232,8 +232,7 @@ class PublishTarget:
         if n:
             string.memcpy(builder.p + start + _COMMAND, _bytes_pointer(data), n)
         _remember(self, builder, type, start, builder.end - start, None, note)
-        if was_empty and builder.on_first is not None:
-            builder.on_first()
+        builder.announce(was_empty)
         return self.seq
 
     def applied(self, seq):
@@ -291,6 +290,8 @@ class CommandBuilder:
         self.capacity = 0
         self.hint = 4096
         self.command_count = 0
+        self.patient_count = 0
+        self.held = False
         self.open_start = -1
 
     def __init__(self, on_first=None, on_full=None):
@@ -312,6 +313,18 @@ class CommandBuilder:
     @property
     def full(self):
         return self.end > _SOFT
+
+    @property
+    def patient(self):
+        return self.patient_count == self.command_count and self.end <= _SOFT
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def announce(self, was_empty: cython.bint) -> cython.int:
+        if (was_empty or self.held) and self.on_first is not None:
+            self.held = False
+            self.on_first()
+        return 0
 
     @cython.cfunc
     @cython.exceptval(-1)
@@ -363,6 +376,8 @@ class CommandBuilder:
         put32(p + 28, arg)
         self.end += length
         self.command_count += 1
+        if type == CMD_SETTLE and count:
+            self.patient_count += 1
         return 0
 
     @cython.cfunc
@@ -379,7 +394,7 @@ class CommandBuilder:
             self.close_command()
             if self.end > _SOFT and self.on_full is not None:
                 self.on_full()
-            first = self.end == _HEADER
+            first = self.end == _HEADER or self.held
             target.seq += 1
             start: cython.Py_ssize_t = self.end
             self.start_command(CMD_ENQUEUE, 0, target.session, target.seq, 0, 0, 8)
@@ -423,8 +438,8 @@ class CommandBuilder:
             self.tag_last = tag
         at: cython.Py_ssize_t = self.end
         self.end += n
-        if first and self.on_first is not None:
-            self.on_first()
+        if first:
+            self.announce(True)
         return self.p + at
 
     @cython.cfunc
@@ -486,6 +501,8 @@ class CommandBuilder:
         self.hint = min(max(_CAPACITY_MIN, end + (end >> 2)), _SOFT)
         self.end = _HEADER
         self.command_count = 0
+        self.patient_count = 0
+        self.held = False
         self.chunk.data = data
         self.chunk = Chunk.__new__(Chunk)
         return data
@@ -499,8 +516,7 @@ class CommandBuilder:
         self.start_command(type, flags, session, seq, count, arg, n)
         if n:
             string.memcpy(self.p + start + _COMMAND, _bytes_pointer(data), n)
-        if was_empty and self.on_first is not None:
-            self.on_first()
+        self.announce(was_empty)
 
     def adopt(self, data: bytes, start: cython.Py_ssize_t, end: cython.Py_ssize_t):
         if start < 0 or end > len(data) or start >= end:
@@ -508,10 +524,13 @@ class CommandBuilder:
         p: cython.p_uchar = _bytes_pointer(data)
         at: cython.Py_ssize_t = start
         count: cython.int = 0
+        patient: cython.int = 0
         while at < end:
             length: cython.Py_ssize_t = _check_command(p, end, at)
             if length < 0:
                 raise ValueError(f"malformed command at {at}")
+            if p[at + 4] == CMD_SETTLE and get32(p + at + 24):
+                patient += 1
             at += length
             count += 1
         if self.open_target is not None:
@@ -521,8 +540,8 @@ class CommandBuilder:
         string.memcpy(self.p + self.end, p + start, end - start)
         self.end += end - start
         self.command_count += count
-        if was_empty and self.on_first is not None:
-            self.on_first()
+        self.patient_count += patient
+        self.announce(was_empty)
 
     def take_entry(self, group, index, term, time_ms):
         count: cython.int = self.command_count

@@ -84,8 +84,13 @@ class CommandBuilder:
     used: int
     """Bytes of commands so far (0 = nothing to send)."""
     full: bool
+    patient: bool
+    """All that is in it are settles, whose senders wait for no answer, and it is not full."""
+    held: bool
+    """Set by who leaves a patient batch for later: the next command calls `on_first` again."""
     on_first: Callable[[], None] | None
-    """Called whenever the builder goes from empty to non-empty."""
+    """Called whenever the builder goes from empty to non-empty, and with the first command after
+    `held` was set."""
     on_full: Callable[[], None] | None
     """Called before another record is added to a full builder: it has to be taken."""
     def __init__(

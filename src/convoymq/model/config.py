@@ -504,7 +504,8 @@ class RaftConfig:
         "raft.linger",
         10,
         """At low rates a follower that no majority and no client waits for gets its log entries
-        together, late by this at most (double when nothing else happens). 0: every entry at once,
+        together, and acknowledgements that free nothing anybody waits for are logged with what
+        comes next; late by this at most (double when nothing else happens). 0: everything at once,
         at a third more CPU.""",
         parse=_parse_int,
         unit="ms",

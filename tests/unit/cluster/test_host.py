@@ -13,7 +13,14 @@ from convoymq.cluster import transfer
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
-from convoymq.kernels.batch import CMD_PURGE, FRAME_FORWARD, commands, frame
+from convoymq.kernels.batch import (
+    CMD_PURGE,
+    CMD_SETTLE,
+    FRAME_FORWARD,
+    commands,
+    frame,
+    pack_ranges,
+)
 from convoymq.replication.raft.types import VOTE
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
@@ -52,6 +59,9 @@ class ListMachine:
 
     def session_nodes(self) -> frozenset[int]:
         return frozenset()
+
+    def at_rest(self) -> bool:
+        return True
 
     def state_hash(self) -> int:
         return hash(tuple(self.values))
@@ -180,6 +190,8 @@ class Net:
             woken, self.woken = self.woken, set()
             for node in sorted(woken & self.hosts.keys()):
                 self.hosts[node].end_of_round()
+                if self.hosts[node].release_due:
+                    self.hosts[node].release()
             if not self.queue and not self.woken:
                 break
             for _ in range(len(self.queue)):
@@ -210,6 +222,11 @@ class Net:
 
     def put(self, node: int, value: int) -> None:
         self.hosts[node].builder_of(GROUP).add(CMD_PURGE, 0, node << 56 | 1, value, 0, value)
+
+    def settle_message(self, node: int, value: int) -> None:
+        """A settle of a session; `value` is what it leaves in the machine."""
+        body = pack_ranges((1, 1))
+        self.hosts[node].builder_of(GROUP).add(CMD_SETTLE, 0, node << 56 | 2, value, 1, value, body)
 
 
 @pytest.fixture
@@ -571,6 +588,80 @@ def test_late_frames_of_a_group_that_was_removed_are_not_kept(net: Net) -> None:
     host.create_group(GROUP, (1, 2, 3), ListMachine(), net.sinks[lost], wiped=True)
     net.run(3000)
     assert host.groups[GROUP].last_applied == net.hosts[leader].groups[GROUP].last_applied
+
+
+def test_a_settle_waits_for_what_comes_next(net: Net) -> None:
+    leader = net.leader
+    net.put(leader, 1)
+    net.run(100)
+    end = _last(net, leader)
+    net.settle_message(leader, 2)
+    net.settle()
+    net.settle_message(leader, 3)
+    net.settle()
+    assert _last(net, leader) == end
+    net.put(leader, 4)
+    net.settle()
+    assert _last(net, leader) == end + 1
+    assert net.machines[leader].values == [1, 2, 3, 4]
+
+
+def test_a_settle_does_not_wait_for_long(net: Net) -> None:
+    leader = net.leader
+    for value in (1, 2):
+        net.settle_message(leader, value)
+        net.settle()
+        end = _last(net, leader)
+        assert not net.machines[leader].values
+        net.time += 5
+    # The second one joined the first one, and did not begin to wait anew.
+    net.run(30)
+    assert _last(net, leader) == end + 1
+    assert net.machines[leader].values == [1, 2]
+    net.settle_message(leader, 3)
+    net.settle()
+    assert _last(net, leader) == end + 1
+    net.run(30)
+    assert net.machines[leader].values == [1, 2, 3]
+
+
+def test_a_settle_that_somebody_waits_for_goes_at_once(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = net.leader
+    monkeypatch.setattr(net.machines[leader], "at_rest", lambda: False)
+    net.settle_message(leader, 1)
+    net.settle()
+    assert net.machines[leader].values == [1]
+
+
+def test_a_settle_goes_at_once_while_something_is_not_committed(net: Net) -> None:
+    leader = net.leader
+    net.put(leader, 1)
+    net.hosts[leader].end_of_round()
+    end = _last(net, leader)
+    net.settle_message(leader, 2)
+    net.hosts[leader].end_of_round()
+    assert _last(net, leader) == end + 1
+    net.settle()
+    assert net.machines[leader].values == [1, 2]
+
+
+def test_a_settle_that_waits_does_not_stay_with_who_led(net: Net) -> None:
+    leader = net.leader
+    net.put(leader, 1)
+    net.run(300)
+    net.settle_message(leader, 2)
+    net.settle()
+    builder = net.hosts[leader].builder_of(GROUP)
+    assert builder.held
+    to = next(n for n in net.hosts if n != leader)
+    assert net.hosts[leader].transfer_leadership(GROUP, to)
+    net.run(300)
+    # Its session has it among what is pending, and repeats that to the new leader.
+    assert net.leader == to
+    assert not builder.used
+    assert not builder.held
 
 
 def test_what_is_logged_reaches_the_disk_without_anybody_asking_for_it(net: Net) -> None:

@@ -155,6 +155,60 @@ def test_first_and_full_callbacks_come_once() -> None:
     assert [p.tags for p in target.pending] == [[1, 4], [5, 6]]
 
 
+def test_a_batch_of_settles_is_patient_and_what_follows_is_announced() -> None:
+    calls: list[str] = []
+    builder = batch.CommandBuilder(lambda: calls.append("first"))
+    target = batch.PublishTarget(builder, 1 << 56, None)
+    settle = (batch.CMD_SETTLE, 0, 1, 7, batch.pack_ranges((3, 3)))
+    target.command(*settle)
+    assert builder.patient
+    target.command(*settle)
+    assert builder.patient
+    assert calls == ["first"]
+    other = batch.CommandBuilder()
+    builder.held = True
+    data = builder.take_forward(1, 1)
+    assert not builder.held
+    other.adopt(data, 48, len(data))
+    assert other.patient
+    for follow in (
+        lambda: target.command(*settle),
+        lambda: target.publish([b"record"], 6, 1),
+        lambda: builder.add(batch.CMD_TICK, 0, 0, 0, 0, 0),
+        lambda: builder.adopt(data, 48, len(data)),
+    ):
+        builder.take_loose()
+        target.command(*settle)
+        builder.held = True
+        calls.clear()
+        follow()
+        assert calls == ["first"]
+        assert not builder.held
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        # Settles nothing: who sends it wants the answer.
+        (batch.CMD_SETTLE, 0, 0, 7, b""),
+        (batch.CMD_RETURN, 0, 1, 7, batch.pack_ranges((3, 3))),
+        (batch.CMD_DISCARD, 0, 1, 7, batch.pack_ranges((3, 3))),
+        (batch.CMD_CANCEL, 0, 0, 7, b""),
+    ],
+)
+def test_a_batch_with_any_other_command_is_not_patient(
+    command: tuple[int, int, int, int, bytes],
+) -> None:
+    builder = batch.CommandBuilder()
+    target = batch.PublishTarget(builder, 1 << 56, None)
+    target.command(batch.CMD_SETTLE, 0, 1, 7, batch.pack_ranges((3, 3)))
+    target.command(*command)
+    assert not builder.patient
+    data = builder.take_forward(1, 1)
+    builder.adopt(data, 48, len(data))
+    assert not builder.patient
+
+
 @given(cut=st.integers(0, 200), position=st.integers(0, 10_000), value=st.integers(0, 255))
 def test_damaged_entries_are_refused(cut: int, position: int, value: int) -> None:
     builder = batch.CommandBuilder()

@@ -924,6 +924,10 @@ class QuorumMachine(SessionTable):
     def _consumers(self) -> list[Consumer]:
         return [c for session in self.sessions.values() for c in session.consumers.values()]
 
+    def at_rest(self) -> bool:
+        """No message waits for a consumer's window, so a settle can wait a little."""
+        return not (self.fresh.messages or self.returned.messages)
+
     @property
     def ready(self) -> int:
         """Messages that wait for a consumer."""
