@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
 
-.PHONY: help setup build demo test lint types unit sim bench bench-spark rabbitmq interop-rabbitmq clean
+.PHONY: help setup build demo test test-spark-full lint types unit sim bench bench-spark rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -44,6 +44,9 @@ bench: setup ## Compare with RabbitMQ on this machine, in one run
 
 bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
 	$(BIN)/python benchmarks/spark.py
+
+test-spark-full: setup ## The kills of the Spark tests once at full size: 342,000 rows and more
+	CONVOY_SPARK_FAULT_SCALE=180 $(BIN)/python -m pytest -q tests/spark -k "killed or executor"
 
 rabbitmq: ## Install Debian's RabbitMQ, to compare with
 	tools/install_rabbitmq.sh

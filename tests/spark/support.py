@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ from pyspark.sql.types import StructType
 
 from convoymq.spark.sources import QueueDoor, StreamDoor
 
+SCALE = int(os.environ.get("CONVOY_SPARK_FAULT_SCALE", "1"))
+"""How many times the usual rows the fault tests move (`make test-spark-full`)."""
 SERVERS = {"servers": "fake:1"}
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from tests.spark.cluster import BASE_PORT, Broker
 from tests.spark.conftest import QUICK, SCRUBBED, SETTINGS, quiet
-from tests.spark.support import numbered
+from tests.spark.support import SCALE, numbered
 
 TEST_TIME_LIMIT_S = 400
 WAIT_S = 150
@@ -104,12 +104,12 @@ def test_a_driver_is_killed_in_mid_batch(
 ) -> None:
     """Rows archived = rows published, all of them once."""
     name = nodes.declare(kind)
-    nodes.publish(name, numbered(0, 3000))
+    nodes.publish(name, numbered(0, 3000 * SCALE))
     source = {"format": "convoymq", "options": {"subscribe": name, "startingOffsets": "earliest"}}
     if kind != "stream":
         source = {"format": "convoymq_queue", "options": {"queue": name}}
     options = {**source["options"], "servers": nodes.servers}  # type: ignore[dict-item]
-    slow = {**options, "maxOffsetsPerTrigger": "100", "minPartitions": "2"}
+    slow = {**options, "maxOffsetsPerTrigger": str(100 * SCALE), "minPartitions": "2"}
     driver = programs.driver(
         format=source["format"], options=slow, trigger={"processingTime": "0 seconds"}
     )
@@ -117,13 +117,13 @@ def test_a_driver_is_killed_in_mid_batch(
     kill(driver)
     done = programs.batches("commits")
     assert done < 30, "it was killed too late to prove anything"
-    nodes.publish(name, numbered(3000, 3500))
+    nodes.publish(name, numbered(3000 * SCALE, 3500 * SCALE))
     rows = spark.readStream.format(str(source["format"])).options(**options).load()
     writer = rows.writeStream.format("parquet").option("path", str(programs.path / "out"))
     writer = writer.option("checkpointLocation", str(programs.path / "checkpoint"))
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(WAIT_S)
-    assert values(spark, programs) == numbered(0, 3500)
+    assert values(spark, programs) == numbered(0, 3500 * SCALE)
     if kind != "stream":
         assert nodes.cluster.messages_in(name) == 0
 
@@ -134,7 +134,7 @@ def test_a_standalone_cluster_from_the_package_loses_its_executor(
     """Master, worker and executor on loopback: the session is the same as on one machine. The
     executor is killed in mid-batch, and another one takes its place."""
     stream = nodes.declare("stream")
-    nodes.publish(stream, numbered(0, 2000))
+    nodes.publish(stream, numbered(0, 2000 * SCALE))
     home = Path(pyspark.__file__).parent
     programs.environment |= {
         "SPARK_HOME": str(home),
@@ -162,7 +162,7 @@ def test_a_standalone_cluster_from_the_package_loses_its_executor(
             "subscribe": stream,
             "startingOffsets": "earliest",
             "minPartitions": "2",
-            "maxOffsetsPerTrigger": "200",
+            "maxOffsetsPerTrigger": str(200 * SCALE),
         },
         master=url,
         conf={
@@ -182,7 +182,7 @@ def test_a_standalone_cluster_from_the_package_loses_its_executor(
     assert executors
     executors[0].kill()
     programs.finished(driver)
-    assert values(spark, programs) == numbered(0, 2000)
+    assert values(spark, programs) == numbered(0, 2000 * SCALE)
     assert len(list((programs.path / "work").glob("app-*/*/stderr"))) > 1, "no second executor ran"
 
 

@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from convoymq.spark import LagListener
 from tests.spark.cluster import Broker
-from tests.spark.support import numbered
+from tests.spark.support import SCALE, numbered
 
 WAIT_S = 90
 KAFKA = [
@@ -450,8 +450,8 @@ def test_all_nodes_are_killed_in_turn_in_mid_batch(
 ) -> None:
     """Read from a stream, written to another: each message once, whoever dies."""
     source, target = nodes.declare("stream"), nodes.declare("stream")
-    nodes.publish(source, numbered(0, 1000))
-    copy = streaming(source, maxOffsetsPerTrigger=100, minPartitions=2).writeStream
+    nodes.publish(source, numbered(0, 1000 * SCALE))
+    copy = streaming(source, maxOffsetsPerTrigger=100 * SCALE, minPartitions=2).writeStream
     copy = copy.format("convoymq").options(servers=nodes.servers, topic=target)
     query = copy.option("checkpointLocation", str(tmp_path / "copy")).start()
     commits = tmp_path / "copy" / "commits"
@@ -460,27 +460,27 @@ def test_all_nodes_are_killed_in_turn_in_mid_batch(
         eventually(lambda before=before: len(list(commits.glob("*"))) > before, "a batch")
         nodes.cluster.kill(number)
         published = 700 + number * 300
-        nodes.publish(source, numbered(published, published + 300))
+        nodes.publish(source, numbered(published * SCALE, (published + 300) * SCALE))
         nodes.bring_back(number)
     query.processAllAvailable()
     query.stop()
-    assert sorted(nodes.values(target), key=int) == numbered(0, 1900)
+    assert sorted(nodes.values(target), key=int) == numbered(0, 1900 * SCALE)
 
 
 def test_the_leader_of_a_staged_queue_is_killed(
     nodes: Broker, streaming: Callable[..., DataFrame], sink: Sink
 ) -> None:
     queue = nodes.declare("quorum")
-    nodes.publish(queue, numbered(0, 2000))
-    query = sink.start(streaming(queue, maxOffsetsPerTrigger=200))
+    nodes.publish(queue, numbered(0, 2000 * SCALE))
+    query = sink.start(streaming(queue, maxOffsetsPerTrigger=200 * SCALE))
     eventually(lambda: sink.batches("commits") >= 3, "three batches")
     killed = nodes.kill_leader(queue)
     try:
         query.processAllAvailable()
-        nodes.publish(queue, numbered(2000, 2300))
+        nodes.publish(queue, numbered(2000 * SCALE, 2300 * SCALE))
         query.processAllAvailable()
         query.stop()
-        assert sink.values == numbered(0, 2300)
+        assert sink.values == numbered(0, 2300 * SCALE)
     finally:
         nodes.bring_back(killed)
 
@@ -492,8 +492,8 @@ def test_workers_are_killed_in_mid_batch(
     import psutil
 
     stream = nodes.declare("stream")
-    nodes.publish(stream, numbered(0, 3000))
-    query = sink.start(streaming(stream, maxOffsetsPerTrigger=500, minPartitions=2))
+    nodes.publish(stream, numbered(0, 3000 * SCALE))
+    query = sink.start(streaming(stream, maxOffsetsPerTrigger=500 * SCALE, minPartitions=2))
     killed = 0
     for done in (1, 3):
         eventually(lambda done=done: sink.batches("commits") >= done, "batches")
@@ -507,7 +507,7 @@ def test_workers_are_killed_in_mid_batch(
     query.processAllAvailable()
     query.stop()
     assert killed
-    assert sink.values == numbered(0, 3000)
+    assert sink.values == numbered(0, 3000 * SCALE)
 
 
 def test_offsets_in_the_checkpoint_are_what_the_docs_say(
