@@ -3,8 +3,8 @@
 A disk that has just taken gigabytes may be slow for seconds (a rate limit, a cache that drains): a
 flush takes thirty times as long. Then a case measures the case before it. So every case, of either
 system, begins when a small flush takes about what it takes at best. Before cases that write as much
-as the disk takes, what it takes has to be back, too: a rate limit may let small flushes through
-long before that.
+as the disk takes there is a pause: a rate limit lets small flushes through long before it lets
+through gigabytes again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ BLOCK = 4096
 SLACK = 1.5
 DEADLINE_S = 90.0
 PAUSE_S = 0.5
-STREAM_BYTES = 64 << 20
-ZEROS = bytes(4 << 20)
-STREAM_SLACK = 0.7
-STREAM_PAUSE_S = 3.0
-STREAM_DEADLINE_S = 20.0
+REFILL_S = 20.0
 
 
 class Disk:
@@ -32,7 +28,6 @@ class Disk:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "disk-probe"
         self._best = float("inf")
-        self._best_rate = 0.0
 
     def flush_ms(self) -> float:
         """Median time to overwrite and flush one block, in ms."""
@@ -63,25 +58,8 @@ class Disk:
                 return found
             time.sleep(PAUSE_S)
 
-    def stream_rate(self) -> float:
-        """Bytes a second of one long write with its flush."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            began = time.perf_counter()
-            for at in range(0, STREAM_BYTES, len(ZEROS)):
-                os.pwrite(descriptor, ZEROS, at)
-            os.fdatasync(descriptor)
-            found = STREAM_BYTES / (time.perf_counter() - began)
-        finally:
-            os.close(descriptor)
-            self._path.unlink()
-        self._best_rate = max(self._best_rate, found)
-        return found
-
     def rest_long(self) -> None:
-        """As `rest`, and until long writes go at most a third slower than the best so far, or for
-        20 s more."""
+        """As `rest`, and for as long as a rate limit may need to forgive gigabytes: how much it
+        would let through can't be seen from outside until it does not."""
+        time.sleep(REFILL_S)
         self.rest()
-        deadline = time.monotonic() + STREAM_DEADLINE_S
-        while self.stream_rate() < STREAM_SLACK * self._best_rate and time.monotonic() < deadline:
-            time.sleep(STREAM_PAUSE_S)

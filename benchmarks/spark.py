@@ -249,6 +249,7 @@ class Bench:
                 self.scan(name)
         self.archive("s200")
         self.parquet("s200").write.parquet(self.place())
+        self.sink(self.parquet("s200"))
 
     def read(self, stream: str, format: str = "convoymq") -> DataFrame:
         return read(self.spark, self.servers, stream, format)
@@ -363,7 +364,7 @@ class Bench:
 
     def beside(self) -> tuple[float, float]:
         """p99 of confirms of 1,000 msg/s: while Spark drains, and alone."""
-        self.disk.rest()
+        self.disk.rest_long()
         alone = self.perf(rate=1000, queue_type="quorum")["confirm_us"]["p99"] / 1000
         # Executors are on other machines in earnest; here they must not have the brokers' cores.
         # Idle class, not nice: a session of its own would get half of the machine (autogroup).
