@@ -308,6 +308,7 @@ class Bench:
         """Rows per second of the sink, as long at work as the load tool is."""
         part = self.scale.rows_200 // SINK_PASSES
         source = self.parquet("s200").limit(part).repartition(2).persist()
+        source.count()
         # Spark ends workers that were idle for a minute; starting them is no part of a rate.
         self.sink(source.limit(PRODUCE_ROWS))
         rows = source

@@ -60,6 +60,7 @@ _HEADER = cython.declare(cython.Py_ssize_t, 48)
 _COMMAND = cython.declare(cython.Py_ssize_t, 32)
 _SOFT = cython.declare(cython.Py_ssize_t, 4 << 20)
 _FORMAT = cython.declare(cython.int, 1)
+_SETTLE = cython.declare(cython.int, CMD_SETTLE)
 _CAPACITY_MIN = cython.declare(cython.Py_ssize_t, 512)
 _UNBOUNDED = cython.declare(cython.Py_ssize_t, 1 << 62)
 
@@ -376,8 +377,7 @@ class CommandBuilder:
         put32(p + 28, arg)
         self.end += length
         self.command_count += 1
-        if type == CMD_SETTLE and count:
-            self.patient_count += 1
+        self.patient_count += _is_patient(type, count)
         return 0
 
     @cython.cfunc
@@ -529,8 +529,7 @@ class CommandBuilder:
             length: cython.Py_ssize_t = _check_command(p, end, at)
             if length < 0:
                 raise ValueError(f"malformed command at {at}")
-            if p[at + 4] == CMD_SETTLE and get32(p + at + 24):
-                patient += 1
+            patient += _is_patient(p[at + 4], get32(p + at + 24))
             at += length
             count += 1
         if self.open_target is not None:
@@ -558,6 +557,15 @@ class CommandBuilder:
 
     def take_loose(self):
         self.seal()
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _is_patient(type: cython.int, count: uint32_t) -> cython.bint:
+    """Who sent the command waits for no answer. A SETTLE of nothing asks for one."""
+    return type == _SETTLE and count != 0
 
 
 @cython.cfunc

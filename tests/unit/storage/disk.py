@@ -272,6 +272,15 @@ class Node:
             if index not in model.dead and self.random.random() < 0.7:
                 model.dead.add(index)
 
+    def drain(self, group: int) -> None:
+        """The machine has applied and settled all that is written; the storage clears up."""
+        self.run()
+        model = self.models[group]
+        model.applied = model.written
+        model.dead = set(range(1, model.applied + 1))
+        self.storage.tick()
+        self.run()
+
     def run(self) -> None:
         """Lets everything that is under way finish."""
         self.storage.kick()

@@ -107,11 +107,7 @@ def test_a_recycled_file_never_shows_its_former_life() -> None:
     node = Node()
     for _ in range(30):
         node.append(1, 10, 1000)
-        node.run()
-        node.models[1].applied = node.models[1].written
-        node.models[1].dead = set(range(1, node.models[1].applied + 1))
-        node.storage.tick()
-        node.run()
+        node.drain(1)
     assert node.storage.rolled_files >= 3
     names = node.disk.list("wal")
     assert len(names) <= 6, names
@@ -130,11 +126,7 @@ def test_files_are_prepared_in_time_and_not_long_before(monkeypatch: pytest.Monk
     sizes: list[int] = []
     for _ in range(2000):
         node.append(1, 1, 1000)
-        node.run()
-        node.models[1].applied = node.models[1].written
-        node.models[1].dead = set(range(1, node.models[1].applied + 1))
-        node.storage.tick()
-        node.run()
+        node.drain(1)
         current = log.current
         assert current is not None
         # Never a flush that has to make its file longer.

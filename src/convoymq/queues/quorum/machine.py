@@ -926,7 +926,7 @@ class QuorumMachine(SessionTable):
 
     def at_rest(self) -> bool:
         """No message waits for a consumer's window, so a settle can wait a little."""
-        return not (self.fresh.messages or self.returned.messages)
+        return not self.ready
 
     @property
     def ready(self) -> int:
