@@ -790,10 +790,12 @@ class Node:
             message_size_max=self.config.amqp.max_message_size,
         )
         outbox = self.outbox
+        wal = self.storage.wal
+        # Clients of other nodes are here as what this node logs for them.
         self.fetch = FetchEdge(
             broker=self.broker,
             settings=settings,
-            activity=lambda: outbox.bytes_received + outbox.bytes_sent,
+            activity=lambda: outbox.bytes_received + outbox.bytes_sent + wal.bytes_written,
         )
         self.broker.edge_metrics = self.fetch.metrics
 

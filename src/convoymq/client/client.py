@@ -19,6 +19,7 @@ from convoymq.client import errors
 from convoymq.client.config import ClientConfig
 from convoymq.client.link import Link
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
+from convoymq.kernels.columns import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 
 if TYPE_CHECKING:
@@ -410,9 +411,6 @@ class Client:
 
 
 def _rows(answer: Frame, first: int, high: int) -> FetchResult:
-    # Imported late: a driver that only plans never needs the kernel.
-    from convoymq.kernels.columns import ColumnFrame
-
     try:
         frame = ColumnFrame(answer.payload)
     except ValueError as error:

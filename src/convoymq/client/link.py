@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from convoymq.client import errors
 from convoymq.client.config import ClientConfig
+from convoymq.kernels.columns import raw_bytearray
 from convoymq.model.columnar import (
     ANSWER,
     FRAME_MAX_LIMIT,
@@ -26,6 +28,8 @@ from convoymq.model.columnar import (
 )
 
 CONNECT_TIMEOUT_S = 5.0
+WAKE_BYTES = 256 << 10
+"""Of a large answer the system gathers so much before it wakes the process."""
 
 
 class Lost(OSError):
@@ -47,7 +51,9 @@ class Link:
         self.node = ""
         self._pid = os.getpid()
         self._correlation = 0
-        self._reader = FrameReader()
+        self._reader = FrameReader(allocate=raw_bytearray)
+        self._wake_bytes = 1
+        self._plain = config.tls is None
         limit = min(deadline, time.monotonic() + CONNECT_TIMEOUT_S)
         self._socket = socket.create_connection(address, _left(limit))
         try:
@@ -119,6 +125,7 @@ class Link:
     def _answer(self, op: Op, correlation: int, deadline: float) -> Frame:
         reader = self._reader
         while True:
+            self._wake_at(min(reader.missing, WAKE_BYTES) if reader.length else 1)
             room = reader.buffer()
             count = self._receive_some(room, deadline)
             # The view must be gone before the reader turns to its next buffer.
@@ -135,6 +142,13 @@ class Link:
                 if not frame.correlation and frame.status:
                     # The server says why it closes.
                     raise errors.of_answer(frame.status, frame.map)
+
+    def _wake_at(self, count: int) -> None:
+        """Waiting ends when so many bytes are here. They will come, or the connection ends."""
+        # Inside TLS the system sees other bytes than we do; elsewhere than on Linux it may refuse.
+        if count != self._wake_bytes and sys.platform == "linux" and self._plain:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._wake_bytes = count
 
     def _send(self, parts: list[bytes | memoryview], deadline: float) -> None:
         for part in parts:

@@ -26,6 +26,7 @@ class Rows:
         self._time = time
         self._writer: ColumnWriter | None = ColumnWriter(columns, max_rows, max_bytes)
         self._count = 0
+        self._max_bytes = max_bytes
         self._step_bytes = step_bytes
 
     @property
@@ -37,6 +38,11 @@ class Rows:
     def full(self) -> bool:
         """Whether no more rows are taken."""
         return self._writer is None or bool(self._writer.full)
+
+    @property
+    def room(self) -> int:
+        """Bytes that the answer may still grow by, at least one."""
+        return 1 if self._writer is None else max(1, self._max_bytes - self._writer.bytes)
 
     async def add(self, runs: Iterable[Run]) -> int:
         """Appends rows until there is no more room; returns how many were taken.

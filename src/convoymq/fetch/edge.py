@@ -28,7 +28,8 @@ class FetchEdge:
         settings: FetchSettings | None = None,
         activity: Callable[[], int] = int,
     ) -> None:
-        """`activity`: a number that changes when AMQP clients of this node send or receive."""
+        """`activity`: a number that changes when AMQP clients of this node send or receive, or
+        writers have something stored here."""
         self.broker = broker
         self.settings = settings if settings is not None else FetchSettings()
         self.counters = FetchCounters()

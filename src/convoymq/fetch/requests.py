@@ -248,12 +248,18 @@ class Requests:
 
     # --- rows ------------------------------------------------------------------------------
 
+    def _answer_bytes(self) -> int:
+        settings = self._settings
+        if self._edge.turns.others_active():
+            return min(settings.answer_bytes, settings.answer_bytes_beside)
+        return settings.answer_bytes
+
     def _rows(self, columns: int, max_rows: int, max_bytes: int) -> Rows:
         return Rows(
             Slice(self._edge.turns),
             columns,
             max_rows,
-            min(max_bytes, self._settings.answer_bytes),
+            min(max_bytes, self._answer_bytes()),
             self._settings.step_bytes,
         )
 
@@ -276,9 +282,10 @@ class Requests:
             # A portion from another node costs a round trip.
             portion = self._settings.pull_bytes if here else self._settings.answer_bytes
             while True:
+                size = min(portion, rows.room)
                 async with self._limit(BEHIND_PATIENCE_MS):
                     chunks = await stream.fetch_chunks(
-                        at, request.end, request.max_rows - rows.count, portion, 0
+                        at, request.end, request.max_rows - rows.count, size, 0
                     )
                 got = await self._add(rows, chunks.runs)
                 at += got
@@ -320,7 +327,7 @@ class Requests:
         request = read(Browse, frame.map)
         queue = self._queue(request.queue)
         max_rows = request.max_rows
-        max_bytes = min(request.max_bytes, self._settings.answer_bytes)
+        max_bytes = min(request.max_bytes, self._answer_bytes())
         async with self._connection.output():
             while True:
                 async with self._limit():

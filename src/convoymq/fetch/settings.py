@@ -15,6 +15,8 @@ class FetchSettings:
     """[fetch.frame_max] Largest request or answer, bytes."""
     answer_bytes: int = 4 << 20
     """[fetch.answer_max] Rows are added to an answer up to this size, bytes."""
+    answer_bytes_beside: int = 1 << 20
+    """The same while others are active: putting an answer together can't be interrupted."""
     buffer_bytes: int = 256 << 20
     """[fetch.buffer_max] Answers under way, of all connections, bytes."""
     connections_max: int = 1000
@@ -40,7 +42,7 @@ class FetchSettings:
     """The longest that FETCH waits for rows, whatever a client asks for."""
     pull_bytes: int = 1 << 20
     """Rows are taken from a queue in portions of about this size."""
-    step_bytes: int = 128 << 10
+    step_bytes: int = 256 << 10
     """Rows are copied, and output is written, in steps of about this size."""
     command_bytes: int = 512 << 10
     """Produced rows go to a queue in commands of about this size."""

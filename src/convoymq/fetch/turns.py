@@ -14,14 +14,17 @@ from collections import deque
 from collections.abc import Callable
 
 ACTIVE_S = 0.1
-"""Other clients count as active for so long after a byte of theirs."""
+"""Others count as active for so long after a byte of theirs."""
+QUIET_FACTOR = 4
+"""A turn lasts so much longer while nobody else is active: each one costs a round of the loop."""
 
 
 class Turns:
     """One turn of the loop at a time, in the order of the calls.
 
     Args:
-        rest_s: pause between the end of a turn and the next one while others are active.
+        slice_s: how long a turn lasts while others are active.
+        rest_s: pause between the end of a turn and the next one then.
         activity: a number that changes when others send or receive.
     """
 
@@ -29,6 +32,8 @@ class Turns:
         self, slice_s: float, rest_s: float = 0.0, activity: Callable[[], int] = int
     ) -> None:
         self.slice_s = slice_s
+        self.turn_s = slice_s
+        """How long the turn lasts that is given next."""
         self.rest_s = rest_s
         self.given = 0
         self._activity = activity
@@ -37,6 +42,15 @@ class Turns:
         self._next_at = 0.0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._scheduled = False
+
+    def others_active(self) -> bool:
+        """Whether others sent or received anything a moment ago."""
+        now = time.perf_counter()
+        count = self._activity()
+        if count != self._seen:
+            self._seen = count
+            self._active_until = now + ACTIVE_S
+        return now < self._active_until
 
     async def turn(self) -> None:
         """Waits for the next turn."""
@@ -51,12 +65,9 @@ class Turns:
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         """A process that never sleeps is the one that the system makes wait when a byte comes for
         it: beside others' work turns leave gaps."""
-        now = time.perf_counter()
-        count = self._activity()
-        if count != self._seen:
-            self._seen = count
-            self._active_until = now + ACTIVE_S
-        pause = self._next_at - now if now < self._active_until else 0.0
+        active = self.others_active()
+        self.turn_s = self.slice_s if active else self.slice_s * QUIET_FACTOR
+        pause = self._next_at - time.perf_counter() if active else 0.0
         if pause > 0:
             loop.call_later(pause, self._give, loop)
         else:
@@ -67,7 +78,7 @@ class Turns:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 self.given += 1
-                self._next_at = time.perf_counter() + self.slice_s + self.rest_s
+                self._next_at = time.perf_counter() + self.turn_s + self.rest_s
                 waiter.set_result(None)
                 break
         if self._waiting:
@@ -89,7 +100,7 @@ class Slice:
         """Goes on at once while there is time left in the turn."""
         if time.perf_counter() >= self._until:
             await self._turns.turn()
-            self._until = time.perf_counter() + self._turns.slice_s
+            self._until = time.perf_counter() + self._turns.turn_s
 
 
 class Budget:

@@ -4,6 +4,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef extern from "Python.h":
     PyObject* PyBytes_FromStringAndSize(const char* v, Py_ssize_t len) except NULL
+    object PyByteArray_FromStringAndSize(const char* v, Py_ssize_t len)
     char* PyBytes_AS_STRING(PyObject* o) nogil
     int _PyBytes_Resize(PyObject** o, Py_ssize_t newsize) except -1
     object PyMemoryView_FromMemory(char* mem, Py_ssize_t size, int flags)

@@ -152,6 +152,12 @@ def _uninitialized(n: cython.Py_ssize_t) -> bytes:
     return data
 
 
+def raw_bytearray(size: cython.Py_ssize_t) -> bytearray:
+    if size < 0:
+        raise ValueError(f"a buffer of {size} bytes")
+    return cext.PyByteArray_FromStringAndSize(cython.NULL, size)
+
+
 @cython.cfunc
 @cython.inline
 @cython.exceptval(-1)

@@ -21,6 +21,10 @@ ROWS_MAX: int  # of one frame, 4,194,304
 BODY_MAX: int  # bytes of one frame's decompressed body, 1 GiB
 COMPRESSIONS: tuple[str, ...]  # "" (none), "zstd", "lz4"
 
+def raw_bytearray(size: int) -> bytearray:
+    """A bytearray whose bytes are whatever was in memory: for who writes every one of them before
+    anybody reads it. Raises ValueError for a size below 0."""
+
 class ColumnWriter:
     """Records to one columnar frame. Values are not copied before `finish`; until then the blocks
     are kept."""

@@ -7,7 +7,7 @@ which `convoymq.kernels.columns` writes and reads. Sans IO: bytes in, frames out
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -178,11 +178,18 @@ class FrameReader:
     payload is read where it stays. After a ProtocolError nothing more is taken.
     """
 
-    def __init__(self, frame_max: int = HANDSHAKE_FRAME_MAX, ahead: int = AHEAD_BYTES) -> None:
+    def __init__(
+        self,
+        frame_max: int = HANDSHAKE_FRAME_MAX,
+        ahead: int = AHEAD_BYTES,
+        allocate: Callable[[int], bytearray] = bytearray,
+    ) -> None:
         """`frame_max`: bytes of the largest frame that is taken; may be changed between frames.
-        `ahead`: memory that a frame gets before its bytes have come; then it grows as they do."""
+        `ahead`: memory that a frame gets before its bytes have come; then it grows as they do.
+        `allocate`: makes that memory; what is in it does not matter."""
         self.frame_max = frame_max
         self.ahead = ahead
+        self._allocate = allocate
         self._length = 0
         self._head = bytearray(HEADER_SIZE)
         self._data = self._head
@@ -198,6 +205,11 @@ class FrameReader:
     def waiting(self) -> int:
         """Bytes of an unfinished frame."""
         return self._at
+
+    @property
+    def missing(self) -> int:
+        """Bytes that will still come for the unfinished frame, as far as known."""
+        return (self._length or HEADER_SIZE) - self._at
 
     def buffer(self) -> memoryview:
         """Where the next bytes belong: at least one byte, never beyond the frame that is read."""
@@ -266,13 +278,13 @@ class FrameReader:
         if length == HEADER_SIZE:
             raise ProtocolError("frame without a map", correlation)
         self._length = length
-        self._data = bytearray(min(length, max(self.ahead, HEADER_SIZE + 1)))
+        self._data = self._allocate(min(length, max(self.ahead, HEADER_SIZE + 1)))
         self._data[:HEADER_SIZE] = self._head
         return []
 
     def _grow(self) -> None:
         """What was set aside is full: more, in proportion to what has come."""
-        larger = bytearray(min(self._length, GROWTH * len(self._data)))
+        larger = self._allocate(min(self._length, GROWTH * len(self._data)))
         larger[: self._at] = self._data
         self._data = larger
 

@@ -219,10 +219,23 @@ class StreamQueue(GroupQueue):
             raise OffsetOutOfRange(machine.first, high, offset)
         if offset > high or (end is not None and end > high):
             raise ReplicaBehind(high)
-        reader = self._places.pop(offset, None)
+        reader = self._place(offset)
         if reader is None or reader.machine is not machine or reader.offset != offset:
             reader = self.reader(machine, offset)
+        reader.mark()
         return machine, reader
+
+    def _place(self, offset: int) -> ChunkReader | None:
+        """A place that is remembered for the offset: where a read ended, or went by, if its
+        reader had no room for all of it."""
+        found = self._places.pop(offset, None)
+        if found is not None:
+            return found
+        for end, reader in self._places.items():
+            if reader.go_back(offset):
+                del self._places[end]
+                return reader
+        return None
 
     def _collect(
         self, reader: ChunkReader, end: int, rows: int, size: int, runs: list[Run]

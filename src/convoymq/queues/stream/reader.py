@@ -7,6 +7,7 @@ only what the machine has applied, so only what is committed.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -62,6 +63,8 @@ class ChunkReader:
         self._record = 0
         #: The same without the entry: (entry index, which chunk, which record).
         self._parked: tuple[int, int, int] | None = None
+        #: Runs since `mark`: (offset, entry index, which chunk, which record); None = nobody asked.
+        self._marks: list[tuple[int, int, int, int]] | None = None
 
     def next(self, rows_max: int, bytes_max: int) -> Run | None:
         """The next records, at most about so many body bytes of one chunk, at least one; None at
@@ -94,7 +97,10 @@ class ChunkReader:
         if size * taken > bytes_max * count:
             taken = max(1, min(taken, bytes_max * count // size))
         self.last_bytes = size * taken // count
-        run = Run(self._entry.data, command, first, taken, self.offset, self._entry.time_ms)
+        entry = self._entry
+        run = Run(entry.data, command, first, taken, self.offset, entry.time_ms)
+        if self._marks is not None:
+            self._marks.append((self.offset, entry.index, self._at, first))
         self.offset += taken
         if taken == left:
             self._at += 1
@@ -162,6 +168,21 @@ class ChunkReader:
             if kind == batch.CMD_ENQUEUE and count
         ]
 
+    def mark(self) -> None:
+        """Remembers from here on where runs began, for `go_back`."""
+        self._marks = []
+
+    def go_back(self, offset: int) -> bool:
+        """Goes to an offset that was read since `mark`, without looking for it in the log; False
+        when it was not, or lies in another stretch."""
+        marks = self._marks
+        if not marks or not max(self._start, marks[0][0]) <= offset < self.offset:
+            return False
+        start, index, at, record = marks[bisect_right(marks, offset, key=_offset_of) - 1]
+        self._parked = (index, at, record + offset - start)
+        self.offset = offset
+        return True
+
     def release(self) -> None:
         """Lets go of what was read along; the place stays."""
         if self._entry is not None:
@@ -175,6 +196,10 @@ class ChunkReader:
             self._entry = None
             self._span = ()
             self._chunks = []
+
+
+def _offset_of(mark: tuple[int, int, int, int]) -> int:
+    return mark[0]
 
 
 def offset_at(machine: StreamMachine, read: ReadSpan, time_ms: int) -> tuple[int, int] | None:
