@@ -48,7 +48,7 @@ from convoymq.model.errors import BrokerError, InvariantViolated, Misuse, Unavai
 from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
-from convoymq.storage.threads import ThreadWorker
+from convoymq.storage.threads import DiskPace, ThreadWorker
 from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
 
 if TYPE_CHECKING:
@@ -299,6 +299,12 @@ class Node:
             inline=raft.wal_inline_flush,
         )
         self.storage = Storage(directory, self._shell.flusher, self._shell.worker, storage_config)
+        wal = self.storage.wal
+        self.storage.pace = DiskPace(
+            self._shell.worker,
+            logged=lambda: wal.bytes_written,
+            pressed=lambda: self.storage.wal_files_waiting > 1,
+        )
         report = self.storage.recover()
         self.storage.give_back = trim_malloc
         self.storage.on_blocked = self._on_storage_blocked

@@ -9,11 +9,12 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from crc32c import crc32c
 
-from convoymq.storage.types import Directory, File, StorageFault
+from convoymq.storage.types import Directory, File, NoPace, Pace, StorageFault
 
 SEGMENT_MAGIC = b"CVYSEGM\x01"
 SEGMENT_HEADER = struct.Struct("<8sIII4x")
@@ -28,6 +29,8 @@ _ENTRY_HEAD = struct.Struct("<IIQQQIBB")
 ERA_SHIFT = 40
 ORDER_MASK = (1 << ERA_SHIFT) - 1
 COPY_SPAN_BYTES = 4 << 20
+PACED_BYTES = 256 << 10
+"""What is written between two rests: less than what the disk takes in the time of a flush."""
 COPY_GAP_BYTES = 64 << 10
 
 
@@ -160,17 +163,25 @@ class SegmentWriter:
     """Writes entries to as many segment files as the limits ask for.
 
     Nothing is visible before `finish`, which gives the files their orders. `tag`: unique among the
-    group's writers.
+    group's writers. While `pace` does not hurry, little is written at a time and made durable at
+    once: a long queue at the disk is one that the log's flushes stand in.
     """
 
     def __init__(
-        self, directory: Directory, group: int, tag: int, entries_max: int, size_max: int
+        self,
+        directory: Directory,
+        group: int,
+        tag: int,
+        entries_max: int,
+        size_max: int,
+        pace: Pace | None = None,
     ) -> None:
         self._directory = directory
         self._group = group
         self._tag = tag
         self._entries_max = entries_max
         self._size_max = size_max
+        self._pace = pace or NoPace()
         self._file: File | None = None
         self._buffers: list[bytes | memoryview] = []
         self._buffered = 0
@@ -215,7 +226,21 @@ class SegmentWriter:
 
     def _write(self) -> None:
         assert self._file is not None
-        self._file.pwrite(self._buffers, self._at - self._buffered)  # type: ignore[arg-type]
+        at = self._at - self._buffered
+        waiting = deque(self._buffers)
+        while waiting:
+            paced = not self._pace.hurry()
+            size_max = PACED_BYTES if paced else COPY_SPAN_BYTES
+            part: list[bytes | memoryview] = []
+            size = 0
+            while waiting and size < size_max:
+                size += len(waiting[0])
+                part.append(waiting.popleft())
+            self._file.pwrite(part, at)  # type: ignore[arg-type]
+            at += size
+            if paced:
+                self._file.sync()
+                self._pace.rest(size)
         self._buffers = []
         self._buffered = 0
 
@@ -255,9 +280,10 @@ def copy_to_segments(
     pieces: Iterable[Piece],
     entries_max: int,
     size_max: int,
+    pace: Pace | None = None,
 ) -> list[Segment]:
     """Copies entries to new segments. Raises StorageFault for a damaged one, OSError."""
-    writer = SegmentWriter(directory, group, order, entries_max, size_max)
+    writer = SegmentWriter(directory, group, order, entries_max, size_max, pace)
     for piece in pieces:
         for index, term, view in read_piece(piece, group):
             writer.add(index, term, view)

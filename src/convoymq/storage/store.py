@@ -30,6 +30,8 @@ from convoymq.storage.types import (
     File,
     Flusher,
     GroupPlan,
+    NoPace,
+    Pace,
     RecoveryReport,
     StorageConfig,
     StorageFault,
@@ -98,6 +100,8 @@ class Storage:
         """A read found damage; that log serves nothing any more."""
         self.give_back: Callable[[], None] = _ignore
         """Called by `tick` when much memory was freed: the shell hands it to the system."""
+        self.pace: Pace = NoPace()
+        """How fast entries are copied from the WAL to segments, and from segments to others."""
         self._line: deque[GroupLog] = deque()
         self._caches: OrderedDict[int, GroupLog] = OrderedDict()
         self._open_segments: OrderedDict[str, Segment] = OrderedDict()
@@ -397,7 +401,7 @@ class Storage:
         # Two neighbours of what was closed for its size are together larger than the limit.
         log.next_order += 2 * (sum(sizes) << 3) // self.config.segment_max_size_bytes
         epoch = log.epoch
-        config, directory, group = self.config, self.directory, log.group
+        config, directory, group, pace = self.config, self.directory, log.group, self.pace
         self.worker.submit(
             lambda: copy_to_segments(
                 directory,
@@ -406,6 +410,7 @@ class Storage:
                 [_piece_of(file, first, places, sizes, wanted)],
                 config.segment_max_entries,
                 config.segment_max_size_bytes,
+                pace,
             ),
             lambda made, error: self._copied(log, file, keep, epoch, made or [], error, plan),
         )
@@ -582,12 +587,12 @@ class Storage:
         log.next_order += 1
         log.compacting = True
         epoch = log.epoch
-        config, directory, group = self.config, self.directory, log.group
+        config, directory, group, pace = self.config, self.directory, log.group, self.pace
 
         def work() -> list[Segment]:
             # The limits held for each source; one file takes all, whatever a changed config says.
             writer = SegmentWriter(
-                directory, group, tag, 1 << 30, max(config.segment_max_size_bytes, 1 << 34)
+                directory, group, tag, 1 << 30, max(config.segment_max_size_bytes, 1 << 34), pace
             )
             for piece in pieces:
                 for index, term, view in read_piece(piece, group):

@@ -1,11 +1,21 @@
-"""The worker of a real node: one thread for slow file work."""
+"""The worker of a real node, one thread for slow file work, and the pace of its bulk copies."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
+
+COPY_RATE = 8 << 20
+"""Bytes per second that may be copied beside small flushes without making them wait."""
+LOG_SHARE = 4
+WAITING_SHARE = 4
+"""How much faster it goes while other work waits for the worker."""
+BULK_RATE = 16 << 20
+"""Bytes per second of the log from which on nobody counts single milliseconds."""
+RATE_WINDOW_S = 0.1
 
 _Job = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
@@ -20,6 +30,7 @@ class ThreadWorker:
     def __init__(self, post: Callable[[Callable[[], None]], object]) -> None:
         self._post = post
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self.closing = False
         self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
         self._thread.start()
 
@@ -29,8 +40,14 @@ class ThreadWorker:
         """Runs `work()`, then `done(result, error)`."""
         self._jobs.put((work, done))
 
+    @property
+    def others_wait(self) -> bool:
+        """Whether work waits for the one that runs."""
+        return not self._jobs.empty()
+
     def close(self) -> None:
         """Finishes what was submitted and ends the thread. The last answers may never arrive."""
+        self.closing = True
         self._jobs.put(None)
         self._thread.join()
 
@@ -50,3 +67,43 @@ class ThreadWorker:
                 self._post(lambda d=done, r=result, f=failure: d(r, f))  # type: ignore[misc]
             except RuntimeError:
                 return  # the loop is closed: nobody is left to hear it
+
+
+class DiskPace:
+    """Bulk copies at a rate that leaves the disk to the log's flushes.
+
+    A quiet disk takes COPY_RATE; beside a busy log it is LOG_SHARE times the log's own rate, so
+    what is copied never falls behind; a log that is filled in bulk wants speed, not short flushes.
+
+    Args:
+        worker: whose thread copies.
+        logged: bytes that the log has written so far.
+        pressed: whether full log files pile up.
+    """
+
+    def __init__(
+        self, worker: ThreadWorker, logged: Callable[[], int], pressed: Callable[[], bool]
+    ) -> None:
+        self._worker = worker
+        self._logged = logged
+        self._pressed = pressed
+        self._seen = logged()
+        self._seen_at = time.monotonic()
+        self._log_rate = 0.0
+
+    def hurry(self) -> bool:
+        """See `Pace`."""
+        now = time.monotonic()
+        passed = now - self._seen_at
+        if passed >= RATE_WINDOW_S:
+            logged = self._logged()
+            self._log_rate = (logged - self._seen) / passed
+            self._seen, self._seen_at = logged, now
+        return self._worker.closing or self._pressed() or self._log_rate > BULK_RATE
+
+    def rest(self, count: int) -> None:
+        """See `Pace`."""
+        rate = max(COPY_RATE, LOG_SHARE * self._log_rate)
+        if self._worker.others_wait:
+            rate *= WAITING_SHARE
+        time.sleep(count / rate)

@@ -110,6 +110,27 @@ class Worker(Protocol):
         """Runs `work()` elsewhere, then `done(result, error)` on the caller's thread."""
 
 
+class Pace(Protocol):
+    """Keeps bulk copies from crowding the log's flushes out of the disk. Asked by the worker."""
+
+    def hurry(self) -> bool:
+        """Whether to copy as fast as the disk takes it."""
+
+    def rest(self, count: int) -> None:
+        """Waits as long as suits `count` bytes that were just made durable."""
+
+
+class NoPace:
+    """For disks that nobody shares: simulated ones, and those of tools."""
+
+    def hurry(self) -> bool:
+        """Always."""
+        return True
+
+    def rest(self, count: int) -> None:
+        """Never."""
+
+
 class SyncMethod(Enum):
     """How a WAL flush is made durable (`raft.wal_sync_method`)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from convoymq.fetch.turns import Budget, Slice, Turns
+from convoymq.fetch.turns import QUIET_FACTOR, Budget, Slice, Turns
 
 
 async def test_there_is_one_turn_a_round_for_those_who_waited_longest() -> None:
@@ -66,6 +66,18 @@ async def test_turns_are_apart_while_others_are_active() -> None:
         await asyncio.sleep(0)
     assert not waiting.done(), "it rests for a minute"
     waiting.cancel()
+
+
+async def test_turns_are_longer_while_nobody_else_is_active() -> None:
+    count = 0
+    turns = Turns(60.0, 0.0, lambda: count)
+    await turns.turn()
+    assert turns.turn_s == 60.0 * QUIET_FACTOR
+    assert not turns.others_active()
+    count = 1
+    assert turns.others_active()
+    await turns.turn()
+    assert turns.turn_s == 60.0
 
 
 async def test_the_budget_serves_in_order_and_never_exceeds_its_limit() -> None:

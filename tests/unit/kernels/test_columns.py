@@ -716,3 +716,10 @@ def test_frames_that_older_code_wrote_are_read() -> None:
         assert (frame.columns, frame.rows, frame.base, frame.next) == (ALL, 6, 5, 103)
         assert buffers(frame) == expected
     assert (VECTORS / "plain.bin").read_bytes() == sample()
+
+
+def test_raw_bytearrays_have_their_length() -> None:
+    for size in (0, 1, 4096, 5 << 20):
+        assert len(columns.raw_bytearray(size)) == size
+    with pytest.raises(ValueError, match="-1"):
+        columns.raw_bytearray(-1)

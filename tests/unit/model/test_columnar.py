@@ -199,6 +199,25 @@ def test_a_map_at_its_bound_is_taken_and_one_byte_more_is_not() -> None:
             assert len(FrameReader(4 << 20).feed(answer)[0].map["k"]) == length - 8
 
 
+def test_memory_may_hold_anything_before_a_frame_is_read_into_it() -> None:
+    made: list[int] = []
+
+    def dirty(size: int) -> bytearray:
+        made.append(size)
+        return bytearray(b"\xaa" * size)
+
+    payload = bytes(range(256)) * 4096
+    data = joined(Op.PRODUCE, 0, 1, {"a": 1}, payload)
+    reader = FrameReader(4 << 20, ahead=1000, allocate=dirty)
+    assert reader.missing == 32
+    assert reader.feed(data[:40]) == []
+    assert reader.missing == len(data) - 40
+    (frame,) = reader.feed(data[40:])
+    assert frame.payload == payload
+    assert made[0] == 1000
+    assert made[-1] == len(data)
+
+
 def test_whole_frames_before_a_broken_one_are_not_lost() -> None:
     good = joined(Op.OFFSETS, 0, 5, {"queries": []}, b"")
     with pytest.raises(ProtocolError) as caught:

@@ -72,6 +72,20 @@ class Model:
         return ranges
 
 
+class SomePace:
+    """Hurries now and then; its rests take no time."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.rested = 0
+
+    def hurry(self) -> bool:
+        return self._random.random() < 0.5
+
+    def rest(self, count: int) -> None:
+        self.rested += count
+
+
 class Node:
     """One storage on a disk, used at random; `crash` takes the power away."""
 
@@ -79,6 +93,7 @@ class Node:
         self, seed: int = 0, config: StorageConfig = SMALL, disk: MemoryDirectory | None = None
     ) -> None:
         self.random = random.Random(seed)
+        self.pace = SomePace(seed)
         self.config = config
         self.disk = disk or MemoryDirectory()
         self.models: dict[int, Model] = {}
@@ -96,6 +111,7 @@ class Node:
         self.flusher = InlineFlusher()
         self.worker = InlineWorker()
         self.storage = Storage(self.disk, self.flusher, self.worker, self.config)
+        self.storage.pace = self.pace
         self.report = self.storage.recover()
         self.storage.planner = self.plan
         for group, log in self.storage.logs.items():

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from convoymq.kernels.flusher import Flusher
+from convoymq.storage import threads
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
-from convoymq.storage.threads import ThreadWorker
+from convoymq.storage.threads import (
+    BULK_RATE,
+    COPY_RATE,
+    LOG_SHARE,
+    WAITING_SHARE,
+    DiskPace,
+    ThreadWorker,
+)
 from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
 from tests.unit.storage.disk import entry_of
 
@@ -92,3 +101,31 @@ async def test_entries_outlive_restarts_and_roll_overs(tmp_path: Path, restarts:
         assert snapshot is not None
         assert snapshot.state == b"%d" % group
     await node.close()
+
+
+def test_copies_take_the_speed_of_the_log_into_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(closing=False, others_wait=False)
+    now, logged, pressed = 100.0, 0, False
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=slept.append)
+    monkeypatch.setattr(threads, "time", clock)
+    pace = DiskPace(worker, lambda: logged, lambda: pressed)  # type: ignore[arg-type]
+    assert not pace.hurry()
+    pace.rest(COPY_RATE)
+    # A busy log: copies stay ahead of it.
+    now, logged = 101.0, COPY_RATE
+    assert not pace.hurry()
+    pace.rest(COPY_RATE)
+    worker.others_wait = True
+    pace.rest(COPY_RATE)
+    assert slept == [1.0, 1 / LOG_SHARE, 1 / LOG_SHARE / WAITING_SHARE]
+    # A log that is filled in bulk, and one that was a moment ago.
+    now, logged = 102.0, logged + 2 * BULK_RATE
+    assert pace.hurry()
+    now = 103.0
+    assert not pace.hurry()
+    pressed = True
+    assert pace.hurry()
+    pressed = False
+    worker.closing = True
+    assert pace.hurry()

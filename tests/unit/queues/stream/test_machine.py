@@ -142,6 +142,31 @@ def test_a_reader_takes_what_fits_and_at_least_one_message() -> None:
     assert (run.offset, run.first, run.messages) == (3, 3, 1)
 
 
+def test_a_reader_goes_back_to_what_it_read_without_looking_for_it() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.publish(1, 1, 1, 1)
+    reader = ChunkReader(bench.machine, bench.read, 0)
+    assert not reader.go_back(0)
+    reader.mark()
+    while reader.next(3, 100) is not None:
+        pass
+    assert bench.reads == 3
+    assert reader.go_back(9)
+    run = reader.next(100, 100)
+    assert run is not None
+    assert (run.offset, run.first, run.messages) == (9, 1, 3)
+    assert bench.reads == 3, "the open entry is at hand"
+    assert reader.go_back(2)
+    run = reader.next(100, 100)
+    assert run is not None
+    assert (run.offset, run.first, run.messages) == (2, 2, 2)
+    assert bench.reads == 4
+    assert not reader.go_back(4), "that is ahead"
+    reader.mark()
+    assert not reader.go_back(2), "that was before the mark"
+
+
 def test_repeats_of_a_producer_get_no_offsets() -> None:
     bench = Bench()
     for first in (0, 2, 0):

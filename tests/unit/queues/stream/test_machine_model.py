@@ -177,7 +177,9 @@ def compare(machine: StreamMachine, model: Model, run: Run) -> None:
     assert machine.first == kept[0]
     for start in {kept[0], kept[len(kept) // 2], kept[-1]}:
         reader = ChunkReader(machine, run.read, start)
+        reader.mark()
         found = []
+        back = 0
         while (one := reader.next(3, 100)) is not None:
             if len(found) % 3 == 0:
                 reader.park()
@@ -186,6 +188,10 @@ def compare(machine: StreamMachine, model: Model, run: Run) -> None:
             for i in range(one.messages):
                 record = batch.record(one.block, one.command, one.first + i)
                 found.append((one.offset + i, len(record) - 4, one.time_ms))
+            back = (back + 5) % 7
+            if back < len(found) and len(found) % 2 and reader.go_back(found[-1 - back][0]):
+                del found[-1 - back :]
+                reader.mark()
         assert found == [(o, model.sizes[o], model.times[o]) for o in range(start, kept[-1] + 1)]
     for ms in {model.times[kept[0]], model.times[kept[-1]], model.times[kept[-1]] - 1}:
         first = next((o for o in kept if model.times[o] >= ms), None)
