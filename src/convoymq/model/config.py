@@ -682,7 +682,8 @@ class FetchConfig:
         "fetch.rest",
         1_000,
         """How long this protocol's work rests after each slice while AMQP clients are active, of
-        this node or of others that it logs for. 0: one drain takes a whole core, and the system lets AMQP's bytes wait for it.""",
+        this node or of others that it logs for. 0: one drain takes a whole core, and the system
+        lets AMQP's bytes wait for it.""",
         parse=_parse_int,
         unit="µs",
         low=0,
