@@ -2,6 +2,7 @@
 
     python benchmarks/spark.py                 everything, writes docs/benchmarks-spark.md
     python benchmarks/spark.py --quick         small, prints only
+    python benchmarks/spark.py --cases read    only some cases, prints only
 
 One cluster of three nodes and one session (local[2]) for all cases; in a round every case runs once
 beside what it is compared with, so that the ratio of a round is of one machine in one minute.
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +50,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCE_ROWS = 10_000
 SINK_PASSES = 3
 WARM_UPS = 3
+CASES = ("read", "archive", "sink", "beside")
 SESSION = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -347,8 +349,27 @@ class Bench:
             flags=("persistent",),
         ).run()
 
-    def round(self, number: int, tell: Callable[[str], None]) -> dict[str, tuple[float, float]]:
-        """(ours, theirs) of every goal, once; `number` counts the rounds."""
+    def round(
+        self, number: int, cases: Collection[str], tell: Callable[[str], None]
+    ) -> dict[str, tuple[float, float]]:
+        """(ours, theirs) of the goals of these cases, once; `number` counts the rounds."""
+        found: dict[str, tuple[float, float]] = {}
+        if "read" in cases:
+            found |= self.read_case(tell)
+        if "archive" in cases:
+            tell("stream to Parquet")
+            found["archive_200"] = self.archive_case()
+        if "sink" in cases:
+            found |= self.sink_case(number, tell)
+        if "beside" in cases:
+            tell("beside a backlog")
+            found["beside"] = self.beside()
+            with self.apart() as cores:
+                found["beside_apart"] = self.beside(cores)
+        return found
+
+    def read_case(self, tell: Callable[[str], None]) -> dict[str, tuple[float, float]]:
+        """Batch reads, against Parquet and against tuples."""
         found: dict[str, tuple[float, float]] = {}
         for name, rows in (("200", self.scale.rows_200), ("1k", self.scale.rows_1k)):
             tell(f"reading {name}")
@@ -358,26 +379,26 @@ class Bench:
             tuples = self.rate(rows, partial(self.drain, stream, "convoymq_tuples"))
             found[f"read_{name}"] = (ours, native)
             found[f"tuples_{name}"] = (ours, tuples)
+        return found
+
+    def archive_case(self) -> tuple[float, float]:
+        """A streaming query into Parquet, against a job from Parquet to Parquet."""
         rows = self.scale.rows_200
-        tell("stream to Parquet")
         ours = self.rate(rows, lambda: self.archive("s200"), writes=True)
         native = self.rate(
             rows, lambda: self.parquet("s200").write.parquet(self.place()), writes=True
         )
-        found["archive_200"] = (ours, native)
+        return ours, native
+
+    def sink_case(self, number: int, tell: Callable[[str], None]) -> dict[str, tuple[float, float]]:
+        """The sink against the load tool, and that into a stream against a quorum queue."""
         tell("sink")
         ours = self.sink_rate()
         tell("publishing")
         order = ("quorum", "stream") if number % 2 else ("stream", "quorum")
         rates = {queue_type: self.publish(queue_type) for queue_type in order}
         stream, quorum = rates["stream"], rates["quorum"]
-        found["sink_200"] = (ours, stream)
-        found["publish_200"] = (stream, quorum)
-        tell("beside a backlog")
-        found["beside"] = self.beside()
-        with self.apart() as cores:
-            found["beside_apart"] = self.beside(cores)
-        return found
+        return {"sink_200": (ours, stream), "publish_200": (stream, quorum)}
 
     def publish(self, queue_type: str) -> float:
         """Confirms per second of the load tool with as much in flight as the sink has."""
@@ -490,6 +511,9 @@ def main() -> int:
     parser.add_argument("--drain", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--backlog", type=int, help="rows of the backlog that Spark drains")
+    parser.add_argument(
+        "--cases", nargs="+", choices=CASES, default=CASES, help="only these; no page then"
+    )
     parser.add_argument("--base-port", type=int, default=20_300)
     parser.add_argument("--json", type=Path, help="also write the samples here")
     options = parser.parse_args()
@@ -515,7 +539,7 @@ def main() -> int:
             fill(bench.servers, "backlog", scale.backlog, 100)
             for number in range(scale.rounds):
                 console.log(f"round {number + 1} of {scale.rounds}")
-                for name, pair in bench.round(number, console.log).items():
+                for name, pair in bench.round(number, options.cases, console.log).items():
                     samples.setdefault(name, []).append(pair)
                     console.log(name, f"{pair[0]:,.4g} / {pair[1]:,.4g} = {pair[0] / pair[1]:.2f}")
             bench.spark.stop()
@@ -525,7 +549,7 @@ def main() -> int:
     print(page)
     if options.json:
         options.json.write_text(json.dumps(samples))
-    if not options.quick:
+    if not options.quick and set(options.cases) == set(CASES):
         (ROOT / "docs" / "benchmarks-spark.md").write_text(page)
     table = Table("case", "pairs")
     for name, pairs in samples.items():
