@@ -75,14 +75,14 @@ async def test_fetch_compresses_on_request(rig: Rig, client: Peer, compression: 
 
 
 async def test_large_answers_are_built_in_many_turns(tmp_path: Path) -> None:
-    async with Rig(tmp_path, slice_s=0.0) as rig:
+    async with Rig(tmp_path, slice_s=0.0, step_bytes=128 << 10) as rig:
         values = [b"%06d" % i * 40 for i in range(12_000)]
         rig.stream("s", values)
         peer = await rig.client()
         answer = await peer.ask(Op.FETCH, stream="s", offset=0)
         assert values_of(answer.payload) == values
-        # 2.9 MB in steps of 256 KiB, once to build and once to write.
-        assert rig.edge.turns.given > 2 * 11
+        # 2.9 MB in steps of 128 KiB, once to build and once to write.
+        assert rig.edge.turns.given > 2 * 22
 
 
 async def test_answers_are_smaller_while_others_are_active(tmp_path: Path) -> None:

@@ -77,13 +77,12 @@ class SomePace:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self.rested = 0
 
     def hurry(self) -> bool:
         return self._random.random() < 0.5
 
     def rest(self, count: int) -> None:
-        self.rested += count
+        pass
 
 
 class Node:
