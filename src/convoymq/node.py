@@ -779,6 +779,7 @@ class Node:
     def _open_fetch(self) -> None:
         from convoymq.fetch.edge import FetchEdge
         from convoymq.fetch.settings import FetchSettings
+        from convoymq.model.machine import machine_id
 
         fetch = self.config.fetch
         if not fetch.enabled:
@@ -794,6 +795,7 @@ class Node:
             slice_s=fetch.slice_us / 1_000_000,
             rest_s=fetch.rest_us / 1_000_000,
             message_size_max=self.config.amqp.max_message_size,
+            machine=machine_id() if fetch.local_reads else "",
         )
         outbox = self.outbox
         wal = self.storage.wal

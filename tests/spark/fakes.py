@@ -277,6 +277,7 @@ class FakeClient:
         columns: int = 15,
         wait_ms: int = 0,
         compression: str = "",
+        local: bool = False,
     ) -> FetchResult:
         self._called("fetch")
         kept = self._stream(stream)

@@ -12,18 +12,20 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convoymq.client import errors
 from convoymq.client.config import ClientConfig
-from convoymq.client.link import Link
+from convoymq.client.link import Link, is_here
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
 from convoymq.kernels.columns import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from convoymq.client.local import LocalReads
 
 MAX_ROWS = 100_000
 MAX_BYTES = 16 << 20
@@ -55,6 +57,7 @@ class Client:
         #: Names of the nodes at the addresses, as far as they were asked.
         self._names: dict[int, str] = {}
         self._closer: tuple[str, float] = ("", 0.0)
+        self._local: LocalReads | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -76,6 +79,8 @@ class Client:
         """Closes the connection; a later call opens another."""
         with self._lock:
             self._drop()
+        if self._local is not None:
+            self._local.close()
 
     def abandon(self) -> None:
         """Closes a fork's copy of the connection; the parent's stays as it is."""
@@ -124,10 +129,11 @@ class Client:
         return [(row[0], row[1]) for row in rows]
 
     def go_closer(self, queue: str) -> None:
-        """Goes to the node where reading a stream or queue costs its writers least.
+        """Goes to the node where reading a stream or queue costs least.
 
-        That is the replica before the leader in the order of ids: the leader waits for the others
-        first (`raft.linger`). A preference: who can't be reached is not gone to, nothing fails.
+        That is a replica on this machine if only some of the servers are on it, else the one before
+        the leader in the order of ids: the leader waits for the others first (`raft.linger`). A
+        preference: who can't be reached is not gone to, nothing fails.
         """
         chosen, until = self._closer
         if chosen == queue and time.monotonic() < until:
@@ -139,9 +145,13 @@ class Client:
         self._closer = (queue, time.monotonic() + CLOSER_S)
         members = found[0].members if found else ()
         leader = found[0].leader if found else None
-        if leader in members:
-            with self._lock:
-                self._go_to(members[members.index(leader) - 1])
+        everywhere = range(len(self._addresses))
+        here = [at for at in everywhere if is_here(self._addresses[at])]
+        with self._lock:
+            if 0 < len(here) < len(everywhere) and self._go_to(members, here):
+                return
+            if leader in members:
+                self._go_to((members[members.index(leader) - 1],), everywhere)
 
     # --- streams -------------------------------------------------------------------------
 
@@ -156,6 +166,7 @@ class Client:
         columns: int = DEFAULT_COLUMNS,
         wait_ms: int = 0,
         compression: str = "",
+        local: bool = False,
     ) -> FetchResult:
         """Returns rows from `offset` on: at least one, or none when there is none yet.
 
@@ -165,6 +176,7 @@ class Client:
             columns: bits of `convoymq.kernels.columns`.
             wait_ms: how long the server waits for the first row.
             compression: "", "zstd" or "lz4".
+            local: read from the node's file where that is on this machine and may be opened.
         """
         fields = {
             "stream": stream,
@@ -176,8 +188,29 @@ class Client:
             "wait_ms": wait_ms,
             "compression": compression,
         }
+        while local:
+            files = self._local_reads()
+            found = files.rows(stream, offset, end, max_rows, max_bytes, columns)
+            if found is not None:
+                return found
+            answer = self._call(
+                Op.FETCH, {**fields, "machine": files.machine}, extra_s=wait_ms / 1000
+            )
+            first, high = _int(answer, "first"), _int(answer, "high")
+            if not answer.map.get("excerpt"):
+                return _rows(answer, first, high)
+            # From its file, or, when that can't be read, once more without naming the machine.
+            files.open(stream, offset, answer.payload, first, high)
         answer = self._call(Op.FETCH, fields, extra_s=wait_ms / 1000)
         return _rows(answer, _int(answer, "first"), _int(answer, "high"))
+
+    def _local_reads(self) -> LocalReads:
+        if self._local is None:
+            # Imported late: what reads the log is of no use to other clients.
+            from convoymq.client.local import LocalReads
+
+            self._local = LocalReads()
+        return self._local
 
     def produce(
         self,
@@ -367,23 +400,24 @@ class Client:
             self._link = Link(self.config, self._addresses[self._at], deadline)
         return self._link
 
-    def _go_to(self, node: str) -> None:
-        """Connects to the server that is this node, if one is."""
-        if self._link is None or self._link.node == node:
-            return
-        for at, address in enumerate(self._addresses):
-            if at == self._at or self._names.get(at, node) != node:
+    def _go_to(self, nodes: Collection[str], places: Collection[int]) -> bool:
+        """Connects to one of these servers that is one of the nodes, if there is one."""
+        if self._link is not None and self._at in places and self._link.node in nodes:
+            return True
+        for at in places:
+            if at == self._at or (at in self._names and self._names[at] not in nodes):
                 continue
             try:
-                link = Link(self.config, address, time.monotonic() + CLOSER_PATIENCE_S)
+                link = Link(self.config, self._addresses[at], time.monotonic() + CLOSER_PATIENCE_S)
             except (OSError, errors.ClientError):
                 continue
             self._names[at] = link.node
-            if link.node == node:
+            if link.node in nodes:
                 self._drop()
                 self._link, self._at = link, at
-                return
+                return True
             link.close()
+        return False
 
     def _next_server(self) -> None:
         self._drop()

@@ -172,6 +172,17 @@ class Link:
         self._socket.close()
 
 
+def is_here(address: tuple[str, int]) -> bool:
+    """Whether a server's address is one of this machine's own; nothing is sent to find out."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return bool(probe.getsockname()[0] == probe.getpeername()[0])
+    except OSError:
+        return False
+
+
 def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:

@@ -285,6 +285,10 @@ class ReplicaHost:
         found: list[Entry] = self.groups[group].log.span(index, max_bytes)
         return found
 
+    def segment_at(self, group: int, index: int) -> Any:
+        """Where an entry lies in a file that does not change (`GroupLog.segment_at`)."""
+        return self.groups[group].log.segment_at(index)
+
     # Input.
 
     def on_frame(self, node: int, data: bytes) -> None:

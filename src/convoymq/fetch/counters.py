@@ -23,6 +23,8 @@ class FetchCounters:
         self.bytes_out = 0
         self.rows_in = 0
         self.rows_out = 0
+        self.excerpts = 0
+        """Fetches that were answered with a place in a file."""
 
     def metrics(self) -> Iterator[tuple[str, dict[str, str], int]]:
         """(name without prefix, labels, value) of every counter."""
@@ -37,3 +39,4 @@ class FetchCounters:
         yield "sent_bytes", {}, self.bytes_out
         yield "rows_received", {}, self.rows_in
         yield "rows_sent", {}, self.rows_out
+        yield "excerpts", {}, self.excerpts

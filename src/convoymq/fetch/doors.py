@@ -20,6 +20,13 @@ class Chunks(Protocol):
     runs: Sequence[Run]
 
 
+class Packs(Protocol):
+    """What has a form to be sent."""
+
+    def pack(self) -> bytes:
+        """That form."""
+
+
 class StreamDoor(Protocol):
     """A stream; see `queues.stream.queue.StreamQueue`."""
 
@@ -36,6 +43,9 @@ class StreamDoor(Protocol):
         self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int
     ) -> Chunks:
         """Rows from exactly `offset` on; none at the committed end."""
+
+    def excerpt(self, offset: int, end: int | None) -> Packs | None:
+        """Where rows from `offset` on lie in a file of this node; None when there is none."""
 
     async def offsets(self, what: str, ms: int | None) -> tuple[int | None, int | None]:
         """(offset, time in ms)."""

@@ -54,6 +54,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     columns: Columns = 15
     wait_ms: Offset = 0
     compression: Compression = ""
+    machine: Text = ""
 
 
 class Produce(msgspec.Struct, frozen=True, kw_only=True):

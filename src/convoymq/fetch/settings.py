@@ -31,6 +31,9 @@ class FetchSettings:
     """[fetch.slice] How long the event loop is kept at a time."""
     rest_s: float = 0.001
     """[fetch.rest] How long it is left alone then while AMQP clients of the node are active."""
+    machine: str = ""
+    """Clients that name it read from the node's files what lies there; empty = none do
+    [fetch.local_reads]."""
     message_size_max: int = 16 << 20
     """[max_message_size] Body limit of produced messages, bytes."""
     authenticate_timeout_s: float = AUTHENTICATE_TIMEOUT_S

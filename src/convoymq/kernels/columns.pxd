@@ -51,6 +51,7 @@ cdef class ColumnWriter:
     cdef unsigned char* key
     cdef Py_ssize_t key_length
 
+    cdef assembled(self, uint64_t next)
     cdef int reserve_rows(self, Py_ssize_t count) except? -1
     cdef int reserve_pieces(self, Py_ssize_t count) except? -1
     cdef void finish_rows(self, Py_ssize_t taken, uint64_t base, uint64_t time_ms,
@@ -74,6 +75,7 @@ cdef class ColumnFrame:
     cdef Py_ssize_t length[23]
 
     cdef int hold(self, object data) except? -1
+    cdef int read(self, object data, Py_ssize_t body_max, bint sealed) except? -1
     cdef int check(self) except? -1
     cdef Py_ssize_t check_ends(self, int area, Py_ssize_t n, Py_ssize_t limit) except? -1
     cdef int check_validity(self, int area, Py_ssize_t n) except? -1

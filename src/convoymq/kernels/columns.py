@@ -1061,6 +1061,15 @@ class ColumnWriter:
             self.areas[22].end += 4 * taken
 
     def finish(self, next: uint64_t, compression: str = ""):
+        return _sealed(self.assembled(next), compression)
+
+    def frame(self, next: uint64_t):
+        made: ColumnFrame = ColumnFrame.__new__(ColumnFrame)
+        made.read(self.assembled(next), _BODY_MAX, False)
+        return made
+
+    @cython.cfunc
+    def assembled(self, next: uint64_t):
         sources: Source[23]
         i: cython.int
         for i in range(_AREAS):
@@ -1076,7 +1085,7 @@ class ColumnWriter:
             sources[_TEXT_NULLS].n = 0
         sources[_VALUES].p = cython.NULL
         sources[_VALUES].n = self.value_bytes
-        made: bytes = _assemble(
+        return _assemble(
             self.columns,
             self.rows,
             self.base if self.rows else next,
@@ -1085,7 +1094,6 @@ class ColumnWriter:
             self.pieces,
             self.piece_count,
         )
-        return _sealed(made, compression)
 
 
 # --- reading a frame ---------------------------------------------------------------------------
@@ -1100,6 +1108,12 @@ class ColumnFrame:
         self.holding = False
 
     def __init__(self, data, body_max: cython.Py_ssize_t = 1 << 30):
+        self.read(data, body_max, True)
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def read(self, data, body_max: cython.Py_ssize_t, sealed: cython.bint) -> cython.int:
+        """Checks and keeps a frame. `sealed`: it came from elsewhere, with a checksum."""
         self.hold(data)
         p: cython.p_uchar = cython.cast(cython.p_uchar, self.held.buf)
         n: cython.Py_ssize_t = self.held.len
@@ -1132,7 +1146,7 @@ class ColumnFrame:
             body_max = _BODY_MAX
         if body_max < 0 or length > cython.cast(uint64_t, body_max) or get64(p + 56):
             raise ValueError("header of a columnar frame is broken, or its body too large")
-        if get32(p + 36) != _checksum(p, n):
+        if sealed and get32(p + 36) != _checksum(p, n):
             raise ValueError("columnar frame checksum does not fit")
         self.columns = columns
         self.rows = rows
@@ -1169,6 +1183,7 @@ class ColumnFrame:
             # All that is needed from now on is the body.
             self.holding = False
             cbuffer.PyBuffer_Release(cython.address(self.held))
+        return 0
 
     def __dealloc__(self):
         if self.holding:

@@ -55,6 +55,8 @@ class ColumnWriter:
         stand."""
     def finish(self, next: int, compression: str = "") -> builtins.bytes:
         """The whole frame. Raises ValueError for a compression that does not exist."""
+    def frame(self, next: int) -> ColumnFrame:
+        """The same, to be read in this process: there is no checksum to make and to check."""
 
 class ColumnFrame:
     """A columnar frame, checked as a whole: its buffers are as long as its columns need and no

@@ -608,6 +608,14 @@ class FetchConfig:
         they are closed like any stranger's.""",
         parse=_parse_bool,
     )
+    local_reads: bool = _key(
+        "fetch.local_reads",
+        True,
+        """Whether clients on this machine may be told in which files of this node a stream's
+        messages lie, to read them there. Only who may open the files can; `false`: all rows go
+        through the node.""",
+        parse=_parse_bool,
+    )
     frame_max: int = _key(
         "fetch.frame_max",
         64 << 20,

@@ -184,6 +184,9 @@ class GroupHost(Protocol):
     def read_span(self, group: int, index: int, max_bytes: int) -> Any:
         """An entry of the local log and some that follow it."""
 
+    def segment_at(self, group: int, index: int) -> Any:
+        """(segment, its file) where an entry lies in one; None elsewhere."""
+
     def incarnation_of(self, node: int) -> int:
         """Incarnation of a linked node; 0 when it is not known."""
 

@@ -87,6 +87,9 @@ class Host(Protocol):
     def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
         """An entry of the local log and some that follow it."""
 
+    def segment_at(self, group: int, index: int) -> Any:
+        """(segment, its file) where an entry lies in one; None elsewhere."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:

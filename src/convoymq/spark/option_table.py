@@ -267,6 +267,13 @@ STREAM_OPTIONS = (
         "narrow the read by filters on topic, partition, offset and timestamp. Needs "
         "`spark.sql.python.filterPushdown.enabled=true`, which `convoymq.spark.session` sets",
     ),
+    _option(
+        "convoymq.fetch.local",
+        Use.READ,
+        parse.boolean,
+        True,
+        "read from the files of a node on the same machine, where a task may open them",
+    ),
     *FETCH_OPTIONS,
     _option(
         "topic",

@@ -99,6 +99,8 @@ class Fetching:
     rows_max: int
     bytes_max: int
     compression: str
+    local: bool
+    """Of streams: from a node's files where they can be read."""
     prefetch: bool
 
     @classmethod
@@ -113,6 +115,7 @@ class Fetching:
             rows_max=values["convoymq.fetch.maxRows"],
             bytes_max=values["convoymq.fetch.maxBytes"],
             compression="" if compression == "none" else compression,
+            local=values.get("convoymq.fetch.local", False),
             prefetch=values["convoymq.fetch.prefetch"],
         )
 

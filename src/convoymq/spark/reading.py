@@ -87,6 +87,7 @@ def _stream_frames(
                 max_bytes=fetching.bytes_max,
                 columns=columns,
                 compression=fetching.compression,
+                local=fetching.local,
             )
         except errors.OffsetOutOfRange as error:
             text = (

@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from convoymq.storage.types import FilePlace
+
 IOV_MAX = 1024
 SECTOR_BYTES = 512
 CAPACITY_MAX = 1 << 40
@@ -22,11 +24,15 @@ CAPACITY_MAX = 1 << 40
 class RealFile:
     """A file of the operating system."""
 
-    __slots__ = ("_fd", "name")
+    __slots__ = ("_fd", "_path", "name")
 
-    def __init__(self, path: str, name: str, *, create: bool) -> None:
+    def __init__(
+        self, path: str, name: str, *, create: bool = False, read_only: bool = False
+    ) -> None:
         self._fd = -1
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._path = path
+        flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
+        flags |= os.O_CREAT if create else 0
         self._fd = os.open(path, flags, 0o600)
         self.name = name
 
@@ -68,6 +74,10 @@ class RealFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
+
+    def place(self) -> FilePlace:
+        found = os.fstat(self._fd)
+        return FilePlace(os.path.abspath(self._path), found.st_dev, found.st_ino)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -226,6 +236,9 @@ class MemoryFile:
     def sync(self) -> None:
         self.disk.on_operation("sync", self.name)
         self.inode.sync()
+
+    def place(self) -> None:
+        return None
 
     def close(self) -> None:
         pass

@@ -23,9 +23,16 @@ from typing import TYPE_CHECKING, Any
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import Misuse, Refused, check
 from convoymq.storage.receiver import SnapshotReceiver
-from convoymq.storage.segments import ERA_SHIFT, Segment
+from convoymq.storage.segments import ERA_SHIFT, Segment, read_entries
 from convoymq.storage.snapshots import read_snapshot, remove_former, write_snapshot
-from convoymq.storage.types import Damage, Done, EntryGone, Snapshot, StorageFault
+from convoymq.storage.types import (
+    Damage,
+    Done,
+    EntryGone,
+    FilePlace,
+    Snapshot,
+    StorageFault,
+)
 from convoymq.storage.wal import KIND_VOID, KIND_VOTE, PLACE_FILE_SHIFT, PLACE_OFFSET_MASK
 
 if TYPE_CHECKING:
@@ -292,6 +299,20 @@ class GroupLog:
             index += 1
         return found
 
+    def segment_at(self, index: int) -> tuple[Segment, FilePlace] | None:
+        """The segment that holds an entry, and its file for other processes; None when it lies
+        elsewhere, or the log is damaged."""
+        if index >= self.base or self.damaged is not None:
+            return None
+        segment = self._segment_of(index)
+        if segment is None or segment.position(index) < 0:
+            return None
+        try:
+            place = self._store.segment_file(segment).place()
+        except OSError:
+            return None
+        return None if place is None else (segment, place)
+
     def _segment_of(self, index: int) -> Segment | None:
         segments = self.segments
         low, high = 0, len(segments)
@@ -357,27 +378,11 @@ class GroupLog:
         return found
 
     def _read_segment(self, segment: Segment, position: int, limit: int) -> list[Entry]:
-        offsets, sizes = segment.offsets, segment.sizes
-        start = offsets[position]
-        upto = min(bisect_right(offsets, start + (limit >> 3), position), len(offsets))
-        while upto > position + 1 and offsets[upto - 1] + sizes[upto - 1] - start > limit >> 3:
-            upto -= 1
-        span = (offsets[upto - 1] + sizes[upto - 1] - start) << 3
-        data = self._store.segment_file(segment).pread(span, start << 3)
-        if len(data) != span:
-            raise StorageFault("the file ends early", path=segment.name, offset=start << 3)
-        found = []
-        for j in range(position, upto):
-            at = (offsets[j] - start) << 3
-            found.append(
-                self._take(
-                    data[at : at + (sizes[j] << 3)],
-                    segment.index_at(j),
-                    segment.name,
-                    offsets[j] << 3,
-                )
-            )
-        return found
+        read = read_entries(self._store.segment_file(segment), segment, position, limit)
+        return [
+            self._take(data, segment.index_at(at), segment.name, segment.offsets[at] << 3)
+            for at, data in enumerate(read, position)
+        ]
 
     def _take(self, data: bytes, index: int, name: str, offset: int) -> Entry:
         try:

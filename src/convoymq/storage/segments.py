@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -32,6 +32,8 @@ COPY_SPAN_BYTES = 4 << 20
 PACED_BYTES = 256 << 10
 """What is written between two rests: less than what the disk takes in the time of a flush."""
 COPY_GAP_BYTES = 64 << 10
+WHOLE_BYTES = 128 << 10
+"""A larger entry is read alone: cutting it out of a longer read would copy it."""
 
 
 def group_path(group: int) -> str:
@@ -102,6 +104,29 @@ class Segment:
         del self.sizes[keep:]
         self.size = 8 * sum(self.sizes)
         self.stale = True
+
+
+def read_entries(file: File, segment: Segment, position: int, limit: int) -> list[bytes]:
+    """The bytes of an entry and of those behind it that one read of at most `limit` bytes brings
+    along, unchecked. Raises StorageFault: the file is too short. OSError."""
+    offsets, sizes = segment.offsets, segment.sizes
+    start = offsets[position]
+    if sizes[position] << 3 > WHOLE_BYTES:
+        limit = 0
+    upto = min(bisect_right(offsets, start + (limit >> 3), position), len(offsets))
+    while upto > position + 1 and offsets[upto - 1] + sizes[upto - 1] - start > limit >> 3:
+        upto -= 1
+    span = (offsets[upto - 1] + sizes[upto - 1] - start) << 3
+    data = file.pread(span, start << 3)
+    if len(data) != span:
+        raise StorageFault("the file ends early", path=segment.name, offset=start << 3)
+    if upto == position + 1:
+        return [data]
+    found = []
+    for at in range(position, upto):
+        begin = (offsets[at] - start) << 3
+        found.append(data[begin : begin + (sizes[at] << 3)])
+    return found
 
 
 class Piece:

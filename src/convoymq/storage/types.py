@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from convoymq.model.errors import StorageFault
 
@@ -20,6 +20,7 @@ __all__ = [
     "Done",
     "EntryGone",
     "File",
+    "FilePlace",
     "Flusher",
     "GroupPlan",
     "RecoveryReport",
@@ -37,6 +38,14 @@ Done = Callable[[BaseException | None], None]
 
 class EntryGone(LookupError):
     """The entry is not in the log: below its start and not live, or above its end."""
+
+
+class FilePlace(NamedTuple):
+    """Which file it is, for other processes of this machine."""
+
+    path: str
+    device: int
+    inode: int
 
 
 class File(Protocol):
@@ -61,6 +70,9 @@ class File(Protocol):
 
     def close(self) -> None:
         """Closes; may be called twice."""
+
+    def place(self) -> FilePlace | None:
+        """How another process of this machine finds it; None = not at all."""
 
 
 class Directory(Protocol):

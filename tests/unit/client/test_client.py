@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from convoymq.client import Client, ClientConfig, TlsConfig, errors
+from convoymq.client.link import is_here
 from convoymq.client.pool import client as pooled
 from convoymq.client.pool import close_all
 from convoymq.kernels.columns import VALUE, build_frame
@@ -310,6 +311,33 @@ def test_readers_go_where_they_cost_least(
     client.go_closer("s")
     client.go_closer("s")
     assert client.query_offset("s", "c") == reader
+
+
+@pytest.mark.parametrize(
+    ("here", "reader"), [({1}, 1), ({0}, 0), ({0, 1}, 0), (set(), 2), ({0, 1, 2}, 2)]
+)
+def test_a_replica_on_this_machine_is_the_closest(
+    serve: Serve,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    here: set[int],
+    reader: int,
+) -> None:
+    servers = cluster_of(serve, "a")
+    addresses = {servers[number].address for number in here}
+    monkeypatch.setattr(
+        "convoymq.client.client.is_here", lambda address: f"{address[0]}:{address[1]}" in addresses
+    )
+    client = connect(*servers)
+    client.go_closer("s")
+    assert client.query_offset("s", "c") == reader
+
+
+def test_addresses_of_this_machine_are_known() -> None:
+    assert is_here(("127.0.0.1", 5672))
+    assert is_here(("localhost", 5672))
+    assert not is_here(("192.0.2.1", 5672))
+    assert not is_here(("no.such.host.invalid", 5672))
 
 
 def test_a_node_that_is_away_is_not_gone_to(serve: Serve, connect: Connect) -> None:

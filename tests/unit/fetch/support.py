@@ -187,6 +187,16 @@ class Chunks:
         self.runs = runs
 
 
+class FakeExcerpt:
+    """A place in a file."""
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+    def pack(self) -> bytes:
+        return self.packed
+
+
 class FakeStream(Queue):
     """A stream whose rows are made up; `error` is raised by the next read."""
 
@@ -199,6 +209,7 @@ class FakeStream(Queue):
         self.local = True
         self.blocks: list[tuple[bytes, int, int]] = []
         self.error: BrokerError | None = None
+        self.place: bytes | None = None
         self.stored: dict[str, int] = {}
         self.reads = 0
         self.hold: asyncio.Event | None = None
@@ -226,6 +237,9 @@ class FakeStream(Queue):
         if self.error is not None:
             raise self.error
         return self.first, self.high, 55, 0
+
+    def excerpt(self, offset: int, end: int | None) -> FakeExcerpt | None:
+        return None if self.place is None else FakeExcerpt(self.place)
 
     async def fetch_chunks(
         self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int

@@ -45,6 +45,31 @@ async def test_fetch_answers_rows_from_exactly_the_offset(rig: Rig, client: Peer
     assert rig.edge.counters.rows_out == 4
 
 
+async def test_only_clients_of_this_machine_are_told_of_files(tmp_path: Path) -> None:
+    async with Rig(tmp_path, machine="here") as rig:
+        client = await rig.client()
+        stream = rig.stream("s", rows("a", "b", "c"))
+        stream.place = b"where it lies"
+        answer = await client.ask(Op.FETCH, stream="s", offset=1, machine="here")
+        assert answer.map == {"first": 0, "high": 3, "excerpt": True}
+        assert bytes(answer.payload) == b"where it lies"
+        assert (rig.edge.counters.excerpts, rig.edge.counters.rows_out) == (1, 0)
+        for machine in ("", "elsewhere"):
+            answer = await client.ask(Op.FETCH, stream="s", offset=1, machine=machine)
+            assert answer.map == {"first": 0, "high": 3}
+            assert ColumnFrame(answer.payload).rows == 2
+        stream.place = None
+        answer = await client.ask(Op.FETCH, stream="s", offset=1, machine="here")
+        assert answer.map == {"first": 0, "high": 3}
+        assert rig.edge.counters.excerpts == 1
+
+
+async def test_a_machine_without_a_name_has_no_files(rig: Rig, client: Peer) -> None:
+    rig.stream("s", rows("a")).place = b"where it lies"
+    answer = await client.ask(Op.FETCH, stream="s", offset=0, machine="")
+    assert answer.map == {"first": 0, "high": 1}
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

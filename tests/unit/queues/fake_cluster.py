@@ -131,6 +131,9 @@ class FakeHost:
     def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
         return [self.read_entry(group, index)]
 
+    def segment_at(self, group: int, index: int) -> None:
+        return None
+
     def incarnation_of(self, node: int) -> int:
         return INCARNATION
 

@@ -81,6 +81,16 @@ class ChunkIndex:
         place = self.places[position]
         return (self.indexes[position], place >> 32, place & LOW, self.offsets[position])
 
+    def part(self, first: int, end: int) -> ChunkIndex:
+        """A copy of the stretches at positions [first, end)."""
+        made = ChunkIndex()
+        made.indexes = self.indexes[first:end]
+        made.places = self.places[first:end]
+        made.offsets = self.offsets[first:end]
+        made.sizes = self.sizes[first:end]
+        made.times = self.times[first:end]
+        return made
+
     def drop_before(self, offset: int) -> None:
         """Forgets the stretches below an offset at which one begins, or which ends the last."""
         count = bisect_left(self.offsets, offset)

@@ -42,6 +42,7 @@ from convoymq.model.errors import (
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ClientEvents
 from convoymq.queues.stream.client import StreamClient
+from convoymq.queues.stream.excerpt import Excerpt, excerpt
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.reader import ChunkReader, Run, offset_at
 from convoymq.storage.types import EntryGone
@@ -466,6 +467,19 @@ class StreamQueue(GroupQueue):
         """The kept range, on any node. Raises Unavailable."""
         found: Extent = await _future(self.extent)
         return found
+
+    def excerpt(self, offset: int, end: int | None) -> Excerpt | None:
+        """Messages from `offset` on, for a reader on this machine that goes to their file; None
+        when they are not in one, or too few."""
+        machine = self.machine()
+        if machine is None or not machine.first <= offset < machine.next:
+            return None
+        chunks = machine.chunks
+        found = self._host.segment_at(self.group, chunks.indexes[chunks.find(offset)])
+        if found is None:
+            return None
+        segment, place = found
+        return excerpt(segment, place, self.group, chunks, offset, end)
 
     async def fetch_chunks(
         self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import OffsetOutOfRange
-from convoymq.queues.stream.machine import StreamMachine
+from convoymq.queues.stream.chunks import ChunkIndex
 from convoymq.storage.types import EntryGone
 
 #: How much one read of the log brings along when the entries lie on disk.
@@ -22,6 +22,26 @@ SPAN_BYTES = 1 << 20
 
 ReadSpan = Callable[[int, int], Sequence[Entry]]
 """(entry index, about how many bytes) -> that entry and some that follow it."""
+
+
+class Applied(Protocol):
+    """What a reader needs of a `StreamMachine`, or of an `Excerpt`."""
+
+    @property
+    def chunks(self) -> ChunkIndex:
+        """Where the stretches lie."""
+
+    @property
+    def first(self) -> int:
+        """The first offset that is kept."""
+
+    @property
+    def next(self) -> int:
+        """The offset behind the last message."""
+
+    @property
+    def index(self) -> int:
+        """The last entry that may be read."""
 
 
 class Run(NamedTuple):
@@ -44,7 +64,7 @@ class Run(NamedTuple):
 class ChunkReader:
     """See the module text. `offset` is the next one that it returns."""
 
-    def __init__(self, machine: StreamMachine, read: ReadSpan, offset: int) -> None:
+    def __init__(self, machine: Applied, read: ReadSpan, offset: int) -> None:
         self.machine = machine
         self.offset = offset
         #: Body bytes of what `next` returned last; a part's share of its chunk.
@@ -202,7 +222,7 @@ def _offset_of(mark: tuple[int, int, int, int]) -> int:
     return mark[0]
 
 
-def offset_at(machine: StreamMachine, read: ReadSpan, time_ms: int) -> tuple[int, int] | None:
+def offset_at(machine: Applied, read: ReadSpan, time_ms: int) -> tuple[int, int] | None:
     """(offset, time) of the first message whose time is at or after `time_ms`; None = none yet.
 
     Raises as `ChunkReader.next` does.

@@ -1,0 +1,141 @@
+"""Reading a stream's messages from the node's own file, where client and node share a machine.
+
+The node answers a FETCH that names its machine with an excerpt (`queues.stream.excerpt`) when the
+messages lie in a segment file. Whether the client may open it is the file system's to say. What is
+read is checked as the node checks it; whatever does not fit ends it, and the node is asked for rows
+as if there were no file (ADR 0014).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+
+from convoymq.client.results import FetchResult
+from convoymq.kernels.columns import ColumnWriter
+from convoymq.model.machine import machine_id
+from convoymq.queues.stream.excerpt import Excerpt
+from convoymq.queues.stream.reader import ChunkReader, Run
+from convoymq.storage.files import RealFile
+from convoymq.storage.types import EntryGone, StorageFault
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""After a file that could not be read, rows come from the node for so long."""
+FRAME_BYTES_MAX = 1 << 20
+"""Of one frame: no round trip has to be paid for, and what is copied next is still in the cache."""
+AGE_MAX_S = 1.0
+"""An excerpt is asked for anew after so long: retention and deletions are not heard of before."""
+
+
+class LocalReads:
+    """The open excerpt of one client, read from front to back. Threads wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._machine = machine_id()
+        self._retry_at = 0.0
+        self._open: _Open | None = None
+
+    @property
+    def machine(self) -> str:
+        """For FETCH: which machine's files can be read here; empty = none."""
+        return self._machine if time.monotonic() >= self._retry_at else ""
+
+    def open(
+        self, stream: str, offset: int, payload: bytes | memoryview, first: int, high: int
+    ) -> None:
+        """Turns to an excerpt from `offset` on, if its file can be read here; see `FetchResult`
+        for the rest."""
+        with self._lock:
+            self._open = None
+            try:
+                excerpt = Excerpt.unpack(payload)
+                if excerpt.first != offset:
+                    raise ValueError(f"an excerpt from {excerpt.first} on, not from {offset}")
+                self._open = _Open(stream, excerpt, first, high)
+            except (OSError, ValueError, StorageFault) as error:
+                self._give_up(error)
+
+    def rows(
+        self,
+        stream: str,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+        columns: int,
+    ) -> FetchResult | None:
+        """What FETCH would answer; None when the node has to be asked."""
+        with self._lock:
+            found = self._open
+            if found is None or (found.stream, found.offset) != (stream, offset):
+                return None
+            max_bytes = min(max_bytes, FRAME_BYTES_MAX)
+            stop = found.end if end is None else min(end, found.end)
+            if offset >= stop or time.monotonic() >= found.until:
+                self._open = None
+                return None
+            try:
+                return found.rows(stop, ColumnWriter(columns, max_rows, max_bytes), max_bytes)
+            except (OSError, ValueError, IndexError, StorageFault, EntryGone) as error:
+                # The node, asked for the same rows, finds out what is wrong with them.
+                self._give_up(error)
+                return None
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        with self._lock:
+            self._open = None
+
+    def _give_up(self, error: Exception) -> None:
+        self._open = None
+        self._retry_at = time.monotonic() + RETRY_S
+        log.info("rows come from the node, not from its file: %s", error)
+
+
+class _Open:
+    """An excerpt whose file is open. Raises OSError and StorageFault: it is not that file."""
+
+    def __init__(self, stream: str, excerpt: Excerpt, first: int, high: int) -> None:
+        path, device, inode = excerpt.place
+        # Looked at first: opening what is no file may wait, or do something.
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != (device, inode):
+            raise StorageFault("another file has its name", path=path)
+        file = RealFile(path, path, read_only=True)
+        self.stream = stream
+        self.offset = excerpt.first
+        self.end = excerpt.next
+        self.until = time.monotonic() + AGE_MAX_S
+        self._first = first
+        self._high = high
+        self._reader = ChunkReader(
+            excerpt, lambda index, size: excerpt.read(file, index, size), excerpt.first
+        )
+        #: What the last frame had no room for.
+        self._rest: Run | None = None
+
+    def rows(self, stop: int, writer: ColumnWriter, max_bytes: int) -> FetchResult:
+        """The next ones, up to offset `stop`; at least one."""
+        while not writer.full and self.offset < stop:
+            run = self._rest
+            if run is None:
+                room = max(1, max_bytes - writer.bytes)
+                run = self._rest = self._reader.next(stop - self.offset, room)
+            assert run is not None
+            wanted = min(run.messages, stop - self.offset)
+            got = writer.append(run.block, run.command, run.first, wanted, run.offset, run.time_ms)
+            self.offset += got
+            left = run.messages - got
+            self._rest = (
+                run._replace(first=run.first + got, messages=left, offset=run.offset + got)
+                if left
+                else None
+            )
+        frame = writer.frame(self.offset)
+        return FetchResult(frame=frame, first=self._first, high=self._high)

@@ -1,0 +1,180 @@
+"""Excerpts: what a process of the node's machine needs to read a piece of a stream from its file.
+
+A segment file never changes under its name's inode: it is written whole, and replaced or removed
+whole. So a client on the same machine that may open it can take a stream's messages from it as the
+node itself would, while the node does nothing (ADR 0014). An excerpt says which file that is, where
+in it the entries lie, and which of their messages are the stream's: whole stretches (`chunks`),
+all of them applied here.
+
+Packed it is a map in MessagePack; the table is in docs/formats/columnar-protocol.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from convoymq.kernels.batch import Entry
+from convoymq.queues.quorum.runs import words_from_bytes, words_to_bytes
+from convoymq.queues.stream.chunks import ChunkIndex
+from convoymq.storage.segments import Segment, read_entries
+from convoymq.storage.types import File, FilePlace, StorageFault
+
+BYTES_MAX = 64 << 20
+"""Bodies of one excerpt, about. More would let clients read on for long what retention drops."""
+ENTRIES_MAX = 16_384
+"""Entries of one excerpt, about: the answer stays small."""
+BYTES_MIN = 1 << 20
+"""A shorter piece is not worth the way to its file."""
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _Packed(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    device: _Natural
+    inode: _Natural
+    group: _Natural
+    offset: _Natural
+    next: _Natural
+    chunks: list[bytes]
+    indexes: bytes
+    places: bytes
+    sizes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Stretches of one segment. Stands in for the machine where a `ChunkReader` reads them."""
+
+    place: FilePlace
+    group: int
+    segment: Segment
+    chunks: ChunkIndex
+    first: int
+    """The offset of the first message."""
+    next: int
+    """The offset behind the last one."""
+
+    @property
+    def index(self) -> int:
+        """The last entry."""
+        return self.segment.last
+
+    def read(self, file: File, index: int, max_bytes: int) -> list[Entry]:
+        """An entry and some that follow it. Raises StorageFault: they are not what they were
+        when the excerpt was made. OSError."""
+        position = self.segment.position(index)
+        if position < 0:
+            raise StorageFault(f"entry {index} is not in the excerpt", path=file.name)
+        found = []
+        for at, data in enumerate(read_entries(file, self.segment, position, max_bytes), position):
+            try:
+                entry = Entry(data)
+            except ValueError as error:
+                raise StorageFault(f"an entry is damaged: {error}", path=file.name) from None
+            if entry.group != self.group or entry.index != self.segment.index_at(at):
+                raise StorageFault("another entry lies in its place", path=file.name)
+            found.append(entry)
+        return found
+
+    def pack(self) -> bytes:
+        """For a client."""
+        segment = self.segment
+        indexes = segment.indexes
+        return msgspec.msgpack.encode(
+            _Packed(
+                path=self.place.path,
+                device=self.place.device,
+                inode=self.place.inode,
+                group=self.group,
+                offset=self.first,
+                next=self.next,
+                chunks=self.chunks.pack(),
+                indexes=words_to_bytes(
+                    array("Q", range(segment.first, segment.last + 1))
+                    if indexes is None
+                    else indexes
+                ),
+                places=_half_words_to_bytes(segment.offsets),
+                sizes=_half_words_to_bytes(segment.sizes),
+            )
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> Excerpt:
+        """What `pack` made. Raises ValueError: it is not that."""
+        try:
+            packed = msgspec.msgpack.decode(data, type=_Packed)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"excerpt: {error}") from None
+        chunks = ChunkIndex()
+        chunks.unpack(packed.chunks)
+        indexes = words_from_bytes(packed.indexes, 1)
+        places = _half_words_from_bytes(packed.places)
+        sizes = _half_words_from_bytes(packed.sizes)
+        if not len(chunks) or not 0 < len(indexes) == len(places) == len(sizes):
+            raise ValueError("excerpt: columns of different lengths, or without rows")
+        ends = [place + size for place, size in zip(places, sizes, strict=True)]
+        ascends = all(map(int.__le__, ends, places[1:])) and min(sizes) > 0
+        if not ascends or not all(map(int.__lt__, indexes, indexes[1:])):
+            raise ValueError("excerpt: entries that do not ascend")
+        if not chunks.offsets[0] <= packed.offset < packed.next:
+            raise ValueError("excerpt: messages that are not in it")
+        place = FilePlace(packed.path, packed.device, packed.inode)
+        segment = Segment(packed.path, 0, indexes, places, sizes)
+        return cls(place, packed.group, segment, chunks, packed.offset, packed.next)
+
+
+def excerpt(
+    segment: Segment, place: FilePlace, group: int, chunks: ChunkIndex, offset: int, end: int | None
+) -> Excerpt | None:
+    """The stretches from that of `offset` on which lie in a segment, up to the one of `end`; None
+    when they are too few to be worth it.
+
+    Args:
+        chunks: the stream's index; it holds `offset`.
+    """
+    first = chunks.find(offset)
+    index = chunks.indexes[first]
+    # A stretch is over where the next one begins; whether the last one is, nobody knows.
+    last = bisect_right(chunks.indexes, min(segment.last, index + ENTRIES_MAX)) - 1
+    if end is not None:
+        last = min(last, bisect_left(chunks.offsets, end))
+    size = 0
+    upto = first
+    while upto < last and size < BYTES_MAX:
+        size += chunks.sizes[upto]
+        upto += 1
+    if size < BYTES_MIN:
+        return None
+    low, high = segment.position(index), segment.lower(chunks.indexes[upto] + 1)
+    part = Segment(
+        segment.name,
+        segment.order,
+        array("Q", [segment.index_at(at) for at in range(low, high)]),
+        segment.offsets[low:high],
+        segment.sizes[low:high],
+    )
+    return Excerpt(place, group, part, chunks.part(first, upto), offset, chunks.offsets[upto])
+
+
+def _half_words_to_bytes(words: array[int]) -> bytes:
+    if sys.byteorder == "little":
+        return words.tobytes()
+    swapped = array("I", words)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def _half_words_from_bytes(data: bytes) -> array[int]:
+    words = array("I")
+    words.frombytes(data)
+    if sys.byteorder != "little":
+        words.byteswap()
+    return words

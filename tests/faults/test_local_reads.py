@@ -1,0 +1,199 @@
+"""Streams read from the files of a node on the same machine: the same rows, or the node's own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pika  # type: ignore[import-untyped]
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+from convoymq.client import Client, ClientConfig
+from convoymq.kernels.columns import (
+    EXCHANGE,
+    HEADERS,
+    KEY,
+    OFFSET,
+    PROPERTIES,
+    ROUTING_KEY,
+    TIMESTAMP,
+    VALUE,
+    build_frame,
+)
+from tests.faults.test_damage import flip, log_directory
+from tests.faults.traffic import connect, until
+
+BASE_PORT = 12800
+STREAM = "measurements"
+COLUMNS = OFFSET | TIMESTAMP | KEY | VALUE | HEADERS | EXCHANGE | ROUTING_KEY | PROPERTIES
+SMALL_FILES = {"raft.wal_max_size_bytes": "2MiB", "raft.mem_table_max_bytes": "0"}
+ROUNDS = 12
+ROWS = 4000
+SIZE = 200
+
+
+def client(cluster: LocalCluster, *numbers: int) -> Client:
+    """A client of these nodes that begins with the first."""
+    servers = tuple(f"127.0.0.1:{cluster.nodes[number - 1].amqp_port}" for number in numbers)
+    return Client(ClientConfig(servers, spread=False))
+
+
+def produced(first: int) -> bytes:
+    values = [b"%0*d" % (SIZE, first + n) for n in range(ROWS)]
+    ends = itertools.accumulate(map(len, values), initial=0)
+    table = struct.pack(f"<{ROWS + 1}i", *ends)
+    return build_frame(VALUE, ROWS, 0, ROWS, [b"", table, b"".join(values)])
+
+
+def fill(cluster: LocalCluster) -> int:
+    """Rows from a columnar producer and, between them, from AMQP, repeats that are dropped and
+    offsets that are stored among them; returns how many there are."""
+    connection = connect(cluster, 1)
+    channel = connection.channel()
+    channel.queue_declare(STREAM, durable=True, arguments={"x-queue-type": "stream"})
+    channel.confirm_delivery()
+    made = 0
+    with client(cluster, 1) as producer:
+        for turn in range(ROUNDS):
+            for _ in range(2):
+                producer.produce(
+                    produced(turn * ROWS), stream=STREAM, producer="meter", sequence=turn * ROWS
+                )
+            made += ROWS
+            producer.store_offset(STREAM, "reader", turn)
+            for n in range(20):
+                properties = pika.BasicProperties(
+                    headers={"x-key": f"k{n}", "turn": turn}, message_id=str(n), delivery_mode=2
+                )
+                channel.basic_publish("", STREAM, b"x" * n, properties)
+            made += 20
+    connection.close()
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes with a stream in several small segment files."""
+    directory = tmp_path_factory.mktemp("local") / "cluster"
+    with LocalCluster(directory, 3, BASE_PORT, SMALL_FILES) as made:
+        made.wait_ready()
+        assert fill(made) == ROUNDS * (ROWS + 20)
+        for number in (1, 2, 3):
+            until(lambda number=number: segments(made, number), "no segments")
+        yield made
+
+
+def segments(cluster: LocalCluster, number: int) -> list[Path]:
+    """Segment files of the stream on a node that are worth reading, oldest first."""
+    found = sorted((log_directory(cluster, number) / "groups").glob("*/*.seg"))
+    return [path for path in found if path.stat().st_size > 1 << 20]
+
+
+def rows(reader: Client, *, local: bool, start: int = 0, max_bytes: int = 1 << 20) -> list[bytes]:
+    """All rows from `start` on, each with all its columns; they must be without a gap."""
+    found: list[bytes] = []
+    end = ROUNDS * (ROWS + 20)
+    at = start
+    while at < end:
+        result = reader.fetch(
+            STREAM, at, end=end, max_bytes=max_bytes, columns=COLUMNS, local=local
+        )
+        frame = result.frame
+        assert frame.base == at < frame.next <= end
+        assert list(frame.offsets()) == list(range(at, frame.next))
+        times = frame.buffers(TIMESTAMP)[0].cast("q")
+        lists = frame.buffers(HEADERS)[1].cast("i")
+        columns = [
+            (buffers[-2].cast("i"), buffers[-1])
+            for buffers in map(frame.buffers, (KEY, VALUE, EXCHANGE, ROUTING_KEY, PROPERTIES))
+        ]
+        for n in range(frame.rows):
+            parts = [bytes(data[ends[n] : ends[n + 1]]) for ends, data in columns]
+            found.append(repr((times[n], lists[n + 1] - lists[n], parts)).encode())
+        at = frame.next
+    return found
+
+
+def excerpts(cluster: LocalCluster, number: int) -> int:
+    """How many fetches a node has answered with a place in a file."""
+    url = f"http://127.0.0.1:{cluster.nodes[number - 1].metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        text = answer.read().decode()
+    name = "convoy_fetch_excerpts_total"
+    line = next(line for line in text.splitlines() if line.startswith(name))
+    return int(float(line.split()[-1]))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("max_bytes", [3_000, 300_000, 16 << 20])
+def test_rows_from_a_file_are_those_of_the_node(
+    cluster: LocalCluster, number: int, max_bytes: int
+) -> None:
+    with client(cluster, number) as reader:
+        before = excerpts(cluster, number)
+        expected = rows(reader, local=False)
+        assert excerpts(cluster, number) == before
+        assert rows(reader, local=True, max_bytes=max_bytes) == expected
+        assert excerpts(cluster, number) > before
+        start = ROWS + ROWS // 3
+        assert rows(reader, local=True, start=start, max_bytes=max_bytes) == expected[start:]
+
+
+def test_readers_beside_each_other_do_not_mix_their_places(cluster: LocalCluster) -> None:
+    with client(cluster, 1) as one:
+        expected = rows(one, local=False)
+        at = [0, ROWS]
+        found: list[list[int]] = [[], []]
+        while min(at) < 3 * ROWS:
+            for which in (0, 1):
+                result = one.fetch(STREAM, at[which], max_bytes=50_000, columns=OFFSET, local=True)
+                found[which] += list(result.frame.offsets())
+                at[which] = result.next
+        assert found[0] == list(range(at[0]))
+        assert found[1] == list(range(ROWS, at[1]))
+        assert rows(one, local=True) == expected
+
+
+def test_a_file_that_is_gone_or_another_is_not_read(cluster: LocalCluster) -> None:
+    with client(cluster, 2, 1, 3) as reader:
+        expected = rows(reader, local=False)
+        path = segments(cluster, 2)[0]
+        kept = path.with_suffix(".kept")
+        os.rename(path, kept)
+        try:
+            assert rows(reader, local=True) == expected
+            # A pipe in its place must neither be opened nor waited for.
+            os.mkfifo(path)
+            with client(cluster, 2, 1, 3) as another:
+                assert rows(another, local=True) == expected
+            os.unlink(path)
+            path.write_bytes(kept.read_bytes())
+            with client(cluster, 2, 1, 3) as another:
+                assert rows(another, local=True) == expected
+        finally:
+            os.replace(kept, path)
+
+
+def test_damage_in_a_file_is_never_served(cluster: LocalCluster) -> None:
+    with client(cluster, 3, 1, 2) as reader:
+        expected = rows(reader, local=False)
+        path = segments(cluster, 3)[0]
+        for share in (3, 5, 7):
+            flip(path, path.stat().st_size // share)
+        # The node is asked for what does not fit, finds it out, and the others are asked.
+        assert rows(reader, local=True) == expected
+
+
+def test_another_machine_is_told_of_no_file(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("convoymq.client.local.machine_id", lambda: "another")
+    with client(cluster, 1) as reader:
+        before = excerpts(cluster, 1)
+        assert rows(reader, local=True) == rows(reader, local=False)
+        assert excerpts(cluster, 1) == before
