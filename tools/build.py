@@ -42,7 +42,7 @@ PLAIN_MODULES = [
     "convoymq.queues.session_client",
     "convoymq.queues.group_queue",
     "convoymq.queues.stream.machine",
-    "convoymq.queues.stream.chunks",
+    "convoymq.streamlog.chunks",
     "convoymq.queues.stream.client",
     "convoymq.queues.stream.queue",
 ]

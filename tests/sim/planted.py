@@ -456,7 +456,7 @@ def open_segment_dropped() -> None:
 
 @plant("a reader that begins inside of a chunk begins at its first record", "none", "streams")
 def begins_at_the_chunk() -> None:
-    from convoymq.queues.stream.reader import ChunkReader
+    from convoymq.streamlog.reader import ChunkReader
 
     enter = ChunkReader._enter
 

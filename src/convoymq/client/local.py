@@ -1,6 +1,6 @@
 """Reading a stream's messages from the node's own file, where client and node share a machine.
 
-The node answers a FETCH that names its machine with an excerpt (`queues.stream.excerpt`) when the
+The node answers a FETCH that names its machine with an excerpt (`streamlog.excerpt`) when the
 messages lie in a segment file. Whether the client may open it is the file system's to say. What is
 read is checked as the node checks it; whatever does not fit ends it, and the node is asked for rows
 as if there were no file (ADR 0014).
@@ -16,11 +16,10 @@ import time
 
 from convoymq.client.results import FetchResult
 from convoymq.kernels.columns import ColumnWriter
+from convoymq.model.errors import EntryGone, StorageFault
 from convoymq.model.machine import machine_id
-from convoymq.queues.stream.excerpt import Excerpt
-from convoymq.queues.stream.reader import ChunkReader, Run
-from convoymq.storage.files import RealFile
-from convoymq.storage.types import EntryGone, StorageFault
+from convoymq.streamlog.excerpt import Excerpt
+from convoymq.streamlog.reader import ChunkReader, Run
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +97,23 @@ class LocalReads:
         log.info("rows come from the node, not from its file: %s", error)
 
 
+class _File:
+    """A file that is read, until nobody refers to it. Raises OSError."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self._fd = -1
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes."""
+        return os.pread(self._fd, length, offset)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
 class _Open:
     """An excerpt whose file is open. Raises OSError and StorageFault: it is not that file."""
 
@@ -107,7 +123,7 @@ class _Open:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != (device, inode):
             raise StorageFault("another file has its name", path=path)
-        file = RealFile(path, path, read_only=True)
+        file = _File(path)
         self.stream = stream
         self.offset = excerpt.first
         self.end = excerpt.next

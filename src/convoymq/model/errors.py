@@ -172,6 +172,10 @@ class ReplicaBehind(Unavailable):
         self.high = high
 
 
+class EntryGone(LookupError):
+    """The entry is not in the log: below its start and not live, or above its end."""
+
+
 class StorageFault(BrokerError):
     """A disk refused, or returned bytes that are not what was written.
 

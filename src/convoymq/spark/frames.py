@@ -39,9 +39,11 @@ class BatchMaker:
 
     def __init__(self, schema: StructType, columns: Mapping[str, Column]) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._names = tuple(field.name for field in schema.fields)
+        self._fields = tuple((field.name, field.type) for field in self._schema)
+        #: Columns with one value in every row, as long as they were needed so far.
+        self._repeated: dict[str, tuple[Any, pa.Array]] = {}
         needed = 0
-        for name in self._names:
+        for name, _ in self._fields:
             needed |= columns[name].bits
         # A frame has a column at least, even where only the number of rows counts.
         self.bits = needed or bits.OFFSET
@@ -56,16 +58,17 @@ class BatchMaker:
         """
         if not frame.rows:
             return
-        arrays = [self._array(name, frame, constants) for name in self._names]
+        arrays = [self._array(name, kind, frame, constants) for name, kind in self._fields]
         whole = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         start = 0
         for end in _cuts(frame):
             yield whole.slice(start, end - start)
             start = end
 
-    def _array(self, name: str, frame: ColumnFrame, constants: Mapping[str, Any]) -> pa.Array:
+    def _array(
+        self, name: str, wanted: pa.DataType, frame: ColumnFrame, constants: Mapping[str, Any]
+    ) -> pa.Array:
         rows = frame.rows
-        wanted = self._schema.field(name).type
         match name:
             case "key":
                 return _binary(frame.buffers(bits.KEY), rows, wanted)
@@ -76,7 +79,7 @@ class BatchMaker:
             case "timestamp":
                 return _fixed(frame.buffers(bits.TIMESTAMP)[0], rows, wanted)
             case "timestampType":
-                return pa.repeat(pa.scalar(LOG_APPEND_TIME, wanted), rows)
+                return self._repeat(name, LOG_APPEND_TIME, wanted, rows)
             case "headers":
                 return _headers(frame.buffers(bits.HEADERS), rows, wanted)
             case "exchange":
@@ -90,7 +93,14 @@ class BatchMaker:
             case "properties":
                 return _properties(frame, rows, wanted)
             case _:
-                return pa.repeat(pa.scalar(constants[name], wanted), rows)
+                return self._repeat(name, constants[name], wanted, rows)
+
+    def _repeat(self, name: str, value: Any, kind: pa.DataType, rows: int) -> pa.Array:
+        known, array = self._repeated.get(name, (None, None))
+        if array is None or known != value or len(array) < rows:
+            array = pa.repeat(pa.scalar(value, kind), max(rows, BATCH_ROWS_MAX))
+            self._repeated[name] = (value, array)
+        return array.slice(0, rows)
 
 
 def _cuts(frame: ColumnFrame) -> Iterator[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from convoymq.client import errors
@@ -182,8 +183,28 @@ def _ahead(items: Iterator[T], fetching: Fetching) -> Iterator[T]:
     if not fetching.prefetch:
         yield from items
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="convoymq-fetch") as thread:
-        pending = thread.submit(next, items, None)
-        while (item := pending.result()) is not None:
-            pending = thread.submit(next, items, None)
+    made: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+    wanted: SimpleQueue[bool] = SimpleQueue()
+
+    def make() -> None:
+        while wanted.get():
+            try:
+                made.put((next(items, None), None))
+            except BaseException as error:
+                made.put((None, error))
+
+    thread = threading.Thread(target=make, name="convoymq-fetch", daemon=True)
+    thread.start()
+    wanted.put(True)
+    try:
+        while True:
+            item, error = made.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            wanted.put(True)
             yield item
+    finally:
+        wanted.put(False)
+        thread.join()

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from convoymq.storage.types import FilePlace
+from convoymq.streamlog.segment import FilePlace
 
 IOV_MAX = 1024
 SECTOR_BYTES = 512
@@ -26,13 +26,10 @@ class RealFile:
 
     __slots__ = ("_fd", "_path", "name")
 
-    def __init__(
-        self, path: str, name: str, *, create: bool = False, read_only: bool = False
-    ) -> None:
+    def __init__(self, path: str, name: str, *, create: bool) -> None:
         self._fd = -1
         self._path = path
-        flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
-        flags |= os.O_CREAT if create else 0
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._fd = os.open(path, flags, 0o600)
         self.name = name
 

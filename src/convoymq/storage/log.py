@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import Misuse, Refused, check
 from convoymq.storage.receiver import SnapshotReceiver
-from convoymq.storage.segments import ERA_SHIFT, Segment, read_entries
+from convoymq.storage.segments import ERA_SHIFT
 from convoymq.storage.snapshots import read_snapshot, remove_former, write_snapshot
 from convoymq.storage.types import (
     Damage,
     Done,
     EntryGone,
-    FilePlace,
     Snapshot,
     StorageFault,
 )
 from convoymq.storage.wal import KIND_VOID, KIND_VOTE, PLACE_FILE_SHIFT, PLACE_OFFSET_MASK
+from convoymq.streamlog.segment import FilePlace, Segment, read_entries
 
 if TYPE_CHECKING:
     from convoymq.storage.store import Storage

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import Misuse, Refused
-from convoymq.storage.segments import ERA_SHIFT, Segment, SegmentWriter, group_path
+from convoymq.storage.segments import ERA_SHIFT, SegmentWriter, group_path
 from convoymq.storage.snapshots import write_snapshot
 from convoymq.storage.types import Done, Snapshot
 from convoymq.storage.wal import KIND_VOID
+from convoymq.streamlog.segment import Segment
 
 if TYPE_CHECKING:
     from convoymq.storage.log import GroupLog

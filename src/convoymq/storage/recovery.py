@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from convoymq.storage.log import GroupLog
-from convoymq.storage.segments import ERA_SHIFT, ORDER_MASK, Segment, group_path, load_segment
+from convoymq.storage.segments import ERA_SHIFT, ORDER_MASK, group_path, load_segment
 from convoymq.storage.snapshots import read_snapshot, snapshot_name
 from convoymq.storage.types import Damage, RecoveryReport, Snapshot, StorageFault
 from convoymq.storage.wal import (
@@ -40,6 +40,7 @@ from convoymq.storage.wal import (
     VOTE_ROW,
     WalFile,
 )
+from convoymq.streamlog.segment import Segment
 
 if TYPE_CHECKING:
     from convoymq.storage.store import Storage

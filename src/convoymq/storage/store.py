@@ -17,7 +17,6 @@ from convoymq.storage.log import GroupLog
 from convoymq.storage.recovery import recover
 from convoymq.storage.segments import (
     Piece,
-    Segment,
     SegmentWriter,
     copy_to_segments,
     group_path,
@@ -45,6 +44,7 @@ from convoymq.storage.wal import (
     Wal,
     WalFile,
 )
+from convoymq.streamlog.segment import Segment
 
 SEGMENT_FILES_OPEN_MAX = 256
 GIVE_BACK_BYTES = 16 << 20
@@ -271,7 +271,8 @@ class Storage:
                 # The worker may still read it: the last reference closes it.
                 _, oldest = self._open_segments.popitem(last=False)
                 oldest.file = None
-        return segment.file
+        file: File = segment.file
+        return file
 
     def _forget_segment(self, segment: Segment) -> None:
         self._open_segments.pop(segment.name, None)

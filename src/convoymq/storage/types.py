@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from convoymq.model.errors import StorageFault
+from convoymq.model.errors import EntryGone, StorageFault
+from convoymq.streamlog.segment import FilePlace
 
 __all__ = [
     "Damage",
@@ -34,18 +35,6 @@ __all__ = [
 
 Done = Callable[[BaseException | None], None]
 """Told None when something is durable, the error when it failed."""
-
-
-class EntryGone(LookupError):
-    """The entry is not in the log: below its start and not live, or above its end."""
-
-
-class FilePlace(NamedTuple):
-    """Which file it is, for other processes of this machine."""
-
-    path: str
-    device: int
-    inode: int
 
 
 class File(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import repeat
 from operator import add, itemgetter, le, rshift
 
+from convoymq.model.words import words_from_bytes
 from convoymq.queues.quorum.machine import (
     CANCELLED,
     POLLER,
@@ -13,7 +14,7 @@ from convoymq.queues.quorum.machine import (
     WAITING,
     QuorumMachine,
 )
-from convoymq.queues.quorum.runs import Fifo, Run, words_from_bytes
+from convoymq.queues.quorum.runs import Fifo, Run
 from convoymq.queues.sessions import REPLIES_KEPT_MAX
 
 COUNT, SIZE = itemgetter(3), itemgetter(4)

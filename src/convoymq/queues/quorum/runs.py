@@ -15,8 +15,9 @@ Invariants: count > 0 everywhere; ids of a `CheckedOut` ascend and do not overla
 
 from __future__ import annotations
 
-import sys
 from array import array
+
+from convoymq.model.words import words_from_bytes, words_to_bytes
 
 #: (index, offset, first, count, size, acquired, delivered)
 Run = tuple[int, int, int, int, int, int, int]
@@ -27,26 +28,6 @@ COMPACT_WORDS = 1024
 SPARE_WORDS_MAX = 1024
 #: Least growth of a container; a multiple of every run size.
 GROW_WORDS_MIN = 60
-
-
-def words_to_bytes(words: array[int]) -> bytes:
-    """Little-endian bytes of 64-bit words."""
-    if sys.byteorder == "little":
-        return words.tobytes()
-    swapped = array("Q", words)
-    swapped.byteswap()
-    return swapped.tobytes()
-
-
-def words_from_bytes(data: bytes, stride: int) -> array[int]:
-    """The words of `words_to_bytes`. Raises ValueError when the length does not fit."""
-    if len(data) % (8 * stride):
-        raise ValueError("packed runs: length is not a multiple of the run size")
-    words = array("Q")
-    words.frombytes(data)
-    if sys.byteorder != "little":
-        words.byteswap()
-    return words
 
 
 def room_for(words: array[int], end: int, needed: int) -> None:

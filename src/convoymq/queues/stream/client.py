@@ -37,8 +37,8 @@ from convoymq.queues.interface import ClientEvents, ConsumerSpec
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.stream.machine import CONSUMER_NAME_BYTES_MAX
 from convoymq.queues.stream.offsets import Start, StartAt, parse_start
-from convoymq.queues.stream.reader import ChunkReader
 from convoymq.storage.types import EntryGone
+from convoymq.streamlog.reader import ChunkReader
 
 if TYPE_CHECKING:
     from convoymq.queues.stream.queue import StreamQueue

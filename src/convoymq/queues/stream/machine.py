@@ -52,7 +52,7 @@ from convoymq.queues.sessions import (
     decode_map,
     first_u64,
 )
-from convoymq.queues.stream.chunks import ChunkIndex
+from convoymq.streamlog.chunks import ChunkIndex
 
 ENQUEUE = batch.CMD_ENQUEUE
 

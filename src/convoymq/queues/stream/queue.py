@@ -42,10 +42,10 @@ from convoymq.model.errors import (
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ClientEvents
 from convoymq.queues.stream.client import StreamClient
-from convoymq.queues.stream.excerpt import Excerpt, excerpt
 from convoymq.queues.stream.machine import StreamMachine
-from convoymq.queues.stream.reader import ChunkReader, Run, offset_at
 from convoymq.storage.types import EntryGone
+from convoymq.streamlog.excerpt import Excerpt, excerpt
+from convoymq.streamlog.reader import ChunkReader, Run, offset_at
 
 Answer = Callable[[Any, "BrokerError | None"], None]
 """Gets what was asked for, or why it does not come; called once."""

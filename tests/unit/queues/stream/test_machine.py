@@ -10,9 +10,9 @@ import pytest
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, EFFECT_TIMER
 from convoymq.kernels import batch
 from convoymq.queues.stream import machine as machines
-from convoymq.queues.stream.chunks import STRETCH_BYTES, STRETCH_ENTRIES
 from convoymq.queues.stream.machine import StreamMachine
-from convoymq.queues.stream.reader import ChunkReader, offset_at
+from convoymq.streamlog.chunks import STRETCH_BYTES, STRETCH_ENTRIES
+from convoymq.streamlog.reader import ChunkReader, offset_at
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 A = session_id(1, 1)

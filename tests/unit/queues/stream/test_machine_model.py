@@ -17,7 +17,7 @@ import convoymq.queues.sessions as compiled_sessions
 import convoymq.queues.stream.machine as compiled_machine
 from convoymq.kernels import batch
 from convoymq.queues.stream.machine import StreamMachine
-from convoymq.queues.stream.reader import ChunkReader, offset_at
+from convoymq.streamlog.reader import ChunkReader, offset_at
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 SESSIONS = [session_id(1, 1), session_id(2, 1), session_id(2, 2)]

@@ -13,9 +13,8 @@ from typing import NamedTuple, Protocol
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
-from convoymq.model.errors import OffsetOutOfRange
-from convoymq.queues.stream.chunks import ChunkIndex
-from convoymq.storage.types import EntryGone
+from convoymq.model.errors import EntryGone, OffsetOutOfRange
+from convoymq.streamlog.chunks import ChunkIndex
 
 #: How much one read of the log brings along when the entries lie on disk.
 SPAN_BYTES = 1 << 20

@@ -11,7 +11,6 @@ Packed it is a map in MessagePack; the table is in docs/formats/columnar-protoco
 
 from __future__ import annotations
 
-import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from typing import Annotated
 import msgspec
 
 from convoymq.kernels.batch import Entry
-from convoymq.queues.quorum.runs import words_from_bytes, words_to_bytes
-from convoymq.queues.stream.chunks import ChunkIndex
-from convoymq.storage.segments import Segment, read_entries
-from convoymq.storage.types import File, FilePlace, StorageFault
+from convoymq.model.errors import StorageFault
+from convoymq.model.words import words_from_bytes, words_to_bytes
+from convoymq.streamlog.chunks import ChunkIndex
+from convoymq.streamlog.segment import FilePlace, Readable, Segment, read_entries
 
 BYTES_MAX = 64 << 20
 """Bodies of one excerpt, about. More would let clients read on for long what retention drops."""
@@ -66,7 +65,7 @@ class Excerpt:
         """The last entry."""
         return self.segment.last
 
-    def read(self, file: File, index: int, max_bytes: int) -> list[Entry]:
+    def read(self, file: Readable, index: int, max_bytes: int) -> list[Entry]:
         """An entry and some that follow it. Raises StorageFault: they are not what they were
         when the excerpt was made. OSError."""
         position = self.segment.position(index)
@@ -101,8 +100,8 @@ class Excerpt:
                     if indexes is None
                     else indexes
                 ),
-                places=_half_words_to_bytes(segment.offsets),
-                sizes=_half_words_to_bytes(segment.sizes),
+                places=words_to_bytes(segment.offsets),
+                sizes=words_to_bytes(segment.sizes),
             )
         )
 
@@ -115,9 +114,9 @@ class Excerpt:
             raise ValueError(f"excerpt: {error}") from None
         chunks = ChunkIndex()
         chunks.unpack(packed.chunks)
-        indexes = words_from_bytes(packed.indexes, 1)
-        places = _half_words_from_bytes(packed.places)
-        sizes = _half_words_from_bytes(packed.sizes)
+        indexes = words_from_bytes(packed.indexes)
+        places = words_from_bytes(packed.places, typecode="I")
+        sizes = words_from_bytes(packed.sizes, typecode="I")
         if not len(chunks) or not 0 < len(indexes) == len(places) == len(sizes):
             raise ValueError("excerpt: columns of different lengths, or without rows")
         ends = [place + size for place, size in zip(places, sizes, strict=True)]
@@ -162,19 +161,3 @@ def excerpt(
         segment.sizes[low:high],
     )
     return Excerpt(place, group, part, chunks.part(first, upto), offset, chunks.offsets[upto])
-
-
-def _half_words_to_bytes(words: array[int]) -> bytes:
-    if sys.byteorder == "little":
-        return words.tobytes()
-    swapped = array("I", words)
-    swapped.byteswap()
-    return swapped.tobytes()
-
-
-def _half_words_from_bytes(data: bytes) -> array[int]:
-    words = array("I")
-    words.frombytes(data)
-    if sys.byteorder != "little":
-        words.byteswap()
-    return words

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from convoymq.kernels.batch import make_entry
-from convoymq.queues.stream import excerpt as module
-from convoymq.queues.stream.chunks import ChunkIndex
-from convoymq.queues.stream.excerpt import Excerpt, excerpt
+from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
-from convoymq.storage.segments import Segment, SegmentWriter
-from convoymq.storage.types import FilePlace, StorageFault
+from convoymq.storage.segments import SegmentWriter
+from convoymq.streamlog import excerpt as module
+from convoymq.streamlog.chunks import ChunkIndex
+from convoymq.streamlog.excerpt import Excerpt, excerpt
+from convoymq.streamlog.segment import FilePlace, Segment
 
 GROUP = 7
 PLACE = FilePlace("/somewhere/0001.seg", 3, 4)

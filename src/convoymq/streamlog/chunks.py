@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 
-from convoymq.queues.quorum.runs import words_from_bytes, words_to_bytes
+from convoymq.model.words import words_from_bytes, words_to_bytes
 
 LOW = 0xFFFFFFFF
 
