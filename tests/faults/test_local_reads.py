@@ -171,7 +171,17 @@ def test_a_file_that_is_gone_or_another_is_not_read(cluster: LocalCluster) -> No
             os.mkfifo(path)
             with client(cluster, 2, 1, 3) as another:
                 assert rows(another, local=True) == expected
-            os.unlink(path)
+            # Cut short under its own inode, as no node would.
+            os.replace(kept, path)
+            whole = path.stat().st_size
+            data = path.read_bytes()
+            os.truncate(path, whole // 4)
+            with client(cluster, 2, 1, 3) as another:
+                assert another.fetch(STREAM, 0, max_bytes=10_000, local=True).frame.rows
+                assert another._local is not None
+                assert another._local.machine == ""
+            path.write_bytes(data)
+            os.rename(path, kept)
             path.write_bytes(kept.read_bytes())
             with client(cluster, 2, 1, 3) as another:
                 assert rows(another, local=True) == expected

@@ -57,6 +57,8 @@ class Client:
         #: Names of the nodes at the addresses, as far as they were asked.
         self._names: dict[int, str] = {}
         self._closer: tuple[str, float] = ("", 0.0)
+        #: Which servers are on this machine; None = nobody has looked.
+        self._here: list[int] | None = None
         self._local: LocalReads | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -146,9 +148,10 @@ class Client:
         members = found[0].members if found else ()
         leader = found[0].leader if found else None
         everywhere = range(len(self._addresses))
-        here = [at for at in everywhere if is_here(self._addresses[at])]
+        if self._here is None:
+            self._here = [at for at in everywhere if is_here(self._addresses[at])]
         with self._lock:
-            if 0 < len(here) < len(everywhere) and self._go_to(members, here):
+            if 0 < len(self._here) < len(everywhere) and self._go_to(members, self._here):
                 return
             if leader in members:
                 self._go_to((members[members.index(leader) - 1],), everywhere)

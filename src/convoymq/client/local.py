@@ -123,6 +123,8 @@ class _Open:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != (device, inode):
             raise StorageFault("another file has its name", path=path)
+        if excerpt.segment.end > found.st_size:
+            raise StorageFault("the file is shorter than the excerpt", path=path)
         file = _File(path)
         self.stream = stream
         self.offset = excerpt.first

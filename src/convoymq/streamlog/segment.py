@@ -58,6 +58,11 @@ class Segment:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    @property
+    def end(self) -> int:
+        """Where the last entry ends in the file."""
+        return (self.offsets[-1] + self.sizes[-1]) << 3
+
     def position(self, index: int) -> int:
         """Position of the entry, -1 when it is not here."""
         if not self.first <= index <= self.last:
