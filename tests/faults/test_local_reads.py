@@ -27,6 +27,7 @@ from convoymq.kernels.columns import (
 )
 from tests.faults.test_damage import flip, log_directory
 from tests.faults.traffic import connect, until
+from tests.spark.support import Query, batch_rows, stream_door
 
 BASE_PORT = 12800
 STREAM = "measurements"
@@ -157,6 +158,27 @@ def test_readers_beside_each_other_do_not_mix_their_places(cluster: LocalCluster
         assert found[0] == list(range(at[0]))
         assert found[1] == list(range(ROWS, at[1]))
         assert rows(one, local=True) == expected
+
+
+def test_spark_reads_each_row_once_in_a_batch_and_in_a_stream(cluster: LocalCluster) -> None:
+    count = ROUNDS * (ROWS + 20)
+    before = sum(excerpts(cluster, number) for number in (1, 2, 3))
+    options = {
+        "servers": ",".join(f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes),
+        "subscribe": STREAM,
+        "startingOffsets": "earliest",
+        "includeHeaders": "true",
+    }
+    through = batch_rows(stream_door(**options, **{"convoymq.fetch.local": "false"}))
+    assert [row["offset"] for row in through] == list(range(count))
+    assert sum(excerpts(cluster, number) for number in (1, 2, 3)) == before
+    assert batch_rows(stream_door(**options, minPartitions=3)) == through
+    door = stream_door(**options, maxOffsetsPerTrigger=count // 3 + 7)
+    query = Query(lambda: door.stream_reader(door.schema()))
+    query.start()
+    query.run()
+    assert query.rows == through
+    assert sum(excerpts(cluster, number) for number in (1, 2, 3)) > before + 3
 
 
 def test_a_file_that_is_gone_or_another_is_not_read(cluster: LocalCluster) -> None:
