@@ -182,9 +182,12 @@ class Consumer:
         self.results = results
         self.outcome = Outcome()
         self.last = 0.0
+        self.unacked = 0
 
     def run(self) -> None:
         while not self.stop.value:
+            # What a lost channel had delivered comes again; nothing can be acknowledged before.
+            self.unacked = 0
             connection = pika.SelectConnection(
                 pika.ConnectionParameters("127.0.0.1", self.port),
                 on_open_callback=lambda c: c.channel(on_open_callback=self.opened),
@@ -209,11 +212,10 @@ class Consumer:
         self.connection.ioloop.call_later(0.2, self.check)
 
     def unacked_for(self, seconds: float) -> bool:
-        return getattr(self, "unacked", 0) > 0 and time.monotonic() - self.last > seconds
+        return self.unacked > 0 and time.monotonic() - self.last > seconds
 
     def opened(self, channel: Any) -> None:
         self.channel = channel
-        self.unacked = 0
         channel.basic_qos(prefetch_count=PREFETCH)
         channel.basic_consume(QUEUE, self.on_message)
 
