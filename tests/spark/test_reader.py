@@ -71,6 +71,51 @@ def test_a_task_reads_part_by_part_with_and_without_reading_ahead(
     assert broker.calls.count("fetch") == 4
 
 
+def test_a_bounded_rate_is_kept_and_not_made_up_for(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.stream("s", *numbered(10, 50))
+    clock = [100.0]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr("convoymq.spark.reading.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("convoymq.spark.reading.time.sleep", sleep)
+    options = {
+        "convoymq.fetch.maxRows": 10,
+        "convoymq.fetch.prefetch": "false",
+        "convoymq.fetch.maxBytesPerSecond": "1000",
+    }
+    door = stream_door(subscribe="s", **options)
+    reader = door.reader(door.schema())
+    sizes = []
+    for number, batch in enumerate(reader.read(reader.partitions()[0])):
+        sizes.append(batch.num_rows)
+        if number == 2:
+            # A slow consumer: what it lost is lost.
+            clock[0] += 50.0
+    assert sizes == [10] * 4
+    assert len(slept) == 4
+    # Ten rows of about 20 B.
+    assert slept == pytest.approx([slept[0]] * 4)
+    assert 0.18 <= slept[0] <= 0.32
+
+
+def test_a_bounded_rate_asks_for_small_parts() -> None:
+    def part(**options: str) -> int:
+        given = {f"convoymq.fetch.{name}": value for name, value in options.items()}
+        reader: Any = stream_door(subscribe="s", **given)
+        return int(reader.reader(reader.schema())._options.fetching.part_bytes)
+
+    assert part() == 8 << 20
+    assert part(maxBytesPerSecond="50m") == 1 << 20
+    assert part(maxBytesPerSecond="1000") == 64 << 10
+    assert part(maxBytesPerSecond="1g", maxBytes="2m") == 2 << 20
+
+
 def test_a_read_that_stops_early_ends_its_thread(broker: FakeBroker) -> None:
     broker.stream("s", *numbered(0, 20))
     door = stream_door(subscribe="s", **{"convoymq.fetch.maxRows": 5})

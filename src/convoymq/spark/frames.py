@@ -103,6 +103,17 @@ class BatchMaker:
         return array.slice(0, rows)
 
 
+def frame_bytes(frame: ColumnFrame) -> int:
+    """Bytes of all columns."""
+    size = 0
+    column = 1
+    while column <= frame.columns:
+        if frame.columns & column:
+            size += sum(map(len, frame.buffers(column)))
+        column <<= 1
+    return size
+
+
 def _cuts(frame: ColumnFrame) -> Iterator[int]:
     """Where batches end: as many rows as fit into both bounds, but at least one."""
     tables = [

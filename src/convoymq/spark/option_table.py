@@ -105,6 +105,13 @@ FETCH_OPTIONS = (
         "convoymq.fetch.maxBytes", Use.READ, parse.size_bytes, 8 << 20, "size of one fetch, about"
     ),
     _option(
+        "convoymq.fetch.maxBytesPerSecond",
+        Use.READ,
+        parse.size_bytes,
+        None,
+        "at most so much a second in each task, for a backlog beside busy clients",
+    ),
+    _option(
         "convoymq.fetch.compression",
         Use.READ,
         parse.one_of("none", "zstd", "lz4"),

@@ -88,6 +88,10 @@ class Connection:
         )
 
 
+PARTS_PER_S = 50
+PART_BYTES_MIN = 64 << 10
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetching:
     """How tasks read."""
@@ -98,10 +102,19 @@ class Fetching:
     records_per_partition_max: int | None
     rows_max: int
     bytes_max: int
+    rate_max: int | None
+    """Bytes a second of one task."""
     compression: str
     local: bool
     """Of streams: from a node's files where they can be read."""
     prefetch: bool
+
+    @property
+    def part_bytes(self) -> int:
+        """What one fetch asks for: a bounded rate comes in small parts, not in bursts."""
+        if self.rate_max is None:
+            return self.bytes_max
+        return min(self.bytes_max, max(PART_BYTES_MIN, self.rate_max // PARTS_PER_S))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Fetching:
@@ -114,6 +127,7 @@ class Fetching:
             records_per_partition_max=values["maxRecordsPerPartition"],
             rows_max=values["convoymq.fetch.maxRows"],
             bytes_max=values["convoymq.fetch.maxBytes"],
+            rate_max=values["convoymq.fetch.maxBytesPerSecond"],
             compression="" if compression == "none" else compression,
             local=values.get("convoymq.fetch.local", False),
             prefetch=values["convoymq.fetch.prefetch"],

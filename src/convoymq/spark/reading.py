@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from convoymq.client import errors
 from convoymq.spark import clients
 from convoymq.spark.errors import DataLoss, SourceError, StageLost
-from convoymq.spark.frames import BatchMaker
+from convoymq.spark.frames import BatchMaker, frame_bytes
 from convoymq.spark.partition import Browse, StageRange, StreamRange
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def read_stream(
     """
     constants = {"topic": part.stream, "partition": part.partition}
     fetched = _stream_frames(connection, fetching, maker.bits, part, fail_on_data_loss)
-    for result in _ahead(fetched, fetching):
+    for result in _ahead(_paced(fetched, fetching), fetching):
         yield from maker.batches(result.frame, constants)
 
 
@@ -55,7 +56,7 @@ def read_stage(
 ) -> Iterator[pa.RecordBatch]:
     """The staged messages of a range. Raises StageLost unless `skip_expired`."""
     fetched = _stage_frames(connection, fetching, maker.bits, part, skip_expired)
-    for result in _ahead(fetched, fetching):
+    for result in _ahead(_paced(fetched, fetching), fetching):
         yield from maker.batches(result.frame, {"queue": part.queue})
 
 
@@ -64,7 +65,7 @@ def read_browsed(
 ) -> Iterator[pa.RecordBatch]:
     """What is ready in a queue now; nothing is taken."""
     fetched = _browsed_frames(connection, fetching, maker.bits, part)
-    for result in _ahead(fetched, fetching):
+    for result in _ahead(_paced(fetched, fetching), fetching):
         yield from maker.batches(result.frame, {"queue": part.queue})
 
 
@@ -85,7 +86,7 @@ def _stream_frames(
                 offset,
                 end=part.end,
                 max_rows=fetching.rows_max,
-                max_bytes=fetching.bytes_max,
+                max_bytes=fetching.part_bytes,
                 columns=columns,
                 compression=fetching.compression,
                 local=fetching.local,
@@ -130,7 +131,7 @@ def _stage_frames(
                 offset,
                 end=part.end,
                 max_rows=fetching.rows_max,
-                max_bytes=fetching.bytes_max,
+                max_bytes=fetching.part_bytes,
                 columns=columns,
                 compression=fetching.compression,
             )
@@ -158,7 +159,7 @@ def _browsed_frames(
             part.queue,
             cursor,
             max_rows=fetching.rows_max,
-            max_bytes=fetching.bytes_max,
+            max_bytes=fetching.part_bytes,
             columns=columns,
             compression=fetching.compression,
         )
@@ -176,6 +177,21 @@ def _check_progress(name: str, result: FetchResult, offset: int, end: int) -> No
             f"{name}: asked for messages {offset} to {end - 1}, the broker answered {frame.rows} "
             f"from {frame.base} to {frame.next - 1}"
         )
+
+
+def _paced(results: Iterator[FetchResult], fetching: Fetching) -> Iterator[FetchResult]:
+    """The same results, no faster than `convoymq.fetch.maxBytesPerSecond`."""
+    rate = fetching.rate_max
+    if rate is None:
+        yield from results
+        return
+    due = time.monotonic()
+    for result in results:
+        yield result
+        now = time.monotonic()
+        # Who was slower than the rate does not make up for it in a burst.
+        due = max(due, now) + frame_bytes(result.frame) / rate
+        time.sleep(max(0.0, due - now))
 
 
 def _ahead(items: Iterator[T], fetching: Fetching) -> Iterator[T]:
