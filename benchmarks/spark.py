@@ -51,6 +51,9 @@ PRODUCE_ROWS = 10_000
 SINK_PASSES = 3
 WARM_UPS = 3
 CASES = ("read", "archive", "sink", "beside")
+RATE = "16m"
+"""Bytes a second of a task that drains a backlog beside a latency-bound load: some 270,000 rows of
+100 B a second in two tasks."""
 SESSION = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -161,8 +164,8 @@ GOALS = (
     ),
     Goal(
         name="beside",
-        title="confirm p99 of 1,000 msg/s while Spark (in the idle class) drains a backlog, "
-        "all on the same cores",
+        title="confirm p99 of 1,000 msg/s while Spark (in the idle class) drains a backlog with "
+        f"convoymq.fetch.maxBytesPerSecond={RATE}, all on the same cores",
         unit="ms",
         ours="draining",
         theirs="undisturbed",
@@ -170,9 +173,18 @@ GOALS = (
         at_most=True,
     ),
     Goal(
+        name="beside_full",
+        title="the same at full speed",
+        unit="ms",
+        ours="draining",
+        theirs="undisturbed",
+        wanted=None,
+        at_most=True,
+    ),
+    Goal(
         name="beside_apart",
-        title="the same, Spark and the node it reads from on one half of the cores, the other "
-        "nodes and the clients on the other",
+        title="the same at full speed, Spark and the node it reads from on one half of the cores, "
+        "the other nodes and the clients on the other",
         unit="ms",
         ours="draining",
         theirs="undisturbed",
@@ -221,10 +233,13 @@ def read(
     format: str = "convoymq",
     *,
     local: bool = True,
+    rate: str | None = None,
 ) -> DataFrame:
-    """All of a stream, in a task for each core."""
+    """All of a stream, in a task for each core, each at most so fast."""
     reader = spark.read.format(format).option("servers", servers)
     reader = reader.option("convoymq.fetch.local", local)
+    if rate is not None:
+        reader = reader.option("convoymq.fetch.maxBytesPerSecond", rate)
     return reader.option("subscribe", stream).option("minPartitions", "2").load()
 
 
@@ -392,9 +407,10 @@ class Bench:
             found |= self.sink_case(number, tell)
         if "beside" in cases:
             tell("beside a backlog")
-            found["beside"] = self.beside()
+            found["beside"] = self.beside(rate=RATE)
+            found["beside_full"] = self.beside()
             with self.apart() as cores:
-                found["beside_apart"] = self.beside(cores)
+                found["beside_apart"] = self.beside(cores=cores)
         return found
 
     def read_case(self, tell: Callable[[str], None]) -> dict[str, tuple[float, float]]:
@@ -467,13 +483,18 @@ class Bench:
             for pid in self.cluster.pids:
                 pin(pid, everything)
 
-    def beside(self, cores: set[int] | None = None) -> tuple[float, float]:
-        """p99 of confirms of 1,000 msg/s: while Spark drains, on these cores, and alone."""
+    def beside(
+        self, *, rate: str | None = None, cores: set[int] | None = None
+    ) -> tuple[float, float]:
+        """p99 of confirms of 1,000 msg/s: while Spark drains, so fast, on these cores, and
+        alone."""
         self.disk.rest_long()
         alone = self.perf(rate=1000, queue_type="quorum")["confirm_us"]["p99"] / 1000
         # Executors are on other machines in earnest; here they must not have the brokers' cores.
         # Idle class, not nice: a session of its own would get half of the machine (autogroup).
         command = ["chrt", "--idle", "0", sys.executable, __file__, "--drain", self.servers]
+        if rate:
+            command += ["--rate", rate]
         if cores:
             command = ["taskset", "--cpu-list", ",".join(map(str, sorted(cores))), *command]
         with subprocess.Popen(
@@ -494,14 +515,15 @@ def pin(pid: int, cores: set[int]) -> None:
         os.sched_setaffinity(int(thread), cores)
 
 
-def drain_for_ever(servers: str) -> None:
-    """Reads the backlog again and again; a line on stdout says that it has begun."""
+def drain_for_ever(servers: str, rate: str | None) -> None:
+    """Reads the backlog again and again, each task at most so fast; a line on stdout says that it
+    has begun."""
     from convoymq.spark import session
 
     spark = session("drain", master="local[2]", conf=SESSION)
     spark.sparkContext.setLogLevel("FATAL")
-    rows = read(spark, servers, "backlog")
-    Bench.noop(rows)
+    Bench.noop(read(spark, servers, "backlog"))
+    rows = read(spark, servers, "backlog", rate=rate)
     print("draining", flush=True)
     while True:
         Bench.noop(rows)
@@ -550,6 +572,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small data, one round, no page")
     parser.add_argument("--drain", help=argparse.SUPPRESS)
+    parser.add_argument("--rate", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--backlog", type=int, help="rows of the backlog that Spark drains")
     parser.add_argument(
@@ -559,7 +582,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the samples here")
     options = parser.parse_args()
     if options.drain:
-        drain_for_ever(options.drain)
+        drain_for_ever(options.drain, options.rate)
     chosen = QUICK if options.quick else Scale()
     scale = Scale(
         rows_200=chosen.rows_200,
