@@ -89,55 +89,52 @@ class Goal:
     at_most: bool = False
 
 
+def read_goals(name: str, size: str) -> tuple[Goal, ...]:
+    """Batch reads of values of one size."""
+    return (
+        Goal(
+            name=f"read_{name}",
+            title=f"batch read, {size} → noop",
+            unit="rows/s",
+            ours="stream",
+            theirs="native Parquet",
+            wanted=0.7,
+        ),
+        Goal(
+            name=f"node_{name}",
+            title="the same, through the node (convoymq.fetch.local=false)",
+            unit="rows/s",
+            ours="stream",
+            theirs="native Parquet",
+            wanted=None,
+        ),
+        Goal(
+            name=f"tuples_{name}",
+            title="the same",
+            unit="rows/s",
+            ours="columnar",
+            theirs="the same source yielding tuples",
+            wanted=4.0,
+        ),
+    )
+
+
+def beside_goal(name: str, title: str, wanted: float | None = 2.0) -> Goal:
+    """p99 beside a drain."""
+    return Goal(
+        name=name,
+        title=title,
+        unit="ms",
+        ours="draining",
+        theirs="undisturbed",
+        wanted=wanted,
+        at_most=True,
+    )
+
+
 GOALS = (
-    Goal(
-        name="read_200",
-        title="batch read, 200 B → noop",
-        unit="rows/s",
-        ours="stream",
-        theirs="native Parquet",
-        wanted=0.7,
-    ),
-    Goal(
-        name="node_200",
-        title="the same, through the node (convoymq.fetch.local=false)",
-        unit="rows/s",
-        ours="stream",
-        theirs="native Parquet",
-        wanted=None,
-    ),
-    Goal(
-        name="tuples_200",
-        title="the same",
-        unit="rows/s",
-        ours="columnar",
-        theirs="the same source yielding tuples",
-        wanted=4.0,
-    ),
-    Goal(
-        name="read_1k",
-        title="batch read, 1 KiB → noop",
-        unit="rows/s",
-        ours="stream",
-        theirs="native Parquet",
-        wanted=0.7,
-    ),
-    Goal(
-        name="node_1k",
-        title="the same, through the node (convoymq.fetch.local=false)",
-        unit="rows/s",
-        ours="stream",
-        theirs="native Parquet",
-        wanted=None,
-    ),
-    Goal(
-        name="tuples_1k",
-        title="the same",
-        unit="rows/s",
-        ours="columnar",
-        theirs="the same source yielding tuples",
-        wanted=4.0,
-    ),
+    *read_goals("200", "200 B"),
+    *read_goals("1k", "1 KiB"),
     Goal(
         name="archive_200",
         title="stream → Parquet with checkpoint, 200 B",
@@ -162,34 +159,16 @@ GOALS = (
         theirs="quorum queue",
         wanted=1.0,
     ),
-    Goal(
-        name="beside",
-        title="confirm p99 of 1,000 msg/s while Spark (in the idle class) drains a backlog with "
+    beside_goal(
+        "beside",
+        "confirm p99 of 1,000 msg/s while Spark (in the idle class) drains a backlog with "
         f"convoymq.fetch.maxBytesPerSecond={RATE}, all on the same cores",
-        unit="ms",
-        ours="draining",
-        theirs="undisturbed",
-        wanted=2.0,
-        at_most=True,
     ),
-    Goal(
-        name="beside_full",
-        title="the same at full speed",
-        unit="ms",
-        ours="draining",
-        theirs="undisturbed",
-        wanted=None,
-        at_most=True,
-    ),
-    Goal(
-        name="beside_apart",
-        title="the same at full speed, Spark and the node it reads from on one half of the cores, "
+    beside_goal("beside_full", "the same at full speed", wanted=None),
+    beside_goal(
+        "beside_apart",
+        "the same at full speed, Spark and the node it reads from on one half of the cores, "
         "the other nodes and the clients on the other",
-        unit="ms",
-        ours="draining",
-        theirs="undisturbed",
-        wanted=2.0,
-        at_most=True,
     ),
 )
 
@@ -306,8 +285,8 @@ class Bench:
         self.parquet("s200").write.parquet(self.place())
         self.sink(self.parquet("s200"))
 
-    def read(self, stream: str, format: str = "convoymq") -> DataFrame:
-        return read(self.spark, self.servers, stream, format)
+    def read(self, stream: str, format: str = "convoymq", *, local: bool = True) -> DataFrame:
+        return read(self.spark, self.servers, stream, format, local=local)
 
     def parquet(self, name: str) -> DataFrame:
         return self.spark.read.parquet(str(self.scratch / name))
@@ -317,13 +296,9 @@ class Bench:
         self.counter += 1
         return str(self.scratch / f"out-{self.counter}")
 
-    def drain(self, stream: str, format: str = "convoymq") -> None:
+    def drain(self, stream: str, format: str = "convoymq", *, local: bool = True) -> None:
         """Reads all of a stream."""
-        self.noop(self.read(stream, format))
-
-    def drain_node(self, stream: str) -> None:
-        """The same, every row from the node."""
-        self.noop(read(self.spark, self.servers, stream, local=False))
+        self.noop(self.read(stream, format, local=local))
 
     def scan(self, name: str) -> None:
         """Reads the same rows from Parquet."""
@@ -422,12 +397,12 @@ class Bench:
             # The cases before have pushed these files out of memory, and Spark has ended workers
             # that were idle for a minute: both sides are warm when they are measured.
             self.drain(stream)
-            self.drain_node(stream)
+            self.drain(stream, local=False)
             self.scan(stream)
             ours = self.rate(rows, partial(self.drain, stream))
             native = self.rate(rows, partial(self.scan, stream))
             tuples = self.rate(rows, partial(self.drain, stream, "convoymq_tuples"))
-            through = self.rate(rows, partial(self.drain_node, stream))
+            through = self.rate(rows, partial(self.drain, stream, local=False))
             found[f"read_{name}"] = (ours, native)
             found[f"node_{name}"] = (through, native)
             found[f"tuples_{name}"] = (ours, tuples)

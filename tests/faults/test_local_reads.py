@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import struct
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +21,11 @@ from convoymq.kernels.columns import (
     ROUTING_KEY,
     TIMESTAMP,
     VALUE,
-    build_frame,
 )
 from tests.faults.test_damage import flip, log_directory
 from tests.faults.traffic import connect, until
 from tests.spark.support import Query, batch_rows, stream_door
+from tests.unit.fetch.support import values_frame
 
 BASE_PORT = 12800
 STREAM = "measurements"
@@ -45,10 +43,7 @@ def client(cluster: LocalCluster, *numbers: int) -> Client:
 
 
 def produced(first: int) -> bytes:
-    values = [b"%0*d" % (SIZE, first + n) for n in range(ROWS)]
-    ends = itertools.accumulate(map(len, values), initial=0)
-    table = struct.pack(f"<{ROWS + 1}i", *ends)
-    return build_frame(VALUE, ROWS, 0, ROWS, [b"", table, b"".join(values)])
+    return values_frame([b"%0*d" % (SIZE, first + n) for n in range(ROWS)])
 
 
 def fill(cluster: LocalCluster) -> int:
@@ -195,9 +190,8 @@ def test_a_file_that_is_gone_or_another_is_not_read(cluster: LocalCluster) -> No
                 assert rows(another, local=True) == expected
             # Cut short under its own inode, as no node would.
             os.replace(kept, path)
-            whole = path.stat().st_size
             data = path.read_bytes()
-            os.truncate(path, whole // 4)
+            os.truncate(path, len(data) // 4)
             with client(cluster, 2, 1, 3) as another:
                 assert another.fetch(STREAM, 0, max_bytes=10_000, local=True).frame.rows
                 assert another._local is not None

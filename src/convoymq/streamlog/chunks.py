@@ -84,11 +84,8 @@ class ChunkIndex:
     def part(self, first: int, end: int) -> ChunkIndex:
         """A copy of the stretches at positions [first, end)."""
         made = ChunkIndex()
-        made.indexes = self.indexes[first:end]
-        made.places = self.places[first:end]
-        made.offsets = self.offsets[first:end]
-        made.sizes = self.sizes[first:end]
-        made.times = self.times[first:end]
+        parts = [words[first:end] for words in self._columns()]
+        made.indexes, made.places, made.offsets, made.sizes, made.times = parts
         return made
 
     def drop_before(self, offset: int) -> None:
