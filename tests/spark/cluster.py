@@ -52,17 +52,19 @@ class Broker:
             self.client.produce(frame, **target, producer=producer, sequence=start)
 
     def values(self, stream: str) -> list[bytes]:
-        """Everything in a stream, in its order."""
+        """Everything in a stream up to what its leader has now, in its order."""
         found: list[bytes] = []
+        ((end, _),) = self.client.offsets([(stream, "latest", None)])
+        assert end is not None
         offset = 0
-        while True:
-            result = self.client.fetch(stream, offset)
-            if not result.frame.rows:
-                return found
+        while offset < end:
+            # Without `end`, a replica behind the leader would show the committed end that it knows.
+            result = self.client.fetch(stream, offset, end=end)
             _, offsets, data = result.frame.buffers(bits.VALUE)
             ends = offsets.cast("i")
             found += [bytes(data[ends[i] : ends[i + 1]]) for i in range(result.frame.rows)]
             offset = result.next
+        return found
 
     def kill_leader(self, name: str) -> int:
         """Kills the node that leads a queue; returns its number."""
