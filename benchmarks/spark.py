@@ -34,6 +34,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.background import Background, background
 from benchmarks.convoy import convoy_cluster
 from benchmarks.disk import Disk
 from benchmarks.load import Load
@@ -161,7 +162,7 @@ GOALS = (
     ),
     beside_goal(
         "beside",
-        "confirm p99 of 1,000 msg/s while Spark (in the idle class) drains a backlog with "
+        "confirm p99 of 1,000 msg/s while Spark, in the background, drains a backlog with "
         f"convoymq.fetch.maxBytesPerSecond={RATE}, all on the same cores",
     ),
     beside_goal("beside_full", "the same at full speed", wanted=None),
@@ -253,11 +254,14 @@ def tuple_source() -> type:
 class Bench:
     """The cluster, the session and their data."""
 
-    def __init__(self, cluster: LocalCluster, scale: Scale, scratch: Path) -> None:
+    def __init__(
+        self, cluster: LocalCluster, scale: Scale, scratch: Path, behind: Background
+    ) -> None:
         from convoymq.spark import session
 
         self.cluster = cluster
         self.scale = scale
+        self.behind = behind
         self.scratch = scratch
         self.servers = ",".join(f"127.0.0.1:{cluster.base_port + n + 1}" for n in range(3))
         self.spark: SparkSession = session("bench", master="local[2]", conf=SESSION)
@@ -466,12 +470,12 @@ class Bench:
         self.disk.rest_long()
         alone = self.perf(rate=1000, queue_type="quorum")["confirm_us"]["p99"] / 1000
         # Executors are on other machines in earnest; here they must not have the brokers' cores.
-        # Idle class, not nice: a session of its own would get half of the machine (autogroup).
-        command = ["chrt", "--idle", "0", sys.executable, __file__, "--drain", self.servers]
+        command = [sys.executable, __file__, "--drain", self.servers]
         if rate:
             command += ["--rate", rate]
         if cores:
             command = ["taskset", "--cpu-list", ",".join(map(str, sorted(cores))), *command]
+        command = [*self.behind.command, *command]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
         ) as drain:
@@ -504,7 +508,9 @@ def drain_for_ever(servers: str, rate: str | None) -> None:
         Bench.noop(rows)
 
 
-def markdown(samples: dict[str, list[tuple[float, float]]], scale: Scale) -> str:
+def markdown(
+    samples: dict[str, list[tuple[float, float]]], scale: Scale, behind: Background
+) -> str:
     """The page."""
     from datetime import date
 
@@ -515,7 +521,8 @@ def markdown(samples: dict[str, list[tuple[float, float]]], scale: Scale) -> str
         f"Measured {date.today().isoformat()} on {cores} cores by `make bench-spark`: three nodes, "
         f"local[2], medians of {scale.rounds} rounds; {scale.rows_200:,} rows of 200 B, "
         f"{scale.rows_1k:,} of 1 KiB, backlog {scale.backlog:,}. Broker, Spark and load tool share "
-        "the cores, so only the ratios mean something.",
+        "the cores, so only the ratios mean something. In the background: "
+        + ("a control group with cpu.idle." if behind.idle_group else "the idle scheduling class."),
         "",
         "| case | ours | compared with | ratio | wanted | reached |",
         "|---|---|---|---|---|---|",
@@ -570,9 +577,9 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="convoy-bench-spark-"))
     samples: dict[str, list[tuple[float, float]]] = {}
     try:
-        with convoy_cluster(base_port=options.base_port) as cluster:
+        with background() as behind, convoy_cluster(base_port=options.base_port) as cluster:
             cluster.start()
-            bench = Bench(cluster, scale, scratch)
+            bench = Bench(cluster, scale, scratch, behind)
             bench.prepare(console.log)
             console.log("filling the backlog")
             fill(bench.servers, "backlog", scale.backlog, 100)
@@ -584,7 +591,7 @@ def main() -> int:
             bench.spark.stop()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    page = markdown(samples, scale)
+    page = markdown(samples, scale, behind)
     print(page)
     if options.json:
         options.json.write_text(json.dumps(samples))
