@@ -17,6 +17,7 @@ from pyspark.sql.types import (
 )
 
 from convoymq.client.errors import AccessRefused, MaybeProduced
+from convoymq.client.results import ProduceResult
 from convoymq.spark import writer
 from convoymq.spark.errors import OptionError, SchemaError, SourceError
 from convoymq.spark.properties import decode_properties
@@ -86,6 +87,24 @@ def test_requests_are_bounded_by_bytes(broker: FakeBroker) -> None:
     options = {"convoymq.produce.maxBytes": 1000}
     write(stream_door(topic="s", **options).writer(VALUE, False), batch_of([bytes(300)] * 7))
     assert broker.calls.count("produce") == 3
+
+
+def test_what_is_a_little_too_much_goes_in_parts_alike(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.stream("s")
+    counts: list[int] = []
+    produce = FakeClient.produce
+
+    def counting(self: FakeClient, *args: Any, **named: Any) -> ProduceResult:
+        counts.append((result := produce(self, *args, **named)).count)
+        return result
+
+    monkeypatch.setattr(FakeClient, "produce", counting)
+    for options in ({"convoymq.produce.maxRows": 9}, {"convoymq.produce.maxBytes": 1000}):
+        made = stream_door(topic="s", **options).writer(VALUE, False)
+        write(made, batch_of([bytes(100)] * 10))
+    assert counts == [5, 5, 5, 5]
 
 
 def test_all_columns_of_kafkas_sink(broker: FakeBroker) -> None:

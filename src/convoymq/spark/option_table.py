@@ -167,7 +167,7 @@ SINK_OPTIONS = (
         "not offered: rows of a batch become visible before the whole batch is there",
     ),
     _option(
-        "convoymq.produce.maxBytes", Use.WRITE, parse.size_bytes, 2 << 20, "size of one request"
+        "convoymq.produce.maxBytes", Use.WRITE, parse.size_bytes, 4 << 20, "size of one request"
     ),
     _option("convoymq.produce.maxRows", Use.WRITE, parse.count, 20_000, "rows of one request"),
 )

@@ -13,6 +13,7 @@ Rows are visible as soon as they are confirmed, before the rest of their batch i
 from __future__ import annotations
 
 import contextlib
+import math
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -249,9 +250,13 @@ class _Sending:
         self, name: str, target: dict[str, Any], columns: Mapping[str, pa.Array]
     ) -> Iterator[_Request]:
         rows = len(columns["value"])
-        bytes_per_row = sum(column.nbytes for column in columns.values()) / rows
-        fitting = int(self._options.request_bytes_max // max(bytes_per_row, 1))
-        step = max(1, min(self._options.request_rows_max, fitting))
+        size = sum(column.nbytes for column in columns.values())
+        # Parts alike: a small rest would wait for a round trip and a flush of its own.
+        parts = max(
+            math.ceil(rows / self._options.request_rows_max),
+            math.ceil(size / self._options.request_bytes_max),
+        )
+        step = math.ceil(rows / min(parts, rows))
         for start in range(0, rows, step):
             part = {n: column.slice(start, step) for n, column in columns.items()}
             count = min(step, rows - start)
