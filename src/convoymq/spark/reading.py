@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from convoymq.client import errors
 from convoymq.spark import clients
@@ -42,8 +42,7 @@ def read_stream(
     """
     constants = {"topic": part.stream, "partition": part.partition}
     fetched = _stream_frames(connection, fetching, maker.bits, part, fail_on_data_loss)
-    for result in _ahead(_paced(fetched, fetching), fetching):
-        yield from maker.batches(result.frame, constants)
+    yield from _batches(fetched, fetching, maker, constants)
 
 
 def read_stage(
@@ -56,8 +55,7 @@ def read_stage(
 ) -> Iterator[pa.RecordBatch]:
     """The staged messages of a range. Raises StageLost unless `skip_expired`."""
     fetched = _stage_frames(connection, fetching, maker.bits, part, skip_expired)
-    for result in _ahead(_paced(fetched, fetching), fetching):
-        yield from maker.batches(result.frame, {"queue": part.queue})
+    yield from _batches(fetched, fetching, maker, {"queue": part.queue})
 
 
 def read_browsed(
@@ -65,8 +63,17 @@ def read_browsed(
 ) -> Iterator[pa.RecordBatch]:
     """What is ready in a queue now; nothing is taken."""
     fetched = _browsed_frames(connection, fetching, maker.bits, part)
+    yield from _batches(fetched, fetching, maker, {"queue": part.queue})
+
+
+def _batches(
+    fetched: Iterator[FetchResult],
+    fetching: Fetching,
+    maker: BatchMaker,
+    constants: Mapping[str, Any],
+) -> Iterator[pa.RecordBatch]:
     for result in _ahead(_paced(fetched, fetching), fetching):
-        yield from maker.batches(result.frame, {"queue": part.queue})
+        yield from maker.batches(result.frame, constants)
 
 
 def _stream_frames(
