@@ -667,7 +667,7 @@ class Node:
         if not self.machine.vhosts:
             await self._persist(bootstrap)
         self.broker = self._make_broker()
-        self.broker.lost_groups = self.data.lost_groups
+        self.broker.local.lost_groups = self.data.lost_groups
         await self.broker.start()
         self.broker.keeper = MemberKeeper(
             self.broker, self.links, self.broker.spawn, self._stop.set

@@ -51,9 +51,8 @@ from convoymq.cluster.metadata import (
     owner_text,
 )
 from convoymq.cluster.metadata_store import MetadataStore
-from convoymq.cluster.placement import CLIENT_LOCAL, LOCATORS, choose_leader, choose_members
+from convoymq.cluster.placement import CLIENT_LOCAL
 from convoymq.kernels.batch import CMD_NODE_DOWN
-from convoymq.model.durations import duration_ms
 from convoymq.model.errors import (
     BrokerError,
     NotFound,
@@ -78,17 +77,16 @@ from convoymq.model.refusals import (
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
-from convoymq.queues.group_queue import TICK_MS, FlowLimits, GroupQueue
+from convoymq.queues.group_queue import TICK_MS, FlowLimits
 from convoymq.queues.interface import Queue
-from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.local_queues import TRACE_ARGUMENT, GroupHost, LocalQueues, Questions
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
-from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.types import Destination, DestinationKind, Exchange, ExchangeType, QueueType
-from convoymq.trace.recorder import QueueTrace, Traces
+from convoymq.trace.recorder import Traces
 
 log = structlog.get_logger()
 
@@ -97,7 +95,6 @@ COUNTS_TIMEOUT_S = 2.0
 STAGE_TIMEOUT_S = 15.0
 HOME_POLL_S = 0.02
 NAME_BYTES_MAX = 255
-TRACE_ARGUMENT = "x-trace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,61 +131,6 @@ class Epoch(Protocol):
 
     def bump(self) -> None:
         """Moves it."""
-
-
-class GroupHost(Protocol):
-    """What is needed of `cluster.host.ReplicaHost`."""
-
-    groups: Any
-
-    def create_group(
-        self,
-        group: int,
-        members: Sequence[int],
-        machine: Any,
-        sink: Any,
-        *,
-        leader_hint: int = 0,
-        learner: bool = False,
-        wiped: bool = False,
-    ) -> Any:
-        """Starts this node's replica of a group."""  # fmt: skip
-
-    def watch_group(self, group: int, members: Sequence[int], sink: Any) -> None:
-        """Follows a group that this node is no member of."""
-
-    def unwatch_group(self, group: int) -> None:
-        """Stops following."""
-
-    def leave_group(self, group: int, members: Sequence[int]) -> None:
-        """Deletes this node's replica and follows the group from now on."""
-
-    def remove_group(self, group: int) -> None:
-        """Deletes this node's replica."""
-
-    def replica(self, group: int) -> Any:
-        """The local replica, if any."""
-
-    def leader_of(self, group: int) -> int | None:
-        """Who leads, as far as known."""
-
-    def builder_of(self, group: int) -> Any:
-        """The open batch of a group."""
-
-    def is_replica_live(self, group: int, node: int) -> bool:
-        """Whether a node carries out effects itself."""
-
-    def read_entry(self, group: int, index: int) -> Any:
-        """An entry of the local log."""
-
-    def read_span(self, group: int, index: int, max_bytes: int) -> Any:
-        """An entry of the local log and some that follow it."""
-
-    def segment_at(self, group: int, index: int) -> Any:
-        """(segment, its file) where an entry lies in one; None elsewhere."""
-
-    def incarnation_of(self, node: int) -> int:
-        """Incarnation of a linked node; 0 when it is not known."""
 
 
 class Broker:
@@ -239,18 +181,31 @@ class Broker:
         """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
         self.keeper: MemberKeeper | None = None
         """Who forgets nodes; set by who knows the links."""
-        self._deliveries_ended = (0, 0)
         self._clock = clock
-        self._stored_groups = stored_groups
         self.traces = traces
-        self.lost_groups = 0
-        """Groups up to this number that have nothing on disk here were lost with the disk."""
         self._alarms_by_node: dict[int, frozenset[str]] = {}
-        #: Faces of quorum queues and streams.
-        self._groups: dict[int, GroupQueue] = {}
-        self._member_of: set[int] = set()
         self._incarnations: dict[int, int] = {node_id: incarnation}
-        self._touched: set[int] | None = set()
+        #: Quorum queues and streams.
+        self.local = LocalQueues(
+            node=node_id,
+            host=host,
+            tree=metadata.tree,
+            transport=control.transport,
+            clock=clock,
+            incarnations=self._incarnations,
+            new_session=new_session,
+            group_size=self.settings.quorum_group_size,
+            limits=FlowLimits(
+                question_timeout_ms=self.settings.operation_timeout_ms,
+                register_timeout_ms=self.settings.publish_register_timeout_ms,
+            ),
+            ask=Questions(
+                counts=self._ask_quorum_counts, stage=self._ask_stage, stream=self._ask_stream
+            ),
+            stored_groups=stored_groups,
+            traces=traces,
+        )
+        self._groups = self.local.queues
         self._gone: set[int] = set()
         self._reconciling = False
         self._expelling = False
@@ -284,7 +239,6 @@ class Broker:
             if node != self.node_id:
                 self._incarnations[node] = self.host.incarnation_of(node)
         self.metadata.watch(self._on_change)
-        self._touched = None
         self._reconcile()
         self._tick()
         self.spawn(self._learn_alarms())
@@ -309,8 +263,7 @@ class Broker:
         """Another node is linked."""
         self._incarnations[node] = max(incarnation, self._incarnations.get(node, 0))
         self._gone.discard(node)
-        for queue in self._groups.values():
-            queue.on_node_up(node)
+        self.local.on_node_up(node)
         self._reopen_faces(node)
         mine = self._alarms_by_node.get(self.node_id)
         if mine:
@@ -318,8 +271,7 @@ class Broker:
 
     def on_node_down(self, node: int, *, definite: bool = False) -> None:
         """Another node is not linked any more; `definite`: its process is known to be gone."""
-        for queue in self._groups.values():
-            queue.on_node_down(node, definite=definite)
+        self.local.on_node_down(node, definite=definite)
         self.classic.on_node_down(node)
         self.topology.bump()
         self._set_node_alarms(node, frozenset())
@@ -339,13 +291,11 @@ class Broker:
 
     def on_suspect(self, node: int) -> None:
         """Another node is silent: its consumers get nothing new."""
-        for queue in self._groups.values():
-            queue.on_node_down(node, definite=False)
+        self.local.on_node_down(node, definite=False)
 
     def on_unsuspect(self, node: int) -> None:
         """Another node speaks again, and nothing was lost."""
-        for queue in self._groups.values():
-            queue.on_node_up(node)
+        self.local.on_node_up(node)
         self._reopen_faces(node)
 
     def _reopen_faces(self, node: int) -> None:
@@ -357,8 +307,7 @@ class Broker:
 
     def _tick(self) -> None:
         self._timer = self._clock.call_later(TICK_MS, self._tick)
-        for queue in [queue for queue in self._groups.values() if queue.has_clients]:
-            queue.tick()
+        self.local.tick()
         if self.traces is not None:
             self.traces.tick()
         if self._gone:
@@ -828,32 +777,9 @@ class Broker:
 
     def _members_for(self, arguments: Table, *, exclusive: bool) -> tuple[int, ...]:
         """Nodes for a new queue, the designated leader or home first."""
-        kind = arguments.get("x-queue-type")
-        classic = kind is None or kind.term() == QueueType.CLASSIC.value
         if exclusive:
             return (self.node_id,)
-        wish = arguments.get("x-queue-leader-locator")
-        locator = LOCATORS.get(wish.term() if wish is not None else self.settings.leader_locator)
-        running = self.running_nodes()
-        records = list(self.metadata.tree.records()) if len(running) > 1 else []
-        leaders: dict[int, int] = {}
-        replicas: dict[int, int] = {}
-        for record in records:
-            leaders[record.home] = leaders.get(record.home, 0) + 1
-            for member in record.members:
-                replicas[member] = replicas.get(member, 0) + 1
-        leader = choose_leader(
-            locator or CLIENT_LOCAL, client_node=self.node_id, running=running, leaders=leaders
-        )
-        if classic:
-            return (leader,)
-        return choose_members(
-            self._group_size(arguments),
-            leader=leader,
-            nodes=set(self.metadata.tree.nodes) | {self.node_id},
-            running=running,
-            replicas=replicas,
-        )
+        return self.local.members_for(arguments, self.running_nodes(), self.settings.leader_locator)
 
     async def _wait_until_served(
         self, vhost: str, name: str, owner: int | None, group: int
@@ -882,16 +808,11 @@ class Broker:
 
     def _on_change(self, change: Change) -> None:
         self.topology.bump()
-        if change.kind is ChangeKind.RESTORED:
-            self._touched = None
-        elif change.record is not None and self._touched is not None:
-            self._touched.add(change.record.group)
+        due = self.local.on_change(change)
         if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._expelling:
             self._expelling = True
             self._loop.call_soon(self._expel)
-        if change.record is None and change.kind is not ChangeKind.RESTORED:
-            return
-        if not self._reconciling:
+        if due and not self._reconciling:
             self._reconciling = True
             self._loop.call_soon(self._reconcile)
 
@@ -909,50 +830,22 @@ class Broker:
     def _reconcile(self) -> None:
         """Makes this node's queues be what the tree says."""
         self._reconciling = False
-        touched, self._touched = self._touched, set()
-        wanted = {record.group: record for record in self.metadata.tree.records()}
-        if touched is None:
-            touched = {*wanted, *self._groups, *self.classic.queues}
-            self._remove_strangers(set(wanted))
+        followed = self.local.reconcile()
+        touched = followed.touched
+        if followed.everything:
+            touched = {*touched, *self.classic.queues}
+            self.classic.remove_strangers(set(followed.records))
         for group in sorted(touched):
-            record = wanted.get(group)
+            record = followed.records.get(group)
             if record is None:
-                self._end_queue(group)
-            elif record.type.is_replicated:
-                self._follow_members(record)
-            elif record.home == self.node_id:
+                self.classic.delete(group)
+            elif not record.type.is_replicated and record.home == self.node_id:
                 self._face(record)
-
-    def _remove_strangers(self, known: set[int]) -> None:
-        self.classic.remove_strangers(known)
-        for group in list(self._stored_groups()):
-            # Ids are never given out twice: what is below the next one and unknown was deleted.
-            if group and group < self.metadata.tree.next_group and group not in known:
-                self.host.remove_group(group)
-
-    def _end_queue(self, group: int) -> None:
-        queue = self._groups.pop(group, None)
-        if queue is not None:
-            local, proxied = self._deliveries_ended
-            self._deliveries_ended = (
-                local + queue.delivered_local,
-                proxied + queue.delivered_forwarded,
-            )
-            queue.on_deleted()
-            if group in self._member_of:
-                self.host.remove_group(group)
-            else:
-                self.host.unwatch_group(group)
-            if self.traces is not None:
-                self.traces.end(group)
-        self._member_of.discard(group)
-        self.classic.delete(group)
 
     def _face(self, record: QueueRecord) -> Queue | None:
         """This node's face of a queue; None when its files are damaged."""
         if record.type.is_replicated:
-            found = self._groups.get(record.group)
-            return found if found is not None else self._open_group(record)
+            return self.local.face(record)
         known = self.classic.queues.get(record.group)
         if known is not None:
             return known
@@ -966,90 +859,9 @@ class Broker:
             face.end(error, published_ok=False)
         return face
 
-    def _follow_members(self, record: QueueRecord) -> None:
-        """Opens, joins or leaves the group of a queue, as its record says."""
-        group = record.group
-        queue = self._groups.get(group)
-        if queue is not None:
-            queue.members = record.members
-        if self.node_id in record.members:
-            if queue is None:
-                self._open_group(record)
-            elif group not in self._member_of:
-                self._become_member(record, queue)
-        elif group in self._member_of:
-            self._member_of.discard(group)
-            if queue is not None and queue.trace is not None:
-                queue.trace.detach()
-            self.host.leave_group(group, record.members)
-        elif queue is not None:
-            self.host.watch_group(group, record.members, queue)
-
     def group_size_of(self, record: QueueRecord) -> int:
         """How many members a queue should have: what its declaration or the settings say."""
-        declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
-        return self._group_size(declared.arguments if declared is not None else EMPTY)
-
-    def _group_size(self, arguments: Table) -> int:
-        # A queue can only have the argument of its own type.
-        for name in ("x-quorum-initial-group-size", "x-initial-cluster-size"):
-            field = arguments.get(name)
-            if field is not None and isinstance(field.value, int) and field.value > 0:
-                return field.value
-        return self.settings.quorum_group_size
-
-    def _open_group(self, record: QueueRecord) -> GroupQueue:
-        common: dict[str, Any] = {
-            "vhost": record.vhost,
-            "name": record.name,
-            "group": record.group,
-            "node": self.node_id,
-            "host": self.host,
-            "transport": self.control.transport,
-            "clock": self._clock,
-            "incarnations": self._incarnations,
-            "members": record.members,
-            "new_session": self.new_session,
-            "ask_counts": self._ask_quorum_counts,
-            "limits": FlowLimits(
-                question_timeout_ms=self.settings.operation_timeout_ms,
-                register_timeout_ms=self.settings.publish_register_timeout_ms,
-            ),
-        }
-        queue: GroupQueue
-        if record.type is QueueType.STREAM:
-            queue = StreamQueue(ask_node=self._ask_stream, **common)
-        else:
-            queue = QuorumQueue(ask_node=self._ask_stage, **common)
-        queue.trace = self._open_trace(record)
-        self._groups[record.group] = queue
-        if self.node_id in record.members:
-            self._become_member(record, queue)
-        else:
-            self.host.watch_group(record.group, record.members, queue)
-        return queue
-
-    def _become_member(self, record: QueueRecord, queue: GroupQueue) -> None:
-        self._member_of.add(record.group)
-        declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
-        assert declared is not None
-        wiped = record.group <= self.lost_groups and record.group not in self._stored_groups()
-        machine: QuorumMachine | StreamMachine
-        if record.type is QueueType.STREAM:
-            machine = StreamMachine(_stream_settings(declared.arguments))
-        else:
-            machine = QuorumMachine(_machine_settings(declared.arguments))
-        if queue.trace is not None:
-            queue.trace.attach(machine)
-        self.host.create_group(
-            record.group,
-            record.members,
-            machine,
-            queue,
-            leader_hint=record.home,
-            learner=self.node_id in record.joined and not wiped,
-            wiped=wiped,
-        )
+        return self.local.group_size_of(record)
 
     # --- the trace -----------------------------------------------------------------------
 
@@ -1065,16 +877,6 @@ class Broker:
                 "pyarrow is not installed (pip install convoymq[trace])",
                 subject=subject,
             )
-
-    def _open_trace(self, record: QueueRecord) -> QueueTrace | None:
-        """The trace of a queue that asks for one, by argument or virtual host."""
-        if self.traces is None:
-            return None
-        declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
-        wish = declared.arguments.get(TRACE_ARGUMENT) if declared is not None else None
-        if not self.traces.wants(record.vhost, wish is not None and wish.value is True):
-            return None
-        return self.traces.open(record.vhost, record.name, record.type.value, record.group)
 
     # --- what classic queues report ------------------------------------------------------
 
@@ -1284,8 +1086,7 @@ class Broker:
     def live_sessions(self) -> list[int]:
         """Sessions of this node's channels, and of closed ones that a queue has not heard of."""
         found = [session for c in self.connections.all() for session in c.sessions()]
-        for queue in self._groups.values():
-            found += queue.sessions()
+        found += self.local.sessions()
         for face in self.classic.queues.values():
             found += face.clients
         return found
@@ -1376,11 +1177,7 @@ class Broker:
     def deliveries(self) -> tuple[int, int]:
         """Messages of quorum queues that this node handed to its own clients, and that it sent, as
         leader, to nodes without a live replica."""
-        local, proxied = self._deliveries_ended
-        for queue in self._groups.values():
-            local += queue.delivered_local
-            proxied += queue.delivered_forwarded
-        return local, proxied
+        return self.local.deliveries()
 
 
 def generated_name(prefix: str) -> str:
@@ -1391,32 +1188,6 @@ def generated_name(prefix: str) -> str:
 def _check_length(name: str) -> None:
     if len(name.encode()) > NAME_BYTES_MAX:
         raise PreconditionFailed(f"name of more than {NAME_BYTES_MAX} bytes")
-
-
-def _machine_settings(arguments: Table) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    limit = arguments.get("x-delivery-limit")
-    if limit is not None and isinstance(limit.value, int):
-        settings["delivery_limit"] = limit.value
-    single = arguments.get("x-single-active-consumer")
-    if single is not None:
-        settings["single_active"] = bool(single.value)
-    return settings
-
-
-def _stream_settings(arguments: Table) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for name, argument in (
-        ("max_bytes", "x-max-length-bytes"),
-        ("segment_bytes", "x-stream-max-segment-size-bytes"),
-    ):
-        field = arguments.get(argument)
-        if field is not None and isinstance(field.value, int):
-            settings[name] = field.value
-    age = arguments.get("x-max-age")
-    if age is not None:
-        settings["max_age_ms"] = duration_ms(age.term()) or NO_LIMIT
-    return settings
 
 
 __all__ = ["Broker", "BrokerSettings", "Route", "User", "generated_name"]
