@@ -15,7 +15,7 @@ cdef class ReplicaHost:
     cdef public int node
     cdef public int64_t incarnation, now
     cdef public object storage, transport, clock, config, on_dirty, core_class, _kick, counters
-    cdef public dict groups, watched, incarnations, _early, _removed
+    cdef public dict groups, watched, incarnations, supports, _early, _removed
     cdef public set reachable, gone, active
     cdef public object on_note, on_membership_changed, after_seal
     cdef public list _dirty, _apply, _notices, _holding, _batches_due

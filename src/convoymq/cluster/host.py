@@ -19,6 +19,7 @@ import msgspec
 
 from convoymq.cluster.interfaces import Clock, EffectSink, Machine, Transport
 from convoymq.cluster.replica import LEADER_IS, Replica
+from convoymq.cluster.supported import Supports
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry, frame, frame_header
 from convoymq.model.errors import Misuse, PeerError
@@ -128,6 +129,8 @@ class ReplicaHost:
         self.reachable: set[int] = set()
         self.gone: set[int] = set()
         self.incarnations: dict[int, int] = {}
+        #: node -> the machine versions that it said it supports when it was linked last.
+        self.supports: dict[int, Supports] = {}
         #: Groups with something outstanding: only these are ticked.
         self.active: set[int] = set()
         self.now = clock.monotonic_ms()
@@ -418,9 +421,14 @@ class ReplicaHost:
             node = near[watched.turn % len(near)]
             self.send_raft(node, watched.group, (LEADER_IS, 0, 0))
 
-    def on_link_up(self, node: int, incarnation: int) -> None:
-        """The link to a node is up, the node answers."""
+    def on_link_up(self, node: int, incarnation: int, supports: Supports | None = None) -> None:
+        """The link to a node is up, the node answers.
+
+        Args:
+            supports: what it says of the machine versions that it supports.
+        """
         self.incarnations[node] = incarnation
+        self.supports[node] = supports or {}
         self._reach(node)
 
     def on_link_down(self, node: int, *, definite: bool) -> None:

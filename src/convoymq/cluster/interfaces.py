@@ -32,19 +32,39 @@ FLAG_NODE_GONE = 1
 
 
 class Machine(Protocol):
-    """A replicated state machine: decides only from the log (DESIGN section 2)."""
+    """A replicated state machine: decides only from the log (DESIGN section 2).
 
+    Its rules have a version, which only an entry of the log changes (ADR 0016). An exception out of
+    `apply`, `set_version` or `restore` stops the replica.
+    """
+
+    KIND: str
+    """Name of the machine's rules: replicas announce which versions of them they support."""
     VERSION: int
+    """Newest version that this build supports."""
+    OLDEST_VERSION: int
+    """Oldest version that this build supports."""
+    version: int
+    """In force: 1 in a new group."""
     effects: list[Effect]
 
+    def set_version(self, version: int) -> None:
+        """Carries out a `machine version` entry: `version` is in force from the next entry on.
+        Raises UnsupportedVersion."""
+
+    def command_types(self, version: int) -> bytes:
+        """The command types that exist in a version, as `supported.command_table` makes it."""
+
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
-        """Applies a `commands` entry (`data` = the whole entry); appends to `effects`."""
+        """Applies a `commands` entry (`data` = the whole entry); appends to `effects`. Raises
+        UnknownCommand for a command that it does not know: none is ever skipped."""
 
     def snapshot(self) -> bytes:
         """The state, without message bodies."""
 
     def restore(self, state: bytes) -> None:
-        """Replaces the state by that of `snapshot()`. Produces no effects."""
+        """Replaces the state by that of `snapshot()`. Produces no effects. Raises
+        UnsupportedVersion, ValueError."""
 
     def resend(self, session_node: int) -> None:
         """Appends DELIVER effects for all that is checked out to sessions of that node, APPLIED for

@@ -5,9 +5,10 @@
     ├── PeerError       bytes or their order break the protocol
     ├── Refused         an expected no: the request is well formed, the answer is negative
     ├── Unavailable     no answer in time: timeout, no quorum, no leader
-    └── StorageFault    a disk failed or lied
+    ├── StorageFault    a disk failed or lied
+    └── ReplicaStopped  a replica cannot go on with its log: it stops, the node goes on
 
-    InvariantViolated   outside the tree: nobody catches it, the replica stops
+    InvariantViolated   outside the tree: nobody catches it, the process ends
 
 Every class carries typed fields. Each protocol edge has one table that turns classes into its
 own codes (`convoymq.amqp.errors` for AMQP).
@@ -189,8 +190,21 @@ class StorageFault(BrokerError):
         self.offset = offset
 
 
+class ReplicaStopped(BrokerError):
+    """A replica cannot go on with its log: it takes part no more (ADR 0016). Raised by a machine's
+    `apply`, `set_version` and `restore`."""
+
+
+class UnknownCommand(ReplicaStopped):
+    """The log holds a command that this build does not know. It is never skipped."""
+
+
+class UnsupportedVersion(ReplicaStopped):
+    """The log or a snapshot needs a machine version or a format that this build does not have."""
+
+
 class InvariantViolated(Exception):  # outside the tree on purpose: see the module text
-    """A safety fact does not hold. Nothing catches this; the replica stops."""
+    """A safety fact does not hold. Nothing catches this; the process ends."""
 
 
 def check(condition: object, text: str) -> None:

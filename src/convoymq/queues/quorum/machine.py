@@ -41,6 +41,7 @@ from typing import Any
 
 import msgspec
 
+from convoymq.cluster import supported
 from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
     EFFECT_CANCELLED,
@@ -95,6 +96,15 @@ CHECKOUT = batch.CMD_CHECKOUT
 CANCEL = batch.CMD_CANCEL
 CREDIT = batch.CMD_CREDIT
 GET = batch.CMD_GET
+
+#: Version -> the command types that it knows.
+COMMAND_TYPES = {
+    1: supported.command_table((
+        ENQUEUE, SETTLE, RETURN, DISCARD, CHECKOUT, CANCEL, CREDIT, GET, batch.CMD_PURGE,
+        batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN, batch.CMD_NODE_DOWN, batch.CMD_NODE_UP,
+        batch.CMD_TICK, batch.CMD_CONFIG, batch.CMD_DELETE, batch.CMD_PRODUCER, batch.CMD_STAGE,
+    )),
+}  # fmt: skip
 
 
 class Consumer:
@@ -163,7 +173,9 @@ class QuorumMachine(SessionTable):
     queues ignore the flag of basic.consume, so False).
     """
 
+    KIND = "quorum"
     VERSION = 1
+    OLDEST_VERSION = 1
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.effects: list[Effect] = []
@@ -891,10 +903,12 @@ class QuorumMachine(SessionTable):
         self.single_active = self.settings["single_active"]
 
     def set_version(self, version: int) -> None:
-        """Carries out a `machine version` entry. Raises ValueError for an unknown version."""
-        if not 1 <= version <= self.VERSION:
-            raise ValueError(f"machine version {version} is not supported, only 1..{self.VERSION}")
-        self.version = version
+        """Carries out a `machine version` entry. Raises UnsupportedVersion."""
+        self.version = supported.check_version(self, version)
+
+    def command_types(self, version: int) -> bytes:
+        """The command types that a version knows (Machine.command_types)."""
+        return COMMAND_TYPES[version]
 
     def _delete(self) -> None:
         self.deleted = True
@@ -1203,3 +1217,6 @@ class QuorumMachine(SessionTable):
 def stage_session(name: str) -> int:
     """The number under which a stage appears among sessions in the trace; no node has it."""
     return zlib.crc32(name.encode())
+
+
+supported.register(QuorumMachine)

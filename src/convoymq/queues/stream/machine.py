@@ -35,6 +35,7 @@ from typing import Any
 
 import msgspec
 
+from convoymq.cluster import supported
 from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
     EFFECT_NOTE,
@@ -67,6 +68,18 @@ WITHOUT_EFFECT = frozenset(
     (batch.CMD_SETTLE, batch.CMD_RETURN, batch.CMD_DISCARD, batch.CMD_CREDIT, batch.CMD_CANCEL)
 )
 
+#: Commands that would need an answer which a log does not have.
+REFUSED = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE))
+
+#: Version -> the command types that it knows.
+COMMAND_TYPES = {
+    1: supported.command_table((
+        ENQUEUE, *WITHOUT_EFFECT, *REFUSED, batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN,
+        batch.CMD_NODE_DOWN, batch.CMD_NODE_UP, batch.CMD_TICK, batch.CMD_CONFIG, batch.CMD_DELETE,
+        batch.CMD_PRODUCER, batch.CMD_STORE_OFFSET,
+    )),
+}  # fmt: skip
+
 
 class StreamMachine(SessionTable):
     """State of one stream. See the module docstring.
@@ -75,7 +88,9 @@ class StreamMachine(SessionTable):
     (-1 = keep everything), `segment_bytes` (body bytes at which a segment is full).
     """
 
+    KIND = "stream"
     VERSION = 1
+    OLDEST_VERSION = 1
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.effects: list[Effect] = []
@@ -307,10 +322,12 @@ class StreamMachine(SessionTable):
         self._arm()
 
     def set_version(self, version: int) -> None:
-        """Carries out a `machine version` entry. Raises ValueError for an unknown version."""
-        if not 1 <= version <= self.VERSION:
-            raise ValueError(f"machine version {version} is not supported, only 1..{self.VERSION}")
-        self.version = version
+        """Carries out a `machine version` entry. Raises UnsupportedVersion."""
+        self.version = supported.check_version(self, version)
+
+    def command_types(self, version: int) -> bytes:
+        """The command types that a version knows (Machine.command_types)."""
+        return COMMAND_TYPES[version]
 
     def _delete(self) -> None:
         self.deleted = True
@@ -457,3 +474,6 @@ class StreamMachine(SessionTable):
     def state_hash(self) -> int:
         """Equal on replicas that applied the same index."""
         return zlib.crc32(self.snapshot())
+
+
+supported.register(StreamMachine)

@@ -16,6 +16,7 @@ from convoymq.cluster.interfaces import (
     EFFECT_TIMER,
 )
 from convoymq.kernels import batch
+from convoymq.model.errors import UnsupportedVersion
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.sessions import CLOSED_KEPT_MAX
@@ -580,7 +581,7 @@ def test_a_damaged_snapshot_is_refused() -> None:
 
 
 def test_a_newer_machine_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="version 2"):
+    with pytest.raises(UnsupportedVersion, match="version 2"):
         QuorumMachine().set_version(2)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, EFFECT_TIMER
 from convoymq.kernels import batch
+from convoymq.model.errors import UnsupportedVersion
 from convoymq.queues.stream import machine as machines
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.streamlog.chunks import STRETCH_BYTES, STRETCH_ENTRIES
@@ -342,5 +343,5 @@ def test_a_damaged_snapshot_is_refused() -> None:
 
 
 def test_versions_above_the_own_are_refused() -> None:
-    with pytest.raises(ValueError, match="not supported"):
+    with pytest.raises(UnsupportedVersion, match="version 2 of the stream machine"):
         StreamMachine().set_version(2)

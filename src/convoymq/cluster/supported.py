@@ -1,0 +1,57 @@
+"""Which versions of the replicated machines this build supports.
+
+The modules of the machines register their classes when they are imported; the node imports them
+before it tells other nodes (ADR 0016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from convoymq.model.errors import UnsupportedVersion
+
+Supports = Mapping[str, Sequence[int]]
+"""Kind -> (oldest, newest) version."""
+
+_ranges: dict[str, tuple[int, int]] = {}
+
+
+def register(machine: Any) -> None:
+    """Adds a class of machines: its KIND, OLDEST_VERSION and VERSION."""
+    _ranges[machine.KIND] = (machine.OLDEST_VERSION, machine.VERSION)
+
+
+def supports() -> dict[str, tuple[int, int]]:
+    """The versions of every machine that is registered."""
+    return dict(_ranges)
+
+
+def newest_of(supported: Supports, kind: str) -> int:
+    """The newest version of a kind; who says nothing about it supports version 1 only."""
+    found = supported.get(kind)
+    return int(found[1]) if found else 1
+
+
+def is_supported(supported: Supports, kind: str, version: int) -> bool:
+    """Whether that version of a kind is among those supported."""
+    found = supported.get(kind) or (1, 1)
+    return bool(found[0] <= version <= found[1])
+
+
+def check_version(machine: Any, version: int) -> int:
+    """Returns the version when the machine's class supports it. Raises UnsupportedVersion."""
+    if not machine.OLDEST_VERSION <= version <= machine.VERSION:
+        raise UnsupportedVersion(
+            f"version {version} of the {machine.KIND} machine is in force; this release supports "
+            f"{machine.OLDEST_VERSION} to {machine.VERSION}"
+        )
+    return version
+
+
+def command_table(types: Iterable[int]) -> bytes:
+    """256 bits, one for each command type; those in `types` are set."""
+    table = bytearray(32)
+    for type in types:
+        table[type >> 3] |= 1 << (type & 7)
+    return bytes(table)
