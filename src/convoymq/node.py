@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import importlib
-import json
 import os
 import random
 import signal
@@ -34,6 +32,7 @@ from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import MetadataMachine
 from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.cluster.sessions import SessionNumbers
+from convoymq.data_directory import DataDirectory
 from convoymq.kernels.batch import FRAME_CONTROL
 from convoymq.kernels.flusher import (
     SYNC_DSYNC,
@@ -44,7 +43,7 @@ from convoymq.kernels.flusher import (
 )
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
 from convoymq.model.config import Config, ConfigError
-from convoymq.model.errors import BrokerError, InvariantViolated, Misuse, Unavailable
+from convoymq.model.errors import BrokerError, InvariantViolated, Unavailable
 from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
@@ -58,7 +57,8 @@ if TYPE_CHECKING:
     from convoymq.trace.recorder import Traces
 
 EPOCH_2025 = 1_735_689_600
-"""Incarnations are seconds since 2025-01-01 UTC."""
+"""The first incarnation of an empty directory: seconds since 2025-01-01 UTC."""
+SUPPORTS = {"metadata": (1, 1), "quorum": (1, 1), "stream": (1, 1)}
 TICK_S = 0.1
 SLEPT_NS = 15_000
 """A round that begins so long after the one before was waited for."""
@@ -141,81 +141,6 @@ class _LateSink:
             self.store.on_restored()
 
 
-class DataDirectory:
-    """A node's directory: locked, and bound to one node id.
-
-    Raises:
-        Misuse: another process has it, or it is another node's.
-        StorageFault: it cannot be made or written.
-    """
-
-    def __init__(self, path: str, node_id: int) -> None:
-        self.path = Path(path).expanduser().absolute()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StorageFault(str(error), path=str(path)) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise Misuse(f"{self.path} is in use by another process") from None
-        self._file = self.path / "node.json"
-        try:
-            known = json.loads(self._file.read_text())
-            owner, last = int(known["node"]), int(known["incarnation"])
-            self.lost_groups = int(known.get("lost_groups", 0))
-            self.joined = bool(known.get("joined", False))
-        except FileNotFoundError:
-            owner, last = node_id, 0
-            self.lost_groups = 0
-            self.joined = False
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self.close()
-            raise StorageFault(f"unreadable: {error}", path=str(self._file)) from None
-        if owner != node_id:
-            self.close()
-            raise Misuse(f"{self.path} belongs to node {owner}, this is node {node_id}")
-        self.incarnation = max(last + 1, int(time.time()) - EPOCH_2025)
-        self._node_id = node_id
-        self._save()
-
-    def lose(self, groups: int) -> None:
-        """Notes that this node has lost its data of all groups up to this number."""
-        self.lost_groups = groups
-        self._save()
-
-    def join(self) -> None:
-        """Notes that the cluster existed before this node: it never founds one of its own."""
-        self.joined = True
-        self._save()
-
-    def _save(self) -> None:
-        content = {
-            "node": self._node_id,
-            "incarnation": self.incarnation,
-            "lost_groups": self.lost_groups,
-            "joined": self.joined,
-        }
-        fresh = self._file.with_suffix(".new")
-        try:
-            with open(fresh, "w") as file:
-                json.dump(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, self._file)
-            directory = os.open(self.path, os.O_RDONLY)
-            os.fsync(directory)
-            os.close(directory)
-        except OSError as error:
-            raise StorageFault(str(error), path=str(self._file)) from None
-
-    def close(self) -> None:
-        """Gives the lock back."""
-        os.close(self._lock)
-
-
 class Node:
     """One node. `await run()` starts it, serves until `stop()` or a signal, and closes it."""
 
@@ -257,7 +182,9 @@ class Node:
         self._loop.set_exception_handler(self._on_fault)
         self.clock = LoopClock(self._loop)
         self.started_ms = self.clock.now_ms()
-        self.data = DataDirectory(self.config.node.data_dir, self.id)
+        self.data = DataDirectory(
+            self.config.node.data_dir, self.id, SUPPORTS, lives=int(time.time()) - EPOCH_2025
+        )
         try:
             self._watch_signals()
             self._open_storage()
@@ -520,7 +447,9 @@ class Node:
             return False
         # A vote alone tells a founder nothing new, but somebody who joins not even the members.
         return (
-            log.last_index > 0 or log.snapshot_index > 0 or (log.term > 0 and not self.data.joined)
+            log.last_index > 0
+            or log.snapshot_index > 0
+            or (log.term > 0 and not self.data.noted("joined"))
         )
 
     async def _form(self) -> None:
@@ -603,9 +532,9 @@ class Node:
             learner, wiped = answer["role"] == JOIN_LEARNER, answer["role"] == JOIN_WIPED
             self.log.info("cluster.joining", members=answer["members"], role=answer["role"])
             if wiped:
-                self.data.lose(answer["groups"])
+                self.data.join(self.data.cluster, self.data.incarnation, answer["groups"])
             if learner:
-                self.data.join()
+                self.data.note("joined", True)
             self._open_metadata(answer["members"], learner=learner, wiped=wiped)
             return True
         await asyncio.sleep(0.1)

@@ -1,53 +1,18 @@
-"""What a node does before it talks to anybody: its directory, its limits, its logs."""
+"""What a node does before it talks to anybody: its limits, its logs."""
 
 from __future__ import annotations
 
-import json
 import ssl
 from pathlib import Path
 
-import pytest
-
 from convoymq.model.config import load
-from convoymq.model.errors import Misuse, StorageFault
 from convoymq.node import (
-    DataDirectory,
     client_tls,
     free_disk_bytes,
     machine_memory_bytes,
     memory_limit,
     resident_bytes,
 )
-
-
-def test_incarnations_rise_even_when_the_clock_does_not(tmp_path: Path) -> None:
-    last = 0
-    for _ in range(4):
-        directory = DataDirectory(str(tmp_path), 1)
-        assert directory.incarnation > last
-        last = directory.incarnation
-        directory.close()
-    (tmp_path / "node.json").write_text(json.dumps({"node": 1, "incarnation": 4_000_000_000}))
-    directory = DataDirectory(str(tmp_path), 1)
-    assert directory.incarnation == 4_000_000_001
-    directory.close()
-
-
-def test_a_directory_serves_one_process_and_one_node(tmp_path: Path) -> None:
-    directory = DataDirectory(str(tmp_path), 1)
-    with pytest.raises(Misuse, match="in use"):
-        DataDirectory(str(tmp_path), 1)
-    directory.close()
-    with pytest.raises(Misuse, match="belongs to node 1"):
-        DataDirectory(str(tmp_path), 2)
-    DataDirectory(str(tmp_path), 1).close()
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"node": 1}', '{"node": "x", "incarnation": 1}'])
-def test_a_damaged_identity_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "node.json").write_text(content)
-    with pytest.raises(StorageFault, match=r"node\.json"):
-        DataDirectory(str(tmp_path), 1)
 
 
 def test_the_memory_limit_is_a_share_or_a_size() -> None:

@@ -1,22 +1,47 @@
-"""Who a node is: its number, its data directory, its life, and the cluster that it belongs to."""
+"""Who a node is: what it tells others when it links, and what its directory keeps.
+
+Source: ADR 0020.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What a node tells the others of itself, and keeps in `node.json`."""
+    """One life of one node."""
 
     node: int
     directory: str
-    """32 hex digits made with the data directory; they never change."""
+    """32 hex digits, made with the data directory; an emptied directory has another one."""
     incarnation: int
-    """A counter that rises with every start. Those of two directories are not comparable."""
+    """Counts the starts of this directory; raised at JOIN above every earlier life of `node`."""
     cluster: str = ""
-    """32 hex digits: the cluster's id; empty = in no cluster yet."""
+    """Id of the cluster that the directory belongs to, 32 hex digits; "" = none yet."""
     candidate: str = ""
-    """32 hex digits: the id of a cluster that this node would found."""
+    """The id that this node would give to a cluster that it founds."""
     former: tuple[str, ...] = ()
-    """Ids that this cluster had before it was recovered from a lost majority."""
+    """Earlier ids of this cluster, from before it was recovered from a lost majority."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Founding:
+    """A cluster that is being founded: its id and exactly the directories that found it."""
+
+    cluster: str
+    directories: tuple[tuple[int, str], ...]
+    """(node, directory) of every founder, ascending."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Numbers of the founders, ascending."""
+        return tuple(node for node, _ in self.directories)
+
+
+def is_id(text: object) -> bool:
+    """Whether something has the form of a cluster or directory id."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
