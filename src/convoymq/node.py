@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import AdmitNode
 from convoymq.cluster.control import KIND_JOIN, ControlPlane
 from convoymq.cluster.host import ReplicaHost
@@ -31,6 +30,7 @@ from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import MetadataMachine
+from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.cluster.sessions import SessionNumbers
 from convoymq.data_directory import DataDirectory
 from convoymq.kernels.batch import FRAME_CONTROL
@@ -43,7 +43,7 @@ from convoymq.kernels.flusher import (
 )
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
 from convoymq.model.config import Config, ConfigError
-from convoymq.model.errors import BrokerError, InvariantViolated, Unavailable
+from convoymq.model.errors import BrokerError, InvariantViolated, Misuse, Unavailable
 from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
@@ -109,10 +109,10 @@ class _LateSink:
     """The effect sink of group 0 before the store exists that needs group 0's builder."""
 
     def __init__(self) -> None:
-        self.store: AsyncMetadataStore | None = None
+        self.store: MetadataStore | None = None
         self._leader: tuple[int, int | None, int] | None = None
 
-    def attach(self, store: AsyncMetadataStore) -> None:
+    def attach(self, store: MetadataStore) -> None:
         """Hands over; what is known by now is told."""
         self.store = store
         if self._leader is not None:
@@ -153,6 +153,8 @@ class Node:
         """Set when clients are served."""
         self.usable = False
         self._stop = asyncio.Event()
+        self._failure: BrokerError | None = None
+        """Why the node ends by itself."""
         self._scheduled = False
         self._reading = False
         """A connection is being read, which ends the round itself."""
@@ -194,6 +196,12 @@ class Node:
 
     def stop(self) -> None:
         """Asks for an orderly end."""
+        self._stop.set()
+
+    def fail(self, error: BrokerError) -> None:
+        """Ends the node, which cannot go on; `run` raises the error."""
+        if self._failure is None:
+            self._failure = error
         self._stop.set()
 
     def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -247,12 +255,12 @@ class Node:
         self.links = Links(
             config.cluster,
             config.link_address,
-            self.id,
-            self.data.incarnation,
+            self.data.identity,
             self,
             self.wake,
             self.log,
             self.run_input,
+            supports=SUPPORTS,
         )
         self.control = ControlPlane(self.id, self.links)
         self.control.handle(KIND_JOIN, self._on_join)
@@ -279,6 +287,8 @@ class Node:
             work.cancel()
             (failure,) = await asyncio.gather(work, return_exceptions=True)
             await self._close()
+            if self._failure is not None:
+                raise self._failure
             if isinstance(failure, Exception):
                 raise failure
 
@@ -325,6 +335,8 @@ class Node:
         self._closed = True
         for timer in self._timers:
             timer.cancel()
+        # Only now: what this process answers for is closed.
+        await self.links.goodbye()
         self._shell.close()
         self.log.info("node.stopped")
 
@@ -439,6 +451,10 @@ class Node:
             self.broker.on_unsuspect(node)
         self.wake()
 
+    def on_rejected(self, text: str) -> None:
+        """Another process has this node's number."""
+        self.fail(Misuse(text))
+
     # -- the cluster ------------------------------------------------------------------------
 
     def _is_formed(self) -> bool:
@@ -463,7 +479,7 @@ class Node:
             await self._form_or_join()
         self.links.formed = True
         self._new_session = SessionNumbers(self.id, self.data.incarnation, self._live_sessions)
-        self.store = AsyncMetadataStore(
+        self.store = MetadataStore(
             self.machine, self.host.builder_of(0), self._new_session(), self.clock
         )
         self._sink.attach(self.store)
@@ -598,7 +614,9 @@ class Node:
         self.broker = self._make_broker()
         self.broker.local.lost_groups = self.data.lost_groups
         await self.broker.start()
-        self.broker.keeper = MemberKeeper(self.broker, self.links, self._stop.set)
+        self.broker.keeper = MemberKeeper(
+            self.broker, self.links, self.broker.spawn, self._stop.set
+        )
 
     async def _persist(self, command: Any) -> None:
         while True:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
+from convoymq.cluster import links
+from convoymq.cluster.identity import NodeIdentity
 from convoymq.cluster.links import Links
 from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, frame
 from convoymq.model.config import Address, ClusterConfig
@@ -39,14 +41,18 @@ class Node:
     """One end: links, and everything they reported."""
 
     def __init__(self, node: int, addresses: list[Address], **options: Any) -> None:
-        incarnation = options.pop("incarnation", 1)
+        identity = NodeIdentity(
+            node,
+            options.pop("directory", f"directory {node}"),
+            options.pop("incarnation", 1),
+            options.pop("cluster_id", ""),
+        )
+        own = options.pop("own", None) or addresses[node - 1]
         config = ClusterConfig(peers=tuple(addresses), **{"secret": "s", **options})
-        own = addresses[node - 1]
         self.told: list[tuple[Any, ...]] = []
         self.frames: list[tuple[int, bytes]] = []
-        self.links = Links(
-            config, own, node, incarnation, self, self._flush_soon, structlog.get_logger()
-        )
+        self.rejected = ""
+        self.links = Links(config, own, identity, self, self._flush_soon, structlog.get_logger())
 
     def _flush_soon(self) -> None:
         asyncio.get_running_loop().call_soon(self.links.flush)
@@ -65,6 +71,9 @@ class Node:
 
     def on_unsuspect(self, node: int) -> None:
         self.told.append(("unsuspect", node))
+
+    def on_rejected(self, text: str) -> None:
+        self.rejected = text
 
 
 def addresses(count: int) -> list[Address]:
@@ -104,7 +113,12 @@ async def test_addresses_without_ids_spread_from_one_seed() -> None:
         node = Node(i, where)
         config = ClusterConfig(peers=(where[0],), secret="s")
         node.links = Links(
-            config, where[i - 1], i, 1, node, node._flush_soon, structlog.get_logger()
+            config,
+            where[i - 1],
+            NodeIdentity(i, f"directory {i}", 1),
+            node,
+            node._flush_soon,
+            structlog.get_logger(),
         )
         nodes.append(node)
     async with AsyncExitStack() as stack:
@@ -140,20 +154,115 @@ async def test_garbage_and_silence_before_hello_do_no_harm() -> None:
             await until(lambda: one.links.is_connected(2))
 
 
-async def test_a_closed_peer_is_down_at_once_and_then_definitely() -> None:
+async def test_a_closed_peer_is_down_at_once_and_nothing_more_is_known() -> None:
     where = addresses(2)
     one, two = Node(1, where), Node(2, where)
     async with one.links:
         async with two.links:
             await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
-        await until(lambda: ("down", 2, True) in one.told)
-        assert one.told == [("up", 2, 1), ("down", 2, False), ("down", 2, True)]
+        await until(lambda: one.links._dials[f"127.0.0.1:{where[1].port}"].last_error)
+        # A refused connection alone proves nothing.
+        assert one.told == [("up", 2, 1), ("down", 2, False)]
         again = Node(2, where, incarnation=2)
         async with again.links:
             await until(lambda: one.links.is_connected(2) and again.links.is_connected(1))
             assert one.told[-1] == ("up", 2, 2)
             again.links.send(1, frame(FRAME_CONTROL, 0, 0, 1, 0, 0, 0))
             await until(lambda: one.frames)
+
+
+async def test_a_node_that_says_goodbye_is_gone() -> None:
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where)
+    async with one.links:
+        async with two.links:
+            await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+            two.links.send(1, frame(FRAME_APPEND, 0, 0, 7, 0, 0, 0))
+            await two.links.goodbye()
+        await until(lambda: ("down", 2, True) in one.told)
+        assert one.told == [("up", 2, 1), ("down", 2, True)]
+        # What was sent before came before.
+        assert len(one.frames) == 1
+        assert two.told == [("up", 1, 1)]
+
+
+async def test_a_process_of_this_machine_that_does_not_run_any_more_is_gone() -> None:
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where)
+    runs = True
+    known = two.links.process
+    one.links.read_start = lambda pid: known.started if runs and pid == known.pid else 0
+    async with one.links:
+        async with two.links:
+            await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        await until(lambda: ("down", 2, False) in one.told)
+        runs = False
+        await until(lambda: ("down", 2, True) in one.told)
+        assert one.told == [("up", 2, 1), ("down", 2, False), ("down", 2, True)]
+
+
+async def test_the_second_process_with_a_number_is_refused_while_the_first_is_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "REJECTED_S", 0.2)
+    where = addresses(2)
+    quick = {"heartbeat_ms": 20, "suspect_min_ms": 50, "suspect_max_ms": 100}
+    one, two = Node(1, where, **quick), Node(2, where, **quick)
+    other = Node(2, where[:1], own=addresses(1)[0], directory="another", incarnation=9, **quick)
+    async with one.links:
+        async with two.links:
+            await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+            async with other.links:
+                await until(lambda: other.rejected)
+                assert f"number 2 is in use: the node at {where[1].host}:{where[1].port}" in (
+                    other.rejected
+                )
+                assert other.told == []
+            assert one.told == [("up", 2, 1)]
+            assert two.told == [("up", 1, 1)]
+        await until(lambda: not one.links.is_connected(2))
+        # The first is gone: its number is free.
+        later = Node(2, where[:1], own=addresses(1)[0], directory="another", **quick)
+        async with later.links:
+            await until(lambda: one.links.is_connected(2) and later.links.is_connected(1))
+
+
+async def test_an_older_incarnation_of_the_same_directory_is_refused() -> None:
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where, incarnation=5)
+    async with one.links:
+        async with two.links:
+            await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        for incarnation in (4, 5):
+            copy = Node(2, where, incarnation=incarnation)
+            async with copy.links:
+                words = f"node 2 shows incarnation {incarnation} of its data directory"
+                await until(lambda w=words: any(w in t for t in one.links._refusals.values()))
+                assert copy.told == []
+        emptied = Node(2, where, incarnation=1, directory="new")
+        async with emptied.links:
+            await until(lambda: one.links.is_connected(2) and emptied.links.is_connected(1))
+            assert one.told[-1] == ("up", 2, 1)
+
+
+async def test_a_new_identity_is_told_on_new_links() -> None:
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where)
+    async with one.links, two.links:
+        await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+        hello = one.links.hello_of(2)
+        assert hello is not None
+        assert (hello.directory, hello.cluster_id, hello.incarnation) == ("directory 2", "", 1)
+        two.links.set_identity(NodeIdentity(2, "directory 2", 7, "cc"))
+        await until(lambda: one.told[-1:] == [("up", 2, 7)])
+        hello = one.links.hello_of(2)
+        assert hello is not None
+        assert (hello.cluster_id, hello.incarnation) == ("cc", 7)
+        await until(lambda: two.links.is_connected(1))
+        # Another cluster from now on.
+        one.links.set_identity(NodeIdentity(1, "directory 1", 1, "dd"))
+        await until(lambda: any("is of cluster" in t for t in one.links._refusals.values()))
+        assert not one.links.is_connected(2)
 
 
 async def test_a_silent_peer_is_suspected_and_taken_back() -> None:

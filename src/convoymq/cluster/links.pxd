@@ -14,19 +14,21 @@ cdef class _PlainWire:
 
 cdef class _Peer:
     cdef public int node
-    cdef public object address, outward, inward
-    cdef public int64_t incarnation, outward_incarnation, frames_out
-    cdef public bint up, formed, refused, dirty
+    cdef public object address, hello, watch, outward, outward_life, inward
+    cdef public int64_t incarnation, frames_out
+    cdef public bint up, formed, leaves, gone, dirty
     cdef public double half_since
     cdef public list totals
 
 cdef class Links:
     cdef public object config, address, events, detector, _run_input, _secret, _on_dirty, _log, _tasks
     cdef public object _listener, _tls_listener, _timer, _contexts, _loop
+    cdef public object identity, release, instance, process, read_start, _rejected_text
+    cdef public double _rejected_since, _rejected_at
     cdef public int node_id
-    cdef public int64_t incarnation, _backlog_max
+    cdef public int64_t _backlog_max
     cdef public bint formed, lists_itself, _running
-    cdef public dict peers, _dials, _refusals
+    cdef public dict supports, peers, _dials, _refusals
     cdef public set forgotten, _pending
     cdef public list _dirty
     @cython.locals(peer=_Peer, writer=LinkWriter)

@@ -2,9 +2,9 @@
 """Links between nodes: one TCP or TLS connection per pair and direction, authenticated, FIFO.
 
 Every node dials every other one. Own frames go out on the dialled connection, the peer's come in
-on the accepted one. A peer is *up* when both stand and belong to the same incarnation, *connected*
-when the detector does not suspect it either. HELLO is described at `Handshake`, frames are those
-of docs/formats/entries-and-frames.md.
+on the accepted one. A peer is *up* when both stand and belong to the same process, *connected* when
+the detector does not suspect it either. HELLO is described in `handshake`, frames are those of
+docs/formats/entries-and-frames.md.
 Urgent frames (heartbeats, append replies, short control requests) go ahead of queued bulk frames.
 """
 
@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import hashlib
-import hmac
 import os
 import socket
 import ssl
@@ -22,23 +19,34 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
+from convoymq import __version__
 from convoymq.cluster.detector import Detector
+from convoymq.cluster.handshake import (
+    CODE_DUPLICATE,
+    CODE_FORGOTTEN,
+    CODE_NUMBER_IN_USE,
+    CODE_OLDER,
+    CODE_SELF,
+    INSTANCE_SIZE,
+    Handshake,
+    Hello,
+    LinkRefused,
+    PeerHello,
+    refusal,
+)
+from convoymq.cluster.identity import NodeIdentity
+from convoymq.cluster.processes import ProcessWatch, own_process, read_start
+from convoymq.cluster.supported import Supports
 from convoymq.kernels.batch import (
     FRAME_APPEND_REPLY,
     FRAME_CONTROL,
+    FRAME_GOODBYE,
     FRAME_HEARTBEAT,
-    FRAME_HELLO,
-    HEADER_SIZE,
     frame,
-    frame_header,
 )
 from convoymq.kernels.sockets import LinkReader, LinkWriter
 from convoymq.model.config import Address, ClusterConfig, parse_address
-from convoymq.model.errors import BrokerError
 
-PROTOCOL_VERSION = 1
 HELLO_SIZE_MAX = 65_536
 HANDSHAKE_S = 3.0
 CONNECT_S = 1.0
@@ -46,19 +54,17 @@ BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 0.5
 RESOLVE_S = 10.0
 HALF_LINK_S = 5.0
+REJECTED_S = 5.0
+"""A node that hears for so long only that its number is in use gives up."""
+GOODBYE_S = 0.5
 URGENT_SIZE_MAX = 65_536
 CONTROL_CLASSIC = 1
 """CONTROL kind that carries messages: bulk however short it is."""
 TLS_TURN = 262_144
-NONCE_SIZE = 32
 
 
 RunInput = Callable[[Callable[[], None]], None]
 """Calls its argument."""
-
-
-class LinkRefused(BrokerError):
-    """One side does not accept the other: name, version, secret or identity is wrong."""
 
 
 class LinkEvents(Protocol):
@@ -71,7 +77,8 @@ class LinkEvents(Protocol):
         """The peer is linked. What was sent before may have been lost."""
 
     def on_down(self, node: int, definite: bool) -> None:
-        """The peer is unlinked; `definite` when nobody listens at its address.
+        """The peer is unlinked; `definite` when its process is known to be gone: it said goodbye,
+        or it ran on this machine and does not any more.
 
         May come twice for one failure: first not definite, then definite."""
 
@@ -81,139 +88,8 @@ class LinkEvents(Protocol):
     def on_unsuspect(self, node: int) -> None:
         """The suspected peer was heard; nothing was lost."""
 
-
-class Handshake:
-    """One side of HELLO, sans-IO: frames in, frames out, then `done`.
-
-    Field a of the frame is the step; bodies are msgpack maps:
-
-    1. dialler: version, cluster, node, incarnation, nonce, address, formed
-    2. acceptor: the same, with proof("accept")
-    3. dialler: proof("dial")
-    4. acceptor: known, the addresses of other nodes; the link stands
-    9. either: refused = text
-
-    proof(role) = HMAC-SHA-256(secret, role and everything of steps 1 and 2 that identifies both):
-    it cannot be replayed, because both nonces are in it, nor reflected, because the role is.
-    """
-
-    def __init__(
-        self,
-        dialler: bool,
-        secret: bytes,
-        cluster: str,
-        node: int,
-        incarnation: int,
-        address: str,
-        formed: bool,
-        known: Callable[[], list[str]] = list,
-        nonce: bytes | None = None,
-    ) -> None:
-        self.dialler = dialler
-        self.done = False
-        self.peer: dict[str, Any] = {}
-        self._secret = secret
-        self._known = known
-        self._expected = 2 if dialler else 1
-        self._own: dict[str, Any] = {
-            "version": PROTOCOL_VERSION,
-            "cluster": cluster,
-            "node": node,
-            "incarnation": incarnation,
-            "nonce": nonce or os.urandom(NONCE_SIZE),
-            "address": address,
-            "formed": formed,
-        }
-
-    @property
-    def node(self) -> int:
-        """The peer's node id; known once its first step was accepted."""
-        return int(self.peer["node"])
-
-    @property
-    def incarnation(self) -> int:
-        """The peer's incarnation."""
-        return int(self.peer["incarnation"])
-
-    def begin(self) -> bytes:
-        """Returns the dialler's first frame."""
-        assert self.dialler
-        return _hello(1, self._own)
-
-    def receive(self, data: bytes) -> bytes | None:
-        """Takes the peer's next frame and returns the answer, if there is one.
-
-        Raises:
-            LinkRefused: the peer refuses, or must be refused (see `refusal`).
-        """
-        step, body = _read_hello(data)
-        if step == 9:
-            raise LinkRefused(f"refused by the other side: {str(body.get('refused', ''))[:200]}")
-        if step != self._expected:
-            raise LinkRefused(f"HELLO step {step} where {self._expected} was due")
-        if step == 1:
-            self._identify(body)
-            self._expected = 3
-            return _hello(2, {**self._own, "proof": self._proof(b"accept")})
-        if step == 2:
-            self._identify(body)
-            self._check(b"accept", body)
-            self._expected = 4
-            return _hello(3, {"proof": self._proof(b"dial")})
-        if step == 3:
-            self._check(b"dial", body)
-            self.done = True
-            return _hello(4, {"known": self._known()})
-        self.peer = {**self.peer, "known": body.get("known")}
-        self.done = True
-        return None
-
-    def _identify(self, body: dict[str, Any]) -> None:
-        own = self._own
-        if body.get("version") != own["version"]:
-            raise LinkRefused(
-                f"link protocol version {body.get('version')} instead of {own['version']}"
-            )
-        if body.get("cluster") != own["cluster"]:
-            raise LinkRefused(f"cluster {body.get('cluster')!r} instead of {own['cluster']!r}")
-        node, incarnation, nonce = (body.get(k) for k in ("node", "incarnation", "nonce"))
-        sound = isinstance(node, int) and isinstance(incarnation, int) and 1 <= node <= 255
-        if not sound or not isinstance(nonce, bytes) or len(nonce) != NONCE_SIZE:
-            raise LinkRefused("malformed HELLO")
-        if nonce == own["nonce"]:
-            raise LinkRefused("HELLO repeats our own nonce")
-        self.peer = body
-
-    def _proof(self, role: bytes) -> bytes:
-        first, second = (self._own, self.peer) if self.dialler else (self.peer, self._own)
-        names = ("version", "cluster", "node", "incarnation", "nonce")
-        facts = [role, *([side[name] for name in names] for side in (first, second))]
-        return hmac.digest(self._secret, msgspec.msgpack.encode(facts), hashlib.sha256)
-
-    def _check(self, role: bytes, body: dict[str, Any]) -> None:
-        proof = body.get("proof")
-        if not isinstance(proof, bytes) or not hmac.compare_digest(proof, self._proof(role)):
-            raise LinkRefused("the cluster secret is not the same")
-
-
-def refusal(text: str) -> bytes:
-    """Returns the frame that tells the other side why it is refused."""
-    return _hello(9, {"refused": text})
-
-
-def _hello(step: int, body: dict[str, Any]) -> bytes:
-    return frame(FRAME_HELLO, 0, 0, step, 0, 0, 0, msgspec.msgpack.encode(body))
-
-
-def _read_hello(data: bytes) -> tuple[int, dict[str, Any]]:
-    try:
-        _, kind, _, _, step, _, _, _ = frame_header(data)
-        body = msgspec.msgpack.decode(data[HEADER_SIZE:])
-    except (ValueError, msgspec.DecodeError) as error:
-        raise LinkRefused(f"malformed HELLO: {error}") from None
-    if kind != FRAME_HELLO or not isinstance(body, dict):
-        raise LinkRefused(f"frame type {kind} before HELLO was done")
-    return step, body
+    def on_rejected(self, text: str) -> None:
+        """Nobody takes this node, because another process has its number."""
 
 
 class _Wire(Protocol):
@@ -393,6 +269,10 @@ def _ignore_loss(_reason: str) -> None:
     return None
 
 
+def _closer(wire: _Wire) -> Callable[[str], None]:
+    return lambda _reason: wire.close()
+
+
 class _Peer:
     """What is known of one other node."""
 
@@ -400,17 +280,28 @@ class _Peer:
         self.node = node
         self.address = ""
         self.incarnation = 0
+        self.hello: PeerHello | None = None
+        """What the node said of itself when it was last linked."""
+        self.watch: ProcessWatch | None = None
         self.outward: _Wire | None = None
-        self.outward_incarnation = 0
+        self.outward_life: tuple[str, int] | None = None
         self.inward: _Wire | None = None
         self.up = False
         self.formed = False
-        self.refused = False
+        self.leaves = False
+        """It said goodbye."""
+        self.gone = False
+        """Its process was said to be gone."""
         self.dirty = False
         self.frames_out = 0
         self.half_since = 0.0
         self.totals = [0, 0]
         """Bytes received and sent on connections that are closed."""
+
+    @property
+    def life(self) -> tuple[str, int] | None:
+        """The process and incarnation of what was linked last."""
+        return None if self.hello is None else (self.hello.instance, self.hello.incarnation)
 
 
 class _Dial:
@@ -431,29 +322,37 @@ class Links:
     Args:
         config: peers, secret, TLS and bounds.
         address: where to listen.
-        node_id, incarnation: who this node is.
+        identity: who this node is; see `set_identity`.
         events: told about frames and peers.
         on_dirty: called when something was sent: call `flush` at the end of the round.
         log: a structlog logger.
         run_input: calls what reads a connection, in place of the loop.
+        supports, release: told to the peers; the range of link protocols is added.
     """
 
     def __init__(
         self,
         config: ClusterConfig,
         address: Address,
-        node_id: int,
-        incarnation: int,
+        identity: NodeIdentity,
         events: LinkEvents,
         on_dirty: Callable[[], None],
         log: Any,
         run_input: RunInput | None = None,
+        *,
+        supports: Supports | None = None,
+        release: str = __version__,
     ) -> None:
         self._run_input = run_input
         self.config = config
         self.address = address
-        self.node_id = node_id
-        self.incarnation = incarnation
+        self.identity = identity
+        self.node_id = identity.node
+        self.supports = dict(supports or {})
+        self.release = release
+        self.instance = os.urandom(INSTANCE_SIZE).hex()
+        self.process = own_process()
+        self.read_start = read_start
         self.events = events
         self.formed = False
         """Whether this node has cluster data; told to others when a link is made."""
@@ -476,6 +375,9 @@ class Links:
         self._timer: asyncio.TimerHandle | None = None
         self._contexts = _tls_contexts(config)
         self._refusals: dict[str, str] = {}
+        self._rejected_since = 0.0
+        self._rejected_at = 0.0
+        self._rejected_text = ""
 
     # -- life -------------------------------------------------------------------------------
 
@@ -528,6 +430,46 @@ class Links:
             return
         dial = self._dials[key] = _Dial(address)
         self._tasks.create_task(self._dial_forever(dial))
+
+    def set_identity(self, identity: NodeIdentity) -> None:
+        """Tells every node anew who this one is: all links break and are made again."""
+        assert identity.node == self.node_id
+        if identity == self.identity:
+            return
+        self.identity = identity
+        for wire in list(self._pending):
+            wire.close()
+        self._pending.clear()
+        for peer in list(self.peers.values()):
+            if peer.outward is not None or peer.inward is not None:
+                self._drop(peer, "the identity of this node has changed")
+
+    def hello_of(self, node: int) -> PeerHello | None:
+        """What a node said of itself when it was last linked."""
+        peer = self.peers.get(node)
+        return peer.hello if peer is not None else None
+
+    async def goodbye(self) -> None:
+        """Tells all linked nodes that this process ends. Nothing is sent or reported after it."""
+        self._running = False
+        for task in list(getattr(self._tasks, "_tasks", ())):
+            task.cancel()
+        ends = []
+        for peer in self.peers.values():
+            if peer.up and peer.outward is not None:
+                peer.outward.writer.send(frame(FRAME_GOODBYE, 0, 0, 0, 0, 0, 0))
+                peer.outward.flush()
+                ends.append(peer.outward)
+            peer.up = False
+            for wire in (peer.outward, peer.inward):
+                if wire is not None:
+                    wire.on_frames = _ignore_frames
+                    wire.on_lost = _closer(wire)
+        deadline = self._loop.time() + GOODBYE_S
+        while any(not end.closed and end.writer.queued_bytes for end in ends):
+            if self._loop.time() > deadline:
+                return
+            await asyncio.sleep(0.005)
 
     def forget(self, node: int) -> None:
         """Drops the links of a node that left, and refuses it while it has cluster data."""
@@ -614,18 +556,43 @@ class Links:
                 peer.frames_out = writer.frames_out
             elif peer.half_since and now - peer.half_since > HALF_LINK_S:
                 self._drop(peer, "linked one way only")
+            if not peer.up:
+                self._look_for(peer)
+        self._give_up(now)
+
+    def _give_up(self, now: float) -> None:
+        """Says so when all that this node has heard for long is that its number is in use."""
+        patience = max(REJECTED_S, 2 * self.config.suspect_max_ms / 1000)
+        linked = any(peer.up for peer in self.peers.values())
+        if linked or now - self._rejected_at > patience:
+            self._rejected_since = 0.0
+        elif self._rejected_since and now - self._rejected_since > patience:
+            self._rejected_since = 0.0
+            self.events.on_rejected(self._rejected_text)
+
+    def _on_told(self, error: LinkRefused) -> None:
+        """Another node refuses this one."""
+        if error.code == CODE_NUMBER_IN_USE:
+            self._rejected_at = time.monotonic()
+            self._rejected_since = self._rejected_since or self._rejected_at
+            self._rejected_text = error.text
+
+    def _look_for(self, peer: _Peer) -> None:
+        """Reports an unlinked peer whose process does not run any more."""
+        if not peer.gone and peer.watch is not None and peer.watch.is_gone():
+            peer.gone = True
+            self._log.info("link.process_gone", peer=peer.node)
+            self.events.on_down(peer.node, True)
 
     def _evaluate(self, peer: _Peer) -> None:
         """Compares what stands with what was told, and tells."""
         stands = (
-            peer.outward is not None
-            and peer.inward is not None
-            and peer.outward_incarnation == peer.incarnation
+            peer.outward is not None and peer.inward is not None and peer.outward_life == peer.life
         )
         if stands and not peer.up:
             peer.up = True
             peer.half_since = 0.0
-            peer.refused = False
+            peer.gone = peer.leaves = False
             self.detector.linked(peer.node, int(time.monotonic() * 1000))
             self._log.info("link.up", peer=peer.node, incarnation=peer.incarnation)
             self.events.on_up(peer.node, peer.incarnation)
@@ -635,10 +602,13 @@ class Links:
             peer.up = False
             self.detector.unlinked(peer.node)
             self._log.info("link.down", peer=peer.node)
-            self.events.on_down(peer.node, False)
+            peer.gone = peer.leaves
+            self.events.on_down(peer.node, peer.leaves)
         if not peer.up:
             half = peer.outward is not None or peer.inward is not None
             peer.half_since = (peer.half_since or time.monotonic()) if half else 0.0
+            if self._running:
+                self._look_for(peer)
 
     def _drop(self, peer: _Peer, reason: str) -> None:
         self._log.warning("link.dropped", peer=peer.node, reason=reason)
@@ -694,11 +664,15 @@ class Links:
             for position, data in enumerate(received):
                 try:
                     answer = shake.receive(data)
-                    if shake.peer:
-                        self._judge(shake)
+                    if shake.peer is not None:
+                        self._judge(shake.peer)
                 except LinkRefused as error:
                     end()
-                    self._refuse(wire, str(error), shake.peer.get("node"))
+                    if error.told:
+                        wire.close()
+                        self._on_told(error)
+                    else:
+                        self._refuse(wire, error, shake.peer.node if shake.peer else None)
                     return
                 if answer is not None:
                     wire.writer.send(answer)
@@ -711,14 +685,14 @@ class Links:
         wire.on_frames, wire.on_lost = frames, lost
         wire.resume()
 
-    def _refuse(self, wire: _Wire, text: str, who: Any) -> None:
-        key = str(who)
+    def _refuse(self, wire: _Wire, error: LinkRefused, who: Any) -> None:
+        key, text = str(who), error.text
         if self._refusals.get(key) != text:
             if len(self._refusals) > 1000:
                 self._refusals.clear()
             self._refusals[key] = text
             self._log.error("link.refused", peer=who, reason=text)
-        wire.writer.send(refusal(text))
+        wire.writer.send(refusal(text, error.code))
         wire.flush()
         # The text must get through before the connection goes.
         self._pending.add(wire)
@@ -730,58 +704,97 @@ class Links:
         wire.on_frames, wire.on_lost = _ignore_frames, end
         self._loop.call_later(0.2, end)
 
-    def _judge(self, shake: Handshake) -> None:
+    def _judge(self, hello: PeerHello) -> None:
         """Refuses identities that cannot be true. Raises LinkRefused."""
-        node = shake.node
+        node = hello.node
         if node == self.node_id:
-            if shake.incarnation == self.incarnation:
-                raise LinkRefused("this is the node itself")
-            raise LinkRefused(f"two nodes say they are number {node}")
-        if node in self.forgotten and shake.peer.get("formed"):
-            raise LinkRefused(f"node {node} was removed from the cluster")
+            if hello.instance == self.instance:
+                raise LinkRefused("this is the node itself", CODE_SELF)
+            raise LinkRefused(f"two nodes say they are number {node}", CODE_DUPLICATE)
+        if node in self.forgotten and hello.formed:
+            raise LinkRefused(f"node {node} was removed from the cluster", CODE_FORGOTTEN)
         peer = self.peers.get(node)
-        if peer is not None and shake.incarnation < peer.incarnation:
-            raise LinkRefused(f"node {node} shows an older incarnation")
+        known = peer.hello if peer is not None else None
+        if peer is None or known is None:
+            return
+        same = hello.instance == known.instance
+        if hello.directory == known.directory and (
+            hello.incarnation < known.incarnation
+            or (hello.incarnation == known.incarnation and not same)
+        ):
+            raise LinkRefused(
+                f"node {node} shows incarnation {hello.incarnation} of its data directory, "
+                f"another process had {known.incarnation}",
+                CODE_OLDER,
+            )
+        if not same and self._is_alive(peer):
+            raise LinkRefused(
+                f"number {node} is in use: the node at {known.address} has it and is alive",
+                CODE_NUMBER_IN_USE,
+            )
+
+    def _is_alive(self, peer: _Peer) -> bool:
+        """Whether the process that is linked under a number shows life."""
+        if peer.watch is not None and peer.watch.is_gone():
+            return False
+        if peer.up:
+            return not self.detector.is_suspected(peer.node)
+        # It may be about to be linked both ways.
+        age_s = time.monotonic() - peer.half_since
+        return bool(peer.half_since) and age_s * 1000 < self.config.suspect_max_ms
 
     def _handshake(self, dialler: bool) -> Handshake:
         return Handshake(
             dialler,
             self._secret,
-            self.config.name,
-            self.node_id,
-            self.incarnation,
-            self.config.advertise or f"{self.address.host}:{self.address.port}",
-            self.formed,
+            Hello(
+                cluster=self.config.name,
+                identity=self.identity,
+                address=self.config.advertise or f"{self.address.host}:{self.address.port}",
+                formed=self.formed,
+                release=self.release,
+                supports=self.supports,
+                process=self.process,
+                instance=self.instance,
+            ),
             lambda: [peer.address for peer in self.peers.values() if peer.address],
         )
 
     def _learn(self, peer: _Peer, shake: Handshake) -> None:
         """Takes over what the peer said of itself and of others."""
-        if shake.incarnation > peer.incarnation:
+        hello = shake.peer
+        assert hello is not None
+        life = (hello.instance, hello.incarnation)
+        if life != peer.life:
             # A new life of the node: what stands belongs to the old one.
-            peer.incarnation = shake.incarnation
             if peer.inward is not None:
                 peer.inward.close()
                 peer.inward = None
-            if peer.outward is not None and peer.outward_incarnation != shake.incarnation:
+            if peer.outward is not None and peer.outward_life != life:
                 peer.outward.close()
                 peer.outward = None
             self._evaluate(peer)
+            if peer.hello is None or peer.hello.instance != hello.instance:
+                peer.watch = ProcessWatch(self.process, hello.process, self.read_start)
+                peer.gone = False
             self._wake(peer)
-        peer.formed = bool(shake.peer.get("formed"))
-        told = shake.peer.get("address")
-        if isinstance(told, str):
-            peer.address = told
-        known = shake.peer.get("known")
-        for text in [peer.address, *(known[:255] if isinstance(known, list) else ())]:
+        peer.hello = hello
+        peer.incarnation = hello.incarnation
+        peer.formed = hello.formed
+        peer.address = hello.address
+        for text in [peer.address, *shake.known]:
             with contextlib.suppress(ValueError, TypeError):
                 self.add_address(parse_address(text))
 
     def _attach_inward(self, wire: _Wire, shake: Handshake, rest: list[bytes]) -> None:
+        assert shake.peer is not None
+        if shake.identity is not self.identity:
+            wire.close()
+            return
         try:
-            peer = self._peer(shake.node)
+            peer = self._peer(shake.peer.node)
         except LinkRefused as error:
-            self._refuse(wire, str(error), shake.node)
+            self._refuse(wire, error, shake.peer.node)
             return
         self._learn(peer, shake)
         if peer.inward is not None:
@@ -799,7 +812,12 @@ class Links:
                 self._log.info("link.recovered", peer=node)
                 self.events.on_unsuspect(node)
             for data in received:
-                if data[4] != FRAME_HEARTBEAT:
+                kind = data[4]
+                if kind == FRAME_GOODBYE:
+                    peer.leaves = True
+                    self._drop(peer, "the node has stopped")
+                    return
+                if kind != FRAME_HEARTBEAT:
                     on_frame(node, data)
 
         def lost(reason: str) -> None:
@@ -832,7 +850,7 @@ class Links:
                 if shake is not None and wire is not None:
                     if await self._attach_outward(dial, wire, shake):
                         backoff = BACKOFF_MIN_S
-                elif error == "this is the node itself":
+                elif error == CODE_SELF:
                     self.lists_itself |= dial.address in self.config.peers
                     return
                 if error and error != dial.last_error:
@@ -857,29 +875,26 @@ class Links:
                 wire = await self._connect(dial.address)
             async with asyncio.timeout(HANDSHAKE_S):
                 shake = await self._shake(wire)
-        except ConnectionRefusedError as error:
-            peer = self.peers.get(dial.node)
-            if peer is not None and not peer.refused and not peer.up:
-                peer.refused = True
-                self.events.on_down(peer.node, True)
-            return None, None, os.strerror(error.errno or errno.ECONNREFUSED)
         except TimeoutError:
             if wire is not None:
                 wire.close()
             return None, None, "no answer"
         except (OSError, ssl.SSLError) as error:
-            return None, None, str(error)
+            peer = self.peers.get(dial.node)
+            if peer is not None and not peer.up:
+                self._look_for(peer)
+            return None, None, os.strerror(error.errno) if error.errno else str(error)
         except LinkRefused as error:
             assert wire is not None
-            text = str(error)
-            if "this is the node itself" in text:
+            if error.code == CODE_SELF:
                 wire.close()
-                return None, None, "this is the node itself"
-            if text.startswith("refused by"):
+                return None, None, CODE_SELF
+            if error.told:
                 wire.close()
+                self._on_told(error)
             else:
-                self._refuse(wire, text, str(dial.address))
-            return None, None, text
+                self._refuse(wire, error, str(dial.address))
+            return None, None, error.text
         except asyncio.CancelledError:
             if wire is not None:
                 wire.close()
@@ -918,8 +933,8 @@ class Links:
             for data in received:
                 try:
                     answer = shake.receive(data)
-                    if shake.peer:
-                        self._judge(shake)
+                    if shake.peer is not None:
+                        self._judge(shake.peer)
                 except LinkRefused as error:
                     fail(error)
                     return
@@ -941,10 +956,14 @@ class Links:
 
     async def _attach_outward(self, dial: _Dial, wire: _Wire, shake: Handshake) -> bool:
         """The dialled connection stands: frames may go out on it."""
+        assert shake.peer is not None
+        if shake.identity is not self.identity:
+            wire.close()
+            return False
         try:
-            peer = self._peer(shake.node)
+            peer = self._peer(shake.peer.node)
         except LinkRefused as error:
-            self._refuse(wire, str(error), shake.node)
+            self._refuse(wire, error, shake.peer.node)
             return False
         dial.node = peer.node
         if peer.outward is not None or wire.closed:
@@ -967,7 +986,7 @@ class Links:
         wire.on_frames, wire.on_lost = frames, lost
         peer.outward = wire
         wire.totals = peer.totals
-        peer.outward_incarnation = shake.incarnation
+        peer.outward_life = (shake.peer.instance, shake.peer.incarnation)
         peer.frames_out = 0
         self._evaluate(peer)
         return True

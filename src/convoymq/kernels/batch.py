@@ -55,6 +55,8 @@ FRAME_RAFT = 7
 FRAME_CONTROL = 8
 FRAME_HEARTBEAT = 9
 FRAME_HELLO = 10
+FRAME_RELAY = 11
+FRAME_GOODBYE = 12
 
 _HEADER = cython.declare(cython.Py_ssize_t, 48)
 _COMMAND = cython.declare(cython.Py_ssize_t, 32)

@@ -44,6 +44,8 @@ FRAME_RAFT: int
 FRAME_CONTROL: int
 FRAME_HEARTBEAT: int
 FRAME_HELLO: int
+FRAME_RELAY: int
+FRAME_GOODBYE: int
 
 class Entry:
     """One log entry: its bytes and, unpacked, its header."""

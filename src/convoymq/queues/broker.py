@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from convoymq.cluster import access
-from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import (
     Bind,
     Command,
@@ -51,6 +50,7 @@ from convoymq.cluster.metadata import (
     Vhost,
     owner_text,
 )
+from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.cluster.placement import CLIENT_LOCAL
 from convoymq.kernels.batch import CMD_NODE_DOWN
 from convoymq.model.errors import (
@@ -143,7 +143,7 @@ class Broker:
         incarnation: int,
         host: GroupHost,
         control: ControlPlane,
-        metadata: AsyncMetadataStore,
+        metadata: MetadataStore,
         epoch: Epoch,
         clock: Clock,
         directory: Path,
