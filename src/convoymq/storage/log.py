@@ -482,11 +482,11 @@ class GroupLog:
             return
         epoch = self.epoch
         era = self.era
-        directory = self._store.directory
+        directory, clusters = self._store.directory, self._store.clusters
         group = self.group
 
         def work() -> None:
-            write_snapshot(directory, group, snapshot, era)
+            write_snapshot(directory, group, snapshot, era, clusters.current)
 
         def finished(_: Any, error: BaseException | None) -> None:
             if error is None and epoch == self.epoch and snapshot.index > self.snapshot_index:
@@ -526,7 +526,7 @@ class GroupLog:
         if not self.snapshot_index:
             return None  # a file there may be that of a former log, still to be removed
         try:
-            found = read_snapshot(self._store.directory, self.group)
+            found = read_snapshot(self._store.directory, self.group, self._store.clusters)
         except StorageFault as fault:
             self.mark_damaged(fault)
             raise
@@ -592,7 +592,7 @@ class GroupLog:
             self._store.worker.submit(work, finished)
 
         def work() -> None:
-            remove_former(directory, group, era)
+            remove_former(directory, group, era, self._store.clusters)
 
         def finished(_: Any, error: BaseException | None) -> None:
             nonlocal refused

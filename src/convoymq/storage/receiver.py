@@ -39,6 +39,7 @@ class SnapshotReceiver:
             self._era << ERA_SHIFT,
             config.segment_max_entries,
             config.segment_max_size_bytes,
+            cluster=store.clusters.current,
         )
         self._failure: BaseException | None = None
         self._aborted = False
@@ -82,7 +83,7 @@ class SnapshotReceiver:
             if self._failure is not None:
                 raise self._failure
             segments = writer.finish(era << ERA_SHIFT)
-            write_snapshot(store.directory, log.group, snapshot, era)
+            write_snapshot(store.directory, log.group, snapshot, era, store.clusters.current)
             return segments
 
         def leave() -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from convoymq.storage.identity import check_version
 from convoymq.storage.log import GroupLog
 from convoymq.storage.segments import ERA_SHIFT, ORDER_MASK, group_path, load_segment
 from convoymq.storage.snapshots import read_snapshot, snapshot_name
@@ -28,6 +29,7 @@ from convoymq.storage.wal import (
     BATCH_HEADER,
     BATCH_MAGIC,
     FILE_HEADER,
+    FILE_HEADER_CHECKED,
     FILE_MAGIC,
     KIND_CONTROL,
     KIND_FENCE,
@@ -225,13 +227,14 @@ class _WalReader:
         head = file.file.pread(FILE_HEADER.size, 0)
         if len(head) < FILE_HEADER.size or head == bytes(FILE_HEADER.size):
             return None
-        magic, generation, first, *link, checksum, _ = FILE_HEADER.unpack(head)
-        if magic == FILE_MAGIC and crc32c(head[:48]) == checksum:
+        magic, generation, first, *link, cluster, checksum, _ = FILE_HEADER.unpack(head)
+        if magic == FILE_MAGIC and crc32c(head[:FILE_HEADER_CHECKED]) == checksum:
             if generation != file.generation:
                 return None  # recycled: still has the header of its former life
+            self._store.clusters.check(cluster, file.name)
             return generation, first, link[0], link[1], link[2]
-        if magic[:7] == FILE_MAGIC[:7] and crc32c(head[:48]) == checksum:
-            raise StorageFault("the WAL file has an unknown version", path=file.name, offset=7)
+        if crc32c(FILE_MAGIC + head[8:FILE_HEADER_CHECKED]) != checksum:
+            check_version(head, FILE_MAGIC, file.name)
         window = _Window(file, size)
         if self._find_batch(file, window, FILE_HEADER.size, size, 0) is None:
             return None
@@ -637,7 +640,7 @@ def _load_directory(
         if name.endswith(".part"):
             directory.remove(f"{path}/{name}")
             report.stale.append(f"{path}/{name}")
-    loaded = read_snapshot(directory, log.group)
+    loaded = read_snapshot(directory, log.group, store.clusters)
     snapshot: Snapshot | None = None
     if loaded is not None and loaded[1] >= era:
         snapshot, era = loaded
@@ -655,7 +658,7 @@ def _load_directory(
             directory.remove(f"{path}/{name}")
             report.stale.append(f"{path}/{name}")
             continue
-        segment, terms = load_segment(directory, log.group, f"{path}/{name}")
+        segment, terms = load_segment(directory, log.group, f"{path}/{name}", store.clusters)
         report.segments += 1
         segments = [*_cut(log, segments, segment.first), segment]
         runs = [run for run in runs if run[0] < segment.first]

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from crc32c import crc32c
 
+from convoymq.storage.identity import NO_CLUSTER, ClusterIds, check_version
 from convoymq.storage.types import Directory, File, NoPace, Pace, StorageFault
 from convoymq.streamlog.segment import Segment
 
-SEGMENT_MAGIC = b"CVYSEGM\x01"
-SEGMENT_HEADER = struct.Struct("<8sIII4x")
-"""magic+version, group, spare, crc32c of the bytes before it, spare."""
+SEGMENT_MAGIC = b"CVYSEGM\x02"
+SEGMENT_HEADER = struct.Struct("<8sII16sI4x")
+"""magic+version, group, spare, cluster id, crc32c of the bytes before it, spare."""
 INDEX_ROW = struct.Struct("<QQII")
 """index, term, offset / 8, size / 8."""
 FOOTER_MAGIC = b"CVYSEGI\x01"
@@ -115,7 +116,9 @@ class SegmentWriter:
         entries_max: int,
         size_max: int,
         pace: Pace | None = None,
+        cluster: bytes = NO_CLUSTER,
     ) -> None:
+        self._cluster = cluster
         self._directory = directory
         self._group = group
         self._tag = tag
@@ -156,8 +159,8 @@ class SegmentWriter:
         name = f"{group_path(self._group)}/{self._tag:x}-{len(self._finished)}.part"
         file = self._directory.open(name, create=True)
         file.truncate(0)
-        head = SEGMENT_HEADER.pack(SEGMENT_MAGIC, self._group, 0, 0)
-        head = head[:16] + struct.pack("<II", crc32c(head[:16]), 0)
+        head = SEGMENT_HEADER.pack(SEGMENT_MAGIC, self._group, 0, self._cluster, 0)
+        head = head[:32] + struct.pack("<II", crc32c(head[:32]), 0)
         self._file = file
         self._buffers = [head]
         self._buffered = self._at = len(head)
@@ -221,9 +224,10 @@ def copy_to_segments(
     entries_max: int,
     size_max: int,
     pace: Pace | None = None,
+    cluster: bytes = NO_CLUSTER,
 ) -> list[Segment]:
     """Copies entries to new segments. Raises StorageFault for a damaged one, OSError."""
-    writer = SegmentWriter(directory, group, order, entries_max, size_max, pace)
+    writer = SegmentWriter(directory, group, order, entries_max, size_max, pace, cluster)
     for piece in pieces:
         for index, term, view in read_piece(piece, group):
             writer.add(index, term, view)
@@ -231,17 +235,19 @@ def copy_to_segments(
 
 
 def load_segment(
-    directory: Directory, group: int, name: str
+    directory: Directory, group: int, name: str, clusters: ClusterIds
 ) -> tuple[Segment, Sequence[tuple[int, int]]]:
     """The segment's table and its runs of terms [(first index, term)]. Raises StorageFault."""
     file = directory.open(name)
     size = file.size()
     head = file.pread(SEGMENT_HEADER.size, 0)
+    check_version(head, SEGMENT_MAGIC, name)
     if size < SEGMENT_HEADER.size + FOOTER.size or head[:8] != SEGMENT_MAGIC:
         raise StorageFault("not a segment file", path=name, offset=0)
-    _, owner, _, checksum = SEGMENT_HEADER.unpack(head)
-    if crc32c(head[:16]) != checksum or owner != group:
+    _, owner, _, cluster, checksum = SEGMENT_HEADER.unpack(head)
+    if crc32c(head[:32]) != checksum or owner != group:
         raise StorageFault("the segment's header is damaged", path=name, offset=0)
+    clusters.check(cluster, name)
     foot = file.pread(FOOTER.size, size - FOOTER.size)
     magic, count, rows_checksum, at, checksum, _ = FOOTER.unpack(foot)
     if magic != FOOTER_MAGIC or crc32c(foot[:24]) != checksum:

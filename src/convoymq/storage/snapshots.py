@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from crc32c import crc32c
 
+from convoymq.storage.identity import NO_CLUSTER, ClusterIds, check_version
 from convoymq.storage.segments import ERA_SHIFT, group_path
 from convoymq.storage.types import Directory, Snapshot, StorageFault
 
-SNAPSHOT_MAGIC = b"CVYSNAP\x01"
-SNAPSHOT_HEADER = struct.Struct("<8sIIQQQQII")
-"""magic+version, group, bytes of membership, index, term, era, bytes of state, crc32c of
-membership and state, crc32c of the header bytes before."""
+SNAPSHOT_MAGIC = b"CVYSNAP\x02"
+SNAPSHOT_HEADER = struct.Struct("<8sIIQQQQ16sII")
+"""magic+version, group, bytes of membership, index, term, era, bytes of state, cluster id, crc32c
+of membership and state, crc32c of the header bytes before."""
 CHUNK_BYTES = 1_000_000
 
 
@@ -22,7 +23,9 @@ def snapshot_name(group: int) -> str:
     return f"{group_path(group)}/snapshot"
 
 
-def write_snapshot(directory: Directory, group: int, snapshot: Snapshot, era: int) -> None:
+def write_snapshot(
+    directory: Directory, group: int, snapshot: Snapshot, era: int, cluster: bytes = NO_CLUSTER
+) -> None:
     """Replaces the group's snapshot; durable on return. Only segments of `era` are valid."""
     directory.make(group_path(group))
     head = SNAPSHOT_HEADER.pack(
@@ -33,6 +36,7 @@ def write_snapshot(directory: Directory, group: int, snapshot: Snapshot, era: in
         snapshot.term,
         era,
         len(snapshot.state),
+        cluster,
         crc32c(snapshot.state, crc32c(snapshot.membership)),
         0,
     )
@@ -47,7 +51,9 @@ def write_snapshot(directory: Directory, group: int, snapshot: Snapshot, era: in
     directory.sync(group_path(group))
 
 
-def read_snapshot(directory: Directory, group: int) -> tuple[Snapshot, int] | None:
+def read_snapshot(
+    directory: Directory, group: int, clusters: ClusterIds
+) -> tuple[Snapshot, int] | None:
     """The group's snapshot and the era of its segments, or None. Raises StorageFault."""
     name = snapshot_name(group)
     try:
@@ -56,13 +62,15 @@ def read_snapshot(directory: Directory, group: int) -> tuple[Snapshot, int] | No
         return None
     size = file.size()
     head = file.pread(SNAPSHOT_HEADER.size, 0)
+    check_version(head, SNAPSHOT_MAGIC, name)
     if len(head) != SNAPSHOT_HEADER.size or head[:8] != SNAPSHOT_MAGIC:
         raise StorageFault("not a snapshot file", path=name, offset=0)
-    (_, owner, membership_size, index, term, era, state_size, checksum, head_checksum) = (
+    (_, owner, membership_size, index, term, era, state_size, cluster, checksum, head_checksum) = (
         SNAPSHOT_HEADER.unpack(head)
     )
     if crc32c(head[:-4]) != head_checksum or owner != group:
         raise StorageFault("the snapshot's header is damaged", path=name, offset=0)
+    clusters.check(cluster, name)
     if size != SNAPSHOT_HEADER.size + membership_size + state_size:
         raise StorageFault("the snapshot has a wrong length", path=name, offset=size)
     body = file.pread(membership_size + state_size, SNAPSHOT_HEADER.size)
@@ -75,11 +83,12 @@ def read_snapshot(directory: Directory, group: int) -> tuple[Snapshot, int] | No
     return snapshot, era
 
 
-def remove_former(directory: Directory, group: int, era: int) -> None:
+def remove_former(directory: Directory, group: int, era: int, clusters: ClusterIds) -> None:
     """Removes the files of all eras before `era`; durable on return. Raises OSError.
 
     What the group has written since stays: it may be a member again before its removal is carried
-    out. A snapshot whose era cannot be read goes too: it is of no use to anyone.
+    out. A snapshot whose era cannot be read goes too, and that of another cluster: neither is of
+    any use.
     """
     path = group_path(group)
     if not directory.exists(path):
@@ -87,7 +96,7 @@ def remove_former(directory: Directory, group: int, era: int) -> None:
     left = 0
     for name in directory.list(path):
         if name == "snapshot":
-            found = _snapshot_era(directory, group)
+            found = _snapshot_era(directory, group, clusters)
         elif name == "snapshot.part":
             found = -1  # whoever wrote it on this worker has failed
         else:
@@ -104,12 +113,14 @@ def remove_former(directory: Directory, group: int, era: int) -> None:
         directory.sync("groups")
 
 
-def _snapshot_era(directory: Directory, group: int) -> int:
-    """The era that the header of the group's snapshot names, -1 when it is damaged."""
+def _snapshot_era(directory: Directory, group: int, clusters: ClusterIds) -> int:
+    """The era that the header of the group's snapshot names, -1 when it is of no use."""
     file = directory.open(snapshot_name(group))
     head = file.pread(SNAPSHOT_HEADER.size, 0)
     file.close()
     if len(head) != SNAPSHOT_HEADER.size or crc32c(head[:-4]) != SNAPSHOT_HEADER.unpack(head)[-1]:
+        return -1
+    if head[:8] != SNAPSHOT_MAGIC or not clusters.accepts(SNAPSHOT_HEADER.unpack(head)[7]):
         return -1
     return int(SNAPSHOT_HEADER.unpack(head)[5])
 

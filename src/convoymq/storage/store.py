@@ -10,9 +10,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from convoymq.storage.identity import ClusterIds
 from convoymq.storage.log import GroupLog
 from convoymq.storage.recovery import recover
 from convoymq.storage.segments import (
@@ -85,7 +86,8 @@ class Storage:
         """Entry bodies in memory, all groups."""
         self.cache_bytes = 0
         """Read-ahead in memory, all groups."""
-        self.wal = Wal(directory, flusher, worker, self.config, self._hard_states)
+        self.clusters = ClusterIds()
+        self.wal = Wal(directory, flusher, worker, self.config, self._hard_states, self.clusters)
         self.kick: Callable[[], None] = self.wal.kick
         """End of a round: what was queued goes to the disk."""
         self.wal.on_written = self._written
@@ -118,6 +120,21 @@ class Storage:
         self.rolled_files = 0
 
     # Outside.
+
+    @property
+    def identity(self) -> str:
+        """Id of the cluster that the node belongs to, "" = none yet."""
+        current = self.clusters.current
+        return current.hex() if any(current) else ""
+
+    def set_identity(self, cluster: str, former: Sequence[str] = ()) -> None:
+        """Says which cluster the node belongs to (32 hexadecimal digits, "" = none yet), and what
+        ids that cluster had before. Files of other clusters are refused by `recover`; what is
+        written from now on carries the id. Raises ValueError.
+        """
+        if cluster != self.identity:
+            self.wal.turn()
+        self.clusters.set(cluster, former)
 
     def recover(self) -> RecoveryReport:
         """Rebuilds all logs from disk. Call once, before anything else. Raises OSError."""
@@ -154,7 +171,7 @@ class Storage:
                 self.left[group] = (max(era, self.left.get(group, (0, 0))[0]), NEVER)
 
         def work() -> None:
-            remove_former(directory, group, era)
+            remove_former(directory, group, era, self.clusters)
 
         place = self.wal.add_control(KIND_REMOVED, group, 0, 0, era=era)
         self.left[group] = (era, place >> PLACE_FILE_SHIFT)
@@ -403,6 +420,7 @@ class Storage:
         log.next_order += 2 * (sum(sizes) << 3) // self.config.segment_max_size_bytes
         epoch = log.epoch
         config, directory, group, pace = self.config, self.directory, log.group, self.pace
+        cluster = self.clusters.current
         self.worker.submit(
             lambda: copy_to_segments(
                 directory,
@@ -412,6 +430,7 @@ class Storage:
                 config.segment_max_entries,
                 config.segment_max_size_bytes,
                 pace,
+                cluster,
             ),
             lambda made, error: self._copied(log, file, keep, epoch, made or [], error, plan),
         )
@@ -589,11 +608,18 @@ class Storage:
         log.compacting = True
         epoch = log.epoch
         config, directory, group, pace = self.config, self.directory, log.group, self.pace
+        cluster = self.clusters.current
 
         def work() -> list[Segment]:
             # The limits held for each source; one file takes all, whatever a changed config says.
             writer = SegmentWriter(
-                directory, group, tag, 1 << 30, max(config.segment_max_size_bytes, 1 << 34), pace
+                directory,
+                group,
+                tag,
+                1 << 30,
+                max(config.segment_max_size_bytes, 1 << 34),
+                pace,
+                cluster,
             )
             for piece in pieces:
                 for index, term, view in read_piece(piece, group):

@@ -16,7 +16,7 @@ cdef class Batch:
     cdef public list buffers, directory, dirty, votes, notes
 
 cdef class Wal:
-    cdef public object _directory, _flusher, _worker, _config, _hard_states
+    cdef public object _directory, _flusher, _worker, _config, _hard_states, _clusters
     cdef public dict files
     cdef public WalFile current, next_file
     cdef public bint _preparing, _allocating, _failed, closing
@@ -24,7 +24,7 @@ cdef class Wal:
     cdef public int64_t _pool_counter, generation, sequence, written_sequence, barrier
     cdef public int64_t backlog_bytes, _fenced_sequence, _seen_sequence, flush_count, bytes_written
     cdef public int64_t _size_max, _allocation_began, _allocate_bytes
-    cdef public bint _preallocate
+    cdef public bint _preallocate, _turn
     cdef public object blocked, on_blocked, on_written, on_queued, on_full
     cdef public tuple _previous, _piece
     cdef public Batch _open

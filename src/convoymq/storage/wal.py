@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from crc32c import crc32c
 
 from convoymq.kernels.batch import make_entry, wal_batch_frame
+from convoymq.storage.identity import ClusterIds
 from convoymq.storage.types import Directory, File, Flusher, StorageConfig, StorageFault, Worker
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
 
 RECORD_HEADER_BYTES = 48
 
-FILE_MAGIC = b"CVYWALF\x01"
-FILE_HEADER = struct.Struct("<8sQQQQQII")
+FILE_MAGIC = b"CVYWALF\x02"
+FILE_HEADER = struct.Struct("<8sQQQQQ16sII")
 """magic+version, generation, first sequence, previous generation, its last sequence, its tail,
-crc32c of the bytes before it, spare."""
+cluster id, crc32c of the bytes before it, spare."""
+FILE_HEADER_CHECKED = 64
+"""Bytes of the header that its checksum covers."""
 
 BATCH_MAGIC = b"CVYWALB\x01"
 BATCH_HEADER = struct.Struct("<8sQQQIIII")
@@ -65,10 +68,13 @@ been filled: an idle node writes nothing."""
 POOL_FILES_MAX = 2
 
 
-def file_header(generation: int, first_sequence: int, previous: tuple[int, int, int]) -> bytes:
+def file_header(
+    generation: int, first_sequence: int, previous: tuple[int, int, int], cluster: bytes
+) -> bytes:
     """The first bytes of a WAL file. `previous` = (generation, last sequence, tail) or zeros."""
-    head = FILE_HEADER.pack(FILE_MAGIC, generation, first_sequence, *previous, 0, 0)
-    return head[:48] + struct.pack("<II", crc32c(head[:48]), 0)
+    head = FILE_HEADER.pack(FILE_MAGIC, generation, first_sequence, *previous, cluster, 0, 0)
+    head = head[:FILE_HEADER_CHECKED]
+    return head + struct.pack("<II", crc32c(head), 0)
 
 
 def wal_name(generation: int) -> str:
@@ -146,7 +152,11 @@ class Wal:
         worker: Worker,
         config: StorageConfig,
         hard_states: Callable[[], list[tuple[int, int, int, int]]],
+        clusters: ClusterIds,
     ) -> None:
+        self._clusters = clusters
+        self._turn = False
+        """The next batch begins a new file."""
         self._directory = directory
         self._flusher = flusher
         self._worker = worker
@@ -262,6 +272,7 @@ class Wal:
             current is None
             or (current.started and current.tail + need > self._size_max)
             or (current.started and self._is_outgrown(current, need))
+            or (current.started and self._turn)
         ):
             try:
                 current = self._roll()
@@ -269,8 +280,12 @@ class Wal:
                 # No new file can be made: the full one has to go on. Flushes tell whether it can.
                 if current is None:
                     raise
+            else:
+                self._turn = False
         if not current.started:
-            opening = file_header(current.generation, self.sequence + 1, self._previous)
+            opening = file_header(
+                current.generation, self.sequence + 1, self._previous, self._clusters.current
+            )
         self.sequence += 1
         batch = self._open = Batch(current, self.sequence, opening)
         self.on_queued()
@@ -282,6 +297,12 @@ class Wal:
                 # Twice: one damaged sector must not cost every group its vote.
                 self.add_control(KIND_TABLE, 0, len(rows) // VOTE_ROW.size, 0, rows)
         return batch
+
+    def turn(self) -> None:
+        """What is queued from now on goes to another file."""
+        self.seal()
+        current = self.current
+        self._turn = current is not None and current.started
 
     def seal(self) -> None:
         """Closes the open batch: what is queued next gets a sequence of its own."""
@@ -638,5 +659,5 @@ class Wal:
         return data
 
 
-assert FILE_HEADER.size == 56
+assert FILE_HEADER.size == 72
 assert BATCH_HEADER.size == RECORD_HEADER_BYTES

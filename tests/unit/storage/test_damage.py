@@ -71,7 +71,7 @@ def filled(rounds: int, *, close: bool) -> Node:
 
 def places(data: bytes) -> Iterator[tuple[str, int]]:
     """(what lies there, offset) of every interesting byte of a WAL file with whole batches."""
-    for offset in range(52):
+    for offset in range(68):
         yield "file header", offset
     at = FILE_HEADER.size
     while at + BATCH_HEADER.size <= len(data) and data[at : at + 7] == b"CVYWALB":

@@ -11,6 +11,7 @@ from crc32c import crc32c
 from convoymq.kernels.batch import make_entry
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.identity import ClusterIds
 from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.segments import segment_name
 from convoymq.storage.snapshots import read_snapshot, snapshot_chunks, snapshot_name, write_snapshot
@@ -98,44 +99,46 @@ def test_the_golden_files_are_read() -> None:
     assert two.entry(8).size == 20_048
 
 
+@pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("kind", ["wal", "segment", "snapshot"])
-def test_an_unknown_version_is_refused(kind: str) -> None:
+def test_an_unknown_version_is_refused(kind: str, version: int) -> None:
     disk = written()
     wal = next(n for n in sorted(disk.names) if n.endswith(".wal"))
     segment = next(n for n in sorted(disk.names) if n.endswith(".seg"))
     name = {"wal": wal, "segment": segment, "snapshot": snapshot_name(1)}[kind]
     inode = disk.names[name]
     assert inode is not None
-    inode.content[7] = 2
+    inode.content[7] = version
     if kind == "wal":
-        inode.content[48:52] = crc32c(bytes(inode.content[:48])).to_bytes(4, "little")
-        with pytest.raises(StorageFault, match="version"):
+        inode.content[64:68] = crc32c(bytes(inode.content[:64])).to_bytes(4, "little")
+        with pytest.raises(StorageFault, match=f"version {version}"):
             Storage(disk, InlineFlusher(), InlineWorker(), CONFIG).recover()
     else:
         storage = Storage(disk, InlineFlusher(), InlineWorker(), CONFIG)
-        storage.recover()
+        report = storage.recover()
         assert [log.group for log in storage.logs.values() if log.damaged] != []
+        assert f"version {version}" in report.damages[0].reason
 
 
 def test_a_snapshot_is_replaced_whole_and_found_damaged() -> None:
     disk = MemoryDirectory()
     first = Snapshot(index=5, term=2, membership=b"a", state=b"x" * 1000)
     second = Snapshot(index=9, term=3, membership=b"bb", state=b"y" * 10)
-    assert read_snapshot(disk, 7) is None
+    assert read_snapshot(disk, 7, ClusterIds()) is None
     write_snapshot(disk, 7, first, 0)
-    assert read_snapshot(disk, 7) == (first, 0)
+    assert read_snapshot(disk, 7, ClusterIds()) == (first, 0)
     write_snapshot(disk, 7, second, 4)
-    assert read_snapshot(disk, 7) == (second, 4)
+    assert read_snapshot(disk, 7, ClusterIds()) == (second, 4)
     inode = disk.names[snapshot_name(7)]
     assert inode is not None
     for offset in range(len(inode.content)):
         inode.content[offset] ^= 4
         with pytest.raises(StorageFault):
-            read_snapshot(disk, 7)
+            read_snapshot(disk, 7, ClusterIds())
         inode.content[offset] ^= 4
     del inode.content[-1]
     with pytest.raises(StorageFault):
-        read_snapshot(disk, 7)
+        read_snapshot(disk, 7, ClusterIds())
 
 
 def test_a_state_is_cut_into_chunks() -> None:
