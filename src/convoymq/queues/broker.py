@@ -80,6 +80,7 @@ from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.group_queue import TICK_MS, FlowLimits
 from convoymq.queues.interface import Queue
 from convoymq.queues.local_queues import TRACE_ARGUMENT, GroupHost, LocalQueues, Questions
+from convoymq.queues.quorum.machine import DISCONNECT_TIMEOUT_MS_DEFAULT
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
@@ -116,6 +117,9 @@ class BrokerSettings:
     quorum queue that does not answer."""
     loopback_users: tuple[str, ...] = ("guest",)
     """[loopback_users] Who may only come from this machine."""
+    disconnect_timeout_ms: int = DISCONNECT_TIMEOUT_MS_DEFAULT
+    """How long a node may be away before its exclusive queues end. Sooner when its process is known
+    to be gone."""
 
 
 class Route(NamedTuple):
@@ -207,6 +211,8 @@ class Broker:
         )
         self._groups = self.local.queues
         self._gone: set[int] = set()
+        #: Since when nodes are away by the monotonic clock; None = their queues have been ended.
+        self._away: dict[int, int | None] = {}
         self._reconciling = False
         self._expelling = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -310,8 +316,22 @@ class Broker:
         self.local.tick()
         if self.traces is not None:
             self.traces.tick()
+        self._watch_away()
         if self._gone:
             self._free_names()
+
+    def _watch_away(self) -> None:
+        """Takes nodes that have been away for too long for gone: nobody may ever know more."""
+        now = self._clock.monotonic_ms()
+        for node in self.metadata.tree.nodes:
+            if self.is_up(node):
+                self._away.pop(node, None)
+                self._gone.discard(node)
+                continue
+            since = self._away.setdefault(node, now)
+            if since is not None and now - since >= self.settings.disconnect_timeout_ms:
+                self._away[node] = None
+                self._gone.add(node)
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)

@@ -29,7 +29,7 @@ from convoymq.model.errors import (
 from convoymq.model.tables import Field, Table
 from convoymq.queues.broker import Broker, BrokerSettings
 from tests.unit.queues.classic.support import Channel
-from tests.unit.queues.fake_cluster import FakeCluster, until
+from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
 
 
 @pytest.fixture
@@ -200,6 +200,30 @@ async def test_names_of_a_lost_node_get_free_also_when_it_led_the_tree(
     broker.on_node_down(3, definite=True)
     tree.is_leader = True
     await until(lambda: "mine" not in cluster.nodes[1].machine.vhosts["/"].queues)
+
+
+async def test_names_of_a_node_that_stays_away_get_free_after_the_disconnect_timeout(
+    tmp_path: Path,
+) -> None:
+    settings = BrokerSettings(disconnect_timeout_ms=600)
+    async with FakeCluster(tmp_path, 3, settings) as cluster:
+        await cluster.queue(3, "mine", exclusive=True, durable=False, owner=5)
+        queues = cluster.nodes[1].machine.vhosts["/"].queues
+        await until(lambda: "mine" in queues)
+        broker = cluster.nodes[1].broker
+        # Away and back: it starts anew.
+        cluster.down.add(3)
+        broker.on_node_down(3)
+        await until(lambda: 3 in broker._away)
+        cluster.down.clear()
+        broker.on_node_up(3, INCARNATION)
+        await until(lambda: 3 not in broker._away)
+        assert "mine" in queues
+        cluster.down.add(3)
+        broker.on_node_down(3)
+        await until(lambda: "mine" not in queues)
+        await until(lambda: not broker._gone)
+        assert broker._away[3] is None
 
 
 async def test_a_face_that_was_made_while_its_home_was_suspected_is_made_anew(
