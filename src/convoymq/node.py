@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import AdmitNode
 from convoymq.cluster.control import KIND_JOIN, ControlPlane
 from convoymq.cluster.host import ReplicaHost
@@ -30,7 +31,6 @@ from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import MetadataMachine
-from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.cluster.sessions import SessionNumbers
 from convoymq.data_directory import DataDirectory
 from convoymq.kernels.batch import FRAME_CONTROL
@@ -109,10 +109,10 @@ class _LateSink:
     """The effect sink of group 0 before the store exists that needs group 0's builder."""
 
     def __init__(self) -> None:
-        self.store: MetadataStore | None = None
+        self.store: AsyncMetadataStore | None = None
         self._leader: tuple[int, int | None, int] | None = None
 
-    def attach(self, store: MetadataStore) -> None:
+    def attach(self, store: AsyncMetadataStore) -> None:
         """Hands over; what is known by now is told."""
         self.store = store
         if self._leader is not None:
@@ -479,7 +479,7 @@ class Node:
             await self._form_or_join()
         self.links.formed = True
         self._new_session = SessionNumbers(self.id, self.data.incarnation, self._live_sessions)
-        self.store = MetadataStore(
+        self.store = AsyncMetadataStore(
             self.machine, self.host.builder_of(0), self._new_session(), self.clock
         )
         self._sink.attach(self.store)
@@ -614,9 +614,7 @@ class Node:
         self.broker = self._make_broker()
         self.broker.local.lost_groups = self.data.lost_groups
         await self.broker.start()
-        self.broker.keeper = MemberKeeper(
-            self.broker, self.links, self.broker.spawn, self._stop.set
-        )
+        self.broker.keeper = MemberKeeper(self.broker, self.links, self._stop.set)
 
     async def _persist(self, command: Any) -> None:
         while True:

@@ -2,17 +2,27 @@
 
 They travel as msgpack in METADATA commands (docs/formats/entries-and-frames.md), one tagged map
 each; `arg` of the command header holds the length of the map, because bodies are padded. Fields
-are only ever added, with defaults, so older entries stay readable.
+are only ever added, with defaults, so older entries stay readable. A command or a field that this
+release does not know is never skipped: `decode_command` refuses it.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
+from convoymq.model.errors import UnknownCommand
 
-class _Command(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="op"):
+
+class _Command(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="op",
+):
     pass
 
 
@@ -24,6 +34,7 @@ class Bootstrap(_Command, frozen=True, tag="bootstrap"):
     password_hash: str
     algorithm: str
     cluster_name: str
+    cluster_id: str = ""
 
 
 class PutVhost(_Command, frozen=True, tag="vhost_put"):
@@ -138,12 +149,17 @@ class DeleteQueue(_Command, frozen=True, tag="queue_delete"):
 
 
 class SetMembers(_Command, frozen=True, tag="queue_members"):
-    """Records the members of a queue's group after they changed."""
+    """Records the members of a queue's group after they changed.
+
+    `config`: term and index of the group's entry that made them members. What is not newer than the
+    recorded one is ignored.
+    """
 
     vhost: str
     name: str
     group: int
     members: tuple[int, ...]
+    config: tuple[int, int]
 
 
 class Bind(_Command, frozen=True, tag="bind"):
@@ -176,6 +192,21 @@ class OwnerGone(_Command, frozen=True, tag="owner_gone"):
     owner: str
 
 
+class Join(_Command, frozen=True, tag="node_join"):
+    """A node with an empty log asks to be let in. The leader of group 0 proposes it.
+
+    `members`: the configuration of group 0. `supports`: lowest and highest version that the node
+    knows, per kind of machine. `reachable`: another node answers under this number now.
+    """
+
+    id: int
+    directory: str
+    incarnation: int
+    supports: dict[str, tuple[int, int]]
+    members: tuple[int, ...]
+    reachable: bool = False
+
+
 class PutNode(_Command, frozen=True, tag="node_put"):
     """A node of the cluster started, or told its addresses.
 
@@ -187,6 +218,9 @@ class PutNode(_Command, frozen=True, tag="node_put"):
     name: str
     incarnation: int
     addresses: dict[str, str] = {}
+    directory: str = ""
+    release: str = ""
+    supports: dict[str, tuple[int, int]] = {}
 
 
 class ForgetNode(_Command, frozen=True, tag="node_forget"):
@@ -199,6 +233,19 @@ class AdmitNode(_Command, frozen=True, tag="node_admit"):
     """A forgotten node has come back with an empty directory and may link again."""
 
     id: int
+
+
+class RecordRecovery(_Command, frozen=True, tag="recovery"):
+    """The cluster goes on after its majority was lost, under another id.
+
+    `groups`: one row of plain values per group, as the administrator was shown it.
+    """
+
+    cluster_id: str
+    former_id: str
+    lost_nodes: tuple[int, ...]
+    time_ms: int
+    groups: tuple[dict[str, Any], ...] = ()
 
 
 class PutSetting(_Command, frozen=True, tag="setting_put"):
@@ -226,7 +273,9 @@ Command: TypeAlias = (
     | Bind
     | Unbind
     | OwnerGone
+    | Join
     | PutNode
+    | RecordRecovery
     | ForgetNode
     | AdmitNode
     | PutSetting
@@ -242,9 +291,9 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(body: bytes) -> Command:
-    """Returns the command. Raises ValueError when it is malformed or unknown."""
+    """Returns the command. Raises UnknownCommand when it is malformed or unknown."""
     try:
         decoded: Command = _DECODER.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ValueError(f"not a metadata command: {error}") from error
+        raise UnknownCommand(f"not a metadata command of this release: {error}") from error
     return decoded

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 import structlog
 
-from convoymq.cluster.commands import Command, ForgetNode, SetMembers
+from convoymq.cluster.commands import SetMembers
 from convoymq.cluster.metadata import Change, ChangeKind, QueueRecord
-from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
+from convoymq.model.errors import BrokerError, EntryGone, NotFound, PreconditionFailed
 from convoymq.replication.raft.membership import Membership
 
 log = structlog.get_logger()
 
 TICKS_SETTLED = 50
 """A replica that lost its data leaves its group and comes back at once: that is not recorded."""
-EXECUTE_S = 5.0
+ANSWER_MS = 5000
 
 
 class LinkTable(Protocol):
@@ -60,19 +60,13 @@ class MemberKeeper:
         self,
         broker: Brokerage,
         links: LinkTable,
-        spawn: Callable[[Any], object],
         on_removed: Callable[[], None],
     ) -> None:
-        """
-        Args:
-            spawn: runs a coroutine and keeps hold of it.
-            on_removed: called when this node itself is no part of the cluster any more.
-        """
+        """`on_removed` is called when this node itself is no part of the cluster any more."""
         self._broker = broker
         self._host = broker.host
         self._tree = broker.metadata.tree
         self._links = links
-        self._spawn = spawn
         self._on_removed = on_removed
         self._open: dict[int, int] = {}
         """Groups that may not be in step, and for how many ticks they have been so."""
@@ -160,29 +154,32 @@ class MemberKeeper:
         nodes = core.members.nodes
         gone = set(record.members) - nodes - self._tree.forgotten
         if gone and (ticks < TICKS_SETTLED or gone & core.rejoining.keys()):
-            nodes = nodes | gone
+            return
         members = [n for n in record.members if n in nodes]
         members += sorted(nodes - set(members))
         if tuple(members) == record.members:
             return
         self._asked.add(record.group)
         command = SetMembers(
-            vhost=record.vhost, name=record.name, group=record.group, members=tuple(members)
+            vhost=record.vhost,
+            name=record.name,
+            group=record.group,
+            members=tuple(members),
+            config=config_of(replica),
         )
-        self._spawn(self._execute(record.group, command))
 
-    async def _execute(self, group: int, command: Command) -> None:
-        try:
-            await self._broker.metadata.execute(command, EXECUTE_S)
-        except BrokerError as error:
-            log.warning("cluster.members_not_recorded", group=group, reason=error.text)
-        finally:
-            self._asked.discard(group)
+        def done(_reply: Any, error: BrokerError | None) -> None:
+            self._asked.discard(record.group)
+            if error is not None:
+                log.warning("cluster.members_not_recorded", group=record.group, reason=error.text)
+
+        self._broker.metadata.submit(command, done, ANSWER_MS)
 
     # -- administration ---------------------------------------------------------------------------
 
-    async def forget(self, node: int, *, force: bool = False) -> None:
-        """Removes a node from the cluster for ever; groups let go of it in the background.
+    def check_forget(self, node: int, *, force: bool = False) -> None:
+        """Refuses to forget a node that is needed. `ForgetNode` then removes it from the cluster
+        for ever, and groups let go of it in the background.
 
         Args:
             force: even when it can be reached, and even when queues go with it that only it has.
@@ -190,7 +187,6 @@ class MemberKeeper:
         Raises:
             NotFound: there is no such node.
             PreconditionFailed: it runs, or has the only replica of a queue, or is this one.
-            Unavailable: the tree has no majority.
         """
         tree = self._tree
         if node not in tree.nodes:
@@ -205,12 +201,21 @@ class MemberKeeper:
                     raise PreconditionFailed(
                         f"node {node} has the only replica of queue '{record.name}'"
                     )
-        await self._broker.metadata.execute(ForgetNode(id=node))
 
     def groups_with(self, node: int) -> int:
         """How many groups still have that node, as far as this node knows."""
         found = {record.group for record in self._tree.records() if node in record.members}
         return len(found) + (node in self._host.groups[0].core.members.nodes)
+
+
+def config_of(replica: Any) -> tuple[int, int]:
+    """Term and index of the membership entry in force at a replica: later ones compare greater."""
+    index, log = replica.core.members_index, replica.log
+    try:
+        return log.term_at(index), index
+    except EntryGone:
+        # It lies before the log: in a snapshot, whose term is not below its own.
+        return log.snapshot_term, index
 
 
 def _replicas(records: Collection[QueueRecord]) -> dict[int, int]:

@@ -29,6 +29,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from convoymq.cluster import supported
 from convoymq.cluster.access import is_known_hash, pattern_error
 from convoymq.cluster.commands import (
     AdmitNode,
@@ -44,6 +45,7 @@ from convoymq.cluster.commands import (
     DeleteUser,
     DeleteVhost,
     ForgetNode,
+    Join,
     OwnerGone,
     PutNode,
     PutPermission,
@@ -51,6 +53,7 @@ from convoymq.cluster.commands import (
     PutTopicPermission,
     PutUser,
     PutVhost,
+    RecordRecovery,
     SetMembers,
     Unbind,
     decode_command,
@@ -77,6 +80,7 @@ from convoymq.model.errors import (
     PreconditionFailed,
     Refused,
     StorageFault,
+    UnknownCommand,
     check,
     refusal_to_builtins,
 )
@@ -90,6 +94,20 @@ REPLIES_KEPT = 64
 NAME_LENGTH_MAX = 255
 STATUS_OK = 0
 STATUS_REFUSED = 1
+
+#: Version -> the command types that it knows.
+COMMAND_TYPES = {
+    1: supported.command_table(
+        (CMD_METADATA, CMD_NODE_DOWN, CMD_NODE_UP, CMD_SESSION_DOWN, CMD_SESSION_CLOSE)
+    ),
+}
+
+JOIN_FOUNDER = "founder"
+"""A member that never ran: nothing of it can be missing."""
+JOIN_LEARNER = "learner"
+"""Not a member yet: it gets a vote when it has caught up."""
+JOIN_WIPED = "wiped"
+"""A member that has lost its data: it has no say before the leader has taken it in anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +152,8 @@ class QueueRecord:
     created_ms: int
     joined: tuple[int, ...] = ()
     """Members that came later: they start without a vote."""
+    config: tuple[int, int] = (0, 0)
+    """Term and index of the membership entry that `members` are from; (0, 0) = the first."""
 
     @property
     def home(self) -> int:
@@ -149,6 +169,9 @@ class NodeRecord:
     name: str
     incarnation: int
     addresses: dict[str, str] = field(default_factory=dict)
+    release: str = ""
+    supports: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Lowest and highest machine version that it knows, per kind of machine."""
 
 
 @dataclass(slots=True)
@@ -201,7 +224,9 @@ def owner_text(node: int, incarnation: int, connection: int) -> str:
 class MetadataMachine:
     """State and rules of the tree."""
 
+    KIND = "metadata"
     VERSION = 1
+    OLDEST_VERSION = 1
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
@@ -216,16 +241,33 @@ class MetadataMachine:
         self.nodes: dict[int, NodeRecord] = {}
         self.forgotten: set[int] = set()
         """Nodes that were removed; refused until they come back with nothing."""
+        self.directories: dict[int, str] = {}
+        """The data directory that each node number belongs to."""
+        self.incarnations: dict[int, int] = {}
+        """The highest of each node number, also of forgotten ones: what is older is ignored."""
+        self.cluster_id = ""
+        self.recoveries: list[dict[str, Any]] = []
+        """What is known of losses of the majority that were recovered from, oldest first."""
         self.settings: dict[str, str] = {}
         self.next_group = 1
         self.applied_index = 0
-        self.version = 0
+        self.version = 1
+        """The machine version in force."""
+        self.change_count = 0
         self._sessions: dict[int, _Session] = {}
 
     # --- Machine -------------------------------------------------------------------------
 
+    def set_version(self, version: int) -> None:
+        """Carries out a `machine version` entry. Raises UnsupportedVersion."""
+        self.version = supported.check_version(self, version)
+
+    def command_types(self, version: int) -> bytes:
+        """The command types that a version knows (Machine.command_types)."""
+        return COMMAND_TYPES[version]
+
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
-        """Applies a commands entry."""
+        """Applies a commands entry. Raises UnknownCommand."""
         check(index > self.applied_index, f"metadata entry {index} after {self.applied_index}")
         self.applied_index = index
         for kind, flags, session_id, seq, count, arg, offset, _ in commands(data):
@@ -243,6 +285,8 @@ class MetadataMachine:
                 self._sessions.pop(gone, None)
             elif kind == CMD_SESSION_CLOSE:
                 self._sessions.pop(session_id, None)
+            else:
+                raise UnknownCommand(f"metadata entry {index} has a command of type {kind}")
 
     def snapshot(self) -> bytes:
         """The whole tree."""
@@ -251,6 +295,9 @@ class MetadataMachine:
                 "format": FORMAT,
                 "index": self.applied_index,
                 "version": self.version,
+                "changes": self.change_count,
+                "cluster_id": self.cluster_id,
+                "recoveries": self.recoveries,
                 "next_group": self.next_group,
                 "vhosts": [
                     [
@@ -269,6 +316,7 @@ class MetadataMachine:
                                 r.owner,
                                 r.created_ms,
                                 r.joined,
+                                r.config,
                             ]
                             for r in _sorted_values(v.queues)
                         ],
@@ -289,9 +337,18 @@ class MetadataMachine:
                     for exchange, p in sorted(rules.items(), key=_key)
                 ],
                 "nodes": [
-                    [n.id, n.name, n.incarnation, dict(sorted(n.addresses.items()))]
+                    [
+                        n.id,
+                        n.name,
+                        n.incarnation,
+                        dict(sorted(n.addresses.items())),
+                        n.release,
+                        dict(sorted(n.supports.items())),
+                    ]
                     for n in (self.nodes[i] for i in sorted(self.nodes))
                 ],
+                "directories": sorted(self.directories.items()),
+                "incarnations": sorted(self.incarnations.items()),
                 "forgotten": sorted(self.forgotten),
                 "settings": dict(sorted(self.settings.items())),
                 "sessions": [
@@ -302,19 +359,27 @@ class MetadataMachine:
         )
 
     def restore(self, state: bytes) -> None:
-        """Replaces the tree. Raises StorageFault when the state is of another format."""
+        """Replaces the tree.
+
+        Raises:
+            StorageFault: the state is of another format.
+            UnsupportedVersion: this release does not know the rules that were in force.
+        """
         raw = msgspec.msgpack.decode(state)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise StorageFault("metadata snapshot of an unknown format")
         self._clear()
+        self.set_version(raw["version"])
         self.applied_index = raw["index"]
-        self.version = raw["version"]
+        self.change_count = raw["changes"]
+        self.cluster_id = raw["cluster_id"]
+        self.recoveries = raw["recoveries"]
         self.next_group = raw["next_group"]
         for name, description, tags, default_type, topology, queues in raw["vhosts"]:
             vhost = Vhost(
                 name, Topology.from_builtins(topology), description, tuple(tags), default_type
             )
-            for queue, group, kind, durable, members, owner, created, *more in queues:
+            for queue, group, kind, durable, members, owner, created, joined, config in queues:
                 vhost.queues[queue] = QueueRecord(
                     vhost=name,
                     name=queue,
@@ -324,7 +389,8 @@ class MetadataMachine:
                     members=tuple(members),
                     owner=owner,
                     created_ms=created,
-                    joined=tuple(more[0]) if more else (),
+                    joined=tuple(joined),
+                    config=(config[0], config[1]),
                 )
             self.vhosts[name] = vhost
         for name, password_hash, algorithm, tags in raw["users"]:
@@ -338,11 +404,18 @@ class MetadataMachine:
         for user, where, exchange, write, read in raw["topic_permissions"]:
             rules = self.topic_permissions.setdefault((user, where), {})
             rules[exchange] = TopicPermission(write=write, read=read)
-        for node, name, incarnation, addresses in raw["nodes"]:
+        for node, name, incarnation, addresses, release, supports in raw["nodes"]:
             self.nodes[node] = NodeRecord(
-                id=node, name=name, incarnation=incarnation, addresses=addresses
+                id=node,
+                name=name,
+                incarnation=incarnation,
+                addresses=addresses,
+                release=release,
+                supports=_ranges(supports),
             )
-        self.forgotten = set(raw.get("forgotten", ()))
+        self.directories = dict(raw["directories"])
+        self.incarnations = dict(raw["incarnations"])
+        self.forgotten = set(raw["forgotten"])
         self.settings = raw["settings"]
         for session_id, seq, replies in raw["sessions"]:
             session = self._sessions[session_id] = _Session()
@@ -398,6 +471,9 @@ class MetadataMachine:
     # --- sessions ------------------------------------------------------------------------
 
     def _command(self, session_id: int, seq: int, time_ms: int, body: bytes) -> None:
+        node, incarnation = session_id >> 56, session_id >> 24 & 0xFFFFFFFF
+        if incarnation < self.incarnations.get(node, 0) or node in self.forgotten:
+            return
         session = self._sessions.get(session_id)
         if session is None:
             if seq != 1:
@@ -411,9 +487,10 @@ class MetadataMachine:
                 if known == seq:
                     self.effects.append((EFFECT_APPLIED, session_id, seq, status, reply))
             return
+        command = decode_command(body)
         session.seq = seq
         try:
-            status, result = STATUS_OK, self._execute(decode_command(body), time_ms)
+            status, result = STATUS_OK, self._execute(command, time_ms)
         except BrokerError as error:
             refusal = error if isinstance(error, Refused) else PreconditionFailed(error.text)
             status, result = STATUS_REFUSED, refusal_to_builtins(refusal)
@@ -493,8 +570,12 @@ class MetadataMachine:
                 return self._changed(bool(removed), command.vhost)
             case OwnerGone():
                 return self._delete_where(lambda record: record.owner == command.owner)
+            case Join():
+                return self._join(command)
             case PutNode():
                 return self._put_node(command)
+            case RecordRecovery():
+                return self._record_recovery(command)
             case ForgetNode():
                 return self._forget_node(command.id)
             case AdmitNode():
@@ -515,9 +596,9 @@ class MetadataMachine:
         return changed
 
     def _note(self, change: Change) -> None:
-        self.version += 1
+        self.change_count += 1
         self.changes.append(change)
-        fields = {"change": change.kind.value, "vhost": change.vhost, "version": self.version}
+        fields = {"change": change.kind.value, "vhost": change.vhost, "count": self.change_count}
         self.effects.append((EFFECT_NOTE, "metadata.changed", fields))
 
     def _vhost(self, name: str) -> Vhost:
@@ -531,6 +612,7 @@ class MetadataMachine:
             return False
         self.settings["bootstrapped"] = "true"
         self.settings["cluster_name"] = command.cluster_name
+        self.cluster_id = command.cluster_id
         if not self.vhosts:
             self._put_vhost(PutVhost(name=command.vhost, description="Default virtual host"))
         if not self.users:
@@ -697,12 +779,15 @@ class MetadataMachine:
         record = vhost.queues.get(command.name)
         if record is None or record.group != command.group or not command.members:
             return False
+        if command.config <= record.config:
+            return False
         joined = {*record.joined, *command.members} - {
             member for member in record.members if member not in record.joined
         }
         changed = replace(
             record,
             members=command.members,
+            config=command.config,
             joined=tuple(member for member in command.members if member in joined),
         )
         vhost.queues[command.name] = changed
@@ -711,21 +796,73 @@ class MetadataMachine:
 
     # --- nodes ---------------------------------------------------------------------------
 
+    def _join(self, command: Join) -> dict[str, Any]:
+        """Lets a node with an empty log in, and says as what."""
+        node = command.id
+        if not supported.is_supported(command.supports, self.KIND, self.version):
+            raise PreconditionFailed(
+                f"node {node} cannot join: its release does not support version {self.version} of "
+                "the metadata machine, which is in force"
+            )
+        if command.reachable and self.directories.get(node, "") not in ("", command.directory):
+            raise PreconditionFailed(
+                f"node {node} cannot join: another process with this number is running"
+            )
+        if node in self.forgotten:
+            held = any(node in record.members for record in self.records())
+            if held or node in command.members:
+                # Groups that count on its former data must have let go of it.
+                raise PreconditionFailed(
+                    f"node {node} cannot join yet: groups still have the node that was removed"
+                )
+            self.forgotten.discard(node)
+        ran = node in self.incarnations
+        self.directories[node] = command.directory
+        granted = max(command.incarnation, self.incarnations.get(node, 0) + 1)
+        self._live(node, granted)
+        if node not in command.members:
+            role = JOIN_LEARNER
+        else:
+            # Votes and entries that a member once promised to keep are gone.
+            role = JOIN_WIPED if ran else JOIN_FOUNDER
+        self._note(Change(ChangeKind.NODE, node=node))
+        return {
+            "role": role,
+            "members": sorted(command.members),
+            "groups": self.next_group - 1,
+            "incarnation": granted,
+            "cluster_id": self.cluster_id,
+        }
+
+    def _live(self, node: int, incarnation: int) -> None:
+        """Ends what earlier lives of a node left behind."""
+        self.incarnations[node] = incarnation
+        self._drop_sessions(node, incarnation)
+
     def _put_node(self, command: PutNode) -> bool:
         if not 0 < command.id < 256:
             raise ValueError(f"node id {command.id} is out of range")
-        known = self.nodes.get(command.id)
-        if known is not None and command.incarnation < known.incarnation:
+        if command.id in self.forgotten:
+            raise PreconditionFailed(f"node {command.id} was removed from the cluster")
+        admitted = self.directories.get(command.id, command.directory)
+        if admitted != command.directory:
+            raise PreconditionFailed(
+                f"node {command.id} has another data directory: {admitted or 'unnamed'}"
+            )
+        if command.incarnation < self.incarnations.get(command.id, 0):
             return False
-        self.forgotten.discard(command.id)
+        known = self.nodes.get(command.id)
+        self.directories[command.id] = command.directory
         self.nodes[command.id] = NodeRecord(
             id=command.id,
             name=command.name,
             incarnation=command.incarnation,
             addresses=dict(command.addresses),
+            release=command.release,
+            supports=dict(command.supports),
         )
         if known is None or command.incarnation > known.incarnation:
-            self._drop_sessions(command.id, command.incarnation)
+            self._live(command.id, command.incarnation)
             self._delete_where(
                 lambda record: (
                     record.type is QueueType.CLASSIC
@@ -741,16 +878,40 @@ class MetadataMachine:
         if self.nodes.pop(node, None) is None:
             return False
         self.forgotten.add(node)
+        self.directories.pop(node, None)
         self._drop_sessions(node, 1 << 32)
         # What only that node has is lost.
         self._delete_where(lambda record: record.members == (node,))
         self._note(Change(ChangeKind.NODE_FORGOTTEN, node=node))
         return True
 
+    def _record_recovery(self, command: RecordRecovery) -> bool:
+        if command.cluster_id == self.cluster_id:
+            return False
+        if command.former_id != self.cluster_id:
+            raise PreconditionFailed(
+                f"the cluster has the id {self.cluster_id}, not {command.former_id}"
+            )
+        self.cluster_id = command.cluster_id
+        self.recoveries.append(
+            {
+                "cluster_id": command.cluster_id,
+                "former_id": command.former_id,
+                "lost_nodes": list(command.lost_nodes),
+                "time_ms": command.time_ms,
+                "groups": list(command.groups),
+            }
+        )
+        return self._changed(True)
+
 
 def _incarnation(record: QueueRecord) -> int:
     """Incarnation of the node at which an exclusive queue was declared; -1 for others."""
     return int(record.owner.split(".")[1]) if record.owner is not None else -1
+
+
+def _ranges(raw: dict[str, list[int]]) -> dict[str, tuple[int, int]]:
+    return {kind: (lowest, highest) for kind, (lowest, highest) in raw.items()}
 
 
 def _destination(command: Bind | Unbind) -> Destination:
@@ -768,3 +929,6 @@ def _key(item: tuple[Any, Any]) -> Any:
 
 def _sorted_values(table: dict[str, Any]) -> list[Any]:
     return [table[key] for key in sorted(table)]
+
+
+supported.register(MetadataMachine)

@@ -3,30 +3,50 @@
 The store is one client session into group 0, with the session rule of every queue client: each
 command gets the next number, stays pending until its APPLIED effect comes back from this node's own
 replica, and is sent again after a change of leader or a gap. Because the answer comes from the
-local replica, whoever awaited a change finds it in the local tree.
+local replica, whoever asked for a change finds it in the local tree.
 
-It is the `EffectSink` of group 0.
+It is the `EffectSink` of group 0. Answers are called back; `AsyncMetadataStore` awaits them.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from convoymq.cluster.commands import Command, encode_command
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, Clock, Effect
 from convoymq.cluster.metadata import STATUS_OK, Change, MetadataMachine
 from convoymq.kernels.batch import CMD_METADATA, CommandBuilder, PublishTarget
-from convoymq.model.errors import ResourceExhausted, Unavailable, refusal_from_builtins
+from convoymq.model.errors import (
+    BrokerError,
+    ResourceExhausted,
+    Unavailable,
+    refusal_from_builtins,
+)
 
 WINDOW = 32
 """Commands outstanding; fewer than the answers that the machine keeps."""
 WAITING_MAX = 100_000
 """Commands that may wait for a place in the window."""
 RESEND_AFTER_MS = 1000
-DEADLINE_S = 30.0
+
+Done: TypeAlias = Callable[[Any, BrokerError | None], None]
+"""Hears the reply of a command and None, or None and why there is no reply."""
+
+
+class Submitted:
+    """A command that is on its way."""
+
+    __slots__ = ("body", "done")
+
+    def __init__(self, body: bytes, done: Done) -> None:
+        self.body = body
+        self.done: Done | None = done
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more. The command may still be applied."""
+        self.done = None
 
 
 class MetadataStore:
@@ -41,48 +61,37 @@ class MetadataStore:
         self.term = 0
         self._clock = clock
         self._target = PublishTarget(builder, session, self)
-        self._waiting: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: deque[Submitted] = deque()
+        self._answers: dict[int, Submitted] = {}
         self._applied = 0
         self._watchers: list[Callable[[Change], None]] = []
-        self._leader_known = asyncio.Event()
         self._resend_timer: Any = None
         self._progress_ms = 0
 
-    async def execute(self, command: Command, timeout: float = DEADLINE_S) -> Any:
-        """Applies a command in the whole cluster and returns its reply.
+    def submit(self, command: Command, done: Done, timeout_ms: int = 0) -> Submitted:
+        """Applies a command in the whole cluster; `done` hears the reply, once.
+
+        Args:
+            done: hears `Refused` when the tree says no, and `Unavailable` when there is no answer
+                in time; the command may still be applied then.
+            timeout_ms: 0 = as long as it takes.
 
         Raises:
-            Refused: the tree says no.
-            Unavailable: no answer in time; the command may still be applied later.
             ResourceExhausted: too many commands wait.
         """
         if len(self._waiting) >= WAITING_MAX:
             raise ResourceExhausted("too many metadata changes are waiting")
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((encode_command(command), answer))
+        submitted = Submitted(encode_command(command), done)
+        self._waiting.append(submitted)
         self._fill_window()
-        try:
-            async with asyncio.timeout(timeout):
-                status, reply = await answer
-        except TimeoutError:
-            raise Unavailable("the metadata store has no majority, or is too slow") from None
-        if status == STATUS_OK:
-            return reply
-        raise refusal_from_builtins(list(reply))
+        if timeout_ms:
+            self._clock.call_later(timeout_ms, self._expire, submitted)
+        return submitted
 
     @property
     def session(self) -> int:
         """The store's own session."""
         return self._target.session
-
-    async def wait_for_leader(self, timeout: float) -> None:
-        """Waits until a leader of the tree is known. Raises Unavailable."""
-        try:
-            async with asyncio.timeout(timeout):
-                await self._leader_known.wait()
-        except TimeoutError:
-            raise Unavailable("the metadata store has no leader") from None
 
     def watch(self, watcher: Callable[[Change], None]) -> None:
         """Calls `watcher` for every change that this node applies, in order, before answers."""
@@ -91,7 +100,7 @@ class MetadataStore:
     # --- EffectSink ----------------------------------------------------------------------
 
     def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
-        """Tells watchers what changed and wakes who waits for an answer."""
+        """Tells watchers what changed, and answers who waits."""
         self.publish_changes()
         session = self._target.session
         for effect in effects:
@@ -105,11 +114,7 @@ class MetadataStore:
         """Sends pending commands to the leader: it is new, or the link to it was broken."""
         self.leader = leader
         self.term = term
-        if leader is None:
-            self._leader_known.clear()
-            return
-        self._leader_known.set()
-        if self._target.pending:
+        if leader is not None and self._target.pending:
             self._target.resend(self._applied)
 
     def on_link_frame(
@@ -134,11 +139,12 @@ class MetadataStore:
 
     def _fill_window(self) -> None:
         while self._waiting and len(self._target.pending) < WINDOW:
-            body, answer = self._waiting.popleft()
-            if answer.done():
+            submitted = self._waiting.popleft()
+            if submitted.done is None:
                 continue
+            body = submitted.body
             seq = self._target.command(CMD_METADATA, 0, 0, len(body), body)
-            self._answers[seq] = answer
+            self._answers[seq] = submitted
             if self._resend_timer is None:
                 self._progress_ms = self._clock.monotonic_ms()
                 self._resend_timer = self._clock.call_later(RESEND_AFTER_MS, self._on_resend_timer)
@@ -148,9 +154,19 @@ class MetadataStore:
             self._applied = seq
             self._progress_ms = self._clock.monotonic_ms()
             self._target.applied(seq)
-        answer = self._answers.pop(seq, None)
-        if answer is not None and not answer.done():
-            answer.set_result((status, reply))
+        submitted = self._answers.pop(seq, None)
+        if submitted is None or submitted.done is None:
+            return
+        done, submitted.done = submitted.done, None
+        if status == STATUS_OK:
+            done(reply, None)
+        else:
+            done(None, refusal_from_builtins(list(reply)))
+
+    def _expire(self, submitted: Submitted) -> None:
+        done, submitted.done = submitted.done, None
+        if done is not None:
+            done(None, too_slow())
 
     def _on_resend_timer(self) -> None:
         # A batch can be lost without anybody noticing: a link that broke just then.
@@ -162,3 +178,8 @@ class MetadataStore:
             self._progress_ms = now
             self._target.resend(self._applied)
         self._resend_timer = self._clock.call_later(RESEND_AFTER_MS, self._on_resend_timer)
+
+
+def too_slow() -> Unavailable:
+    """No answer in time."""
+    return Unavailable("the metadata store has no majority, or is too slow")

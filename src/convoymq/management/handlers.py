@@ -14,6 +14,7 @@ from convoymq.cluster.commands import (
     DeleteTopicPermission,
     DeleteUser,
     DeleteVhost,
+    ForgetNode,
     PutPermission,
     PutSetting,
     PutTopicPermission,
@@ -123,7 +124,8 @@ async def forget_node(call: Call) -> Any:
     if number is None or call.broker.keeper is None:
         raise object_not_found()
     try:
-        await call.broker.keeper.forget(number, force=call.flag("force"))
+        call.broker.keeper.check_forget(number, force=call.flag("force"))
+        await call.broker.metadata.execute(ForgetNode(id=number))
     except PreconditionFailed as error:
         raise ApiError(409, "conflict", error.text) from None
     return Status(DONE)

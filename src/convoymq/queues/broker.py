@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from convoymq.cluster import access
+from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import (
     Bind,
     Command,
@@ -50,7 +51,6 @@ from convoymq.cluster.metadata import (
     Vhost,
     owner_text,
 )
-from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.cluster.placement import CLIENT_LOCAL
 from convoymq.kernels.batch import CMD_NODE_DOWN
 from convoymq.model.errors import (
@@ -147,7 +147,7 @@ class Broker:
         incarnation: int,
         host: GroupHost,
         control: ControlPlane,
-        metadata: MetadataStore,
+        metadata: AsyncMetadataStore,
         epoch: Epoch,
         clock: Clock,
         directory: Path,

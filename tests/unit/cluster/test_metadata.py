@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from convoymq.cluster import access
 from convoymq.cluster.commands import (
-    AdmitNode,
     Bind,
     Bootstrap,
     Command,
@@ -18,22 +18,32 @@ from convoymq.cluster.commands import (
     DeleteUser,
     DeleteVhost,
     ForgetNode,
+    Join,
     OwnerGone,
     PutNode,
     PutPermission,
     PutTopicPermission,
     PutUser,
     PutVhost,
+    RecordRecovery,
     SetMembers,
     encode_command,
 )
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP
 from convoymq.cluster.metadata import ChangeKind, MetadataMachine, owner_text
 from convoymq.kernels.batch import CMD_METADATA, CMD_NODE_DOWN, CMD_NODE_UP, CommandBuilder
-from convoymq.model.errors import NotFound, PreconditionFailed, StorageFault, refusal_from_builtins
+from convoymq.model.errors import (
+    NotFound,
+    PreconditionFailed,
+    StorageFault,
+    UnknownCommand,
+    UnsupportedVersion,
+    refusal_from_builtins,
+)
 from convoymq.model.tables import Table
 
 SESSION = 1 << 56 | 7 << 24
+CLUSTER = "c1" * 16
 
 
 class Tree:
@@ -85,6 +95,7 @@ def tree() -> Tree:
             password_hash=access.hash_sha256(b"guest", b"salt"),
             algorithm=access.SHA256,
             cluster_name="convoy",
+            cluster_id=CLUSTER,
         )
     )
     return made
@@ -150,11 +161,15 @@ def test_an_unknown_session_starts_with_one(tree: Tree) -> None:
     assert tree.queues() == []
 
 
-def test_a_malformed_command_is_refused_and_consumes_its_number(tree: Tree) -> None:
-    tree.seq += 1
-    (effect,) = tree.raw(b"\xc1\x00", tree.seq)
-    assert effect[:4] == (EFFECT_APPLIED, SESSION, tree.seq, 1)
-    assert tree.do(quorum("q"))["created"]
+def test_an_unknown_command_is_not_skipped(tree: Tree) -> None:
+    encode = msgspec.msgpack.encode
+    with pytest.raises(UnknownCommand):
+        tree.raw(b"\xc1\x00", tree.seq + 1)
+    with pytest.raises(UnknownCommand):
+        tree.raw(encode({"op": "vhost_rename", "name": "v"}), tree.seq + 1)
+    with pytest.raises(UnknownCommand):
+        tree.raw(encode({"op": "vhost_delete", "name": "/", "keep": True}), tree.seq + 1)
+    assert list(tree.machine.vhosts) == ["/"]
 
 
 def test_exclusive_queues_end_with_their_owner(tree: Tree) -> None:
@@ -206,25 +221,148 @@ def test_sessions_of_older_incarnations_end(tree: Tree) -> None:
 
 def test_members_change_only_for_the_queue_that_was_meant(tree: Tree) -> None:
     tree.do(quorum("q"))
-    assert not tree.do(SetMembers(vhost="/", name="q", group=9, members=(1, 2)))
-    assert tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2)))
+    assert not tree.do(SetMembers(vhost="/", name="q", group=9, members=(1, 2), config=(2, 8)))
+    assert tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2), config=(2, 8)))
     assert tree.machine.vhosts["/"].queues["q"].members == (1, 2)
+
+
+def test_a_late_record_of_members_never_replaces_a_newer_one(tree: Tree) -> None:
+    def members(*nodes: int, config: tuple[int, int]) -> Any:
+        return tree.do(SetMembers(vhost="/", name="q", group=1, members=nodes, config=config))
+
+    tree.do(quorum("q"))
+    assert members(1, 2, config=(2, 8))
+    assert members(1, 2, 4, config=(2, 9))
+    assert not members(1, 2, config=(2, 8)), "late"
+    assert not members(1, 2, config=(2, 9)), "repeated"
+    restored = MetadataMachine()
+    restored.restore(tree.machine.snapshot())
+    record = restored.vhosts["/"].queues["q"]
+    assert (record.members, record.joined, record.config) == ((1, 2, 4), (4,), (2, 9))
+    # A group that was recovered alone goes on in a higher term, maybe with a shorter log.
+    assert members(1, config=(3, 5))
 
 
 def test_a_snapshot_keeps_who_joined_later_and_who_was_forgotten(tree: Tree) -> None:
     tree.do(PutNode(id=3, name="n3", incarnation=10))
     tree.do(quorum("q"))
     tree.do(ForgetNode(id=3))
-    tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2, 4)))
+    tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2, 4), config=(1, 2)))
     restored = MetadataMachine()
     restored.restore(tree.machine.snapshot())
     for machine in (tree.machine, restored):
         record = machine.vhosts["/"].queues["q"]
         assert (record.members, record.joined, machine.forgotten) == ((1, 2, 4), (4,), {3})
-    tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2)))
+    tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2), config=(1, 3)))
     assert tree.machine.vhosts["/"].queues["q"].joined == ()
-    tree.do(AdmitNode(id=3))
+
+
+SUPPORTS = {"metadata": (1, 1), "quorum": (1, 1), "stream": (1, 1)}
+
+
+def join(node: int, directory: str, incarnation: int = 1, **more: Any) -> Join:
+    fields: dict[str, Any] = {"supports": SUPPORTS, "members": (1, 2, 3), **more}
+    return Join(id=node, directory=directory, incarnation=incarnation, **fields)
+
+
+def put(node: int, directory: str, incarnation: int) -> PutNode:
+    return PutNode(id=node, name=f"n{node}", incarnation=incarnation, directory=directory)
+
+
+def test_the_tree_says_as_what_a_node_joins(tree: Tree) -> None:
+    tree.do(quorum("q"))
+    answer = {"members": [1, 2, 3], "groups": 1, "cluster_id": CLUSTER}
+    assert tree.do(join(3, "c")) == {"role": "founder", "incarnation": 1, **answer}
+    assert tree.do(put(3, "c", 1))
+    assert tree.do(join(3, "d")) == {"role": "wiped", "incarnation": 2, **answer}
+    assert tree.do(join(4, "e")) == {"role": "learner", "incarnation": 1, **answer}
+    assert tree.do(put(4, "e", 1))
+    members = (1, 2, 3, 4)
+    assert tree.do(join(4, "e", members=members))["role"] == "wiped"
+
+
+def test_a_member_that_was_let_in_before_is_never_a_founder_again(tree: Tree) -> None:
+    tree.do(join(4, "a"))
+    # It may have got a vote, and lost it, before it told its addresses.
+    assert tree.do(join(4, "b", members=(1, 2, 3, 4)))["role"] == "wiped"
+
+
+def test_only_the_directory_that_was_let_in_last_has_the_number(tree: Tree) -> None:
+    assert tree.do(put(2, "old", 7))
+    assert tree.do(join(2, "new"))["incarnation"] == 8
+    with pytest.raises(PreconditionFailed, match="another data directory: new"):
+        tree.do(put(2, "old", 9))
+    assert tree.do(put(2, "new", 8))
+    assert not tree.do(put(2, "new", 7))
+    assert tree.machine.directories == {2: "new"}
+    assert tree.machine.nodes[2].incarnation == 8
+
+
+def test_a_number_in_use_and_a_release_that_is_too_old_are_refused(tree: Tree) -> None:
+    tree.do(put(2, "here", 7))
+    with pytest.raises(PreconditionFailed, match="another process with this number is running"):
+        tree.do(join(2, "there", reachable=True))
+    tree.do(join(2, "here", reachable=True))
+    for supports in ({"metadata": (2, 3)}, {"metadata": (0, 0)}):
+        with pytest.raises(PreconditionFailed, match="does not support version 1"):
+            tree.do(join(5, "x", supports=supports))
+    assert 5 not in tree.machine.incarnations
+
+
+def test_a_forgotten_node_comes_back_when_nothing_counts_on_it(tree: Tree) -> None:
+    tree.do(put(3, "old", 7))
+    tree.do(quorum("q"))
+    tree.do(ForgetNode(id=3))
+    for refused in (join(3, "new"), join(3, "new", members=(1, 2))):
+        with pytest.raises(PreconditionFailed, match="groups still have the node"):
+            tree.do(refused)
+    tree.do(SetMembers(vhost="/", name="q", group=1, members=(1, 2), config=(1, 9)))
+    with pytest.raises(PreconditionFailed, match="was removed from the cluster"):
+        tree.do(put(3, "old", 8))
+    answer = tree.do(join(3, "new", members=(1, 2)))
+    assert (answer["role"], answer["incarnation"]) == ("learner", 8)
     assert not tree.machine.forgotten
+    with pytest.raises(PreconditionFailed, match="another data directory"):
+        tree.do(put(3, "old", 9))
+    assert tree.do(put(3, "new", 8))
+
+
+def test_commands_of_an_earlier_life_are_ignored(tree: Tree) -> None:
+    old, new = 2 << 56 | 7 << 24 | 1, 2 << 56 | 8 << 24 | 1
+    tree.do(put(2, "a", 7))
+    tree.raw(encode_command(quorum("a")), 1, session=old)
+    tree.do(put(2, "a", 8))
+    assert tree.raw(encode_command(quorum("b")), 1, session=old) == []
+    tree.raw(encode_command(quorum("c")), 1, session=new)
+    tree.do(ForgetNode(id=2))
+    assert tree.raw(encode_command(quorum("d")), 1, session=new) == []
+    assert tree.queues() == ["a", "c"]
+
+
+def test_a_recovery_from_a_lost_majority_is_kept(tree: Tree) -> None:
+    rows = ({"group": 1, "index": 7, "lost": 2},)
+    recovery = RecordRecovery(
+        cluster_id="new", former_id=CLUSTER, lost_nodes=(2, 3), time_ms=5, groups=rows
+    )
+    assert tree.do(recovery)
+    assert tree.do(recovery) is False
+    with pytest.raises(PreconditionFailed, match="the cluster has the id new"):
+        tree.do(RecordRecovery(cluster_id="x", former_id="y", lost_nodes=(), time_ms=5))
+    restored = MetadataMachine()
+    restored.restore(tree.machine.snapshot())
+    (kept,) = restored.recoveries
+    assert (kept["former_id"], kept["lost_nodes"], kept["groups"]) == (CLUSTER, [2, 3], list(rows))
+    assert restored.cluster_id == "new"
+
+
+def test_a_version_outside_of_what_this_release_knows_is_refused(tree: Tree) -> None:
+    tree.machine.set_version(1)
+    for version in (0, 2):
+        with pytest.raises(UnsupportedVersion):
+            tree.machine.set_version(version)
+    newer = msgspec.msgpack.decode(tree.machine.snapshot()) | {"version": 2}
+    with pytest.raises(UnsupportedVersion):
+        MetadataMachine().restore(msgspec.msgpack.encode(newer))
 
 
 def test_permissions_need_user_and_vhost_and_a_readable_pattern(tree: Tree) -> None:

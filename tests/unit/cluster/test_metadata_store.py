@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import DeleteVhost, PutVhost
 from convoymq.cluster.interfaces import EFFECT_GAP
 from convoymq.cluster.metadata import Change, MetadataMachine
@@ -29,7 +30,7 @@ class Clock:
         return self.ms
 
     def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Any:
-        self.calls.append((self.ms + delay_ms, callback))
+        self.calls.append((self.ms + delay_ms, lambda: callback(*arguments)))
         return None
 
     def random(self) -> float:
@@ -48,11 +49,11 @@ class Clock:
 class Lone:
     """A store, and a leader that takes a batch only when told."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Any = AsyncMetadataStore) -> None:
         self.machine = MetadataMachine()
         self.builder = CommandBuilder()
         self.clock = Clock()
-        self.store = MetadataStore(self.machine, self.builder, SESSION, self.clock)
+        self.store = kind(self.machine, self.builder, SESSION, self.clock)
         self.store.on_leader(0, 1, 1)
         self.index = 0
 
@@ -121,9 +122,9 @@ async def test_a_new_leader_gets_what_is_pending_and_applies_it_once() -> None:
     assert [command[3] for command in commands(again)] == [1]
     lone.commit(again)
     assert await task is True
-    version = lone.machine.version
+    count = lone.machine.change_count
     lone.commit(lost)
-    assert lone.machine.version == version
+    assert lone.machine.change_count == count
 
 
 async def test_a_batch_that_vanished_is_sent_again_after_a_while() -> None:
@@ -168,3 +169,26 @@ async def test_waiting_for_a_leader_has_a_deadline() -> None:
     lone.store.on_leader(0, None, 1)
     with pytest.raises(Unavailable):
         await lone.store.wait_for_leader(0)
+
+
+def test_an_answer_is_called_back_without_a_loop() -> None:
+    lone = Lone(MetadataStore)
+    heard: list[Any] = []
+    lone.store.submit(PutVhost(name="v"), lambda reply, error: heard.append((reply, error)))
+    assert heard == []
+    lone.commit(lone.take())
+    assert heard == [(True, None)]
+
+
+def test_a_callback_hears_of_a_deadline_once() -> None:
+    lone = Lone(MetadataStore)
+    heard: list[Any] = []
+    lone.store.submit(PutVhost(name="v"), lambda *answer: heard.append(answer), 50)
+    taken = lone.take()
+    lone.clock.pass_by(50)
+    ((reply, error),) = heard
+    assert reply is None
+    assert isinstance(error, Unavailable)
+    lone.commit(taken)
+    assert len(heard) == 1
+    assert "v" in lone.machine.vhosts

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from convoymq.cluster.access import SHA256, hash_sha256
+from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import Bootstrap, PutNode
 from convoymq.cluster.control import ControlPlane
 from convoymq.cluster.metadata import MetadataMachine, User
-from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, CommandBuilder, Entry, frame_header
 from convoymq.model.tables import Table
 from convoymq.queues.broker import Broker, BrokerSettings
@@ -168,7 +168,9 @@ class FakeNode:
         self.control = ControlPlane(node, FakeTransport(cluster, node))
         clock = LoopClock()
         self.machine = MetadataMachine()
-        self.store = MetadataStore(self.machine, self.host.builder_of(0), self.new_session(), clock)
+        self.store = AsyncMetadataStore(
+            self.machine, self.host.builder_of(0), self.new_session(), clock
+        )
         self.host.create_group(0, (1,), self.machine, self.store, leader_hint=1)
         self.epoch = Epoch()
         self.broker = Broker(
