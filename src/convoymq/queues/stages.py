@@ -209,20 +209,27 @@ class Stages:
         if kind == "take":
             limit = _number(op, "max")
             after = -1 if op.get("after") is None else _number(op, "after")
-            stage = self._known(name, op, epoch, time_ms)
-            return self._take(stage, limit, stage.next if after < 0 else after)
+            stage = self._known(name, op, epoch)
+            answer = self._take(stage, limit, stage.next if after < 0 else after)
+            stage.heard_ms = time_ms
+            return answer
         if kind == "settle":
             upto = _number(op, "upto")
-            return self._settle(self._known(name, op, epoch, time_ms), upto)
+            stage = self._known(name, op, epoch)
+            answer = self._settle(stage, upto)
+            stage.heard_ms = time_ms
+            return answer
         if kind == "release":
             start, failed = _number(op, "from"), _truth(op, "failed")
             return self._release(name, op, start, failed, epoch, time_ms)
         if kind == "close":
             failed = _truth(op, "failed")
-            self._end(self._known(name, op, epoch, time_ms), failed)
+            self._end(self._known(name, op, epoch), failed)
             return {}
         if kind == "touch":
-            return self._known(name, op, epoch, time_ms, fence=False).answer()
+            stage = self._known(name, op, epoch, fence=False)
+            stage.heard_ms = time_ms
+            return stage.answer()
         raise Refusal(MALFORMED)
 
     def _open(self, name: str, op: Mapping[str, Any], epoch: int, time_ms: int) -> Any:
@@ -272,10 +279,9 @@ class Stages:
         self._holder.stage_opened(stage)
         return stage
 
-    def _known(
-        self, name: str, op: Mapping[str, Any], epoch: int, time_ms: int, *, fence: bool = True
-    ) -> Stage:
-        """The stage that an op names with its epoch and fence, heard of now."""
+    def _known(self, name: str, op: Mapping[str, Any], epoch: int, *, fence: bool = True) -> Stage:
+        """The stage that an op names with its epoch and fence. Nothing has changed yet: the op may
+        still be refused, and then it does not count as a sign of life."""
         given = _number(op, "epoch")
         stage = self.by_name.get(name)
         if stage is None:
@@ -284,7 +290,6 @@ class Stages:
         if given != stage.epoch or given >= epoch:
             raise Refusal(STAGE_EPOCH)
         self._check_fence(stage, op, fence)
-        stage.heard_ms = time_ms
         return stage
 
     @staticmethod
@@ -338,9 +343,10 @@ class Stages:
             self._check_fence(stage, op, True)
             stage.heard_ms = time_ms
             return stage.answer()
-        stage = self._known(name, op, epoch, time_ms)
+        stage = self._known(name, op, epoch)
         if start > stage.next:
             raise Refusal(STAGE_RANGE)
+        stage.heard_ms = time_ms
         released = (stage.epoch, start)
         start = max(start, stage.first)
         self._return(stage, start, failed)

@@ -255,6 +255,9 @@ def test_refused_ops_do_not_keep_a_stage_alive() -> None:
     bench.tick(TTL - 10)
     assert bench.op("touch", epoch=mine["epoch"] + 1) == "stage_epoch"
     assert bench.op("touch", epoch=mine["epoch"], fence=9) == "stage_fenced"
+    assert bench.op("take", **mine, max=1, after=7) == "stage_range"
+    assert bench.op("settle", **mine, upto=7) == "stage_range"
+    assert bench.op("release", **mine, **{"from": 7}) == "stage_range"
     bench.tick(20)
     assert len(bench.machine.stages) == 0
 

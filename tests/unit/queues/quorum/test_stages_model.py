@@ -125,14 +125,15 @@ class StagedNaive(Naive):
             return "stage_epoch"
         if fields["fence"] != stage.fence:
             return "stage_fenced"
+        wanted = fields.get({"take": "after", "settle": "upto", "release": "from"}.get(op, ""), 0)
+        if not repeated:
+            if op == "take" and stage.lease:
+                return "stage_kind"
+            if wanted > stage.next:
+                return "stage_range"
         stage.heard = now
         if repeated or op == "touch":
             return stage.answer()
-        wanted = fields.get({"take": "after", "settle": "upto", "release": "from"}.get(op, ""), 0)
-        if op == "take" and stage.lease:
-            return "stage_kind"
-        if wanted > stage.next:
-            return "stage_range"
         if op == "take":
             if wanted == stage.next:
                 self.take(stage, fields["max"])
