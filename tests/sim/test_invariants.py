@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from convoymq.replication.raft.membership import Membership
+from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.invariants import GroupChecker
-from convoymq.sim.referee import InvariantBroken, Referee
+from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
 
 
 def checker() -> GroupChecker:
-    return GroupChecker(1, Referee(1, -1, 3000), 1, Trace(lambda: 0))
+    return GroupChecker(1, Referee(1, {}), 1, Trace(lambda: 0))
 
 
 def leader(term: int) -> Any:

@@ -11,7 +11,8 @@ from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.sim.clients import ClientConfig, Workload
 from convoymq.sim.clock import Life, Scheduler
-from convoymq.sim.referee import InvariantBroken, Place, Referee
+from convoymq.sim.delivery_model import InvariantBroken, Place
+from convoymq.sim.referee import Referee
 from convoymq.sim.stages import StageChannel, StagedReferee
 from convoymq.sim.trace import Trace
 from convoymq.storage.types import EntryGone
@@ -19,6 +20,7 @@ from tests.unit.queues.quorum.support import Log, apply, session_id
 
 TIMEOUT_MS = 500
 A, B = session_id(1), session_id(2)
+SETTINGS = {"disconnect_timeout_ms": TIMEOUT_MS, "delivery_limit": -1}
 
 
 class Queue:
@@ -26,8 +28,8 @@ class Queue:
 
     def __init__(self) -> None:
         self.log = Log()
-        self.machine = QuorumMachine({"disconnect_timeout_ms": TIMEOUT_MS, "delivery_limit": -1})
-        self.referee = Referee(1, -1, TIMEOUT_MS)
+        self.machine = QuorumMachine(SETTINGS)
+        self.referee = Referee(1, SETTINGS)
         self.log.publish(A, [12])
         self.log.checkout(B, 1)
         self.step()
@@ -44,7 +46,6 @@ class Queue:
         entry = self.log.seal(after_ms)
         effects = apply(self.machine, entry)
         self.referee.on_entry(entry.index, entry.data, effects)
-        self.referee.sync(self.machine)
         self.referee.check_machine(self.machine)
 
 
@@ -95,9 +96,9 @@ def test_entries_may_be_gone_only_from_a_log_that_a_snapshot_has_replaced(
     machine = SimpleNamespace(index=20, stages=SimpleNamespace(reading=lambda *asked: stage))
     replica = SimpleNamespace(machine=machine, log=SimpleNamespace(snapshot_index=snapshot_index))
     node = SimpleNamespace(host=SimpleNamespace(read_entry=read_entry))
-    referee = StagedReferee(1, -1, TIMEOUT_MS)
+    referee = StagedReferee(1, SETTINGS)
     if staged:
-        referee.stages["s1"] = SimpleNamespace(epoch=5, keys={0: (7, 0, 0), 1: (7, 0, 1)})  # type: ignore[assignment]
+        referee.model.stages["s1"] = SimpleNamespace(epoch=5, keys={0: (7, 0, 0), 1: (7, 0, 1)})  # type: ignore[assignment]
     queue: Any = SimpleNamespace(client=lambda session, events: None)
     owner = StageChannel(
         scheduler=Scheduler(1),

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from convoymq.kernels import batch
 from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
 from convoymq.sim.clock import Life, Scheduler
-from convoymq.sim.referee import InvariantBroken, Referee, identity_of
+from convoymq.sim.delivery_model import InvariantBroken, identity_of
+from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
 
 
@@ -108,6 +110,8 @@ class Channel:
         self._asked: set[int] = set()
         self._last_id: dict[int, int] = {}
         self._last_fresh: dict[tuple[int, int], int] = {}
+        self._seen: dict[bytes, int] = {}
+        """Message -> how often it had been given out when it came here last."""
         self.held: dict[int, list[int]] = {}
         """Consumer number -> message ids not settled yet, ascending."""
         self.blocked = False
@@ -253,16 +257,18 @@ class Channel:
         if consumer in self._asked:
             raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
         self._renewed()
-        if first_id <= self._last_id.get(consumer, -1):
+        last = self._last_id.get(consumer, -1)
+        if first_id <= last:
             raise InvariantBroken(
-                f"{self.name}: consumer {consumer} got id {first_id}"
-                f" after {self._last_id[consumer]}"
+                f"{self.name}: consumer {consumer} got id {first_id} after {last}"
             )
-        self._last_id[consumer] = first_id + count - 1
         session = self.client.target.session
+        if first_id > last + 1:
+            self._referee.on_skipped(session, consumer, last + 1, first_id - 1)
+        self._last_id[consumer] = first_id + count - 1
         for i in range(count):
             identity = identity_of(batch.record(block, command, first + i))
-            self._referee.on_received(session, consumer, first_id + i, identity, acquired)
+            self._receive(consumer, first_id + i, identity, acquired, delivery_count)
             if not acquired:
                 publisher = int.from_bytes(identity[:4], "big")
                 number = int.from_bytes(identity[4:], "big")
@@ -278,6 +284,17 @@ class Channel:
             self._settle(consumer, ids)
         else:
             self.held.setdefault(consumer, []).extend(ids)
+
+    def _receive(
+        self, consumer: int, message_id: int, identity: bytes, acquired: int, delivered: int
+    ) -> None:
+        session = self.client.target.session
+        self._referee.on_received(session, consumer, message_id, identity, acquired, delivered)
+        if acquired <= self._seen.get(identity, -1):
+            raise InvariantBroken(
+                f"{self.name}: {identity.hex()} came again, returned {acquired} times as before"
+            )
+        self._seen[identity] = acquired
 
     def on_get(
         self,
@@ -299,7 +316,9 @@ class Channel:
         if block is None:
             return
         identity = identity_of(batch.record(block, command, record))
-        self._referee.on_received(self.client.target.session, 0, get_id, identity, acquired)
+        # The client counts on over sessions; the queue begins again.
+        known: Any = client
+        self._receive(0, get_id - known._get_shift, identity, acquired, delivery_count)
         self._workload.delivered += 1
         ids = self.held.setdefault(0, [])
         ids.append(get_id)

@@ -15,6 +15,7 @@
 | terms and votes last | a restarted node knows every term that it has answered in |
 | storage keeps its word | what was reported written is there after a crash |
 | equal states | replicas that applied the same index have the same hash, snapshots included |
+| equal effects | every replica that applies an entry gives the same effects |
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+import msgspec
+
+from convoymq.cluster.interfaces import Effect
 from convoymq.kernels.batch import Entry
-from convoymq.sim.referee import InvariantBroken, Referee
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
 
 
@@ -52,6 +57,8 @@ class GroupChecker:
         self.polled: dict[int, tuple[int, int, int]] = {}
         """Node -> term, commit index and role as they were looked at last."""
         self.hashes: dict[int, int] = {}
+        self.effects: dict[int, int] = {}
+        """Index -> CRC of what the entry's effects were."""
         self.votes: dict[tuple[int, int], int] = {}
         """(node, term) -> candidate. Who asks for votes has voted for itself."""
         self.former: set[tuple[int, int]] = set()
@@ -317,6 +324,12 @@ class GroupChecker:
         known = self.hashes.setdefault(index, found)
         if known != found:
             self.fail(f"the state of node {node} at entry {index} differs from that of others")
+
+    def on_effects(self, node: int, index: int, effects: list[Effect]) -> None:
+        """A machine applied the entry at `index`."""
+        found = zlib.crc32(msgspec.msgpack.encode(effects))
+        if self.effects.setdefault(index, found) != found:
+            self.fail(f"node {node} gives other effects for entry {index}: {effects}")
 
 
 def observe_log(checker: GroupChecker, node: int, log: Any) -> None:

@@ -3,11 +3,12 @@ follows them in the log.
 
 What the referee asserts, beyond what holds for every queue:
 
-- what a stage takes was ready: nobody else holds it, nobody gets it while it is staged;
-- a stage holds what the ops in the log say, under dense offsets, on every replica;
+- ops are answered, or refused, as a model of the rules says (`StagedModel`, ADR 0008);
+- a stage holds what the ops in the log say, in that order, under dense offsets, with the right
+  counts, on every replica;
 - an offset means one message for as long as its epoch lasts, on every node that shows it;
 - a staged message leaves by settle, release, close, or when nobody was heard of for the time to
-  live; its counts say how often it was out and how often that failed.
+  live.
 """
 
 from __future__ import annotations
@@ -17,15 +18,33 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, Effect
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, StageRefused
 from convoymq.queues.interface import Queue, QueueClient
-from convoymq.queues.sessions import APPLIED_OK, decode_map
-from convoymq.queues.stages import Refusal
+from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
+from convoymq.queues.stages import (
+    FINISHED_KEPT_MAX,
+    NO_STAGE,
+    SINGLE_ACTIVE,
+    STAGE_EPOCH,
+    STAGE_FENCED,
+    STAGE_KIND,
+    STAGE_LIMIT,
+    STAGE_RANGE,
+    STAGES_MAX,
+    Refusal,
+)
 from convoymq.sim.clients import ClientConfig, Workload
 from convoymq.sim.clock import Life, Scheduler
-from convoymq.sim.referee import InvariantBroken, Key, Message, Place, Referee, identity_of
+from convoymq.sim.delivery_model import (
+    DeliveryModel,
+    InvariantBroken,
+    Key,
+    Place,
+    Session,
+    identity_of,
+)
+from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
 from convoymq.storage.types import EntryGone, StorageFault
 
@@ -45,8 +64,10 @@ TAKE_MAX = 40
 class _Stage:
     """What the log says of one stage."""
 
-    def __init__(self, epoch: int, ttl_ms: int, *, is_lease: bool) -> None:
+    def __init__(self, epoch: int, owner: str, ttl_ms: int, *, is_lease: bool) -> None:
         self.epoch = epoch
+        self.owner = owner
+        self.fence = 1
         self.ttl_ms = ttl_ms
         self.is_lease = is_lease
         self.heard_ms = 0
@@ -54,84 +75,143 @@ class _Stage:
         self.next = 0
         self.keys: dict[int, Key] = {}
         """Offset -> message."""
+        self.released: tuple[int, int] | None = None
+        """(epoch before, from) of the latest release."""
+
+    def answer(self) -> dict[str, int]:
+        """What every op but close tells."""
+        return {"epoch": self.epoch, "fence": self.fence, "first": self.first, "next": self.next}
 
 
-class StagedReferee(Referee):
-    """The model of one group's queue with stages."""
+class StagedModel(DeliveryModel):
+    """A queue with stages, by the rules of ADR 0008."""
 
-    def __init__(self, group: int, delivery_limit: int, disconnect_timeout_ms: int) -> None:
-        super().__init__(group, delivery_limit, disconnect_timeout_ms)
+    def __init__(self, group: int, settings: dict[str, Any]) -> None:
+        super().__init__(group, settings)
         self.stages: dict[str, _Stage] = {}
+        self.settled_leases: dict[str, tuple[int, int]] = {}
+        """Name -> (epoch, next) of leases that were settled to their end, oldest first."""
         self.shown: dict[tuple[str, int, int], Key] = {}
         """(stage, epoch, offset) -> message, for ever."""
-        self._fresh_before: Key = (0, 0, 0)
-        self._replies: dict[tuple[int, int], tuple[int, Any]] = {}
-        self._took: set[str] = set()
 
-    def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
-        """See `Referee`."""
-        self._fresh_before = self.last_fresh
-        self._took.clear()
-        self._replies.clear()
-        for effect in effects:
-            # A mere "applied" may follow the answer.
-            if effect[0] == EFFECT_APPLIED and effect[4] is not None:
-                self._replies[effect[1], effect[2]] = effect[3], effect[4]
-        super().on_entry(index, data, effects)
+    def stage_count(self) -> int:
+        """Stages and leases of the queue."""
+        return len(self.stages)
 
-    def _other(self, kind: int, session: int, seq: int, body: bytes) -> None:
-        if kind == batch.CMD_TICK:
-            for name, stage in list(self.stages.items()):
-                if stage.heard_ms + stage.ttl_ms <= self.time_ms:
-                    self._give_back(stage, 0, 1)
-                    del self.stages[name]
-        elif kind == batch.CMD_STAGE:
-            status, reply = self._replies.get((session, seq), (None, None))
-            if status is None:
-                self.fail(f"op {seq} of {session:x} was not answered")
-            elif status == APPLIED_OK and reply is not None:
-                self._op(decode_map(body, 0), reply)
+    def _expire_stages(self) -> None:
+        for name, stage in list(self.stages.items()):
+            if stage.heard_ms + stage.ttl_ms <= self.time_ms:
+                self._give_back(stage, 0, 1)
+                del self.stages[name]
 
-    def _op(self, op: dict[str, Any], reply: dict[str, int]) -> None:
+    def _stage(self, session: Session, op: dict[str, Any]) -> None:
         name, kind = op["stage"], op["op"]
+        reply: Any
+        if kind in ("open", "lease"):
+            reply = self._begin(name, op)
+        elif kind == "close" and name not in self.stages:
+            reply = {}
+        elif kind == "settle" and name in self.settled_leases and name not in self.stages:
+            epoch, end = self.settled_leases[name]
+            reply = _settled(epoch, end)
+            if op["epoch"] != epoch:
+                reply = STAGE_EPOCH
+            elif op["upto"] > end:
+                reply = STAGE_RANGE
+        else:
+            reply = self._act(name, op)
+        status = APPLIED_REJECTED if isinstance(reply, str) else APPLIED_OK
+        self._answer(session, status, reply)
+
+    def _begin(self, name: str, op: dict[str, Any]) -> str | dict[str, int]:
+        is_lease = op["op"] == "lease"
+        owner = op.get("owner", "")
+        stage = self.stages.get(name)
+        if stage is not None:
+            if stage.is_lease != is_lease:
+                return STAGE_KIND
+            stage.heard_ms = self.time_ms
+            if not is_lease:
+                stage.fence += owner != stage.owner
+                stage.owner = owner
+                stage.ttl_ms = op["ttl_ms"]
+            return stage.answer()
+        if is_lease and name in self.settled_leases:
+            return _settled(*self.settled_leases[name])
+        if self.single_active and (self.active is not None or self.stages):
+            return SINGLE_ACTIVE
+        if len(self.stages) >= STAGES_MAX:
+            return STAGE_LIMIT
+        stage = self.stages[name] = _Stage(self.index, owner, op["ttl_ms"], is_lease=is_lease)
+        stage.heard_ms = self.time_ms
+        if is_lease:
+            self._stage_messages(name, stage, op["max"])
+            if not stage.keys:
+                del self.stages[name]
+        return stage.answer()
+
+    def _act(self, name: str, op: dict[str, Any]) -> str | dict[str, int]:
+        """An op on a stage that is there; a refused one changes nothing."""
+        kind = op["op"]
         stage = self.stages.get(name)
         if stage is None:
-            if kind == "close" or (kind != "open" and reply["first"] == reply["next"]):
-                # Nothing there to close, an empty lease, or a lease that was settled to its end.
-                return
-            if kind not in ("open", "lease") or reply["epoch"] != self.index:
-                self.fail(f"{op} was answered {reply}, but there is no stage {name}")
-            stage = _Stage(reply["epoch"], op["ttl_ms"], is_lease=kind == "lease")
-            self.stages[name] = stage
-            if kind == "lease":
-                self._took.add(name)
-                stage.next = reply["next"]
+            return NO_STAGE
+        fenced = op.get("fence", None if stage.is_lease or kind == "touch" else 0)
+        fenced = fenced is not None and fenced != stage.fence
+        if kind == "release" and stage.released == (op["epoch"], op["from"]):
+            if fenced:
+                return STAGE_FENCED
+            stage.heard_ms = self.time_ms
+            return stage.answer()
+        if op["epoch"] != stage.epoch or stage.epoch == self.index:
+            return STAGE_EPOCH
+        if fenced:
+            return STAGE_FENCED
+        after = op.get("after", stage.next)
+        if kind == "take" and stage.is_lease:
+            return STAGE_KIND
+        if max(after, op.get("upto", 0), op.get("from", 0)) > stage.next:
+            return STAGE_RANGE
         stage.heard_ms = self.time_ms
-        if kind == "open":
-            stage.ttl_ms = op["ttl_ms"]
-        elif kind == "take" and reply["next"] > stage.next:
-            if op["after"] != stage.next or reply["next"] > stage.next + op["max"]:
-                self.fail(f"{op} was answered {reply}, but {name} ended at {stage.next}")
-            self._took.add(name)
-            stage.next = reply["next"]
-        elif kind == "settle" and op["upto"] > stage.first:
-            for offset in range(stage.first, op["upto"]):
-                self._move(self.messages[stage.keys.pop(offset)], Place.SETTLED)
-            stage.first = op["upto"]
-        elif kind == "release" and reply["epoch"] != stage.epoch:
-            self._give_back(stage, op["from"], int(op["failed"]))
-            stage.epoch = reply["epoch"]
+        if kind == "take" and after == stage.next:
+            self._stage_messages(name, stage, op["max"])
+        elif kind == "settle":
+            self._settle_stage(name, stage, op["upto"])
+        elif kind == "release":
+            self._release_stage(name, stage, op["from"], int(op.get("failed", False)))
         elif kind == "close":
-            self._give_back(stage, 0, int(op["failed"]))
+            self._give_back(stage, 0, int(op.get("failed", False)))
             del self.stages[name]
-            return
-        if (stage.epoch, stage.first, stage.next) != (
-            reply["epoch"],
-            reply["first"],
-            reply["next"],
-        ):
-            self.fail(f"{op} was answered {reply}, but {name} is {vars(stage)}")
-        if stage.is_lease and stage.first == stage.next:
+            return {}
+        return stage.answer()
+
+    def _stage_messages(self, name: str, stage: _Stage, limit: int) -> None:
+        """Takes ready messages, those that came back first, under the next offsets."""
+        while limit and (self.returned or self.fresh):
+            limit -= 1
+            message = self._take()
+            self._move(message, Place.STAGED)
+            stage.keys[stage.next] = message.key
+            self._show(name, stage, stage.next)
+            stage.next += 1
+
+    def _settle_stage(self, name: str, stage: _Stage, upto: int) -> None:
+        for offset in range(stage.first, upto):
+            self._move(self.messages[stage.keys.pop(offset)], Place.SETTLED)
+        stage.first = max(stage.first, upto)
+        if stage.is_lease and not stage.keys:
+            del self.stages[name]
+            self.settled_leases[name] = (stage.epoch, stage.next)
+            if len(self.settled_leases) > FINISHED_KEPT_MAX:
+                del self.settled_leases[next(iter(self.settled_leases))]
+
+    def _release_stage(self, name: str, stage: _Stage, start: int, failed: int) -> None:
+        stage.released = (stage.epoch, start)
+        self._give_back(stage, start, failed)
+        stage.epoch = self.index
+        for offset in stage.keys:
+            self._show(name, stage, offset)
+        if stage.is_lease and not stage.keys:
             del self.stages[name]
 
     def _give_back(self, stage: _Stage, start: int, failed: int) -> None:
@@ -140,55 +220,51 @@ class StagedReferee(Referee):
             self._return(self.messages[stage.keys.pop(offset)], failed)
         stage.next = start
 
-    def sync(self, machine: Any) -> None:
-        """See `Referee`; and learns which messages were taken."""
-        super().sync(machine)
-        if set(self.stages) != set(machine.stages.by_name):
-            self.fail(f"stages are {sorted(machine.stages.by_name)}, not {sorted(self.stages)}")
-        for name, stage in self.stages.items():
+    def _show(self, name: str, stage: _Stage, offset: int) -> None:
+        key = stage.keys[offset]
+        if self.shown.setdefault((name, stage.epoch, offset), key) != key:
+            self.fail(f"offset {offset} of {name} in epoch {stage.epoch} became {key}")
+
+
+def _settled(epoch: int, end: int) -> dict[str, int]:
+    return {"epoch": epoch, "fence": 1, "first": end, "next": end}
+
+
+class StagedReferee(Referee):
+    """The referee of one group's queue with stages."""
+
+    model: StagedModel
+
+    def _new_model(self, group: int, settings: dict[str, Any]) -> DeliveryModel:
+        return StagedModel(group, settings)
+
+    def check_machine(self, machine: Any) -> None:
+        """See `Referee`; and stages hold what the log says, under the same offsets."""
+        super().check_machine(machine)
+        stages = self.model.stages
+        if list(stages) != list(machine.stages.by_name):
+            self.fail(f"stages are {list(machine.stages.by_name)}, not {list(stages)}")
+        for name, stage in stages.items():
             known = machine.stages.by_name[name]
-            held: dict[int, tuple[Key, int, int]] = {}
+            held: list[tuple[int, Key, int, int]] = []
             for offset, run in known.held.held():
                 for k in range(run[3]):
-                    held[offset + k] = ((run[0], run[1], run[2] + k), run[5], run[6])
-            if name in self._took:
-                for offset in sorted(set(held) - set(stage.keys)):
-                    self._stage(name, offset, *held[offset])
-                    stage.keys[offset] = held[offset][0]
-            if {o: key for o, (key, _, _) in held.items()} != stage.keys or (
-                known.epoch != stage.epoch
-            ):
-                self.fail(f"stage {name} holds {held}, not {stage.keys}")
+                    held.append((offset + k, (run[0], run[1], run[2] + k), run[5], run[6]))
+            expected = []
             for offset, key in stage.keys.items():
-                if self.shown.setdefault((name, stage.epoch, offset), key) != key:
-                    self.fail(f"offset {offset} of {name} in epoch {stage.epoch} became {key}")
-
-    def _stage(self, name: str, offset: int, key: Key, acquired: int, failed: int) -> None:
-        message: Message = self.messages[key]
-        purged = self.purging and message.place is Place.PURGED
-        if message.place is not Place.READY and not purged:
-            self.fail(f"{key} is {message.place.value}, yet staged as {name}:{offset}")
-        if message.loose:
-            message.acquired, message.failed, message.loose = acquired, failed, False
-        if (message.acquired, message.failed) != (acquired, failed):
-            self.fail(
-                f"{key} was returned {message.acquired} times ({message.failed} failed), but is"
-                f" staged as ({acquired}, {failed})"
-            )
-        if not acquired:
-            if key <= self._fresh_before:
-                self.fail(f"{key} was staged after {self._fresh_before}: out of order")
-            self.last_fresh = max(self.last_fresh, key)
-        self._move(message, Place.STAGED)
+                message = self.messages[key]
+                expected.append((offset, key, message.acquired, message.failed))
+            if held != expected or known.answer() != stage.answer():
+                self.fail(f"stage {name} is {known.answer()} with {held}, not {expected}")
 
     def is_staged(self, name: str, epoch: int, offset: int) -> bool:
         """Does the log still say so?"""
-        stage = self.stages.get(name)
+        stage = self.model.stages.get(name)
         return stage is not None and stage.epoch == epoch and offset in stage.keys
 
     def on_shown(self, name: str, epoch: int, offset: int, identity: bytes) -> None:
         """A reader got a message of a stage."""
-        key = self.shown.get((name, epoch, offset))
+        key = self.model.shown.get((name, epoch, offset))
         if key is None:
             self.fail(f"{name}:{offset} of epoch {epoch} was read, but no entry staged it")
         elif self.messages[key].identity != identity:

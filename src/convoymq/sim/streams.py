@@ -22,7 +22,7 @@ from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec, QueueClient
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.sim.clients import Channel, ranges_of, record_of
-from convoymq.sim.referee import InvariantBroken, identity_of
+from convoymq.sim.delivery_model import InvariantBroken, identity_of
 
 #: Chance of a burst by a named producer, and of repeating all that it published so far.
 NAMED_CHANCE = 0.5
@@ -90,14 +90,12 @@ class StreamReferee:
             self.places[identity] = len(self.log)
             self.log.append(identity)
 
-    def sync(self, machine: StreamMachine) -> None:
-        """Follows retention, which goes by bytes and time."""
+    def check_machine(self, machine: StreamMachine) -> None:
+        """Compares with a machine that applied the same index; follows retention, which goes by
+        bytes and time."""
         if machine.first < self.first:
             self.fail(f"first offset {machine.first} after {self.first}")
         self.first = machine.first
-
-    def check_machine(self, machine: StreamMachine) -> None:
-        """Compares with a machine that applied the same index."""
         machine.check_invariants()
         if machine.next != len(self.log):
             self.fail(f"the machine is at offset {machine.next}, the log has {len(self.log)}")

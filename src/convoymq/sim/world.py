@@ -109,9 +109,7 @@ class World:
                 self.referees[group] = StreamReferee(group)
             else:
                 kind = StagedReferee if plan.stages else Referee
-                self.referees[group] = kind(
-                    group, settings["delivery_limit"], settings["disconnect_timeout_ms"]
-                )
+                self.referees[group] = kind(group, settings, clients=True)
             self.checkers[group] = GroupChecker(
                 group, self.referees[group], plan.hash_every, self.trace
             )
@@ -268,12 +266,12 @@ class World:
         checker = self.checkers[group]
         referee = self.referees[group]
         checker.on_apply(node.number, node.host.replica(group), entry.index, entry.term, data)
+        checker.on_effects(node.number, entry.index, effects)
         if entry.index > referee.index:
             self.trace.add(
                 node.name, f"group {group} entry {entry.index}: {summary(data)} -> {len(effects)}"
             )
             referee.on_entry(entry.index, data, effects)
-            referee.sync(machine)
             referee.check_machine(machine)
         checker.on_state(node.number, machine, entry.index)
 

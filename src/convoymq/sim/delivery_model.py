@@ -1,0 +1,621 @@
+"""Who gets which message: a quorum queue computed from its committed log, message by message.
+
+It is written from the rules (ADR 0003, "Who is served"; ADR 0008; the specification of RabbitMQ's
+quorum queues, B3 to B7), not from the machine: no runs, no service queue, no index. There is one
+object per message, and whoever is to be served is looked for among all consumers, every time. The
+referee compares what it gives with what the machine gives.
+
+Beside computing, it states what must be true of every turn, whoever computes it, in other words
+than those it computes with: `_check_turn` and `_check_activation`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, NoReturn
+
+from convoymq.kernels import batch
+from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
+
+Key = tuple[int, int, int]
+"""Place of a message in the log: entry index, command offset, record."""
+
+HandOut = tuple[int, int, int, Key, int, int]
+"""(session, consumer, message id, message, acquired, failed): one message is given out."""
+
+Answer = tuple[int, int, int, Any]
+"""(session, seq, status, reply) of a command that asked something."""
+
+SESSION_OPEN = getattr(batch, "CMD_SESSION_OPEN", 20)
+OPENS_NEEDED = hasattr(batch, "CMD_SESSION_OPEN")
+"""Sessions begin with a command of their own, not with any."""
+
+WINDOW_UNLIMITED = 2000
+TURN_SHARE = 16
+TURN_MESSAGES_MAX = 256
+
+
+class InvariantBroken(AssertionError):
+    """Something happened that must never happen."""
+
+
+class Place(Enum):
+    """Where a message is."""
+
+    READY = "ready"
+    HELD = "held"
+    STAGED = "staged"
+    SETTLED = "settled"
+    REJECTED = "rejected"
+    LIMIT = "delivery limit"
+    PURGED = "purged"
+
+
+class Message:
+    """One message."""
+
+    __slots__ = ("acquired", "failed", "holder", "identity", "key", "outs", "place")
+
+    def __init__(self, key: Key, identity: bytes) -> None:
+        self.key = key
+        self.identity = identity
+        self.place = Place.READY
+        self.holder: tuple[int, int, int] | None = None
+        """(session, consumer, message id)"""
+        self.acquired = 0
+        self.failed = 0
+        self.outs = 0
+        """How often it was given to somebody."""
+
+
+class Consumer:
+    """One consumer; number 0 holds what basic.get took."""
+
+    __slots__ = (
+        "arrived",
+        "cancelled",
+        "held",
+        "lost",
+        "next_id",
+        "node",
+        "number",
+        "passed",
+        "priority",
+        "session",
+        "waits_since",
+        "window",
+    )
+
+    def __init__(self, session: int, number: int, window: int, priority: int) -> None:
+        self.session = session
+        self.number = number
+        self.node = session >> 56
+        self.window = window
+        self.priority = priority
+        self.cancelled = False
+        self.next_id = 0
+        self.held: dict[int, Message] = {}
+        self.waits_since = 0
+        """Since when it could be served and was not; 0 = it cannot be served."""
+        self.arrived = 0
+        """Single active consumer: since when it waits to be activated."""
+        self.lost = False
+        """Single active consumer: it lost its activity because its node was suspected."""
+        self.passed: dict[tuple[int, int], int] = {}
+        """Turns that others of its priority had while it could have been served."""
+
+
+class Session:
+    """One ordered command stream."""
+
+    __slots__ = ("consumers", "id", "incarnation", "node", "seq")
+
+    def __init__(self, session_id: int) -> None:
+        self.id = session_id
+        self.node = session_id >> 56
+        self.incarnation = incarnation_of(session_id)
+        self.seq = 0
+        self.consumers: dict[int, Consumer] = {}
+
+
+def incarnation_of(session_id: int) -> int:
+    """Of the node that began the session."""
+    return session_id >> 24 & 0xFFFFFFFF
+
+
+def identity_of(record: bytes) -> bytes:
+    """The first 12 bytes of a record's body: publisher and number."""
+    at = 1 + record[0]
+    at += 1 + record[at]
+    header = int.from_bytes(record[at + 3 : at + 7], "big")
+    at += 7 + header + 1
+    return record[at + 7 : at + 19]
+
+
+class DeliveryModel:
+    """One queue.
+
+    Args:
+        group: its number, for messages.
+        settings: as of `QuorumMachine`; what a queue is declared with.
+    """
+
+    def __init__(self, group: int, settings: dict[str, Any]) -> None:
+        self.group = group
+        self.delivery_limit: int = settings.get("delivery_limit", 20)
+        self.disconnect_timeout_ms: int = settings.get("disconnect_timeout_ms", 60_000)
+        self.single_active: bool = settings.get("single_active", False)
+        self.index = 0
+        self.time_ms = 0
+        self.messages: dict[Key, Message] = {}
+        self.by_identity: dict[bytes, Key] = {}
+        self.fresh: deque[Message] = deque()
+        self.returned: deque[Message] = deque()
+        self.sessions: dict[int, Session] = {}
+        """In the order in which they began."""
+        self.over: set[int] = set()
+        self.openings: dict[int, tuple[int, set[int]]] = {}
+        """Node -> (incarnation, opening numbers of it that were used)."""
+        self.away: dict[int, list[int]] = {}
+        """Suspected node -> [since, 1 when what it held was returned]."""
+        self.active: Consumer | None = None
+        self.quiescing = False
+        self.waiting: list[Consumer] = []
+        self.places: dict[Place, int] = dict.fromkeys(Place, 0)
+        self.delivered = 0
+        self.redelivered = 0
+        self.returns = 0
+        self.hand_outs: list[HandOut] = []
+        """Of the last entry, in order."""
+        self.answers: list[Answer] = []
+        """Of the last entry, in order."""
+        self.released: list[tuple[int, int, int]] = []
+        """(session, consumer, message id) of what clients settled or rejected in the last entry."""
+        self.touched: set[int] = set()
+        """Sessions with commands that were accepted in the last entry."""
+        self._moments = 0
+
+    def fail(self, text: str) -> NoReturn:
+        """Stops the run."""
+        raise InvariantBroken(f"queue {self.group}, entry {self.index}: {text}")
+
+    # The log.
+
+    def apply(self, index: int, data: bytes) -> None:
+        """Follows one committed entry of commands; what it gave is in `hand_outs` and `answers`."""
+        self.index = index
+        self.time_ms = max(self.time_ms, batch.Entry(data).time_ms)
+        self.hand_outs = []
+        self.answers = []
+        self.released = []
+        self.touched = set()
+        for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
+            if session_id:
+                session = self._accepted(session_id, seq, kind, arg << 32 | count)
+                if session is None:
+                    continue
+                self.touched.add(session_id)
+                self._command(session, kind, flags, count, arg, data, offset)
+            elif kind == batch.CMD_ENQUEUE:
+                self._enqueue(data, offset, count)
+            else:
+                self._leader_command(kind, flags, arg, batch.command_body(data, offset))
+            self._settle_down()
+
+    def _accepted(self, session_id: int, seq: int, kind: int, number: int) -> Session | None:
+        """The session, when this command is its next one. A session begins once."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            if kind in (SESSION_OPEN, batch.CMD_SESSION_CLOSE):
+                self._hear_of(session_id >> 56, incarnation_of(session_id))
+            if seq != 1 or session_id in self.over:
+                return None
+            if kind == SESSION_OPEN:
+                if not self._opens(session_id, number):
+                    return None
+            elif OPENS_NEEDED:
+                return None
+            session = self.sessions[session_id] = Session(session_id)
+        elif seq != session.seq + 1:
+            return None
+        session.seq = seq
+        return session
+
+    def _hear_of(self, node: int, incarnation: int) -> None:
+        """Older lives of the node open nothing any more."""
+        if node not in self.openings or self.openings[node][0] < incarnation:
+            self.openings[node] = (incarnation, set())
+
+    def _opens(self, session_id: int, number: int) -> bool:
+        """An opening number counts once, and only for the newest life of its node."""
+        incarnation, used = self.openings[session_id >> 56]
+        if incarnation != incarnation_of(session_id) or number in used:
+            return False
+        used.add(number)
+        return True
+
+    def _command(
+        self,
+        session: Session,
+        kind: int,
+        flags: int,
+        count: int,
+        arg: int,
+        data: bytes,
+        offset: int,
+    ) -> None:
+        consumer = session.consumers.get(arg)
+        if kind == batch.CMD_ENQUEUE:
+            self._enqueue(data, offset, count)
+        elif kind in (batch.CMD_SETTLE, batch.CMD_RETURN, batch.CMD_DISCARD):
+            if consumer is not None:
+                ranges = batch.ranges(data, offset, count)
+                for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+                    self._release(consumer, kind, flags & 1, first, last)
+        elif kind == batch.CMD_CHECKOUT:
+            self._checkout(session, arg, decode_map(batch.command_body(data, offset), count))
+        elif kind == batch.CMD_CREDIT:
+            if consumer is not None and not consumer.cancelled and consumer.number:
+                body = decode_map(batch.command_body(data, offset), count)
+                consumer.window = int(body["credit"])
+        elif kind == batch.CMD_CANCEL:
+            if consumer is not None and consumer.number:
+                self._retire(consumer)
+            self._answer(session, APPLIED_OK, None)
+        elif kind == batch.CMD_GET:
+            self._get(session, settled=bool(flags & 1))
+        elif kind == batch.CMD_PURGE:
+            self._answer(session, APPLIED_OK, len(self.returned) + len(self.fresh))
+            for message in (*self.returned, *self.fresh):
+                self._move(message, Place.PURGED)
+            self.returned.clear()
+            self.fresh.clear()
+        elif kind == batch.CMD_SESSION_CLOSE:
+            self._end(session)
+        elif kind == batch.CMD_STAGE:
+            self._stage(session, decode_map(batch.command_body(data, offset), count))
+        elif kind != SESSION_OPEN:
+            self.fail(f"the model has no rule for command {kind}")
+
+    def _leader_command(self, kind: int, flags: int, arg: int, body: bytes) -> None:
+        if kind == batch.CMD_TICK:
+            self._expire_stages()
+            self._tick()
+        elif kind == batch.CMD_SESSION_DOWN:
+            session = self.sessions.get(int.from_bytes(body[:8], "little"))
+            if session is not None:
+                self._end(session)
+        elif kind == batch.CMD_NODE_DOWN:
+            if flags & 1:
+                self.away.pop(arg, None)
+                self._end_all(session for session in self.sessions.values() if session.node == arg)
+            elif arg not in self.away:
+                self.away[arg] = [self.time_ms, 0]
+        elif kind == batch.CMD_NODE_UP:
+            incarnation = int.from_bytes(body[:8], "little")
+            self._hear_of(arg, incarnation)
+            self.away.pop(arg, None)
+            self._end_all(
+                session
+                for session in self.sessions.values()
+                if session.node == arg and session.incarnation < incarnation
+            )
+        else:
+            self.fail(f"the model has no rule for command {kind} of a leader")
+
+    def _answer(self, session: Session, status: int, reply: Any) -> None:
+        self.answers.append((session.id, session.seq, status, reply))
+
+    # Messages.
+
+    def _move(self, message: Message, place: Place) -> None:
+        self.places[message.place] -= 1
+        self.places[place] += 1
+        message.place = place
+        if place is not Place.HELD:
+            message.holder = None
+
+    def _enqueue(self, data: bytes, offset: int, count: int) -> None:
+        for i in range(count):
+            identity = identity_of(batch.record(data, offset, i))
+            key = (self.index, offset, i)
+            known = self.by_identity.get(identity)
+            if known is not None:
+                self.fail(f"{name_of(identity)} was accepted twice, first at {known}")
+            message = Message(key, identity)
+            self.by_identity[identity] = key
+            self.messages[key] = message
+            self.places[Place.READY] += 1
+            self.fresh.append(message)
+
+    def _take(self) -> Message:
+        """The next message: what came back goes before what is fresh."""
+        message = self.returned.popleft() if self.returned else self.fresh.popleft()
+        if message.outs != message.acquired:
+            self.fail(
+                f"{name_of(message.identity)} was out {message.outs} times,"
+                f" and counts {message.acquired}"
+            )
+        message.outs += 1
+        self.delivered += 1
+        if message.acquired:
+            self.redelivered += 1
+        return message
+
+    def _give(self, consumer: Consumer) -> Message:
+        message = self._take()
+        message_id = consumer.next_id
+        consumer.next_id += 1
+        consumer.held[message_id] = message
+        self._move(message, Place.HELD)
+        message.holder = (consumer.session, consumer.number, message_id)
+        self.hand_outs.append(
+            (
+                consumer.session,
+                consumer.number,
+                message_id,
+                message.key,
+                message.acquired,
+                message.failed,
+            )
+        )
+        return message
+
+    def _return(self, message: Message, failed: int) -> None:
+        """Behind everything else that came back; or out of the queue, over the limit."""
+        self.returns += 1
+        message.acquired += 1
+        message.failed += failed
+        if 0 <= self.delivery_limit < message.failed:
+            self._move(message, Place.LIMIT)
+        else:
+            self._move(message, Place.READY)
+            self.returned.append(message)
+
+    def _return_held(self, consumer: Consumer, failed: int) -> None:
+        for message_id in sorted(consumer.held):
+            self._return(consumer.held[message_id], failed)
+        consumer.held.clear()
+
+    def _release(self, consumer: Consumer, kind: int, failed: int, first: int, last: int) -> None:
+        if last - first < len(consumer.held):
+            ids = [i for i in range(first, last + 1) if i in consumer.held]
+        else:
+            ids = sorted(i for i in consumer.held if first <= i <= last)
+        for message_id in ids:
+            message = consumer.held.pop(message_id)
+            if kind == batch.CMD_RETURN:
+                self._return(message, failed)
+                continue
+            self.released.append((consumer.session, consumer.number, message_id))
+            self._move(message, Place.SETTLED if kind == batch.CMD_SETTLE else Place.REJECTED)
+
+    def _get(self, session: Session, *, settled: bool) -> None:
+        if self.single_active:
+            self._answer(session, APPLIED_REJECTED, "single_active")
+        elif not self.returned and not self.fresh:
+            self._answer(session, APPLIED_OK, [])
+        else:
+            poller = session.consumers.get(0)
+            if poller is None:
+                poller = session.consumers[0] = Consumer(session.id, 0, 0, 0)
+            message_id = poller.next_id
+            message = self._give(poller)
+            if settled:
+                del poller.held[message_id]
+                self._move(message, Place.SETTLED)
+            self._answer(session, APPLIED_OK, [message_id, len(self.returned) + len(self.fresh)])
+
+    # Consumers.
+
+    def consumers(self) -> Iterator[Consumer]:
+        """All, in the order of their sessions and of their registration."""
+        for session in self.sessions.values():
+            yield from session.consumers.values()
+
+    def consumer_count(self) -> int:
+        """Those that are not cancelled."""
+        return sum(1 for c in self.consumers() if c.number and not c.cancelled)
+
+    def _checkout(self, session: Session, number: int, spec: dict[str, Any]) -> None:
+        if number == 0 or number in session.consumers:
+            self._answer(session, APPLIED_REJECTED, "consumer_exists")
+            return
+        prefetch = int(spec.get("prefetch", 0))
+        unlimited = prefetch <= 0 or spec.get("no_ack", False)
+        consumer = Consumer(
+            session.id,
+            number,
+            WINDOW_UNLIMITED if unlimited else prefetch,
+            int(spec.get("priority", 0)),
+        )
+        session.consumers[number] = consumer
+        if self.single_active:
+            self._wait(consumer)
+        self._answer(session, APPLIED_OK, None)
+
+    def _retire(self, consumer: Consumer) -> None:
+        """Nothing is given to it any more; it stays until it has settled what it holds."""
+        consumer.cancelled = True
+        if consumer in self.waiting:
+            self.waiting.remove(consumer)
+        if consumer is self.active:
+            self.active = None
+
+    def _end(self, session: Session) -> None:
+        """The session is over: what its consumers hold was delivered in vain."""
+        del self.sessions[session.id]
+        self.over.add(session.id)
+        for consumer in session.consumers.values():
+            self._retire(consumer)
+            self._return_held(consumer, 1)
+
+    def _end_all(self, sessions: Iterator[Session]) -> None:
+        for session in list(sessions):
+            self._end(session)
+
+    def _tick(self) -> None:
+        """Nodes that are away for too long lose what they hold; nobody is to blame."""
+        for node, state in self.away.items():
+            if not state[1] and self.time_ms >= state[0] + self.disconnect_timeout_ms:
+                state[1] = 1
+                for consumer in self.consumers():
+                    if consumer.node == node:
+                        self._return_held(consumer, 0)
+
+    # Stages.
+
+    def _stage(self, session: Session, op: dict[str, Any]) -> None:
+        self.fail("this model has no stages")
+
+    def _expire_stages(self) -> None:
+        """At TICK, before nodes are looked at."""
+
+    def stage_count(self) -> int:
+        """Stages and leases of the queue."""
+        return 0
+
+    # Serving.
+
+    def _settle_down(self) -> None:
+        """After every command: who is active, who waits to be served, and serving them."""
+        if self.single_active:
+            self._activate()
+        for session in self.sessions.values():
+            for consumer in list(session.consumers.values()):
+                if not self._may_be_served(consumer):
+                    consumer.waits_since = 0
+                    if consumer.cancelled and not consumer.held:
+                        del session.consumers[consumer.number]
+                elif not consumer.waits_since:
+                    self._stand_last(consumer)
+        while self.returned or self.fresh:
+            queue = [consumer for consumer in self.consumers() if consumer.waits_since]
+            if not queue:
+                break
+            self._turn(queue)
+
+    def _may_be_served(self, consumer: Consumer) -> bool:
+        return (
+            consumer.number > 0
+            and not consumer.cancelled
+            and consumer.node not in self.away
+            and len(consumer.held) < consumer.window
+            and (not self.single_active or (consumer is self.active and not self.quiescing))
+        )
+
+    def _stand_last(self, consumer: Consumer) -> None:
+        self._moments += 1
+        consumer.waits_since = self._moments
+        consumer.passed.clear()
+
+    def _turn(self, queue: list[Consumer]) -> None:
+        """Serves the one of the highest priority that waits the longest."""
+        highest = max(consumer.priority for consumer in queue)
+        rivals = [consumer for consumer in queue if consumer.priority == highest]
+        consumer = min(rivals, key=lambda c: c.waits_since)
+        ready = len(self.returned) + len(self.fresh)
+        share = ready
+        if len(rivals) > 1:
+            share = min(max(ready // (TURN_SHARE * len(rivals)), 1), TURN_MESSAGES_MAX)
+        given = 0
+        while given < share and len(consumer.held) < consumer.window:
+            if not self.returned and not self.fresh:
+                break
+            came_back = len(self.returned)
+            message = self._give(consumer)
+            given += 1
+            if not message.acquired and came_back:
+                self.fail(f"{message.key} is fresh, and {came_back} returned ones wait")
+            if message.place is not Place.HELD or len(consumer.held) > consumer.window:
+                self.fail(f"{name_of_consumer(consumer)} holds {len(consumer.held)}")
+        self._check_turn(consumer, given, ready)
+        if self._may_be_served(consumer):
+            self._stand_last(consumer)
+        else:
+            consumer.waits_since = 0
+
+    def _check_turn(self, consumer: Consumer, given: int, ready: int) -> None:
+        """Nobody of a higher priority could have had these; nobody of the same one is passed over
+        twice by the same one, nor for more than a share."""
+        me = (consumer.session, consumer.number)
+        rivals = 0
+        for other in self.consumers():
+            if other is consumer or not self._may_be_served(other):
+                continue
+            if other.priority > consumer.priority:
+                self.fail(f"{me} was served, and {name_of_consumer(other)} has priority and credit")
+            if other.priority == consumer.priority:
+                rivals += 1
+                other.passed[me] = other.passed.get(me, 0) + 1
+                if other.passed[me] > 1:
+                    self.fail(f"{name_of_consumer(other)} has credit and saw two turns of {me}")
+        if rivals and given > max(1, min(TURN_MESSAGES_MAX, ready / (TURN_SHARE * (rivals + 1)))):
+            self.fail(f"{me} got {given} of {ready} at once, and {rivals} others wait")
+
+    # Single active consumer.
+
+    def _wait(self, consumer: Consumer) -> None:
+        self._moments += 1
+        consumer.arrived = self._moments
+        self.waiting.append(consumer)
+
+    def _activate(self) -> None:
+        """The active one stays unless its node is suspected, or somebody of a higher priority waits
+        and it has settled all it holds: until then it gets nothing new."""
+        active = self.active
+        if active is not None and active.node in self.away:
+            active.lost = True
+            self._wait(active)
+            self.active = active = None
+        if self.stage_count():
+            return
+        self.quiescing = False
+        able = [consumer for consumer in self.waiting if consumer.node not in self.away]
+        if active is not None:
+            if not any(consumer.priority > active.priority for consumer in able):
+                return
+            if active.held:
+                self.quiescing = True
+                return
+            self._wait(active)
+        if not able:
+            return
+        highest = max(consumer.priority for consumer in able)
+        chosen = next(consumer for consumer in able if consumer.priority == highest)
+        self.waiting.remove(chosen)
+        self.active = chosen
+        chosen.lost = False
+        self._check_activation(chosen)
+
+    def _check_activation(self, chosen: Consumer) -> None:
+        """Nobody who waits comes before it, and nobody who was active before can still work."""
+        for other in self.consumers():
+            if other is chosen or not other.number:
+                continue
+            if not other.held:
+                other.lost = False
+            if other in self.waiting and other.node not in self.away:
+                mine, theirs = (chosen.priority, -chosen.arrived), (other.priority, -other.arrived)
+                if theirs > mine:
+                    self.fail(
+                        f"{name_of_consumer(chosen)} became active before {name_of_consumer(other)}"
+                    )
+            if other.held and not other.cancelled and not other.lost:
+                self.fail(
+                    f"{name_of_consumer(chosen)} became active, and {name_of_consumer(other)} still"
+                    f" holds {len(other.held)}"
+                )
+
+
+def name_of(identity: bytes) -> str:
+    """Publisher and number, readable."""
+    publisher = int.from_bytes(identity[:4], "big")
+    return f"message {publisher}:{int.from_bytes(identity[4:], 'big')}"
+
+
+def name_of_consumer(consumer: Consumer) -> str:
+    """Session and number, readable."""
+    return f"consumer {consumer.session:x}/{consumer.number}"
