@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from convoymq.model.errors import UnknownCommand
+from convoymq.model.errors import Misuse, UnknownCommand
 
 
 class _Command(
@@ -126,12 +126,14 @@ class DeclareQueue(_Command, frozen=True, tag="queue_declare"):
     """Declares a queue; the group id is given out when it is new.
 
     `members`: nodes that shall hold it, the designated leader (or the home node) first. `owner`:
-    the connection of an exclusive queue.
+    the connection of an exclusive queue. `type` follows from the arguments; who proposes fills it
+    in (`cluster.validation`).
     """
 
     vhost: str
     name: str
     members: tuple[int, ...]
+    type: str = ""
     durable: bool = False
     owner: str | None = None
     auto_delete: bool = False
@@ -286,8 +288,12 @@ _DECODER = msgspec.msgpack.Decoder(Command)
 
 
 def encode_command(command: Command) -> bytes:
-    """Returns the map that goes into a METADATA command."""
-    return _ENCODER.encode(command)
+    """Returns the map that goes into a METADATA command. Raises Misuse for a string that is no
+    text."""
+    try:
+        return _ENCODER.encode(command)
+    except UnicodeEncodeError as error:
+        raise Misuse(f"not text: {error.object!r}") from error
 
 
 def decode_command(body: bytes) -> Command:

@@ -5,6 +5,10 @@ One Raft group (id 0) of which every node is a member. This is its machine: pure
 leader's notices about nodes and sessions; outputs are APPLIED effects with replies, GAP effects,
 and `changes` for this node's watchers.
 
+Commands are recorded, not judged: they are refused by rules about the tree only (what exists, is
+equal, has an owner, is empty), which never change without a machine version. What may be asked at
+all is for who proposes (`cluster.validation`, ADR 0015).
+
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
 in the state, so that a client whose node caught up by a snapshot hears its answers.
@@ -30,7 +34,6 @@ from typing import Any, assert_never
 import msgspec
 
 from convoymq.cluster import supported
-from convoymq.cluster.access import is_known_hash, pattern_error
 from convoymq.cluster.commands import (
     AdmitNode,
     Bind,
@@ -75,8 +78,8 @@ from convoymq.kernels.batch import (
     commands,
 )
 from convoymq.model.errors import (
-    BrokerError,
     NotFound,
+    PeerError,
     PreconditionFailed,
     Refused,
     StorageFault,
@@ -84,14 +87,19 @@ from convoymq.model.errors import (
     check,
     refusal_to_builtins,
 )
-from convoymq.model.tables import decode_body
+from convoymq.model.tables import Table, decode_body
 from convoymq.routing.topology import Topology
-from convoymq.routing.types import Destination, DestinationKind, QueueType, Removed
+from convoymq.routing.types import (
+    Destination,
+    DestinationKind,
+    ExchangeType,
+    QueueType,
+    Removed,
+)
 
 FORMAT = 1
 REPLIES_KEPT = 64
 """More than a client may have outstanding (`metadata_store.WINDOW`), so no answer is ever lost."""
-NAME_LENGTH_MAX = 255
 STATUS_OK = 0
 STATUS_REFUSED = 1
 
@@ -454,6 +462,19 @@ class MetadataMachine:
         for vhost in self.vhosts.values():
             yield from vhost.queues.values()
 
+    def vhost(self, name: str) -> Vhost:
+        """A virtual host. Raises NotFound."""
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            raise NotFound(f"vhost {name} not found")
+        return vhost
+
+    def check_access(self, user: str, vhost: str) -> None:
+        """Raises NotFound unless both exist."""
+        if user not in self.users:
+            raise NotFound(f"user '{user}' not found")
+        self.vhost(vhost)
+
     def check_invariants(self) -> None:
         """Asserts what the module text promises. Cost: O(everything)."""
         groups: set[int] = set()
@@ -491,11 +512,8 @@ class MetadataMachine:
         session.seq = seq
         try:
             status, result = STATUS_OK, self._execute(command, time_ms)
-        except BrokerError as error:
-            refusal = error if isinstance(error, Refused) else PreconditionFailed(error.text)
+        except Refused as refusal:
             status, result = STATUS_REFUSED, refusal_to_builtins(refusal)
-        except ValueError as error:
-            status, result = STATUS_REFUSED, refusal_to_builtins(PreconditionFailed(str(error)))
         session.replies.append((seq, status, result))
         self.effects.append((EFFECT_APPLIED, session_id, seq, status, result))
 
@@ -530,18 +548,18 @@ class MetadataMachine:
             case DeleteTopicPermission():
                 return self._delete_topic_permission(command)
             case DeclareExchange():
-                topology = self._vhost(command.vhost).topology
+                topology = self.vhost(command.vhost).topology
                 created = topology.declare_exchange(
                     command.name,
-                    command.type,
+                    ExchangeType(command.type),
                     durable=command.durable,
                     auto_delete=command.auto_delete,
                     internal=command.internal,
-                    arguments=decode_body(command.arguments),
+                    arguments=_arguments(command),
                 )
                 return self._changed(created, command.vhost)
             case DeleteExchange():
-                topology = self._vhost(command.vhost).topology
+                topology = self.vhost(command.vhost).topology
                 removed = topology.delete_exchange(command.name, if_unused=command.if_unused)
                 return self._changed(bool(removed), command.vhost)
             case DeclareQueue():
@@ -551,20 +569,20 @@ class MetadataMachine:
             case SetMembers():
                 return self._set_members(command)
             case Bind():
-                made = self._vhost(command.vhost).topology.bind(
+                made = self.vhost(command.vhost).topology.bind(
                     command.source,
                     _destination(command),
                     command.routing_key,
-                    decode_body(command.arguments),
+                    _arguments(command),
                     owner=command.owner,
                 )
                 return self._changed(made, command.vhost)
             case Unbind():
-                removed = self._vhost(command.vhost).topology.unbind(
+                removed = self.vhost(command.vhost).topology.unbind(
                     command.source,
                     _destination(command),
                     command.routing_key,
-                    decode_body(command.arguments),
+                    _arguments(command),
                     owner=command.owner,
                 )
                 return self._changed(bool(removed), command.vhost)
@@ -601,12 +619,6 @@ class MetadataMachine:
         fields = {"change": change.kind.value, "vhost": change.vhost, "count": self.change_count}
         self.effects.append((EFFECT_NOTE, "metadata.changed", fields))
 
-    def _vhost(self, name: str) -> Vhost:
-        vhost = self.vhosts.get(name)
-        if vhost is None:
-            raise NotFound(f"vhost {name} not found")
-        return vhost
-
     def _bootstrap(self, command: Bootstrap) -> bool:
         if "bootstrapped" in self.settings:
             return False
@@ -637,10 +649,6 @@ class MetadataMachine:
         return self._changed(True)
 
     def _put_vhost(self, command: PutVhost) -> bool:
-        _check_name("vhost", command.name)
-        known = {kind.value for kind in QueueType}
-        if command.default_queue_type and command.default_queue_type not in known:
-            raise PreconditionFailed(f"unsupported queue type '{command.default_queue_type}'")
         vhost = self.vhosts.get(command.name)
         created = vhost is None
         if vhost is None:
@@ -662,9 +670,6 @@ class MetadataMachine:
         return self._changed(True, name)
 
     def _put_user(self, command: PutUser) -> bool:
-        _check_name("user", command.name)
-        if command.password_hash and not is_known_hash(command.password_hash, command.algorithm):
-            raise PreconditionFailed(f"unsupported hashing algorithm '{command.algorithm}'")
         created = command.name not in self.users
         self.users[command.name] = User(
             name=command.name,
@@ -684,16 +689,7 @@ class MetadataMachine:
         return self._changed(True)
 
     def _put_permission(self, command: PutPermission | PutTopicPermission) -> bool:
-        if command.user not in self.users:
-            raise NotFound(f"user '{command.user}' not found")
-        self._vhost(command.vhost)
-        patterns = [command.write, command.read]
-        if isinstance(command, PutPermission):
-            patterns.append(command.configure)
-        for pattern in patterns:
-            error = pattern_error(pattern)
-            if error is not None:
-                raise PreconditionFailed(f"invalid pattern '{pattern}': {error}")
+        self.check_access(command.user, command.vhost)
         key = (command.user, command.vhost)
         if isinstance(command, PutPermission):
             created = key not in self.permissions
@@ -723,27 +719,25 @@ class MetadataMachine:
     # --- queues --------------------------------------------------------------------------
 
     def _declare_queue(self, command: DeclareQueue, time_ms: int) -> dict[str, Any]:
-        vhost = self._vhost(command.vhost)
+        vhost = self.vhost(command.vhost)
         if not command.members:
-            raise ValueError("a queue needs a node")
+            raise PreconditionFailed("a queue needs a node")
         created = vhost.topology.declare_queue(
             command.name,
+            QueueType(command.type),
             durable=command.durable,
             exclusive_owner=command.owner,
             auto_delete=command.auto_delete,
-            arguments=decode_body(command.arguments),
-            server_named=command.server_named,
+            arguments=_arguments(command),
         )
         if created:
-            queue = vhost.topology.queue(command.name, command.owner)
-            classic = queue.type is QueueType.CLASSIC
             record = QueueRecord(
                 vhost=command.vhost,
                 name=command.name,
                 group=self.next_group,
-                type=queue.type,
+                type=QueueType(command.type),
                 durable=command.durable,
-                members=command.members[:1] if classic else command.members,
+                members=command.members,
                 owner=command.owner,
                 created_ms=time_ms,
             )
@@ -754,7 +748,7 @@ class MetadataMachine:
         return {"created": created, "group": record.group}
 
     def _delete_queue(self, command: DeleteQueue) -> bool:
-        vhost = self._vhost(command.vhost)
+        vhost = self.vhost(command.vhost)
         record = vhost.queues.get(command.name)
         if record is None or command.group not in (0, record.group):
             return False
@@ -775,7 +769,7 @@ class MetadataMachine:
         return len(found)
 
     def _set_members(self, command: SetMembers) -> bool:
-        vhost = self._vhost(command.vhost)
+        vhost = self.vhost(command.vhost)
         record = vhost.queues.get(command.name)
         if record is None or record.group != command.group or not command.members:
             return False
@@ -840,8 +834,6 @@ class MetadataMachine:
         self._drop_sessions(node, incarnation)
 
     def _put_node(self, command: PutNode) -> bool:
-        if not 0 < command.id < 256:
-            raise ValueError(f"node id {command.id} is out of range")
         if command.id in self.forgotten:
             raise PreconditionFailed(f"node {command.id} was removed from the cluster")
         admitted = self.directories.get(command.id, command.directory)
@@ -914,13 +906,18 @@ def _ranges(raw: dict[str, list[int]]) -> dict[str, tuple[int, int]]:
     return {kind: (lowest, highest) for kind, (lowest, highest) in raw.items()}
 
 
+def _arguments(command: DeclareQueue | DeclareExchange | Bind | Unbind) -> Table:
+    try:
+        return decode_body(command.arguments)
+    except PeerError as error:
+        raise UnknownCommand(f"arguments that this release cannot decode: {error.text}") from error
+
+
 def _destination(command: Bind | Unbind) -> Destination:
-    return Destination(DestinationKind(command.kind), command.destination)
-
-
-def _check_name(word: str, name: str) -> None:
-    if not name or len(name.encode()) > NAME_LENGTH_MAX:
-        raise PreconditionFailed(f"invalid {word} name")
+    try:
+        return Destination(DestinationKind(command.kind), command.destination)
+    except ValueError:
+        raise UnknownCommand(f"a binding to a {command.kind}") from None
 
 
 def _key(item: tuple[Any, Any]) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from convoymq.cluster.commands import Command, encode_command
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, Clock, Effect
 from convoymq.cluster.metadata import STATUS_OK, Change, MetadataMachine
+from convoymq.cluster.validation import validated
 from convoymq.kernels.batch import CMD_METADATA, CommandBuilder, PublishTarget
 from convoymq.model.errors import (
     BrokerError,
@@ -72,16 +73,19 @@ class MetadataStore:
         """Applies a command in the whole cluster; `done` hears the reply, once.
 
         Args:
-            done: hears `Refused` when the tree says no, and `Unavailable` when there is no answer
-                in time; the command may still be applied then.
+            done: hears `Refused` when the tree, or this node at once, says no, and `Unavailable`
+                when there is no answer in time; the command may still be applied then.
             timeout_ms: 0 = as long as it takes.
-
-        Raises:
-            ResourceExhausted: too many commands wait.
         """
-        if len(self._waiting) >= WAITING_MAX:
-            raise ResourceExhausted("too many metadata changes are waiting")
-        submitted = Submitted(encode_command(command), done)
+        submitted = Submitted(b"", done)
+        try:
+            if len(self._waiting) >= WAITING_MAX:
+                raise ResourceExhausted("too many metadata changes are waiting")
+            submitted.body = encode_command(validated(command, self.tree))
+        except BrokerError as error:
+            submitted.abandon()
+            done(None, error)
+            return submitted
         self._waiting.append(submitted)
         self._fill_window()
         if timeout_ms:

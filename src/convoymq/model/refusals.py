@@ -183,6 +183,19 @@ def unknown_exchange_type(exchange_type: str) -> PreconditionFailed:
     return PreconditionFailed(f"unknown exchange type '{exchange_type}'")
 
 
+def unserved_exchange_type(exchange_type: str) -> NotServed:
+    """An exchange that a newer release declared is used."""
+    return NotServed(f"exchanges of type '{exchange_type}' are not served by this release")
+
+
+def unserved_queue_type(subject: Subject, queue_type: str) -> NotServed:
+    """A queue that a newer release declared is used."""
+    return NotServed(
+        f"{subject} has the type '{queue_type}', which this release does not serve",
+        subject=subject,
+    )
+
+
 def invalid_argument_type(key: str, subject: Subject, type_name: str) -> PreconditionFailed:
     """An exchange argument that is not a string."""
     return PreconditionFailed(

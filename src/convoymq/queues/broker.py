@@ -71,6 +71,7 @@ from convoymq.model.refusals import (
     permission_missing,
     queue_subject,
     topic_permission_missing,
+    unserved_queue_type,
     vhost_missing,
     vhost_refused,
 )
@@ -85,6 +86,7 @@ from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
 from convoymq.queues.stream.queue import Answer, StreamQueue
+from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.types import Destination, DestinationKind, Exchange, ExchangeType, QueueType
 from convoymq.trace.recorder import Traces
@@ -489,6 +491,8 @@ class Broker:
         place.topology.queue(name, self._owner(owner))
         record = place.queues[name]
         queue = self._face(record)
+        if queue is None and not record.type.is_served:
+            raise unserved_queue_type(queue_subject(vhost, name), record.type.value)
         if queue is None:
             raise NotFound(
                 f"{queue_subject(vhost, name)} has crashed and failed to restart",
@@ -527,27 +531,28 @@ class Broker:
         """Declares an exchange; False when an equal one exists."""
         _check_length(name)
         topology = self._vhost(vhost).topology
-        if any(exchange.name == name for exchange in topology.exchanges()):
-            # It exists: the tables only compare, so nobody else has to be asked.
-            return topology.declare_exchange(
-                name,
-                type,
-                durable=durable,
-                auto_delete=auto_delete,
-                internal=internal,
-                arguments=arguments,
+        properties: dict[str, Any] = {
+            "durable": durable,
+            "auto_delete": auto_delete,
+            "internal": internal,
+        }
+        if topology.find_exchange(name) is not None:
+            # It exists: nobody else has to be asked.
+            check_exchange(topology, name, type, arguments=arguments, **properties)
+            return False
+        try:
+            created = await self._change(
+                DeclareExchange(
+                    vhost=vhost, name=name, type=type, arguments=arguments.encoded, **properties
+                )
             )
-        created = await self._change(
-            DeclareExchange(
-                vhost=vhost,
-                name=name,
-                type=type,
-                durable=durable,
-                auto_delete=auto_delete,
-                internal=internal,
-                arguments=arguments.encoded,
-            )
-        )
+        except Refused:
+            # Somebody else may have been first, with one that counts as equal.
+            topology = self._vhost(vhost).topology
+            if topology.find_exchange(name) is None:
+                raise
+            check_exchange(topology, name, type, arguments=arguments, **properties)
+            return False
         return bool(created)
 
     async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool = False) -> None:
@@ -694,34 +699,41 @@ class Broker:
             name = generated_name("amq.gen-")
         owner_name = self._owner(owner) if exclusive else None
         await self._until_gone(vhost, name)
-        if place.topology.find_queue(name) is not None:
-            # It exists: the tables only compare.
-            place.topology.declare_queue(
-                name,
-                durable=durable,
-                exclusive_owner=owner_name,
-                auto_delete=auto_delete,
-                arguments=arguments,
-                server_named=server_named,
+        properties: dict[str, Any] = {
+            "durable": durable,
+            "auto_delete": auto_delete,
+            "server_named": server_named,
+        }
+
+        def exists() -> bool:
+            topology = self._vhost(vhost).topology
+            if topology.find_queue(name) is None:
+                return False
+            check_queue(
+                topology, name, exclusive_owner=owner_name, arguments=arguments, **properties
             )
-            queue = self.find_queue(vhost, name, owner)
-            await queue.ready(self._timeout_s)
-            return (name, *await queue.counts())
-        self._check_trace(vhost, name, arguments)
-        members = self._members_for(arguments, exclusive=exclusive)
-        reply = await self._change(
-            DeclareQueue(
+            return True
+
+        created = False
+        if not exists():
+            self._check_trace(vhost, name, arguments)
+            command = DeclareQueue(
                 vhost=vhost,
                 name=name,
-                members=members,
-                durable=durable,
+                members=self._members_for(arguments, exclusive=exclusive),
                 owner=owner_name,
-                auto_delete=auto_delete,
                 arguments=arguments.encoded,
-                server_named=server_named,
+                **properties,
             )
-        )
-        if not reply["created"]:
+            try:
+                reply = await self._change(command)
+            except Refused:
+                # Somebody else may have been first, with one that counts as equal.
+                if not exists():
+                    raise
+            else:
+                created = reply["created"]
+        if not created:
             queue = self.find_queue(vhost, name, owner)
             await queue.ready(self._timeout_s)
             return (name, *await queue.counts())
@@ -863,13 +875,13 @@ class Broker:
                 self._face(record)
 
     def _face(self, record: QueueRecord) -> Queue | None:
-        """This node's face of a queue; None when its files are damaged."""
+        """This node's face of a queue; None when its files are damaged, or its type not served."""
         if record.type.is_replicated:
             return self.local.face(record)
         known = self.classic.queues.get(record.group)
         if known is not None:
             return known
-        if record.group in self.classic.damaged:
+        if record.group in self.classic.damaged or not record.type.is_served:
             return None
         declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
         assert declared is not None

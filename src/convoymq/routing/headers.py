@@ -45,9 +45,11 @@ class HeadersPattern:
 
     @classmethod
     def of(cls, arguments: Table) -> HeadersPattern:
-        """Prepare arguments that `check_match_arguments` accepted."""
+        """Prepare arguments. A mode that `check_match_arguments` refuses matches nothing."""
         field = arguments.get(MATCH_ARGUMENT)
         mode = field.term() if field is not None else "all"
+        if mode.encode() not in _MODES:
+            return cls(False, ())
         with_x = mode.endswith("-with-x")
         pairs = tuple(
             (key, wanted)

@@ -7,8 +7,9 @@ more than once). Bindings that differ in arguments only are counted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, assert_never
+from typing import Protocol
 
+from convoymq.model.refusals import unserved_exchange_type
 from convoymq.model.tables import Table
 from convoymq.routing.headers import HeadersPattern
 from convoymq.routing.topics import TopicTrie
@@ -26,21 +27,6 @@ class Matcher(Protocol):
 
     def match(self, routing_key: str, headers: Table) -> Iterable[Destination]:
         """Yield where a message goes."""
-
-
-def matcher_for(exchange_type: ExchangeType) -> Matcher:
-    """Return an empty table for that type."""
-    match exchange_type:
-        case ExchangeType.DIRECT:
-            return _Direct()
-        case ExchangeType.FANOUT:
-            return _Fanout()
-        case ExchangeType.TOPIC:
-            return _Topic()
-        case ExchangeType.HEADERS:
-            return _Headers()
-        case _:
-            assert_never(exchange_type)
 
 
 class _Counted:
@@ -137,3 +123,35 @@ class _Headers:
         for pattern, destinations in self._by_arguments.values():
             if pattern.matches(headers):
                 yield from destinations.counts
+
+
+class _Unserved:
+    """The bindings of an exchange whose type only other releases know."""
+
+    __slots__ = ("_type",)
+
+    def __init__(self, exchange_type: ExchangeType) -> None:
+        self._type = exchange_type
+
+    def add(self, binding: Binding) -> None:
+        pass
+
+    def remove(self, binding: Binding) -> None:
+        pass
+
+    def match(self, routing_key: str, headers: Table) -> Iterable[Destination]:
+        raise unserved_exchange_type(self._type.value)
+
+
+_MATCHERS: dict[ExchangeType, type[Matcher]] = {
+    ExchangeType.DIRECT: _Direct,
+    ExchangeType.FANOUT: _Fanout,
+    ExchangeType.TOPIC: _Topic,
+    ExchangeType.HEADERS: _Headers,
+}
+
+
+def matcher_for(exchange_type: ExchangeType) -> Matcher:
+    """Return an empty table for that type. One for a type that is not served refuses to match."""
+    made = _MATCHERS.get(exchange_type)
+    return made() if made is not None else _Unserved(exchange_type)

@@ -5,6 +5,10 @@ anything outside. Equal operations in equal order give equal tables, so it can b
 replicated machine. `version` rises by one with each operation that changed something, and a route
 stays valid while it stands.
 
+Operations record. They refuse by rules about the tables only: what exists, is equal, belongs to
+somebody, or has no end. What may be declared at all is asked before, by `routing.declarations`, so
+that a release which accepts more, or less, makes the same tables of the same operations (ADR 0015).
+
 Invariants:
     - both ends of every binding exist; nothing is bound to or from the default exchange
     - the predeclared exchanges exist
@@ -17,7 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from convoymq.model.errors import BrokerError, Misuse, StorageFault, Subject
+from convoymq.model.errors import BrokerError, StorageFault, Subject
 from convoymq.model.refusals import (
     default_exchange_untouchable,
     exchange_subject,
@@ -25,25 +29,13 @@ from convoymq.model.refusals import (
     in_use,
     inequivalent,
     internal_exchange_publish,
-    invalid_argument_type,
     missing,
     queue_subject,
-    reserved_name,
     system_exchange_deletion,
-    unknown_exchange_type,
 )
-from convoymq.model.tables import EMPTY, SHORT_STRING_BYTES_MAX, Table, decode_body
+from convoymq.model.tables import EMPTY, Table, decode_body
 from convoymq.routing.bindings import BindingTable
-from convoymq.routing.headers import check_match_arguments
-from convoymq.routing.queue_arguments import (
-    check_arguments,
-    check_equivalent_argument,
-    check_equivalent_arguments,
-    check_properties,
-)
-from convoymq.routing.topics import check_pattern
 from convoymq.routing.types import (
-    ALTERNATE_EXCHANGE,
     DEFAULT_EXCHANGE,
     RESERVED_PREFIX,
     Binding,
@@ -58,6 +50,7 @@ from convoymq.routing.types import (
 
 FORMAT = 1
 
+#: Part of version 1 of the metadata machine: another list needs another version.
 PREDECLARED: tuple[Exchange, ...] = (
     Exchange(name=DEFAULT_EXCHANGE, type=ExchangeType.DIRECT, durable=True),
     Exchange(name="amq.direct", type=ExchangeType.DIRECT, durable=True),
@@ -74,14 +67,14 @@ class Topology:
 
     __slots__ = ("_bindings", "_exchanges", "_queues", "version", "vhost")
 
-    def __init__(self, vhost: str) -> None:
+    def __init__(self, vhost: str, exchanges: Iterable[Exchange] = PREDECLARED) -> None:
         """Start with the predeclared exchanges."""
         self.vhost = vhost
         self.version = 0
         self._exchanges: dict[str, Exchange] = {}
         self._queues: dict[str, Queue] = {}
         self._bindings = BindingTable()
-        for exchange in PREDECLARED:
+        for exchange in exchanges:
             self._add_exchange(exchange)
 
     # --- exchanges ---------------------------------------------------------------------------
@@ -89,43 +82,45 @@ class Topology:
     def declare_exchange(
         self,
         name: str,
-        exchange_type: str,
+        exchange_type: ExchangeType,
         *,
         durable: bool = False,
         auto_delete: bool = False,
         internal: bool = False,
         arguments: Table = EMPTY,
     ) -> bool:
-        """Declare an exchange; False when an equal one exists already.
+        """Record an exchange; False when one with the same properties and arguments exists.
 
         Raises:
-            AccessRefused: the default exchange, or a new name with the reserved prefix.
-            PreconditionFailed: unknown type, bad alternate exchange, or a different one exists.
+            AccessRefused: the default exchange.
+            PreconditionFailed: a different one exists.
         """
-        _check_name(name)
         _refuse_default(name)
-        known = _exchange_type(exchange_type)
-        subject = exchange_subject(self.vhost, name)
-        wanted = Exchange(
-            name=name,
-            type=known,
-            durable=durable,
-            auto_delete=auto_delete,
-            internal=internal,
-            arguments=arguments,
-        )
         current = self._exchanges.get(name)
         if current is not None:
-            _check_equivalent_exchange(subject, current, wanted)
+            subject = exchange_subject(self.vhost, name)
+            check_same(subject, "type", f"'{current.type.value}'", f"'{exchange_type.value}'")
+            check_flag(subject, "durable", current.durable, durable)
+            check_flag(subject, "auto_delete", current.auto_delete, auto_delete)
+            check_flag(subject, "internal", current.internal, internal)
+            _check_arguments(subject, current.arguments, arguments)
             return False
-        if name.startswith(RESERVED_PREFIX):
-            raise reserved_name(subject)
-        alternate = arguments.get(ALTERNATE_EXCHANGE)
-        if alternate is not None and alternate.code != "S":
-            raise invalid_argument_type(ALTERNATE_EXCHANGE, subject, alternate.type_name)
-        self._add_exchange(wanted)
+        self._add_exchange(
+            Exchange(
+                name=name,
+                type=exchange_type,
+                durable=durable,
+                auto_delete=auto_delete,
+                internal=internal,
+                arguments=arguments,
+            )
+        )
         self.version += 1
         return True
+
+    def find_exchange(self, name: str) -> Exchange | None:
+        """Return an exchange, or None."""
+        return self._exchanges.get(name)
 
     def exchange(self, name: str) -> Exchange:
         """Return an exchange.
@@ -186,45 +181,31 @@ class Topology:
     def declare_queue(
         self,
         name: str,
+        queue_type: QueueType,
         *,
         durable: bool = False,
         exclusive_owner: str | None = None,
         auto_delete: bool = False,
         arguments: Table = EMPTY,
-        server_named: bool = False,
     ) -> bool:
-        """Declare a queue; False when an equal one exists already.
+        """Record a queue; False when one with the same properties and arguments exists.
 
         Args:
-            name: for a server-named queue the generated name, with `server_named` set.
             exclusive_owner: the declaring connection when the queue is exclusive.
-            arguments: after `with_default_type`.
         Raises:
-            AccessRefused: a new name with the reserved prefix.
             ResourceLocked: it belongs to another connection, or is exclusive and shall not be.
-            PreconditionFailed: a different one exists, or the type can't have these properties.
+            PreconditionFailed: a different one exists.
         """
-        _check_name(name)
-        subject = queue_subject(self.vhost, name)
         current = self._queues.get(name)
         if current is not None:
+            subject = queue_subject(self.vhost, name)
             if current.exclusive_owner != exclusive_owner:
                 raise exclusive_queue(subject)
-            _check_flag("durable", subject, current.durable, durable)
-            _check_flag("auto_delete", subject, current.auto_delete, auto_delete)
-            check_equivalent_arguments(subject, current.type, current.arguments, arguments)
+            check_flag(subject, "durable", current.durable, durable)
+            check_flag(subject, "auto_delete", current.auto_delete, auto_delete)
+            check_same(subject, "type", f"'{current.type.value}'", f"'{queue_type.value}'")
+            _check_arguments(subject, current.arguments, arguments)
             return False
-        if name.startswith(RESERVED_PREFIX) and not server_named:
-            raise reserved_name(subject)
-        queue_type = check_arguments(subject, arguments)
-        check_properties(
-            subject,
-            queue_type,
-            durable=durable,
-            exclusive=exclusive_owner is not None,
-            auto_delete=auto_delete,
-            server_named=server_named,
-        )
         self.version += 1
         self._queues[name] = Queue(
             name=name,
@@ -284,22 +265,14 @@ class Topology:
         *,
         owner: str | None = None,
     ) -> bool:
-        """Bind a queue or an exchange to an exchange; False when that binding exists already.
+        """Record a binding of a queue or an exchange to an exchange; False when it exists already.
 
         Raises:
             AccessRefused: one end is the default exchange.
             NotFound: one end does not exist.
             ResourceLocked: the queue belongs to a connection other than `owner`.
-            PreconditionFailed: pattern or `x-match` are not acceptable.
         """
-        _check_name(routing_key)
-        _refuse_default_ends(source, destination)
-        exchange = self.exchange(source)
-        self._check_destination(destination, owner)
-        if exchange.type is ExchangeType.TOPIC:
-            check_pattern(routing_key)
-        elif exchange.type is ExchangeType.HEADERS:
-            check_match_arguments(arguments)
+        self.check_ends(source, destination, owner)
         binding = Binding(source, destination, routing_key, arguments.canonical())
         if binding in self._bindings:
             return False
@@ -446,7 +419,8 @@ class Topology:
         if state.get("format") != FORMAT:
             raise StorageFault(f"topology of format {state.get('format')!r}, known is {FORMAT}")
         try:
-            topology = cls(state["vhost"])
+            # What is there is what the state says, whatever this release would predeclare.
+            topology = cls(state["vhost"], ())
             topology._fill(state)
         except (KeyError, TypeError, ValueError, BrokerError) as error:
             raise StorageFault(f"topology does not fit together: {error!r}") from error
@@ -463,11 +437,15 @@ class Topology:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _check_destination(self, destination: Destination, owner: str | None) -> None:
+    def check_ends(self, source: str, destination: Destination, owner: str | None) -> Exchange:
+        """Return the source of a binding that `owner` may make. Raises as `bind`."""
+        _refuse_default_ends(source, destination)
+        exchange = self.exchange(source)
         if destination.kind is DestinationKind.QUEUE:
             self.queue(destination.name, owner)
         else:
             self.exchange(destination.name)
+        return exchange
 
     def _destinations(
         self, exchange: str, keys: tuple[str, ...], headers: Table
@@ -497,17 +475,16 @@ class Topology:
 
     def _fill(self, state: dict[str, Any]) -> None:
         for name, kind, durable, auto_delete, internal, arguments in state["exchanges"]:
-            if name not in self._exchanges:
-                self._add_exchange(
-                    Exchange(
-                        name=name,
-                        type=ExchangeType(kind),
-                        durable=durable,
-                        auto_delete=auto_delete,
-                        internal=internal,
-                        arguments=decode_body(arguments),
-                    )
+            self._add_exchange(
+                Exchange(
+                    name=name,
+                    type=ExchangeType(kind),
+                    durable=durable,
+                    auto_delete=auto_delete,
+                    internal=internal,
+                    arguments=decode_body(arguments),
                 )
+            )
         for name, kind, durable, owner, auto_delete, arguments, generation in state["queues"]:
             self._queues[name] = Queue(
                 name=name,
@@ -568,15 +545,6 @@ class Topology:
         return removed
 
 
-def _check_name(name: str) -> None:
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError as error:
-        raise Misuse(f"name {name!r} is not text") from error
-    if size > SHORT_STRING_BYTES_MAX:
-        raise Misuse(f"name of {size} bytes, at most {SHORT_STRING_BYTES_MAX} are allowed")
-
-
 def _refuse_default(name: str) -> None:
     if name == DEFAULT_EXCHANGE:
         raise default_exchange_untouchable()
@@ -588,23 +556,20 @@ def _refuse_default_ends(source: str, destination: Destination) -> None:
         _refuse_default(destination.name)
 
 
-def _exchange_type(name: str) -> ExchangeType:
-    try:
-        return ExchangeType(name)
-    except ValueError:
-        raise unknown_exchange_type(name) from None
-
-
-def _check_equivalent_exchange(subject: Subject, current: Exchange, wanted: Exchange) -> None:
-    if current.type is not wanted.type:
-        raise inequivalent("type", subject, f"'{wanted.type.value}'", f"'{current.type.value}'")
-    _check_flag("durable", subject, current.durable, wanted.durable)
-    _check_flag("auto_delete", subject, current.auto_delete, wanted.auto_delete)
-    _check_flag("internal", subject, current.internal, wanted.internal)
-    check_equivalent_argument(ALTERNATE_EXCHANGE, subject, current.arguments, wanted.arguments)
-
-
-def _check_flag(key: str, subject: Subject, current: bool, received: bool) -> None:
+def check_same(subject: Subject, key: str, current: str, received: str) -> None:
+    """Refuse a redeclare that differs in this property. Raises PreconditionFailed."""
     if current != received:
-        words = ("false", "true")
-        raise inequivalent(key, subject, f"'{words[received]}'", f"'{words[current]}'")
+        raise inequivalent(key, subject, received, current)
+
+
+def check_flag(subject: Subject, key: str, current: bool, received: bool) -> None:
+    """Refuse a redeclare that differs in this flag. Raises PreconditionFailed."""
+    words = ("'false'", "'true'")
+    check_same(subject, key, words[current], words[received])
+
+
+def _check_arguments(subject: Subject, current: Table, received: Table) -> None:
+    # A fixed rule: the same keys with the same types and values, in any order. Who declares
+    # compares by what the arguments mean (`declarations`), and comes here for what is new only.
+    if current.canonical() != received.canonical():
+        raise inequivalent("arguments", subject, str(received), str(current))

@@ -13,7 +13,27 @@ RESERVED_PREFIX = "amq."
 ALTERNATE_EXCHANGE = "alternate-exchange"
 
 
-class ExchangeType(Enum):
+class _StoredType(Enum):
+    """A type that the replicated tree keeps as text. One that only other releases know has no
+    member here; it is kept as it is, and what has it is not served."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> _StoredType | None:
+        if not isinstance(value, str):
+            return None
+        kept = object.__new__(cls)
+        kept._name_ = f"({value})"
+        kept._value_ = value
+        cls._value2member_map_[value] = kept
+        return kept
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this release knows the type."""
+        return self.name in type(self).__members__
+
+
+class ExchangeType(_StoredType):
     """How an exchange chooses among its bindings."""
 
     DIRECT = "direct"
@@ -22,7 +42,7 @@ class ExchangeType(Enum):
     HEADERS = "headers"
 
 
-class QueueType(Enum):
+class QueueType(_StoredType):
     """Who keeps the messages of a queue."""
 
     CLASSIC = "classic"
@@ -32,7 +52,7 @@ class QueueType(Enum):
     @property
     def is_replicated(self) -> bool:
         """Whether such a queue is a Raft group."""
-        return self is not QueueType.CLASSIC
+        return self is QueueType.QUORUM or self is QueueType.STREAM
 
 
 class DestinationKind(Enum):

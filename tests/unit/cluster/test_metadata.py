@@ -31,6 +31,7 @@ from convoymq.cluster.commands import (
 )
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP
 from convoymq.cluster.metadata import ChangeKind, MetadataMachine, owner_text
+from convoymq.cluster.validation import validated
 from convoymq.kernels.batch import CMD_METADATA, CMD_NODE_DOWN, CMD_NODE_UP, CommandBuilder
 from convoymq.model.errors import (
     NotFound,
@@ -68,6 +69,11 @@ class Tree:
         return self.entry(builder)
 
     def do(self, command: Command) -> Any:
+        """What a store and the log do with a command."""
+        return self.record(validated(command, self.machine))
+
+    def record(self, command: Command) -> Any:
+        """What the log does with a command, wherever it comes from."""
         self.seq += 1
         effects = self.raw(encode_command(command), self.seq)
         (applied,) = [effect for effect in effects if effect[0] == EFFECT_APPLIED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from convoymq.cluster.commands import (
+    DeclareQueue,
     DeleteUser,
     DeleteVhost,
     PutPermission,
@@ -493,3 +495,30 @@ async def test_properties_that_no_stream_has(
         await cluster.queue(1, "s", arguments=STREAM, **properties)
     with pytest.raises(PreconditionFailed, match="server-named queue for type rabbit_stream_queue"):
         await cluster.queue(1, "", arguments=STREAM)
+
+
+async def test_a_declare_that_lost_a_race_is_compared_as_any_other(cluster: FakeCluster) -> None:
+    """Somebody declared the same name after this node had looked: equal is what counts as equal for
+    clients, not what is equal byte for byte."""
+    broker = cluster.nodes[1].broker
+    ttl = Field("l", 1000)
+
+    async def race(first: Table, second: Table) -> Any:
+        loser = asyncio.create_task(
+            broker.declare_queue(
+                "/", "q", durable=False, exclusive=False, auto_delete=False, arguments=second
+            )
+        )
+        command = DeclareQueue(vhost="/", name="q", members=(1,), arguments=first.encoded)
+        await broker.metadata.execute(command)
+        return await loser
+
+    narrow, odd = Table.of({"x-message-ttl": Field("I", 1000)}), Table.of({"other": 1})
+    wide = Table.of({"x-message-ttl": ttl, "other": 1})
+    try:
+        assert await race(wide, narrow) == ("q", 0, 0)
+        await broker.delete_queue("/", "q")
+        with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-message-ttl'"):
+            await race(wide, odd)
+    finally:
+        await broker.delete_queue("/", "q")

@@ -69,9 +69,7 @@ class World:
         known = vhost.queues.get(name)
         if known is None:
             arguments = Table.of({"x-queue-type": "quorum", "x-delivery-limit": 3})
-            vhost.topology.declare_queue(
-                name, durable=True, exclusive_owner=None, auto_delete=False, arguments=arguments
-            )
+            vhost.topology.declare_queue(name, QueueType.QUORUM, durable=True, arguments=arguments)
         vhost.queues[name] = record = QueueRecord(
             vhost="/",
             name=name,

@@ -19,7 +19,8 @@ from convoymq.model.errors import (
     StorageFault,
 )
 from convoymq.model.tables import EMPTY, Table
-from convoymq.routing import Binding, Destination, DestinationKind, Topology
+from convoymq.routing import Binding, Destination, DestinationKind
+from tests.unit.routing.checked import CheckedTopology as Topology
 
 LOCKED = (
     "cannot obtain exclusive access to locked queue 'q' in vhost '/'. It could be originally "
