@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from convoymq.cluster import supported
 from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import AdmitNode
 from convoymq.cluster.control import KIND_JOIN, ControlPlane
@@ -43,7 +44,13 @@ from convoymq.kernels.flusher import (
 )
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
 from convoymq.model.config import Config, ConfigError
-from convoymq.model.errors import BrokerError, InvariantViolated, Misuse, Unavailable
+from convoymq.model.errors import (
+    BrokerError,
+    InvariantViolated,
+    Misuse,
+    ReplicaStopped,
+    Unavailable,
+)
 from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
@@ -58,13 +65,12 @@ if TYPE_CHECKING:
 
 EPOCH_2025 = 1_735_689_600
 """The first incarnation of an empty directory: seconds since 2025-01-01 UTC."""
-SUPPORTS = {"metadata": (1, 1), "quorum": (1, 1), "stream": (1, 1)}
 TICK_S = 0.1
 SLEPT_NS = 15_000
 """A round that begins so long after the one before was waited for."""
 STORAGE_TICKS = 3
 MEMBER_TICKS = 2
-NOTES_ERROR = frozenset({"raft.replica_damaged", "raft.wipe_failed"})
+NOTES_ERROR = frozenset({"raft.replica_damaged", "raft.replica_stopped", "raft.wipe_failed"})
 FORM_PATIENCE_S = 3.0
 """A fresh node waits so long for all peers before a majority of them is enough."""
 JOIN_TIMEOUT_S = 5.0
@@ -185,7 +191,10 @@ class Node:
         self.clock = LoopClock(self._loop)
         self.started_ms = self.clock.now_ms()
         self.data = DataDirectory(
-            self.config.node.data_dir, self.id, SUPPORTS, lives=int(time.time()) - EPOCH_2025
+            self.config.node.data_dir,
+            self.id,
+            machine_versions(),
+            lives=int(time.time()) - EPOCH_2025,
         )
         try:
             self._watch_signals()
@@ -260,7 +269,7 @@ class Node:
             self.wake,
             self.log,
             self.run_input,
-            supports=SUPPORTS,
+            supports=machine_versions(),
         )
         self.control = ControlPlane(self.id, self.links)
         self.control.handle(KIND_JOIN, self._on_join)
@@ -276,6 +285,9 @@ class Node:
         # Entries leave for the followers before anything is applied: they flush meanwhile.
         self.host.after_seal = self.links.flush
         self.host.on_note = self._on_note
+        self.host.on_stopped = self._on_replica_stopped
+        self.host.versions = dict(self.data.versions)
+        self.host.on_version = self.data.raise_version
         self.links.formed = self._is_formed()
         import_edges()
         self._tick()
@@ -410,6 +422,11 @@ class Node:
         log = self.log.error if event in NOTES_ERROR else self.log.info
         log(event, **fields)
 
+    def _on_replica_stopped(self, group: int, reason: str) -> None:
+        """Without the tree of users and queues a node can serve nobody."""
+        if group == 0:
+            self.fail(ReplicaStopped(f"the replica of the metadata group has stopped: {reason}"))
+
     # -- links ------------------------------------------------------------------------------
 
     def on_frame(self, node: int, data: bytes) -> None:
@@ -424,7 +441,8 @@ class Node:
 
     def on_up(self, node: int, incarnation: int) -> None:
         """Another node is linked."""
-        self.host.on_link_up(node, incarnation)
+        hello = self.links.hello_of(node)
+        self.host.on_link_up(node, incarnation, hello.supports if hello is not None else None)
         if self.broker is not None:
             self.broker.on_node_up(node, incarnation)
         self.wake()
@@ -831,6 +849,8 @@ def host_config(config: Config) -> HostConfig:
         election_min_ms=config.raft.election_timeout_ms,
         in_flight_bytes_max=config.raft.link_window_bytes,
         linger_ms=config.raft.linger_ms,
+        quorum_timeout_ms=config.raft.quorum_timeout_ms,
+        hold_versions=config.raft.hold_versions,
     )
 
 
@@ -875,6 +895,13 @@ _SYNC_METHODS = {
     SyncMethod.O_DSYNC: SYNC_DSYNC,
     SyncMethod.NONE: SYNC_NONE,
 }
+
+
+def machine_versions() -> dict[str, tuple[int, int]]:
+    """The machine versions that this build supports: machines register when they are imported."""
+    for name in ("cluster.metadata", "queues.quorum.machine", "queues.stream.machine"):
+        importlib.import_module(f"convoymq.{name}")
+    return supported.supports()
 
 
 def import_edges() -> None:
@@ -945,7 +972,7 @@ def run(config: Config) -> int:
             asyncio.run(node.run())
     except (BrokerError, ConfigError) as error:
         log.error("node.failed", reason=error.text)
-        return 1
+        return EXIT_FAULT if isinstance(error, ReplicaStopped) else 1
     except OSError as error:
         log.error("node.failed", reason=str(error))
         return 1

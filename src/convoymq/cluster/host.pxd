@@ -15,9 +15,9 @@ cdef class ReplicaHost:
     cdef public int node
     cdef public int64_t incarnation, now
     cdef public object storage, transport, clock, config, on_dirty, core_class, _kick, counters
-    cdef public dict groups, watched, incarnations, supports, _early, _removed
+    cdef public dict groups, stopped, versions, watched, incarnations, supports, _early, _removed
     cdef public set reachable, gone, active
-    cdef public object on_note, on_membership_changed, after_seal
+    cdef public object on_note, on_membership_changed, on_stopped, on_version, after_seal
     cdef public list _dirty, _apply, _notices, _holding, _batches_due
     cdef public bint _woken, _damaged, _queued, release_due
     cdef public int64_t _numbers, _holding_since

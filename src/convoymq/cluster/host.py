@@ -45,6 +45,7 @@ class HostCounters:
         "elections",
         "entries_appended",
         "leader_changes",
+        "replicas_stopped",
         "snapshots_installed",
         "snapshots_sent",
     )
@@ -59,6 +60,7 @@ class HostCounters:
     elections: int
     entries_appended: int
     leader_changes: int
+    replicas_stopped: int
     snapshots_installed: int
     snapshots_sent: int
 
@@ -80,6 +82,10 @@ class GroupStatus:
     learners: tuple[int, ...]
     match: dict[int, int]
     """Leader: last index known to be durable on each follower."""
+    version: int
+    """Machine version in force."""
+    stopped: str
+    """Why the replica takes part no more, or ""."""
 
 
 class Watched:
@@ -123,6 +129,10 @@ class ReplicaHost:
         #: The simulator hands in cores with planted bugs.
         self.core_class = core_class
         self.groups: dict[int, Replica] = {}
+        #: Replicas that stopped for good; their groups are watched meanwhile.
+        self.stopped: dict[int, Replica] = {}
+        #: kind -> highest machine version that was ever in force here, as far as known.
+        self.versions: dict[str, int] = {}
         self.watched: dict[int, Watched] = {}
         self.counters = HostCounters()
         #: Nodes whose link is up and that are not suspected; nodes known to be gone.
@@ -136,6 +146,10 @@ class ReplicaHost:
         self.now = clock.monotonic_ms()
         self.on_note: Callable[[str, dict[str, Any]], None] | None = None
         self.on_membership_changed: Callable[[int, Membership], None] | None = None
+        #: (group, reason): a replica stopped for good.
+        self.on_stopped: Callable[[int, str], None] | None = None
+        #: (kind, version): a version is in force that was not before on this node.
+        self.on_version: Callable[[str, int], None] | None = None
         #: Called after sealing, before applying: lets the shell write to the links at once.
         self.after_seal: Callable[[], None] | None = None
         self._early: dict[int, list[tuple[int, bytes]]] = {}
@@ -185,7 +199,7 @@ class ReplicaHost:
         A learner may have been a member before, too: without a log either neither votes nor
         acknowledges before the leader has taken it in, and votes only when it has caught up.
         """
-        if group in self.groups:
+        if group in self.groups or group in self.stopped:
             raise Misuse(f"group {group} exists already")
         self._removed.pop(group, None)
         watched = self.watched.pop(group, None)
@@ -230,7 +244,7 @@ class ReplicaHost:
 
         Its clients go on: they hold the builder of the replica, which the watched group takes over.
         """
-        replica = self.groups[group]
+        replica = self.groups.get(group) or self.stopped[group]
         watched = Watched(group, members, replica.sink)
         watched.builder = replica.builder
         self.remove_group(group)
@@ -242,7 +256,7 @@ class ReplicaHost:
 
     def remove_group(self, group: int) -> None:
         """Ends the membership and deletes the group's data for ever."""
-        replica = self.groups.pop(group, None)
+        replica = self.groups.pop(group, None) or self.stopped.pop(group, None)
         self._early.pop(group, None)
         self.watched.pop(group, None)
         self.active.discard(group)
@@ -253,6 +267,29 @@ class ReplicaHost:
                 del self._removed[next(iter(self._removed))]
         self.storage.remove_group(group)
         self.wake()
+
+    def on_replica_stopped(self, replica: Replica) -> None:
+        """A replica has stopped for good: its data stay, its clients are served by the others."""
+        group = replica.group
+        self.groups.pop(group, None)
+        self._early.pop(group, None)
+        self.active.discard(group)
+        self.stopped[group] = replica
+        self.counters.replicas_stopped += 1
+        others = sorted(replica.core.members.nodes - {self.node})
+        watched = Watched(group, others, replica.sink)
+        watched.builder = replica.builder
+        self._ask_leader(self._watch(watched))
+        self.wake()
+        if self.on_stopped is not None:
+            self.on_stopped(group, replica.stopped)
+
+    def on_version_in_force(self, kind: str, version: int) -> None:
+        """A replica applies by that version."""
+        if version > self.versions.get(kind, 0):
+            self.versions[kind] = version
+            if self.on_version is not None:
+                self.on_version(kind, version)
 
     def replica(self, group: int) -> Replica | None:
         """The local replica, if any."""
@@ -280,17 +317,22 @@ class ReplicaHost:
 
     def read_entry(self, group: int, index: int) -> Entry:
         """An entry of the local log. Raises EntryGone, StorageFault, KeyError."""
-        entry: Entry = self.groups[group].log.entry(index)
+        entry: Entry = self._readable(group).log.entry(index)
         return entry
 
     def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
         """An entry of the local log and some that follow it (`GroupLog.span`)."""
-        found: list[Entry] = self.groups[group].log.span(index, max_bytes)
+        found: list[Entry] = self._readable(group).log.span(index, max_bytes)
         return found
+
+    def _readable(self, group: int) -> Replica:
+        # What was handed out before a replica stopped may still have to be read.
+        replica = self.groups.get(group)
+        return replica if replica is not None else self.stopped[group]
 
     def segment_at(self, group: int, index: int) -> Any:
         """Where an entry lies in a file that does not change (`GroupLog.segment_at`)."""
-        return self.groups[group].log.segment_at(index)
+        return self._readable(group).log.segment_at(index)
 
     # Input.
 
@@ -335,6 +377,8 @@ class ReplicaHost:
             self._keep_early(group, node, data)
 
     def _keep_early(self, group: int, node: int, data: bytes) -> None:
+        if group in self.stopped:
+            return
         kept = self._early.get(group)
         if kept is None:
             if len(self._early) >= EARLY_GROUPS_MAX:
@@ -346,7 +390,7 @@ class ReplicaHost:
     def _on_forward(self, replica: Replica, node: int, data: bytes) -> None:
         if replica.is_leader:
             try:
-                replica.builder.adopt(data, batch.HEADER_SIZE, len(data))
+                replica.builder.adopt(data, batch.HEADER_SIZE, len(data), replica.allowed)
             except ValueError as error:
                 self.note(
                     "raft.forward_malformed", group=replica.group, node=node, error=str(error)
@@ -583,7 +627,7 @@ class ReplicaHost:
             self._woken = True
             if self._damaged:
                 self._damaged = False
-                for replica in self.groups.values():
+                for replica in list(self.groups.values()):
                     replica.on_damage()
             if self._dirty:
                 dirty = self._dirty
@@ -639,6 +683,11 @@ class ReplicaHost:
         replica = self.groups.get(group)
         return replica is not None and replica.is_leader and replica.add_member(node, voter=voter)
 
+    def member_refusal(self, group: int, node: int) -> str:
+        """Why the group can't take in that node, as far as this node knows; "" = it can."""
+        replica = self.groups.get(group)
+        return replica.member_refusal(node) if replica is not None else ""
+
     def remove_member(self, group: int, node: int) -> bool:
         """Leader: removes a member; False = not leader, last voter, or a change is under way."""
         replica = self.groups.get(group)
@@ -672,12 +721,12 @@ class ReplicaHost:
 
     def status(self, group: int) -> GroupStatus:
         """Raises KeyError when there is no replica here."""
-        replica = self.groups[group]
+        replica = self._readable(group)
         core = replica.core
         log = replica.log
         return GroupStatus(
             group=group,
-            role=replica.role,
+            role="stopped" if replica.stopped else replica.role,
             leader=core.leader,
             term=core.term,
             commit_index=core.commit_index,
@@ -688,6 +737,8 @@ class ReplicaHost:
             voters=replica.members,
             learners=replica.learners,
             match={node: progress.match for node, progress in core.progress.items()},
+            version=replica.version,
+            stopped=replica.stopped,
         )
 
     def on_membership(self, replica: Replica, membership: Membership) -> None:

@@ -12,13 +12,14 @@ cdef class Replica:
     cdef public int64_t group
     cdef public GroupLog log
     cdef public CommandBuilder builder
-    cdef public bint apply_due, notice_due, holding, batch_due, dead, _wiping
-    cdef public str faulty
+    cdef public bint apply_due, notice_due, holding, batch_due, dead, _wiping, _version_due
+    cdef public str faulty, stopped
+    cdef public bytes allowed
     cdef public dict sending, _timers
     cdef public set sending_for
     cdef public object _pristine, _election
     cdef public tuple _known_leader
-    cdef public int64_t _transfer_began, _waits_since
+    cdef public int64_t _transfer_began, _waits_since, _version_index
     cdef public object time, _awaited
     cdef public RaftCore core
     @cython.locals(core=RaftCore, entry=Entry)

@@ -10,18 +10,26 @@ Steady path, one call each per entry: `seal` (leader: batch → entry → log an
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from convoymq.cluster import transfer
+from convoymq.cluster import supported, transfer
 from convoymq.cluster.group_time import GroupTime
 from convoymq.cluster.interfaces import EFFECT_TIMER, FLAG_NODE_GONE, EffectSink, Machine
 from convoymq.cluster.transfer import SnapshotReceiving, SnapshotSending
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, frame, make_entry, split_entries
-from convoymq.model.errors import PeerError, StorageFault, check
+from convoymq.model.errors import (
+    InvariantViolated,
+    PeerError,
+    ReplicaStopped,
+    StorageFault,
+    UnsupportedVersion,
+    check,
+)
 from convoymq.replication.raft import types
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Learner, Membership, decode_membership
@@ -33,8 +41,10 @@ if TYPE_CHECKING:
     from convoymq.storage.log import GroupLog
 
 HEADER = batch.HEADER_SIZE
+NOOP = batch.ENTRY_NOOP
 COMMANDS = batch.ENTRY_COMMANDS
 MEMBERSHIP = batch.ENTRY_MEMBERSHIP
+VERSION = batch.ENTRY_VERSION
 FLAG_RESET = 1
 """APPEND_REPLY: the follower lost its log; what it acknowledged before does not count."""
 FLAG_VOTELESS = 2
@@ -68,6 +78,14 @@ class Replica:
         self.dead = False
         #: Why it does not take part for now (its log is damaged), or "".
         self.faulty = ""
+        #: Why it takes part no more (`stop_for`), or "".
+        self.stopped = ""
+        #: Command types that other nodes may forward.
+        self.allowed: bytes | None = None
+        #: Leader: index of the last version that it proposed.
+        self._version_index = 0
+        #: Who supports which version is to be looked at anew.
+        self._version_due = False
         self.receiving: SnapshotReceiving | None = None
         self.sending: dict[int, SnapshotSending] = {}
         #: Nodes with sessions for which this leader sends, their replica being away or behind.
@@ -114,6 +132,11 @@ class Replica:
                 self._recover(hurry)
             except StorageFault:
                 check(log.damaged is not None, f"group {self.group}: unreadable, not damaged")
+            except InvariantViolated:
+                raise
+            except Exception as error:
+                self._fail(log.snapshot_index, "snapshot", error)
+                return
         if log.damaged is not None:
             self._resynchronise(log.damaged)
         elif new and not log.last_index and not log.term:
@@ -130,6 +153,7 @@ class Replica:
             assert snapshot is not None
             self.machine.restore(snapshot.state)
             core.memberships = [(snapshot.index, decode_membership(snapshot.membership))]
+        self._version_changed()
         found = []
         index = log.snapshot_index + 1
         while index <= log.last_index:
@@ -140,6 +164,28 @@ class Replica:
                 index = entry.index + 1
         self.time.heard(getattr(self.machine, "time_ms", 0))
         core.start(found, hurry)
+
+    def stop_for(self, reason: str, **facts: Any) -> None:
+        """Takes part no more, for ever: it applies, leads, votes and acknowledges nothing. What it
+        has on disk stays as it is (ADR 0016)."""
+        if self.dead:
+            return
+        self.stopped = reason
+        self.machine.effects = []
+        self.host.note("raft.replica_stopped", group=self.group, reason=reason, **facts)
+        # If it leads, the others must hear that it does not any more.
+        self.core.step_down()
+        self.run_effects()
+        self.stop()
+        self.host.on_replica_stopped(self)
+
+    def _fail(self, index: int, what: str, error: BaseException) -> None:
+        """Stops for an error in what must come out alike on every replica."""
+        facts: dict[str, Any] = {"index": index}
+        if not isinstance(error, ReplicaStopped):
+            facts["error"] = "".join(traceback.format_exception(error))
+        named = "" if isinstance(error, ReplicaStopped) else f"{type(error).__name__}: "
+        self.stop_for(f"{what} {index}: {named}{error}", **facts)
 
     def stop(self) -> None:
         """Ends all that could call back."""
@@ -396,6 +442,9 @@ class Replica:
             self.receiving = None
         try:
             entries = split_entries(data, HEADER) if len(data) > HEADER else ()
+        except UnsupportedVersion as error:
+            self._fail(previous + 1, "entry", error)
+            return
         except ValueError as error:
             raise PeerError(f"group {self.group}: append of node {sender}: {error}") from None
         was = core.commit_index
@@ -559,8 +608,9 @@ class Replica:
         # Commands that were collected for another leader stay pending with their sessions.
         if self.builder.used:
             self.builder.take_loose()
+        self._version_index = 0
         index = self.log.last_index + 1
-        kind, body = batch.ENTRY_NOOP, b""
+        kind, body = NOOP, b""
         if core.members_index == 0:
             # From now on the log itself says who belongs to the group.
             kind, body = MEMBERSHIP, core.members.encode()
@@ -607,15 +657,22 @@ class Replica:
         try:
             while index < commit and room > 0:
                 entry = log.entry(index + 1)
-                index += 1
                 room -= entry.size
                 term = entry.term
                 if entry.kind == COMMANDS:
-                    machine.apply(index, entry.time_ms, entry.data)
-                elif entry.kind == MEMBERSHIP:
-                    self.host.on_membership(self, decode_membership(entry.data[HEADER:]))
-        except StorageFault:
-            self.on_damage()
+                    machine.apply(index + 1, entry.time_ms, entry.data)
+                elif entry.kind != NOOP:
+                    self._apply_other(entry)
+                index += 1
+        except InvariantViolated:
+            raise
+        except Exception as error:
+            if isinstance(error, StorageFault) and log.damaged is not None:
+                self.on_damage()
+                return
+            # What is half applied must not be applied again, and its effects must not leave.
+            core.on_applied(index)
+            self._fail(index + 1, "entry", error)
             return
         core.on_applied(index)
         if index < commit:
@@ -625,11 +682,32 @@ class Replica:
         if term and term == core.term:
             # The first entry of a term is the one that opened it.
             self._established()
+        if self._version_due:
+            self._version_due = False
+            self._raise_version()
         if self.holding and core.commit_index == log.last_index:
             self.host.release_between()
         if core.role == LEADER and not self.notice_due:
             self.notice_due = True
             self.host.mark_notice(self)
+
+    def _apply_other(self, entry: Any) -> None:
+        """An entry that is not the machine's. Raises UnsupportedVersion."""
+        if entry.kind == MEMBERSHIP:
+            self.host.on_membership(self, decode_membership(entry.data[HEADER:]))
+            self._version_due = True
+        elif entry.kind == VERSION:
+            version = batch.decode_version(entry.data)
+            # A version never falls; two leaders may have proposed the same.
+            if version > self.machine.version:
+                self.machine.set_version(version)
+                self.host.note(
+                    "raft.version_raised", group=self.group, machine=self.kind, version=version
+                )
+                self._version_changed()
+                self._version_due = True
+        else:
+            raise UnsupportedVersion(f"entry kind {entry.kind} is not known")
 
     def _execute(self) -> None:
         effects = self.machine.effects
@@ -668,6 +746,7 @@ class Replica:
         # The machine says its due times again.
         self.propose(batch.CMD_TICK)
         self.host.active.add(self.group)
+        self._raise_version()
 
     def _propose_state_of(self, node: int) -> None:
         host = self.host
@@ -680,12 +759,61 @@ class Replica:
                 batch.CMD_NODE_DOWN, flags=FLAG_NODE_GONE if node in host.gone else 0, arg=node
             )
 
+    # Versions.
+
+    @property
+    def kind(self) -> str:
+        """Name of the machine's rules."""
+        return self.machine.KIND
+
+    @property
+    def version(self) -> int:
+        """Version of the machine's rules that is in force."""
+        return self.machine.version
+
+    def _version_changed(self) -> None:
+        machine = self.machine
+        self.allowed = machine.command_types(machine.version)
+        self.host.on_version_in_force(machine.KIND, machine.version)
+
+    def _raise_version(self) -> None:
+        """Leader: proposes the newest version that all members support, all being connected."""
+        core = self.core
+        machine = self.machine
+        if machine.version >= machine.VERSION or core.role != LEADER:
+            return
+        if self.host.config.hold_versions or core.transfer_target:
+            return
+        established = self._known_leader == (core.leader, core.term)
+        if not established or self._version_index > core.applied_index:
+            return
+        newest = machine.VERSION
+        for node in core.members.nodes:
+            if node == self.host.node:
+                continue
+            if node not in core.connected:
+                return
+            newest = min(newest, supported.newest_of(self.host.supports.get(node, {}), self.kind))
+        if newest <= machine.version:
+            return
+        if self.builder.used:
+            self.seal()
+        index = self._version_index = self.log.last_index + 1
+        self._append(
+            make_entry(
+                self.group, index, core.term, self.time.now_ms(), VERSION,
+                batch.encode_version(newest),
+            )
+        )  # fmt: skip
+
     # Members.
 
     def change_members(self, members: Membership) -> bool:
         """Leader: proposes a single-step change; False when that is not possible now."""
         core = self.core
         if core.change_members(members) is not None:
+            return False
+        if any(self.member_refusal(node) for node in members.nodes - core.members.nodes):
             return False
         if self.builder.used:
             self.seal()
@@ -704,6 +832,21 @@ class Replica:
                 # So that it may know; nothing depends on it.
                 self.replicate(peer)
         return True
+
+    def member_refusal(self, node: int) -> str:
+        """Why the group can't take in a node that is not a member: "" = it can."""
+        version = self.version
+        if node == self.host.node:
+            return ""
+        known = self.host.supports.get(node, {})
+        if supported.is_supported(known, self.kind, version):
+            return ""
+        found = known.get(self.kind)
+        which = f"{found[0]} to {found[1]}" if found else "1 to 1"
+        return (
+            f"node {node} supports the versions {which} of the {self.kind} machine as far as known;"
+            f" version {version} is in force"
+        )
 
     def _next_members(self) -> None:
         members = self.core.next_members()
@@ -777,6 +920,7 @@ class Replica:
                 if node not in core.members.nodes:
                     self.send_raft(node, (LEADER_IS, core.term, self.host.node))
                 self._resend_for(node)
+            self._raise_version()
         elif core.leader == node and self._known_leader == (node, core.term):
             # What was forwarded to it may have been lost with the link.
             self.sink.on_leader(self.group, node, core.term)
@@ -883,7 +1027,7 @@ class Replica:
     def plan(self) -> GroupPlan | None:
         """What storage may drop when a WAL file is emptied."""
         core = self.core
-        if self.faulty:
+        if self.faulty or self.stopped:
             return None
         applied = core.applied_index
         keep_from = applied + 1
@@ -940,14 +1084,23 @@ class Replica:
                 receiving.abort()
                 receiving = self.receiving = None
             if receiving is None:
-                _, _, identity, index, index_term, *_ = message
+                _, _, identity, index, index_term, _, _, version = message
                 if self._holds(index, index_term):
                     # What was acknowledged above that index must stay: appends go on from there.
                     self.send_raft(sender, (transfer.DONE, term, identity, index))
                     return
+                try:
+                    supported.check_version(self.machine, version)
+                except UnsupportedVersion as error:
+                    # Before anything of it is kept, and the own log stays.
+                    self._fail(index, "snapshot", error)
+                    return
                 receiving = self.receiving = SnapshotReceiving(self, sender, message)
         if receiving is not None:
-            receiving.on_message(sender, message)
+            try:
+                receiving.on_message(sender, message)
+            except UnsupportedVersion as error:
+                self._fail(receiving.index, "snapshot", error)
 
     def _holds(self, index: int, term: int) -> bool:
         if index <= self.core.commit_index:
@@ -958,8 +1111,15 @@ class Replica:
         """A received snapshot is durable: it becomes the state."""
         self.receiving = None
         core = self.core
-        self.machine.restore(state)
+        try:
+            self.machine.restore(state)
+        except InvariantViolated:
+            raise
+        except Exception as error:
+            self._fail(index, "snapshot", error)
+            return
         self.machine.effects = []
+        self._version_changed()
         core.on_installed(index, decode_membership(membership))
         self.time.heard(getattr(self.machine, "time_ms", 0))
         self.host.counters.snapshots_installed += 1
@@ -1010,5 +1170,6 @@ class Replica:
         self.faulty = ""
         self.machine.restore(self._pristine)
         self.machine.effects = []
+        self._version_changed()
         self.core.on_log_lost()
         self.run_effects()

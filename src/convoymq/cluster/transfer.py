@@ -1,7 +1,8 @@
 """Sending a snapshot to a follower in chunks, and receiving it.
 
 | message     | fields after kind, term, id                                | answer      |
-| BEGIN       | index, term of the index, membership, bytes of the state   | ACKNOWLEDGE |
+| BEGIN       | index, term of the index, membership, bytes of the state,  | ACKNOWLEDGE |
+|             | machine version                                            |             |
 | STATE       | offset, bytes                                              | ACKNOWLEDGE |
 | ENTRIES     | index of the entry sent before (0: none), entries          | ACKNOWLEDGE |
 | END         | last entry's index (0: none)                               | DONE        |
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels.batch import split_entries
-from convoymq.model.errors import BrokerError, PeerError, StorageFault
+from convoymq.model.errors import BrokerError, PeerError, StorageFault, UnsupportedVersion
 
 if TYPE_CHECKING:
     from convoymq.cluster.replica import Replica
@@ -46,6 +47,7 @@ class SnapshotSending:
         self.index_term = snapshot.term
         self.membership = snapshot.membership
         self.state = snapshot.state
+        self.version = replica.version
         self._live = [
             (first, min(last, self.index))
             for first, last in replica.machine.live_ranges()
@@ -68,7 +70,8 @@ class SnapshotSending:
         """Begins, or finds out where to go on."""
         self._heard_ms = self.replica.host.clock.monotonic_ms()
         self._begun = False
-        self._send(BEGIN, self.index, self.index_term, self.membership, len(self.state))
+        size = len(self.state)
+        self._send(BEGIN, self.index, self.index_term, self.membership, size, self.version)
 
     def tick(self) -> None:
         """Asks again when nothing was heard for too long."""
@@ -148,7 +151,8 @@ class SnapshotReceiving:
     def __init__(self, replica: Replica, node: int, message: Sequence[Any]) -> None:
         self.replica = replica
         self.node = node
-        _, self.term, self.id, self.index, index_term, self.membership, self.state_size = message
+        _, self.term, self.id, self.index, index_term, self.membership, size, _ = message
+        self.state_size = size
         self.finishing = False
         self._state = bytearray()
         self._last = 0
@@ -185,6 +189,8 @@ class SnapshotReceiving:
         try:
             entries = split_entries(data, 0)
             self._receiver.add_entries(entries)
+        except UnsupportedVersion:
+            raise
         except (ValueError, BrokerError) as error:
             raise PeerError(f"snapshot of node {self.node}: {error}") from None
         if entries:

@@ -14,6 +14,8 @@ from cython.cimports.convoymq.kernels import cext
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import uint32_t, uint64_t
 
+from convoymq.model.errors import UnsupportedVersion
+
 HEADER_SIZE = 48
 COMMAND_SIZE = 32
 ENTRY_SIZE_SOFT = 4 << 20
@@ -121,10 +123,13 @@ class Entry:
         p: cython.p_uchar = _bytes_pointer(data)
         if size < _HEADER or get32(p) != size:
             raise ValueError(f"entry of {size} bytes has a wrong length field")
-        if p[37] != _FORMAT:
-            raise ValueError(f"entry format {p[37]} is not known")
         if get32(p + 4) != _crc(p + 8, size - 8):
             raise ValueError("entry checksum does not fit")
+        # Not before the checksum: damage may look like any format.
+        if p[37] != _FORMAT:
+            raise UnsupportedVersion(
+                f"entry format {p[37]} is not known; this release knows {_FORMAT}"
+            )
         _unpack(self, data, p, size)
 
     def __repr__(self):
@@ -520,10 +525,17 @@ class CommandBuilder:
             string.memcpy(self.p + start + _COMMAND, _bytes_pointer(data), n)
         self.announce(was_empty)
 
-    def adopt(self, data: bytes, start: cython.Py_ssize_t, end: cython.Py_ssize_t):
+    def adopt(
+        self, data: bytes, start: cython.Py_ssize_t, end: cython.Py_ssize_t, allowed: bytes = None
+    ):
         if start < 0 or end > len(data) or start >= end:
             raise ValueError("command range lies outside its buffer")
         p: cython.p_uchar = _bytes_pointer(data)
+        table: cython.p_uchar = cython.NULL
+        if allowed is not None:
+            if len(allowed) != 32:
+                raise ValueError("a table of command types has 256 bits")
+            table = _bytes_pointer(allowed)
         at: cython.Py_ssize_t = start
         count: cython.int = 0
         patient: cython.int = 0
@@ -531,6 +543,8 @@ class CommandBuilder:
             length: cython.Py_ssize_t = _check_command(p, end, at)
             if length < 0:
                 raise ValueError(f"malformed command at {at}")
+            if table != cython.NULL and not (table[p[at + 4] >> 3] >> (p[at + 4] & 7)) & 1:
+                raise ValueError(f"command type {p[at + 4]} is not in the version in force")
             patient += _is_patient(p[at + 4], get32(p + at + 24))
             at += length
             count += 1
@@ -665,6 +679,18 @@ def make_entry(group, index, term, time_ms, kind, body):
     data = bytes(_HEADER) + body + bytes(padding)
     # A fresh object that nobody else has seen: its header may still be written.
     return _seal_entry(data, group, index, term, time_ms, kind, 0)
+
+
+def encode_version(version: uint32_t):
+    body: bytes = bytes(8)
+    put32(_bytes_pointer(body), version)
+    return body
+
+
+def decode_version(data: bytes):
+    if len(data) != _HEADER + 8:
+        raise ValueError(f"a machine version entry has 56 bytes, not {len(data)}")
+    return get32(_bytes_pointer(data) + _HEADER)
 
 
 def commands(data: bytes):

@@ -58,7 +58,8 @@ class Entry:
     kind: int
     size: int
     def __init__(self, data: bytes) -> None:
-        """Unpacks the header. Raises ValueError when length, version or CRC32C do not fit."""
+        """Unpacks the header. Raises ValueError when length or CRC32C do not fit, and
+        UnsupportedVersion for another format."""
 
 class Chunk:
     """Owner of the bytes of one sealed builder; `data` is None until sealed."""
@@ -104,9 +105,13 @@ class CommandBuilder:
         self, type: int, flags: int, session: int, seq: int, count: int, arg: int, body: bytes = b""
     ) -> None:
         """Appends a complete command that nobody tracks (leader's own commands)."""
-    def adopt(self, data: bytes, start: int, end: int) -> None:
-        """Copies complete commands (a FORWARD body, a pending command). Raises ValueError if
-        malformed."""
+    def adopt(self, data: bytes, start: int, end: int, allowed: bytes | None = None) -> None:
+        """Copies complete commands (a FORWARD body, a pending command), all or none.
+
+        Args:
+            allowed: 256 bits, the command types that are taken; None = all.
+
+        Raises ValueError if malformed or not allowed."""
     def take_entry(self, group: int, index: int, term: int, time_ms: int) -> Entry:
         """Seals the batch as an entry, without copying, and starts a new one."""
     def take_forward(self, group: int, term: int) -> bytes:
@@ -149,6 +154,12 @@ class PublishTarget:
 def noop_entry(group: int, index: int, term: int, time_ms: int) -> Entry: ...
 def make_entry(group: int, index: int, term: int, time_ms: int, kind: int, body: bytes) -> Entry:
     """An entry of any kind; `body` is padded to a multiple of 8."""
+
+def encode_version(version: int) -> bytes:
+    """The body of a machine version entry."""
+
+def decode_version(data: bytes) -> int:
+    """The version in a machine version entry (`data` = the whole entry). Raises ValueError."""
 
 def commands(data: bytes) -> list[tuple[int, int, int, int, int, int, int, int]]:
     """(type, flags, session, seq, count, arg, offset, length) of each command of an entry.
@@ -194,4 +205,5 @@ def wal_batch_frame(
     directory. `sizes`: group and size in words of every record, in turn."""
 
 def split_entries(data: bytes, offset: int) -> list[Entry]:
-    """The entries of an APPEND body, each verified and copied. Raises ValueError."""
+    """The entries of an APPEND body, each verified and copied. Raises ValueError, and
+    UnsupportedVersion for an entry of another format."""

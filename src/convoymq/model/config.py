@@ -491,6 +491,25 @@ class RaftConfig:
         low=10,
         high=60_000,
     )
+    quorum_timeout_ms: int = _key(
+        "raft.quorum_timeout",
+        5000,
+        """A leader that waits so long for an answer of a majority, although it is linked to one,
+        steps down: disks are stuck, or replicas have stopped. Too short: slow disks cost
+        elections.""",
+        parse=_parse_int,
+        unit="ms",
+        low=1000,
+        high=600_000,
+    )
+    hold_versions: bool = _key(
+        "raft.hold_versions",
+        False,
+        """Leaders on this node raise no machine version. Set it on every node before an upgrade
+        that may have to be taken back: a node does not go back to a release that does not support
+        the versions in force (docs/upgrade.md).""",
+        parse=_parse_bool,
+    )
     link_window_bytes: int = _key(
         "raft.link_window_bytes",
         8 << 20,

@@ -12,6 +12,7 @@ import pytest
 from convoymq.cluster import transfer
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
+from convoymq.cluster.supported import check_version, command_table
 from convoymq.kernels import batch
 from convoymq.kernels.batch import (
     CMD_PURGE,
@@ -21,7 +22,7 @@ from convoymq.kernels.batch import (
     frame,
     pack_ranges,
 )
-from convoymq.replication.raft.types import VOTE
+from convoymq.replication.raft.types import VOTE, RaftConfig
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.store import Storage
@@ -33,22 +34,34 @@ GROUP = 5
 class ListMachine:
     """Remembers the args of the commands of sessions."""
 
+    KIND = "list"
     VERSION = 1
+    OLDEST_VERSION = 1
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
+        self.version = 1
         self.values: list[int] = []
         self.seen: list[tuple[int, int]] = []
         """(kind, argument) of all commands."""
+
+    def set_version(self, version: int) -> None:
+        self.version = check_version(self, version)
+
+    def command_types(self, version: int) -> bytes:
+        return command_table(range(256))
 
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
         self.seen += [(c[0], c[5]) for c in commands(data)]
         self.values += [c[5] for c in commands(data) if c[2]]
 
     def snapshot(self) -> bytes:
-        return b"".join(value.to_bytes(4, "big") for value in self.values)
+        values = b"".join(value.to_bytes(4, "big") for value in self.values)
+        return self.version.to_bytes(4, "big") + values
 
     def restore(self, state: bytes) -> None:
+        self.set_version(int.from_bytes(state[:4], "big"))
+        state = state[4:]
         self.values = [int.from_bytes(state[at : at + 4], "big") for at in range(0, len(state), 4)]
 
     def resend(self, session_node: int) -> None:
@@ -94,7 +107,11 @@ class Timer:
 class Net:
     """Clock and links of the three hosts."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: RaftConfig | None = None) -> None:
+        self.config = config
+        self.classes: dict[int, type[ListMachine]] = {}
+        """node -> the machine of its release."""
+        self.notes: list[tuple[int, str, dict[str, Any]]] = []
         self.time = 1_000_000
         self.timers: list[Timer] = []
         self.hosts: dict[int, ReplicaHost] = {}
@@ -122,7 +139,7 @@ class Net:
 
     def add(self, node: int, members: Sequence[int], **options: Any) -> None:
         self._start(node)
-        self.machines[node] = ListMachine()
+        self.machines[node] = self.classes.get(node, ListMachine)()
         self.hosts[node].create_group(
             GROUP, members, self.machines[node], self.sinks[node], **options
         )
@@ -159,16 +176,22 @@ class Net:
             storage=storage,
             transport=Transport(),
             clock=self,
+            config=self.config,
             on_dirty=lambda: self.woken.add(node),
         )
+        host.on_note = lambda event, fields: self.notes.append((node, event, fields))
         self.hosts[node] = host
         self.sinks[node] = Sink()
 
     def _link(self, node: int) -> None:
         for other in self.hosts:
             if other != node:
-                self.hosts[other].on_link_up(node, self.time)
-                self.hosts[node].on_link_up(other, self.time)
+                self.hosts[other].on_link_up(node, self.time, self.supports(node))
+                self.hosts[node].on_link_up(other, self.time, self.supports(other))
+
+    def supports(self, node: int) -> dict[str, tuple[int, int]]:
+        release = self.classes.get(node, ListMachine)
+        return {release.KIND: (release.OLDEST_VERSION, release.VERSION)}
 
     def isolate(self, node: int) -> None:
         self.cut.add(node)
@@ -181,8 +204,9 @@ class Net:
         self.cut.discard(node)
         for other in self.hosts:
             if other != node:
-                self.hosts[other].on_link_up(node, self.hosts[node].incarnation)
-                self.hosts[node].on_link_up(other, self.hosts[other].incarnation)
+                mine, others = self.hosts[node].incarnation, self.hosts[other].incarnation
+                self.hosts[other].on_link_up(node, mine, self.supports(node))
+                self.hosts[node].on_link_up(other, others, self.supports(other))
 
     def settle(self, lost: int = 0) -> None:
         """All that can happen without time passing; what `lost` sends or should get is dropped."""
@@ -364,7 +388,7 @@ def test_a_leader_is_heard_while_its_snapshot_is_replacing_the_log(net: Net) -> 
     snapshot, term = net.hosts[leader].groups[GROUP].make_snapshot(), replica.term
     begin = (
         *(transfer.BEGIN, term, 1, snapshot.index),
-        *(snapshot.term, snapshot.membership, len(snapshot.state)),
+        *(snapshot.term, snapshot.membership, len(snapshot.state), 1),
     )
     replica.on_message(leader, begin)
     replica.on_message(leader, (transfer.STATE, term, 1, 0, snapshot.state))

@@ -346,6 +346,11 @@ class RaftCore:
             # The leader should know: it gives no vote to who could not use it.
             self.reply_due = self.leader != 0
 
+    def step_down(self) -> None:
+        """Leads and stands no more: the replica is about to stop."""
+        if self.role != FOLLOWER:
+            self._become_follower(self.term, 0)
+
     def _become_follower(self, term: int, leader: int) -> None:
         check(term >= self.term, f"group {self.group}: term {term} after {self.term}")
         changed = self.role != FOLLOWER or leader != self.leader or term != self.term

@@ -117,6 +117,11 @@ class RaftConfig:
     noticed, else between half and double. Too short: split votes."""
     retransmit_ms: int = 1000
     """A follower that owes an answer and makes no progress for so long is asked where it is."""
+    quorum_timeout_ms: int = 5000
+    """A linked follower that lacks something and makes no progress for so long does not count for
+    the leader's majority any more. Far above the slowest flush, or slow disks cost elections."""
+    hold_versions: bool = False
+    """The leader raises no machine version."""
     in_flight_bytes_max: int = 8 << 20
     """Unacknowledged entries on the way to one follower. Bounds the memory of a link."""
     append_bytes_max: int = 2 << 20
