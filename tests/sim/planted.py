@@ -231,8 +231,8 @@ def duplicates_enqueued() -> None:
     machine = _machine()
     accept = machine._accept
 
-    def planted(self: Any, session_id: int, seq: int, kind: int) -> Any:
-        session = accept(self, session_id, seq, kind)
+    def planted(self: Any, session_id: int, seq: int, kind: int, count: int, arg: int) -> Any:
+        session = accept(self, session_id, seq, kind, count, arg)
         if session is None and session_id in self.sessions and kind == 1:
             known = self.sessions[session_id]
             return known if seq <= known.seq else None

@@ -478,8 +478,10 @@ class Channel:
         self.lane.forget_routes()
         seen, self._idle_seqs = self._idle_seqs, {}
         for queue, client in list(self._clients.items()):
+            if client in used:
+                continue
             target = client.target
-            if client in used or target.pending:
+            if target.pending:
                 continue
             if seen.get(queue) == target.seq:
                 slot = self._get_slots.pop(client, None)

@@ -3,7 +3,7 @@
 The counter starts at 1 and rises. A node that lives long enough comes to its end; then it starts
 over and leaves out what was still in use at that moment. Everything given out since the start over
 is smaller than what comes next, so one look per round is enough. Ended sessions may be numbered
-again: queues remember the last few hundred that ended, not millions.
+again: what opens a session once is its opening number (`queues.sessions`).
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Producing(ClientEvents):
 
     def sessions(self) -> list[int]:
         """Sessions of this connection."""
-        return [client.target.session for client in self._clients.values()]
+        return [client.session for client in self._clients.values()]
 
     def close(self) -> None:
         """The connection is gone; what was appended goes on without it."""

@@ -156,6 +156,7 @@ class GroupQueue(Queue):
         self._new_session = new_session
         self._ask_counts = ask_counts
         self._clients: dict[int, Any] = {}
+        self._openings = 0
         #: Nodes for which this node, leading, carries out the effects.
         self._proxied: set[int] = set()
         self._timer: Any = None
@@ -182,6 +183,11 @@ class GroupQueue(Queue):
         self._clients[session] = made
         return made
 
+    def next_opening(self) -> int:
+        """Numbers a session of this node and incarnation into the queue, from 1."""
+        self._openings += 1
+        return self._openings
+
     @property
     def has_clients(self) -> bool:
         """Whether `tick` has anything to look after."""
@@ -198,9 +204,7 @@ class GroupQueue(Queue):
     def renew(self, client: Any) -> None:
         """Gives a client whose session was ended by the queue a new one."""
         self._clients.pop(client.session, None)
-        client.session = self._new_session()
-        client.target.session = client.session
-        client.target.seq = 0
+        client.start_session(self._new_session())
         self._clients[client.session] = client
 
     # --- EffectSink ----------------------------------------------------------------------
@@ -439,8 +443,7 @@ class GroupQueue(Queue):
                 client.progress_ms = now
                 client.silences += 1
                 client.on_silence()
-                if client.target.pending:
-                    client.resend(now=True)
+                client.resend(now=True)
 
     def on_deleted(self) -> None:
         """The metadata say that the queue is gone. The node's batch of it is not sent any more."""

@@ -98,8 +98,11 @@ class QueueClient(ABC):
     queue: Queue
     session: int
     """Number of the stream; a queue that ended it gives the client a new one."""
-    target: PublishTarget
-    """Where the frame scanner appends this channel's publishes to this queue."""
+
+    @property
+    @abstractmethod
+    def target(self) -> PublishTarget:
+        """Where the frame scanner appends this channel's publishes to this queue."""
 
     @abstractmethod
     def subscribe(self, spec: ConsumerSpec) -> None:

@@ -2,9 +2,10 @@
 """One channel's command stream into a queue that is a Raft group: what is pending, when it is sent
 again, what is confirmed, and when the channel has to wait.
 
-The client numbers nothing itself: `PublishTarget` numbers commands and keeps the pending ones. What
-the client knows is how far they were applied. So it may hear everything twice, from its own replica
-and from a leader, and passes each thing on once:
+The client numbers nothing itself: `PublishTarget` numbers commands and keeps the pending ones. The
+first is OPEN, which goes out when another command is about to. What the client knows is how far
+they were applied. So it may hear everything twice, from its own replica and from a leader, and
+passes each thing on once:
 
 | heard       | below what is known    | next      | beyond                            |
 |-------------|------------------------|-----------|-----------------------------------|
@@ -51,6 +52,7 @@ SILENT = frozenset(
         batch.CMD_RETURN,
         batch.CMD_DISCARD,
         batch.CMD_CREDIT,
+        batch.CMD_SESSION_OPEN,
         batch.CMD_SESSION_CLOSE,
         batch.CMD_PRODUCER,
         batch.CMD_STORE_OFFSET,
@@ -66,9 +68,11 @@ class SessionClient(QueueClient):
     def __init__(self, queue: GroupQueue, session: int, events: ClientEvents) -> None:
         self.queue = queue
         self.session = session
-        self.target = PublishTarget(queue.builder, session, self)
-        self.target.pending_bytes_max = queue.limits.pending_bytes_max
-        self.target.pending_commands_max = queue.limits.pending_commands_max
+        self._target = PublishTarget(queue.builder, session, self)
+        self._target.pending_bytes_max = queue.limits.pending_bytes_max
+        self._target.pending_commands_max = queue.limits.pending_commands_max
+        #: The session's opening number; 0 = no command was sent.
+        self.opening = 0
         self.closed = False
         self.blocked = False
         #: Highest seq known to be applied.
@@ -105,15 +109,37 @@ class SessionClient(QueueClient):
         if self.closed:
             return
         self.closed = True
-        if self.target.seq == 0:
-            self.queue.forget(self)
+        if self.opening:
+            self._number(batch.CMD_SESSION_CLOSE)
         else:
-            self._command(batch.CMD_SESSION_CLOSE, 0, 0)
+            self.queue.forget(self)
 
     def _command(
         self, type: int, count: int, consumer: int, body: bytes = b"", note: Any = None
     ) -> None:
         self.target.command(type, 0, count, consumer, body, note)
+
+    @property
+    def target(self) -> PublishTarget:
+        """See `QueueClient`; whoever asks is about to send something."""
+        if not self.opening:
+            self._open()
+        return self._target
+
+    def start_session(self, session: int) -> None:
+        """Goes on in another session, which is open at once: publishers hold the target."""
+        self.session = self._target.session = session
+        self._target.seq = 0
+        self._open()
+
+    def _open(self) -> None:
+        """OPEN, the first command of a session."""
+        self.opening = self.queue.next_opening()
+        self._number(batch.CMD_SESSION_OPEN)
+
+    def _number(self, type: int) -> None:
+        """OPEN or CLOSE."""
+        self._target.command(type, 0, self.opening & 0xFFFFFFFF, self.opening >> 32)
 
     # --- what the machine says -----------------------------------------------------------
 
@@ -127,7 +153,7 @@ class SessionClient(QueueClient):
         self.silences = 0
         self._over_since_ms = -1
         confirmed: list[int] | None = None
-        done = self.target.applied(seq)
+        done = self._target.applied(seq)
         if self.queue.trace is not None and not self.closed:
             self.queue.trace.confirms(self.session, done)
         for command in done:
@@ -151,11 +177,11 @@ class SessionClient(QueueClient):
             self._events.on_published(self, confirmed, True)
         if self._gap_again:
             self._gap_again = False
-            if self.target.pending:
+            if self._target.pending:
                 self.resend(seq, now=True)
         if self.blocked:
             self.check_flow()
-        if self.closed and not self.target.pending and seq >= self.target.seq:
+        if self.closed and not self._target.pending and seq >= self._target.seq:
             self.queue.forget(self)
 
     def _produced(self, command: PendingCommand, seq: int, status: int, reply: Any) -> None:
@@ -171,7 +197,7 @@ class SessionClient(QueueClient):
 
     def is_waiting(self) -> bool:
         """True while something is expected from the queue."""
-        return bool(self.target.pending)
+        return bool(self._target.pending)
 
     def check_deadlines(self, now_ms: int) -> None:
         """Called every `TICK_MS`: gives up what the queue should have answered by now."""
@@ -187,7 +213,7 @@ class SessionClient(QueueClient):
     def _refuse_publishes(self) -> None:
         """The queue has never answered this session: nobody knows whether it ever will."""
         refused: list[int] = []
-        for command in self.target.pending:
+        for command in self._target.pending:
             if command.tags:
                 refused += command.tags
                 # Refused is final: if they get into the queue after all, nobody hears it.
@@ -200,7 +226,7 @@ class SessionClient(QueueClient):
 
     def on_gap(self, last: int) -> None:
         """The queue has seen commands up to `last` only, and at least one beyond it."""
-        pending = self.target.pending
+        pending = self._target.pending
         if not pending:
             return
         now = self.queue.clock.monotonic_ms()
@@ -224,7 +250,7 @@ class SessionClient(QueueClient):
             return
         self._resent_after = after
         self._resent_ms = time_ms
-        self.target.resend(after)
+        self._target.resend(after)
 
     def _start_anew(self) -> None:
         """The queue ended this session: what was pending is not known to be safe, consumers are
@@ -247,7 +273,7 @@ class SessionClient(QueueClient):
 
     def check_flow(self) -> None:
         """Stops the channel above the bounds of what may be pending, and lets it go on at half."""
-        target = self.target
+        target = self._target
         divisor = 2 if self.blocked else 1
         limits = self.queue.limits
         beyond = (
@@ -279,9 +305,11 @@ class SessionClient(QueueClient):
 
     def _take_pending(self) -> list[PendingCommand]:
         """All commands of a session that is over."""
+        if not self.opening:
+            return []
         # One more command closes the open batch of publishes, so that its tags are pending too.
-        self.target.command(batch.CMD_SETTLE, 0, 0, 0)
-        return self.target.applied(self.target.seq)
+        self._target.command(batch.CMD_SETTLE, 0, 0, 0)
+        return self._target.applied(self._target.seq)
 
     def _end_publishes(
         self, command: PendingCommand, error: BrokerError, published_ok: bool

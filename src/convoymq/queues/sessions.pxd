@@ -13,12 +13,14 @@ cdef class Session:
 cdef class SessionTable:
     cdef public list effects
     cdef public uint64_t time_ms, duplicates
-    cdef public dict sessions, closed, producers
+    cdef public dict sessions, openings, producers
     cdef public list _touched
     cdef public set _gaps
     cdef public object _nodes
     @cython.locals(session=Session)
-    cdef Session _accept(self, object session_id, uint64_t seq, int kind)
+    cdef Session _accept(
+        self, object session_id, uint64_t seq, int kind, uint64_t count, uint64_t arg
+    )
     cdef _answer(self, Session session)
     cdef _applied(self, Session session)
     @cython.locals(session=Session)

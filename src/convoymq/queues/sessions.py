@@ -4,11 +4,20 @@
 A session is one ordered command stream into a machine. It is numbered without gaps, so a client may
 resend everything that it has not seen applied, to whoever leads, and each command counts once:
 
-| seq       | session known                       | unknown            | ended                |
-|-----------|-------------------------------------|--------------------|----------------------|
-| last + 1  | applied                             | 1: begins, applied | GAP(0)               |
-| <= last   | answered again, with the kept reply | –                  | SESSION_CLOSE: again |
-| beyond    | GAP(last)                           | GAP(0)             | GAP(0)               |
+| command               | session known                       | session unknown               |
+|-----------------------|-------------------------------------|-------------------------------|
+| seq == last + 1       | applied                             | GAP(0)                        |
+| seq <= last           | answered again, with the kept reply | –                             |
+| seq beyond            | GAP(last)                           | GAP(0)                        |
+| OPEN, seq 1           | answered again                      | number may open: begins       |
+|                       |                                     | otherwise: GAP(0)             |
+| CLOSE                 | by its seq, as above; ends          | number may still open: GAP(0) |
+|                       |                                     | otherwise: applied            |
+
+The first command of a session is OPEN. It carries the opening number, which a node counts up from 1
+for every group in every incarnation; CLOSE carries it again. `Openings` knows which numbers have
+opened a session, so each does so once: a copy of a session's first commands that arrives after its
+end changes nothing, however late it is.
 
 Plain answers of one entry are one APPLIED effect per session; an answer that says more is an effect
 of its own and is kept, because the first one may get lost.
@@ -24,6 +33,7 @@ Source: docs/formats/entries-and-frames.md (session rule), ADR 0007 section 5.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,9 +45,10 @@ from convoymq.kernels import batch
 APPLIED_OK = 0
 APPLIED_REJECTED = 1
 
-#: Replies that a session keeps for a repeat of the question; closed sessions that are remembered.
+#: Replies that a session keeps for a repeat of the question.
 REPLIES_KEPT_MAX = 64
-CLOSED_KEPT_MAX = 256
+#: Ranges of opening numbers of one node that were passed over and may still come.
+PASSED_OVER_MAX = 256
 
 PRODUCERS_MAX = 65_536
 PRODUCER_KEPT_MS = 7 * 24 * 3600 * 1000
@@ -61,6 +72,55 @@ class Session:
         self.producer: tuple[bytes, int] | None = None
 
 
+class Openings:
+    """Opening numbers of one node, in its latest incarnation heard of, that have opened a session.
+
+    All up to `highest` have, but for those in `passed_over`. A range gets there when a number
+    arrives before a smaller one, as after a lost batch, and goes as its numbers arrive. Beyond
+    `PASSED_OVER_MAX` ranges the lowest one goes: its numbers open nothing any more, and the clients
+    that have them start anew with new ones.
+    """
+
+    __slots__ = ("highest", "incarnation", "passed_over")
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.highest = 0
+        #: (first, last), ascending and apart.
+        self.passed_over: list[tuple[int, int]] = []
+
+    def may_take(self, number: int) -> bool:
+        """Whether `take` would return True."""
+        if number > self.highest:
+            return True
+        at = bisect_right(self.passed_over, number, key=_first)
+        return at > 0 and number <= self.passed_over[at - 1][1]
+
+    def take(self, number: int) -> bool:
+        """Notes that a number opens a session; False when it must not."""
+        if not self.may_take(number):
+            return False
+        ranges = self.passed_over
+        if number > self.highest:
+            if number > self.highest + 1:
+                ranges.append((self.highest + 1, number - 1))
+            self.highest = number
+        else:
+            at = bisect_right(ranges, number, key=_first) - 1
+            first, last = ranges[at]
+            left = [(first, number - 1)] if first < number else []
+            if number < last:
+                left.append((number + 1, last))
+            ranges[at : at + 1] = left
+        if len(ranges) > PASSED_OVER_MAX:
+            del ranges[0]
+        return True
+
+
+def _first(passed_over: tuple[int, int]) -> int:
+    return passed_over[0]
+
+
 class SessionTable:
     """Base of the machines: `sessions`, `producers`, and the answers that go to `effects`."""
 
@@ -73,8 +133,8 @@ class SessionTable:
 
     def _clear_sessions(self) -> None:
         self.sessions: dict[int, Any] = {}
-        #: Sessions that ended, oldest first: a stray repeat of seq 1 is no new session.
-        self.closed: dict[int, None] = {}
+        #: Node -> what it has opened.
+        self.openings: dict[int, Openings] = {}
         #: Name -> (last sequence, when it was last heard of, ms), the longest silent first.
         self.producers: dict[bytes, tuple[int, int]] = {}
         #: Messages that were dropped as repeats of a producer.
@@ -85,18 +145,11 @@ class SessionTable:
 
     # ---------------------------------------------------------------- the session rule
 
-    def _accept(self, session_id: int, seq: int, kind: int) -> Any:
+    def _accept(self, session_id: int, seq: int, kind: int, count: int, arg: int) -> Any:
         """The session when this command is its next; otherwise answers and returns None."""
         session = self.sessions.get(session_id)
         if session is None:
-            if session_id in self.closed:
-                if kind == batch.CMD_SESSION_CLOSE:
-                    self.effects.append((EFFECT_APPLIED, session_id, seq, APPLIED_OK, None))
-                else:
-                    self._gap(session_id, 0)
-                return None
-            if seq != 1:
-                self._gap(session_id, 0)
+            if not self._begins(session_id, seq, kind, arg << 32 | count):
                 return None
             session = self._new_session(session_id)
             self.sessions[session_id] = session
@@ -114,6 +167,27 @@ class SessionTable:
             return None
         session.seq = seq
         return session
+
+    def _begins(self, session_id: int, seq: int, kind: int, number: int) -> bool:
+        """Whether a command of an unknown session opens it; otherwise answers."""
+        if kind in (batch.CMD_SESSION_OPEN, batch.CMD_SESSION_CLOSE):
+            incarnation = (session_id >> 24) & 0xFFFFFFFF
+            row = self._hear_of(session_id >> 56, incarnation)
+            if row.incarnation != incarnation or not row.may_take(number):
+                if kind == batch.CMD_SESSION_CLOSE:
+                    self.effects.append((EFFECT_APPLIED, session_id, seq, APPLIED_OK, None))
+                    return False
+            elif kind == batch.CMD_SESSION_OPEN and seq == 1:
+                return row.take(number)
+        self._gap(session_id, 0)
+        return False
+
+    def _hear_of(self, node: int, incarnation: int) -> Openings:
+        """What a node has opened; a higher incarnation than the known one has opened nothing."""
+        row = self.openings.get(node)
+        if row is None or row.incarnation < incarnation:
+            row = self.openings[node] = Openings(incarnation)
+        return row
 
     def _gap(self, session_id: int, last: int) -> None:
         """Asks for the commands after `last`, once an entry."""
@@ -153,12 +227,9 @@ class SessionTable:
         self._gaps.clear()
 
     def _remove_session(self, session: Session) -> None:
-        """Ends a session; its number is remembered for a while."""
+        """Ends a session."""
         del self.sessions[session.id]
         self._nodes = None
-        self.closed[session.id] = None
-        if len(self.closed) > CLOSED_KEPT_MAX:
-            del self.closed[next(iter(self.closed))]
 
     def _sessions_of(self, node: int) -> list[Any]:
         return [session for session in self.sessions.values() if session.node == node]
@@ -209,11 +280,34 @@ class SessionTable:
 
     # ---------------------------------------------------------------- snapshots
 
+    def _pack_openings(self) -> list[tuple[int, int, int, list[tuple[int, int]]]]:
+        return [
+            (node, row.incarnation, row.highest, row.passed_over)
+            for node, row in self.openings.items()
+        ]
+
+    def _unpack_openings(self, packed: Iterable[tuple[int, int, int, list[list[int]]]]) -> None:
+        for node, incarnation, highest, passed_over in packed:
+            row = self.openings[node] = Openings(incarnation)
+            row.highest = highest
+            row.passed_over = [(first, last) for first, last in passed_over]
+
     def _pack_producers(self) -> list[tuple[bytes, int, int]]:
         return [(name, last, heard) for name, (last, heard) in self.producers.items()]
 
     def _unpack_producers(self, packed: Iterable[tuple[bytes, int, int]]) -> None:
         self.producers = {name: (last, heard) for name, last, heard in packed}
+
+
+def check_openings(table: SessionTable) -> None:
+    """Asserts what `Openings` promises, and that every session's node has opened something."""
+    for row in table.openings.values():
+        assert len(row.passed_over) <= PASSED_OVER_MAX
+        end = 0
+        for first, last in row.passed_over:
+            assert end < first <= last < row.highest, "ranges overlap, touch or lie too high"
+            end = last + 1
+    assert table.session_nodes() <= table.openings.keys()
 
 
 def decode_map(body: bytes, length: int) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Channel:
         self.draining = False
         self._gets = 0
         self.client: QueueClient = queue.client(session, self)
-        self._session: int = self.client.target.session
+        self._session: int = self.client.session
         self._next_turn()
 
     # Turns.
@@ -262,7 +262,7 @@ class Channel:
             raise InvariantBroken(
                 f"{self.name}: consumer {consumer} got id {first_id} after {last}"
             )
-        session = self.client.target.session
+        session = self.client.session
         if first_id > last + 1:
             self._referee.on_skipped(session, consumer, last + 1, first_id - 1)
         self._last_id[consumer] = first_id + count - 1
@@ -288,7 +288,7 @@ class Channel:
     def _receive(
         self, consumer: int, message_id: int, identity: bytes, acquired: int, delivered: int
     ) -> None:
-        session = self.client.target.session
+        session = self.client.session
         self._referee.on_received(session, consumer, message_id, identity, acquired, delivered)
         if acquired <= self._seen.get(identity, -1):
             raise InvariantBroken(
@@ -362,8 +362,8 @@ class Channel:
 
     def _renewed(self) -> None:
         """After the queue ended the session, what was held is not ours any more."""
-        if self.client.target.session != self._session:
-            self._session = self.client.target.session
+        if self.client.session != self._session:
+            self._session = self.client.session
             self.held.clear()
             self._last_id.clear()
             self._last_fresh.clear()

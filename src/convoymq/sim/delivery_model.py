@@ -28,7 +28,7 @@ HandOut = tuple[int, int, int, Key, int, int]
 Answer = tuple[int, int, int, Any]
 """(session, seq, status, reply) of a command that asked something."""
 
-SESSION_OPEN = getattr(batch, "CMD_SESSION_OPEN", 20)
+SESSION_OPEN = batch.CMD_SESSION_OPEN
 OPENS_NEEDED = hasattr(batch, "CMD_SESSION_OPEN")
 """Sessions begin with a command of their own, not with any."""
 

@@ -31,6 +31,31 @@ REPEAT_CHANCE = 0.1
 DRAIN_WINDOW = 200
 
 
+class Opened:
+    """Opening numbers that have opened a session, by node and incarnation."""
+
+    def __init__(self) -> None:
+        self._numbers: set[tuple[int, int, int]] = set()
+        self._latest: dict[int, int] = {}
+
+    def hear_of(self, node: int, incarnation: int) -> bool:
+        """A node was heard of; False in an older incarnation than its latest."""
+        self._latest[node] = max(self._latest.get(node, 0), incarnation)
+        return self._latest[node] == incarnation
+
+    def begins(self, kind: int, session: int, number: int) -> bool:
+        """Whether a command of an unknown session opens it."""
+        node, incarnation = session >> 56, session >> 24 & 0xFFFFFFFF
+        opens = kind == batch.CMD_SESSION_OPEN
+        if not (opens or kind == batch.CMD_SESSION_CLOSE):
+            return False
+        key = (node, incarnation, number)
+        if not self.hear_of(node, incarnation) or key in self._numbers or not opens:
+            return False
+        self._numbers.add(key)
+        return True
+
+
 class StreamReferee:
     """The model of one group's stream."""
 
@@ -43,6 +68,7 @@ class StreamReferee:
         self.first = 0
         self.seqs: dict[int, int] = {}
         self.ended: set[int] = set()
+        self.opened = Opened()
         self.named: dict[int, tuple[bytes, int] | None] = {}
         self.last: dict[bytes, int] = {}
 
@@ -55,7 +81,10 @@ class StreamReferee:
         self.index = index
         for kind, flags, session, seq, count, arg, offset, _length in batch.commands(data):
             if session:
-                if session in self.ended or seq != self.seqs.get(session, 0) + 1:
+                last = self.seqs.get(session, 0)
+                if session in self.ended or seq != last + 1:
+                    continue
+                if not last and not self.opened.begins(kind, session, arg << 32 | count):
                     continue
                 self.seqs[session] = seq
             if kind == batch.CMD_ENQUEUE:
@@ -71,6 +100,7 @@ class StreamReferee:
                 self.ended.update(s for s in self.seqs if s >> 56 == arg)
             elif kind == batch.CMD_NODE_UP:
                 incarnation = int.from_bytes(batch.command_body(data, offset)[:8], "little")
+                self.opened.hear_of(arg, incarnation)
                 self.ended.update(
                     s for s in self.seqs if s >> 56 == arg and s >> 24 & 0xFFFFFFFF < incarnation
                 )

@@ -33,16 +33,16 @@ def run(machine: QuorumMachine, log: Log) -> list[tuple[int, ...]]:
 def test_repeats_are_dropped_and_counted_from_whatever_session() -> None:
     log, machine = Log(), QuorumMachine()
     produce(log, A, b"p", 10, 5)
-    assert run(machine, log) == [(A, 2, 0, None)]
+    assert run(machine, log) == [(A, 3, 0, None)]
     produce(log, B, b"p", 12, 5)
-    assert run(machine, log) == [(B, 1, 0, None), (B, 2, 0, 3)]
+    assert run(machine, log) == [(B, 2, 0, None), (B, 3, 0, 3)]
     assert [run[:4] for run in machine.fresh.runs()] == [
         (1, machine.fresh.runs()[0][1], 0, 5),
         (2, machine.fresh.runs()[1][1], 3, 2),
     ]
     assert machine.ready_bytes == 70
     produce(log, B, b"p", 14, 3)
-    assert run(machine, log)[-1] == (B, 4, 0, 3)
+    assert run(machine, log)[-1] == (B, 5, 0, 3)
     assert machine.ready == 7
     assert machine.duplicates == 6
 
@@ -68,7 +68,7 @@ def test_a_producer_counts_for_one_command_of_its_session() -> None:
     run(machine, log)
     assert machine.ready == 3
     log.publish(A, [10])
-    assert run(machine, log) == [(A, 6, 0, 1)]
+    assert run(machine, log) == [(A, 7, 0, 1)]
     assert machine.ready == 3
 
 
@@ -94,7 +94,7 @@ def test_the_answer_is_kept_for_a_repeated_command() -> None:
     apply(machine, entry)
     machine.apply(2, entry.time_ms, entry.data)
     answers = [effect[1:] for effect in machine.effects if effect[0] == EFFECT_APPLIED]
-    assert (A, 4, 0, 2) in answers
+    assert (A, 5, 0, 2) in answers
     assert machine.ready == 2
 
 
@@ -131,6 +131,6 @@ def test_a_malformed_producer_is_refused_and_harmless() -> None:
     log.command(A, batch.CMD_PRODUCER, count=4)
     log.publish(A, [1])
     answers = run(machine, log)
-    assert [answer[2] for answer in answers] == [1, 1, 1, 0]
+    assert [answer[1:3] for answer in answers] == [(1, 0), (2, 1), (3, 1), (4, 1), (5, 0)]
     assert machine.ready == 1
     assert len(expand(machine.fresh.runs())) == 1

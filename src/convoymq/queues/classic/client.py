@@ -52,10 +52,15 @@ class ClassicClient(QueueClient):
     def __init__(self, queue: ClassicQueue, session: int, events: ClientEvents) -> None:
         self.queue: ClassicQueue = queue
         self.session = session
-        self.target = PublishTarget(queue.builder, session, self)
+        self._target = PublishTarget(queue.builder, session, self)
         self.closed = False
         self._events = events
         self._consumers: set[int] = set()
+
+    @property
+    def target(self) -> PublishTarget:
+        """See `QueueClient`."""
+        return self._target
 
     # --- commands ------------------------------------------------------------------------
 
@@ -72,29 +77,29 @@ class ClassicClient(QueueClient):
             },
             enc_hook=str,
         )
-        self.target.command(CMD_CHECKOUT, 0, len(body), spec.number, body, spec.number)
+        self._target.command(CMD_CHECKOUT, 0, len(body), spec.number, body, spec.number)
 
     def cancel(self, consumer: int) -> None:
         """Ends a consumer."""
-        self.target.command(CMD_CANCEL, 0, 0, consumer, b"", consumer)
+        self._target.command(CMD_CANCEL, 0, 0, consumer, b"", consumer)
 
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
         body = msgspec.msgpack.encode({"credit": credit})
-        self.target.command(CMD_CREDIT, 0, len(body), consumer, body)
+        self._target.command(CMD_CREDIT, 0, len(body), consumer, body)
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
         """Acknowledges."""
-        self.target.command(CMD_SETTLE, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
+        self._target.command(CMD_SETTLE, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
 
     def return_(self, consumer: int, ranges: Sequence[int], *, failed: bool) -> None:
         """Requeues to the original position."""
         body = pack_ranges(ranges)
-        self.target.command(CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)
+        self._target.command(CMD_RETURN, int(failed), len(ranges) // 2, consumer, body)
 
     def discard(self, consumer: int, ranges: Sequence[int]) -> None:
         """Rejects without requeue."""
-        self.target.command(CMD_DISCARD, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
+        self._target.command(CMD_DISCARD, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
 
     def get(self, *, no_ack: bool) -> None:
         """basic.get."""
@@ -102,17 +107,17 @@ class ClassicClient(QueueClient):
             subject = queue_subject(self.queue.vhost, self.queue.name)
             self._got_nothing(get_on_single_active_consumer(subject, "classic"))
             return
-        self.target.command(CMD_GET, FLAG_SETTLE_AT_ONCE if no_ack else 0, 0, 0)
+        self._target.command(CMD_GET, FLAG_SETTLE_AT_ONCE if no_ack else 0, 0, 0)
 
     def purge(self) -> None:
         """Drops ready messages."""
-        self.target.command(CMD_PURGE, 0, 0, 0)
+        self._target.command(CMD_PURGE, 0, 0, 0)
 
     def close(self) -> None:
         """The channel is gone."""
         if not self.closed:
             self.closed = True
-            self.target.command(CMD_SESSION_CLOSE, 0, 0, 0)
+            self._target.command(CMD_SESSION_CLOSE, 0, 0, 0)
             self.queue.forget(self)
 
     # --- effects -------------------------------------------------------------------------
@@ -151,7 +156,7 @@ class ClassicClient(QueueClient):
 
     def on_unsafe(self, seq: int) -> None:
         """The disk refused the batch up to `seq`: its publishes are refused."""
-        for command in self.target.applied(seq):
+        for command in self._target.applied(seq):
             if command.type == CMD_ENQUEUE and command.tags and not self.closed:
                 self._events.on_published(self, command.tags, False)
 
@@ -169,7 +174,7 @@ class ClassicClient(QueueClient):
 
     def end(self, error: Refused, *, published_ok: bool) -> None:
         """The queue is gone: everything that waits is answered. The batch must be sealed."""
-        for command in self.target.applied(self.target.seq):
+        for command in self._target.applied(self._target.seq):
             if self.closed:
                 continue
             if command.type == CMD_ENQUEUE:
@@ -186,7 +191,7 @@ class ClassicClient(QueueClient):
 
     def _on_applied(self, seq: int, rejected: Sequence[int]) -> None:
         confirmed: list[int] = []
-        for command in self.target.applied(seq):
+        for command in self._target.applied(seq):
             if command.type != CMD_ENQUEUE or not command.tags:
                 continue
             if command.seq in rejected:

@@ -210,7 +210,7 @@ class QuorumClient(SessionClient):
 
     def is_waiting(self) -> bool:
         """True while something is expected from the queue."""
-        return bool(self.target.pending or self._unanswered or self._gets or self._asking)
+        return bool(self._target.pending or self._unanswered or self._gets or self._asking)
 
     def _ask_again(self, command: PendingCommand, tries: int) -> None:
         """The reply was lost on the way; a repeated question gets it from the session's record."""
@@ -218,7 +218,7 @@ class QuorumClient(SessionClient):
         data = command.chunk.data
         if data is not None:
             end = command.offset + command.length
-            self.target.builder.adopt(data, command.offset, end)
+            self._target.builder.adopt(data, command.offset, end)
 
     def _answer_late(self, seq: int, status: int, reply: Any) -> None:
         command, _ = self._unanswered.pop(seq, (None, 0))
@@ -333,7 +333,7 @@ class QuorumClient(SessionClient):
         subject = self._subject()
         self._deadlines.clear()
         waiting = [command for command, _ in self._unanswered.values()]
-        waiting += [command for command in self.target.pending if command.type in _ASKING]
+        waiting += [command for command in self._target.pending if command.type in _ASKING]
         self._unanswered.clear()
         gets = len(self._gets)
         self._gets.clear()

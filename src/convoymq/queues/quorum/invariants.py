@@ -15,7 +15,7 @@ from convoymq.queues.quorum.machine import (
     QuorumMachine,
 )
 from convoymq.queues.quorum.runs import Fifo, Run
-from convoymq.queues.sessions import REPLIES_KEPT_MAX
+from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings
 
 COUNT, SIZE = itemgetter(3), itemgetter(4)
 """Of a run."""
@@ -31,9 +31,9 @@ def check_invariants(machine: QuorumMachine) -> None:
     serving = set(served)
     actives = []
     places: list[Run] = []
+    check_openings(machine)
     for session in machine.sessions.values():
         assert session.applied_at == -1
-        assert session.id not in machine.closed
         assert len(session.replies) <= REPLIES_KEPT_MAX
         for number, consumer in session.consumers.items():
             assert consumer.number == number

@@ -103,6 +103,7 @@ COMMAND_TYPES = {
         ENQUEUE, SETTLE, RETURN, DISCARD, CHECKOUT, CANCEL, CREDIT, GET, batch.CMD_PURGE,
         batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN, batch.CMD_NODE_DOWN, batch.CMD_NODE_UP,
         batch.CMD_TICK, batch.CMD_CONFIG, batch.CMD_DELETE, batch.CMD_PRODUCER, batch.CMD_STAGE,
+        batch.CMD_SESSION_OPEN,
     )),
 }  # fmt: skip
 
@@ -234,7 +235,7 @@ class QuorumMachine(SessionTable):
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             session: QueueSession | None = None
             if session_id:
-                session = self._accept(session_id, seq, kind)
+                session = self._accept(session_id, seq, kind, count, arg)
                 if session is None:
                     continue
             if kind == ENQUEUE:
@@ -402,6 +403,8 @@ class QuorumMachine(SessionTable):
             self._producer(session, count, data, offset)
         elif kind == batch.CMD_STAGE:
             self._stage(session, batch.command_body(data, offset), count)
+        elif kind == batch.CMD_SESSION_OPEN:
+            self._applied(session)
         else:
             self._reply(session, APPLIED_REJECTED, f"unknown command {kind}")
 
@@ -845,6 +848,7 @@ class QuorumMachine(SessionTable):
 
     def _node_up(self, node: int, incarnation: int) -> None:
         """Ends the sessions of older incarnations of the node; the others go on."""
+        self._hear_of(node, incarnation)
         for session in self._sessions_of(node):
             if (session.id >> 24) & 0xFFFFFFFF < incarnation:
                 self._end_session(session, failed=True)
@@ -1092,7 +1096,7 @@ class QuorumMachine(SessionTable):
     def snapshot(self) -> bytes:
         """The state as msgpack of plain values and packed runs; equal for equal states."""
         state = {
-            "format": 2,
+            "format": 3,
             "version": self.version,
             "settings": dict(sorted(self.settings.items())),
             "index": self.index,
@@ -1111,7 +1115,7 @@ class QuorumMachine(SessionTable):
                 ]
                 for s in self.sessions.values()
             ],
-            "closed": list(self.closed),
+            "openings": self._pack_openings(),
             "producers": self._pack_producers(),
             "service": self.service_queue(),
             "waiting": [(c.session.id, c.number) for c in self.waiting],
@@ -1135,7 +1139,7 @@ class QuorumMachine(SessionTable):
         """Replaces the state. Raises ValueError for what is no snapshot of a known format."""
         try:
             known = msgspec.msgpack.decode(state)
-            if known["format"] not in (1, 2):
+            if known["format"] != 3:
                 raise ValueError(f"snapshot format {known['format']} is not known")
             trace, self.trace = self.trace, None
             try:
@@ -1157,17 +1161,16 @@ class QuorumMachine(SessionTable):
         self.deleted = known["deleted"]
         self.fresh.unpack(known["fresh"])
         self.returned.unpack(known["returned"])
-        # Format 1 had no producers.
-        for session_id, seq, replies, consumers, *more in known["sessions"]:
+        for session_id, seq, replies, consumers, producer in known["sessions"]:
             session = QueueSession(session_id)
             session.seq = seq
-            session.producer = (more[0][0], more[0][1]) if more and more[0] else None
+            session.producer = (producer[0], producer[1]) if producer else None
             session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
             self.sessions[session_id] = session
             for packed in consumers:
                 self._restore_consumer(session, packed)
-        self.closed = dict.fromkeys(known["closed"])
-        self._unpack_producers(known.get("producers", ()))
+        self._unpack_openings(known["openings"])
+        self._unpack_producers(known["producers"])
         for session_id, number in known["service"]:
             consumer = self.sessions[session_id].consumers[number]
             consumer.queued = True
@@ -1183,7 +1186,7 @@ class QuorumMachine(SessionTable):
             self.redelivered,
             self.purged,
             self.duplicates,
-        ) = (*known["totals"], 0)[:7]
+        ) = known["totals"]
         self.dropped = known["dropped"]
         if "stages" in known:
             self.stages.unpack(known["stages"])

@@ -50,6 +50,7 @@ from convoymq.queues.sessions import (
     APPLIED_REJECTED,
     Session,
     SessionTable,
+    check_openings,
     decode_map,
     first_u64,
 )
@@ -76,7 +77,7 @@ COMMAND_TYPES = {
     1: supported.command_table((
         ENQUEUE, *WITHOUT_EFFECT, *REFUSED, batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN,
         batch.CMD_NODE_DOWN, batch.CMD_NODE_UP, batch.CMD_TICK, batch.CMD_CONFIG, batch.CMD_DELETE,
-        batch.CMD_PRODUCER, batch.CMD_STORE_OFFSET,
+        batch.CMD_PRODUCER, batch.CMD_STORE_OFFSET, batch.CMD_SESSION_OPEN,
     )),
 }  # fmt: skip
 
@@ -144,7 +145,7 @@ class StreamMachine(SessionTable):
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             session: Session | None = None
             if session_id:
-                session = self._accept(session_id, seq, kind)
+                session = self._accept(session_id, seq, kind, count, arg)
                 if session is None:
                     if kind == ENQUEUE:
                         self._broken = True
@@ -232,6 +233,8 @@ class StreamMachine(SessionTable):
         elif kind == batch.CMD_SESSION_CLOSE:
             self._applied(session)
             self._remove_session(session)
+        elif kind == batch.CMD_SESSION_OPEN:
+            self._applied(session)
         elif kind == batch.CMD_DELETE:
             self._reply(session, APPLIED_OK, self.messages)
             self._delete()
@@ -258,6 +261,7 @@ class StreamMachine(SessionTable):
                     self._remove_session(session)
         elif kind == batch.CMD_NODE_UP:
             incarnation = first_u64(data, offset)
+            self._hear_of(arg, incarnation)
             for session in self._sessions_of(arg):
                 if (session.id >> 24) & 0xFFFFFFFF < incarnation:
                     self._remove_session(session)
@@ -398,7 +402,7 @@ class StreamMachine(SessionTable):
         assert self.published == self.next
         for session in self.sessions.values():
             assert session.applied_at == -1
-            assert session.id not in self.closed
+        check_openings(self)
 
     # ---------------------------------------------------------------- snapshots
 
@@ -406,7 +410,7 @@ class StreamMachine(SessionTable):
         """The state as msgpack of plain values and packed words; equal for equal states."""
         return msgspec.msgpack.encode(
             {
-                "format": 1,
+                "format": 2,
                 "version": self.version,
                 "settings": dict(sorted(self.settings.items())),
                 "index": self.index,
@@ -423,7 +427,7 @@ class StreamMachine(SessionTable):
                 "sessions": [
                     [s.id, s.seq, list(s.replies), s.producer] for s in self.sessions.values()
                 ],
-                "closed": list(self.closed),
+                "openings": self._pack_openings(),
                 "producers": self._pack_producers(),
                 "totals": [self.published, self.duplicates, self.truncated],
             }
@@ -433,7 +437,7 @@ class StreamMachine(SessionTable):
         """Replaces the state. Raises ValueError for what is no snapshot of a known format."""
         try:
             known = msgspec.msgpack.decode(state)
-            if known["format"] != 1:
+            if known["format"] != 2:
                 raise ValueError(f"snapshot format {known['format']} is not known")
             self._restore(known)
             if self.trace is not None:
@@ -463,7 +467,7 @@ class StreamMachine(SessionTable):
             session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
             session.producer = (producer[0], producer[1]) if producer else None
             self.sessions[session_id] = session
-        self.closed = dict.fromkeys(known["closed"])
+        self._unpack_openings(known["openings"])
         self._unpack_producers(known["producers"])
         self.published, self.duplicates, self.truncated = known["totals"]
 

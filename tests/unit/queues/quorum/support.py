@@ -17,18 +17,22 @@ def session_id(node: int, counter: int = 1, incarnation: int = 1) -> int:
 
 
 class Log:
-    """A growing list of entries; sessions number their commands by themselves."""
+    """A growing list of entries; sessions open and number their commands by themselves."""
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
         self.builder = batch.CommandBuilder()
         self.targets: dict[int, batch.PublishTarget] = {}
+        self.openings: dict[int, int] = {}
         self.time_ms = 1_000_000
         self.term = 1
 
     def _target(self, session: int) -> batch.PublishTarget:
         if session not in self.targets:
-            self.targets[session] = batch.PublishTarget(self.builder, session, None)
+            target = self.targets[session] = batch.PublishTarget(self.builder, session, None)
+            life = session >> 24
+            self.openings[session] = sum(s >> 24 == life for s in self.openings) + 1
+            target.command(batch.CMD_SESSION_OPEN, 0, self.openings[session], 0)
         return self.targets[session]
 
     def publish(self, session: int, sizes: Iterable[int]) -> None:
@@ -82,7 +86,8 @@ class Log:
         self.command(session, batch.CMD_STAGE, count=len(body), body=body)
 
     def close(self, session: int) -> None:
-        self.command(session, batch.CMD_SESSION_CLOSE)
+        self._target(session)
+        self.command(session, batch.CMD_SESSION_CLOSE, count=self.openings[session])
 
     def leader(self, type: int, arg: int = 0, flags: int = 0, body: bytes = b"") -> None:
         """A command from the leader itself."""

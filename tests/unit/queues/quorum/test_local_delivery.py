@@ -332,7 +332,7 @@ def test_after_a_snapshot_install_what_is_checked_out_is_sent_again() -> None:
     fresh.resend(NODES["A"])
     deliver = [e for e in fresh.effects if e[0] == EFFECT_DELIVER]
     assert [(e[1], e[2], e[3], cluster.messages[e[4]]) for e in deliver] == [(C1, 1, 1, "m2")]
-    assert [e[2] for e in fresh.effects if e[0] == EFFECT_APPLIED][-1] == 2, "K m1 was applied"
+    assert [e[2] for e in fresh.effects if e[0] == EFFECT_APPLIED][-1] == 3, "K m1 was applied"
 
 
 def test_leadership_moves_between_commit_and_apply() -> None:

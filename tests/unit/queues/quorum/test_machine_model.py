@@ -211,7 +211,7 @@ class Run:
         for kind, flags, session, _, count, arg, offset, _ in batch.commands(entry.data):
             if kind == batch.CMD_ENQUEUE:
                 naive.fresh += [Message((entry.index, offset, k)) for k in range(count)]
-            else:
+            elif kind != batch.CMD_SESSION_OPEN:
                 while order[position][0] in ("publish", "seal"):
                     position += 1
                 self.step(order[position], session, flags, arg, entry.time_ms)

@@ -59,7 +59,7 @@ def store(bench: Bench, session: int, name: bytes, offset: int) -> None:
 
 def test_offsets_are_given_out_in_the_order_of_the_log() -> None:
     bench = Bench()
-    assert bench.publish(10, 20) == [(EFFECT_APPLIED, A, 1, 0, None)]
+    assert bench.publish(10, 20) == [(EFFECT_APPLIED, A, 2, 0, None)]
     bench.log.publish(A, [30])
     bench.log.publish(B, [40, 50])
     bench.log.publish(A, [60])
@@ -77,7 +77,7 @@ def test_a_resent_command_gets_no_offsets() -> None:
     entry = bench.log.entries[0]
     # The first command again, as an entry of its own, then something new.
     bench.log.builder.adopt(entry.data, batch.HEADER_SIZE, len(entry.data))
-    assert bench.seal() == [(EFFECT_APPLIED, A, 2, 0, None)]
+    assert bench.seal() == [(EFFECT_APPLIED, A, 3, 0, None)]
     bench.publish(30, session=B)
     assert bench.sizes(0) == [(0, 10), (1, 20), (2, 30)]
     assert len(bench.machine.chunks) == 2
@@ -178,10 +178,10 @@ def test_repeats_of_a_producer_get_no_offsets() -> None:
     effects = bench.seal()
     # The last publish joins the command before it, so it is its record 4, a repeat too.
     assert [effect[1:] for effect in effects] == [
-        (A, 3, 0, None),
-        (A, 4, 0, 2),
-        (A, 5, 0, None),
-        (A, 6, 0, 5),
+        (A, 4, 0, None),
+        (A, 5, 0, 2),
+        (A, 6, 0, None),
+        (A, 7, 0, 5),
     ]
     assert bench.sizes(0) == [(0, 10), (1, 11), (2, 12), (3, 13), (4, 14), (5, 15)]
 
@@ -285,7 +285,7 @@ def test_what_makes_no_sense_for_a_log_is_refused_or_ignored() -> None:
     bench.publish(1)
     assert bench.machine.next == 1
     answers = {reply[0]: reply[1] for reply in bench.machine.sessions[A].replies}
-    assert answers == {2: 1, 3: 1, 4: 1}
+    assert answers == {3: 1, 4: 1, 5: 1}
 
 
 def test_sessions_end_with_their_node_or_by_themselves() -> None:
@@ -315,7 +315,7 @@ def test_resend_repeats_the_answers_of_a_node() -> None:
     bench.log.publish(B, [1])
     bench.seal()
     bench.machine.resend(1)
-    assert [effect[1:4] for effect in bench.machine.effects] == [(A, 1, 1), (A, 2, 0)]
+    assert [effect[1:4] for effect in bench.machine.effects] == [(A, 2, 1), (A, 3, 0)]
 
 
 def test_a_deleted_stream_takes_nothing() -> None:
@@ -333,7 +333,7 @@ def test_a_damaged_snapshot_is_refused() -> None:
     bench = Bench()
     bench.publish(1, 2)
     good = bench.machine.snapshot()
-    for bad in (b"", b"\xc1", good[:-1], good.replace(b"\xa6format\x01", b"\xa6format\x09")):
+    for bad in (b"", b"\xc1", good[:-1], good.replace(b"\xa6format\x02", b"\xa6format\x01")):
         with pytest.raises(ValueError, match=r"."):
             StreamMachine().restore(bad)
     known = msgspec.msgpack.decode(good)
