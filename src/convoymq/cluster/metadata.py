@@ -74,6 +74,7 @@ from convoymq.kernels.batch import (
     CMD_NODE_UP,
     CMD_SESSION_CLOSE,
     CMD_SESSION_DOWN,
+    CMD_TICK,
     command_body,
     commands,
 )
@@ -106,7 +107,7 @@ STATUS_REFUSED = 1
 #: Version -> the command types that it knows.
 COMMAND_TYPES = {
     1: supported.command_table(
-        (CMD_METADATA, CMD_NODE_DOWN, CMD_NODE_UP, CMD_SESSION_DOWN, CMD_SESSION_CLOSE)
+        (CMD_METADATA, CMD_NODE_DOWN, CMD_NODE_UP, CMD_SESSION_DOWN, CMD_SESSION_CLOSE, CMD_TICK)
     ),
 }
 
@@ -293,7 +294,7 @@ class MetadataMachine:
                 self._sessions.pop(gone, None)
             elif kind == CMD_SESSION_CLOSE:
                 self._sessions.pop(session_id, None)
-            else:
+            elif kind != CMD_TICK:
                 raise UnknownCommand(f"metadata entry {index} has a command of type {kind}")
 
     def snapshot(self) -> bytes:
