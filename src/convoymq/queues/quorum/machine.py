@@ -25,6 +25,10 @@ UP, its node is not suspected and it has credit; after an apply there is no mess
 nobody to serve; every message is in one place; counters equal the sums of the runs; with single
 active consumer at most one is UP or QUIESCING.
 
+Versions (ADR 0016): 1 is all that is described here. An ENQUEUE's flags for priority and expiration
+(2, 4) mean nothing in version 1, for ever: whatever carries them is served first in, first out, and
+stays until it is settled.
+
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
 
@@ -53,6 +57,7 @@ from convoymq.cluster.interfaces import (
 )
 from convoymq.kernels import batch
 from convoymq.model import trace as words
+from convoymq.model.errors import UnknownCommand
 from convoymq.queues.quorum import runs
 from convoymq.queues.sessions import (
     APPLIED_OK,
@@ -226,7 +231,8 @@ class QuorumMachine(SessionTable):
     # ---------------------------------------------------------------- the log
 
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
-        """Applies a `commands` entry; appends to `effects`. Raises ValueError if malformed."""
+        """Applies a `commands` entry; appends to `effects`. Raises ValueError if malformed, and
+        UnknownCommand."""
         self.index = index
         if time_ms > self.time_ms:
             self.time_ms = time_ms
@@ -406,7 +412,7 @@ class QuorumMachine(SessionTable):
         elif kind == batch.CMD_SESSION_OPEN:
             self._applied(session)
         else:
-            self._reply(session, APPLIED_REJECTED, f"unknown command {kind}")
+            raise UnknownCommand(f"a session's command of type {kind} is not known")
 
     def _leader_command(
         self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
@@ -426,7 +432,7 @@ class QuorumMachine(SessionTable):
         elif kind == batch.CMD_DELETE:
             self._delete()
         else:
-            self.effects.append((EFFECT_NOTE, "quorum.command_unknown", {"type": kind}))
+            raise UnknownCommand(f"a command of type {kind} is not known")
 
     # ----------------------------------------------------------- serving
 

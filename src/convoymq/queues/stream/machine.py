@@ -20,6 +20,9 @@ Invariants: offsets of the stretches ascend from `first` to below `next`; `bytes
 segments and over stretches; every segment begins with a stretch; the open segment is empty only
 when the stream is.
 
+Versions (ADR 0016): 1 is all that is described here. An ENQUEUE's flags for priority and expiration
+(2, 4) mean nothing in version 1, for ever.
+
 Effects may be carried out twice: APPLIED and GAP by the rule of sessions, TIMER asks for a TICK,
 which decides by the state.
 
@@ -38,13 +41,13 @@ import msgspec
 from convoymq.cluster import supported
 from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
-    EFFECT_NOTE,
     EFFECT_TIMER,
     FLAG_NODE_GONE,
     Effect,
 )
 from convoymq.kernels import batch
 from convoymq.model import trace as words
+from convoymq.model.errors import UnknownCommand
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
@@ -133,7 +136,8 @@ class StreamMachine(SessionTable):
     # ---------------------------------------------------------------- the log
 
     def apply(self, index: int, time_ms: int, data: bytes) -> None:
-        """Applies a `commands` entry; appends to `effects`. Raises ValueError if malformed."""
+        """Applies a `commands` entry; appends to `effects`. Raises ValueError if malformed, and
+        UnknownCommand."""
         if index != self.index + 1:
             # Entries without commands lie between; they need not be there for a reader.
             self._broken = True
@@ -241,8 +245,10 @@ class StreamMachine(SessionTable):
         elif kind == batch.CMD_CONFIG:
             self._configure(decode_map(batch.command_body(data, offset), count))
             self._applied(session)
+        elif kind in REFUSED:
+            self._reply(session, APPLIED_REJECTED, f"a stream has no answer to command {kind}")
         else:
-            self._reply(session, APPLIED_REJECTED, f"unknown command {kind}")
+            raise UnknownCommand(f"a session's command of type {kind} is not known")
 
     def _leader_command(
         self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
@@ -270,7 +276,7 @@ class StreamMachine(SessionTable):
         elif kind == batch.CMD_DELETE:
             self._delete()
         else:
-            self.effects.append((EFFECT_NOTE, "stream.command_unknown", {"type": kind}))
+            raise UnknownCommand(f"a command of type {kind} is not known")
 
     def _store_offset(self, session: Session, count: int, data: bytes, offset: int) -> None:
         body = batch.command_body(data, offset)
