@@ -141,7 +141,12 @@ class MemberKeeper:
         forgotten = self._tree.forgotten
         left = sum(1 for node in members if node not in forgotten)
         free = [
-            n for n in self._broker.running_nodes() if n not in members and n in self._tree.nodes
+            node
+            for node in self._broker.running_nodes()
+            if node not in members
+            and node in self._tree.nodes
+            # One with an older release may not know the rules that the group has in force.
+            and not self._host.member_refusal(record.group, node)
         ]
         if not free or left >= self._broker.group_size_of(record):
             return 0
