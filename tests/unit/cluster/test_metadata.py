@@ -32,7 +32,13 @@ from convoymq.cluster.commands import (
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP
 from convoymq.cluster.metadata import ChangeKind, MetadataMachine, owner_text
 from convoymq.cluster.validation import validated
-from convoymq.kernels.batch import CMD_METADATA, CMD_NODE_DOWN, CMD_NODE_UP, CommandBuilder
+from convoymq.kernels.batch import (
+    CMD_METADATA,
+    CMD_NODE_DOWN,
+    CMD_NODE_UP,
+    CMD_TICK,
+    CommandBuilder,
+)
 from convoymq.model.errors import (
     NotFound,
     PreconditionFailed,
@@ -176,6 +182,9 @@ def test_an_unknown_command_is_not_skipped(tree: Tree) -> None:
     with pytest.raises(UnknownCommand):
         tree.raw(encode({"op": "vhost_delete", "name": "/", "keep": True}), tree.seq + 1)
     assert list(tree.machine.vhosts) == ["/"]
+    assert tree.notice(CMD_TICK, 0) == []
+    with pytest.raises(UnknownCommand, match="a command of type 99"):
+        tree.notice(99, 0)
 
 
 def test_exclusive_queues_end_with_their_owner(tree: Tree) -> None:
