@@ -44,6 +44,7 @@ class HostCounters:
         "effects_local",
         "elections",
         "entries_appended",
+        "forwards_stale",
         "leader_changes",
         "replicas_stopped",
         "snapshots_installed",
@@ -59,6 +60,7 @@ class HostCounters:
     effects_local: int
     elections: int
     entries_appended: int
+    forwards_stale: int
     leader_changes: int
     replicas_stopped: int
     snapshots_installed: int
@@ -352,7 +354,7 @@ class ReplicaHost:
             elif kind == batch.FRAME_APPEND_REPLY:
                 replica.on_append_reply(node, flags, a, b, c)
             elif kind == batch.FRAME_FORWARD:
-                self._on_forward(replica, node, data)
+                self._on_forward(replica, node, data, a)
             elif kind == batch.FRAME_COMMIT:
                 replica.on_commit(node, a, d)
             elif kind == batch.FRAME_RAFT:
@@ -387,8 +389,21 @@ class ReplicaHost:
         if len(kept) < EARLY_FRAMES_MAX:
             kept.append((node, data))
 
-    def _on_forward(self, replica: Replica, node: int, data: bytes) -> None:
+    def _on_forward(self, replica: Replica, node: int, data: bytes, term: int) -> None:
+        """Takes commands that were sent to the leader of a term. A leader of another one drops
+        them: its sender resends all that is pending once it knows this leader, and a copy may have
+        been on its way for long."""
         if replica.is_leader:
+            if term != replica.term:
+                self.counters.forwards_stale += 1
+                self.note(
+                    "raft.forward_stale",
+                    group=replica.group, node=node, term=replica.term, sent_in=term,
+                )  # fmt: skip
+                # A watcher learns the leader from this, a replica from the leader's own frames.
+                self._tell_leader(replica, node)
+                replica.probe_member(node)
+                return
             try:
                 replica.builder.adopt(data, batch.HEADER_SIZE, len(data), replica.allowed)
             except ValueError as error:

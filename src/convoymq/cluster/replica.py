@@ -369,6 +369,13 @@ class Replica:
             return
         self._send_append(peer, [], peer.next_index - 1, 0)
 
+    def probe_member(self, node: int) -> None:
+        """Leader: says something to a member that does not know that this node leads, although
+        something may be on its way: it may be lost."""
+        peer = self.core.progress.get(node)
+        if peer is not None:
+            self.probe(peer)
+
     def _send_append(self, peer: Any, bodies: list[bytes], last: int, size: int) -> None:
         core = self.core
         previous = peer.next_index - 1

@@ -433,6 +433,53 @@ def test_who_left_the_group_tells_those_that_still_forward_to_it(net: Net) -> No
     assert not net.hosts[4].active
 
 
+def stale(net: Net) -> list[dict[str, Any]]:
+    return [fields for _, event, fields in net.notes if event == "raft.forward_stale"]
+
+
+def test_a_forward_of_another_term_is_dropped_and_its_sender_told(net: Net) -> None:
+    net.watch(4, (1, 2, 3))
+    net.run(500)
+    led = net.leader
+    term = net.hosts[led].groups[GROUP].term
+    net.hosts[4].watched[GROUP].term = term - 1
+    net.put(4, 1)
+    net.run(300)
+    assert net.machines[led].values == []
+    assert [(found["node"], found["term"], found["sent_in"]) for found in stale(net)] == [
+        (4, term, term - 1)
+    ]
+    assert net.hosts[led].counters.forwards_stale == 1
+    # Told anew, its clients send again.
+    assert net.sinks[4].leaders == [led, led]
+    net.put(4, 2)
+    net.run(300)
+    assert [net.machines[n].values for n in (1, 2, 3)] == [[2]] * 3
+
+
+def test_a_follower_that_missed_an_election_learns_the_term_and_sends_again(net: Net) -> None:
+    led = net.leader
+    third, other = (n for n in (1, 2, 3) if n != led)
+    net.run(500)
+    net.cut.add(other)
+    for to in (third, led):
+        assert net.hosts[net.leader].transfer_leadership(GROUP, to)
+        net.settle()
+    assert net.leader == led
+    net.cut.discard(other)
+    follower = net.hosts[other].groups[GROUP]
+    assert follower.leader == led
+    assert follower.term < net.hosts[led].groups[GROUP].term
+    seen = len(net.sinks[other].leaders)
+    net.put(other, 1)
+    net.run(1000)
+    assert len(stale(net)) == 1
+    assert net.sinks[other].leaders[seen:] == [None, led]
+    net.put(other, 2)
+    net.run(300)
+    assert [net.machines[n].values for n in (1, 2, 3)] == [[2]] * 3
+
+
 def test_a_node_that_never_had_the_group_refuses_what_is_forwarded(net: Net) -> None:
     net.watch(4, (1, 2, 3))
     net.run(500)
