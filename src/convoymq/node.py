@@ -70,7 +70,12 @@ SLEPT_NS = 15_000
 """A round that begins so long after the one before was waited for."""
 STORAGE_TICKS = 3
 MEMBER_TICKS = 2
-NOTES_ERROR = frozenset({"raft.replica_damaged", "raft.replica_stopped", "raft.wipe_failed"})
+NOTES_ERROR = frozenset({
+    "raft.membership_forced",
+    "raft.replica_damaged",
+    "raft.replica_stopped",
+    "raft.wipe_failed",
+})  # fmt: skip
 FORM_PATIENCE_S = 3.0
 """A fresh node waits so long for all peers before a majority of them is enough."""
 JOIN_TIMEOUT_S = 5.0

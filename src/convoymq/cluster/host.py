@@ -720,7 +720,9 @@ class ReplicaHost:
             return False
         if to == 0:
             near = [
-                (p.match, p.node) for p in replica.core.progress.values() if p.connected and p.voter
+                (p.match, p.node)
+                for p in replica.core.progress.values()
+                if p.connected and p.voter and not p.silent
             ]
             if not near:
                 return False

@@ -618,7 +618,7 @@ class Replica:
         self._version_index = 0
         index = self.log.last_index + 1
         kind, body = NOOP, b""
-        if core.members_index == 0:
+        if core.members_index == 0 or core.forced:
             # From now on the log itself says who belongs to the group.
             kind, body = MEMBERSHIP, core.members.encode()
         self._append(make_entry(self.group, index, core.term, self.time.now_ms(), kind, body))
@@ -883,6 +883,27 @@ class Replica:
             members = members.with_learner(self.core.new_learner(by))
         return self.change_members(members)
 
+    def recover_membership(self, members: Membership) -> str | None:
+        """Goes on without the majority that is lost: this node as the only voter, others as
+        non-voters that get everything anew. Returns why it may not; None = it does.
+
+        The former members must not be heard any more: their disks may hold what this replica does
+        not, committed (`RaftCore.force_membership`).
+        """
+        if self.dead or self.faulty or self.receiving is not None:
+            return self.stopped or self.faulty or "this replica is being replaced by a snapshot"
+        refusal = self.core.force_membership(members)
+        if refusal is None:
+            self.host.note(
+                "raft.membership_forced",
+                group=self.group,
+                last_index=self.log.last_index,
+                members=sorted(members.nodes),
+            )
+            self.run_effects()
+            self.host.wake()
+        return refusal
+
     def transfer(self, to: int) -> bool:
         """Leader: hands the leadership to a voter; new commands wait meanwhile."""
         if self.core.transfer(to) is not None:
@@ -957,6 +978,7 @@ class Replica:
         return (
             peer is not None
             and peer.connected
+            and not peer.silent
             and peer.state == REPLICATE
             and self.core.commit_index - peer.match <= self.host.config.lag_entries_max
         )
@@ -999,8 +1021,16 @@ class Replica:
                 self._send_commit(peer)
             if peer.match >= last and peer.state == REPLICATE:
                 peer.stalled_ms = 0
+                peer.owes_ms = 0
+                if peer.silent:
+                    core.on_answer(peer)
                 continue
             outstanding = True
+            if not peer.owes_ms:
+                peer.owes_ms = now
+            elif not peer.silent and now - peer.owes_ms >= config.quorum_timeout_ms:
+                self.host.note("raft.peer_silent", group=self.group, peer=peer.node)
+                core.on_silent(peer.node)
             sending = self.sending.get(peer.node)
             if sending is not None:
                 sending.tick()
@@ -1016,6 +1046,8 @@ class Replica:
         if core.members_due:
             self._next_members()
             outstanding = outstanding or core.members_due
+        if core.effects:
+            self.run_effects()
         return self._watch_replicas() or outstanding
 
     # Snapshots.
@@ -1074,6 +1106,11 @@ class Replica:
         if kind in (transfer.ACKNOWLEDGE, transfer.DONE):
             sending = self.sending.get(sender)
             if sending is not None and core.role == LEADER and term == core.term:
+                peer = core.progress.get(sender)
+                if peer is not None:
+                    peer.owes_ms = 0
+                    if peer.silent:
+                        core.on_answer(peer)
                 sending.on_message(message)
             return
         if core.amnesiac:

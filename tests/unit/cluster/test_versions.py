@@ -12,6 +12,7 @@ from convoymq.cluster.supported import command_table
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CMD_PURGE, commands, make_entry
 from convoymq.model.errors import InvariantViolated, Misuse, UnknownCommand
+from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.types import RaftConfig
 from tests.unit.cluster.test_host import GROUP, ListMachine, Net
 
@@ -381,3 +382,117 @@ def test_a_version_entry_reads_back() -> None:
     assert batch.decode_version(entry.data) == 7
     with pytest.raises(ValueError, match="56 bytes"):
         batch.decode_version(entry.data + bytes(8))
+
+
+# A majority that is linked and does not answer, and one that is lost.
+
+
+def silence(net: Net, *nodes: int) -> None:
+    for node in nodes:
+        net.flushers[node].automatic = False
+
+
+def test_a_leader_whose_followers_disks_are_stuck_steps_down_and_leads_again() -> None:
+    net = started(ListMachine)
+    old = net.leader
+    others = sorted(net.hosts.keys() - {old})
+    silence(net, *others)
+    net.put(old, 1)
+    net.run(4000)
+    assert net.hosts[old].groups[GROUP].is_leader
+    net.run(3000)
+    assert not any(host.groups[GROUP].is_leader for host in net.hosts.values())
+    assert {fields["peer"] for _, fields in notes(net, "raft.peer_silent")} == set(others)
+    for node in others:
+        net.flushers[node].automatic = True
+        net.flushers[node].run()
+    net.run(5000)
+    assert net.leader
+    assert [m.values for m in net.machines.values()] == [[1]] * 3
+
+
+def test_a_leader_goes_on_when_one_of_three_disks_is_stuck() -> None:
+    net = started(ListMachine)
+    old = net.leader
+    silence(net, next(n for n in net.hosts if n != old))
+    net.put(old, 1)
+    net.run(8000)
+    assert net.leader == old
+    assert sorted(m.values for m in net.machines.values())[1:] == [[1], [1]]
+
+
+def test_a_leader_whose_majority_has_stopped_steps_down() -> None:
+    net = started(ListMachine, FragileMachine)
+    if net.leader != 1:
+        assert net.hosts[net.leader].transfer_leadership(GROUP, 1)
+        net.run(1000)
+    net.put(1, POISON)
+    net.run(1000)
+    assert [bool(net.hosts[n].stopped) for n in (1, 2, 3)] == [False, True, True]
+    net.put(1, 1)
+    net.run(8000)
+    assert not net.hosts[1].groups[GROUP].is_leader
+
+
+def test_a_stopped_follower_is_served_by_the_leader() -> None:
+    net = started(ListMachine, ListMachine, FragileMachine)
+    if net.leader == 3:
+        assert net.hosts[3].transfer_leadership(GROUP, 1)
+        net.run(1000)
+    net.put(1, POISON)
+    net.run(300)
+    assert net.hosts[3].stopped
+    net.put(1, 1)
+    net.run(6000)
+    assert not net.hosts[net.leader].is_replica_live(GROUP, 3)
+    assert net.hosts[net.leader].is_replica_live(GROUP, 3 - net.leader)
+
+
+def survivor(net: Net, *, lags: bool = False) -> int:
+    """The other two are gone for ever, with or without something that only they have."""
+    node = next(n for n in net.hosts if n != net.leader)
+    net.put(net.leader, 1)
+    net.run(1000)
+    if lags:
+        net.isolate(node)
+        net.put(net.leader, 2)
+        net.run(1000)
+    for other in sorted(net.hosts.keys() - {node}):
+        net.hosts.pop(other)
+        net.machines.pop(other)
+        net.hosts[node].on_link_down(other, definite=True)
+    net.cut.clear()
+    net.run(2000)
+    return node
+
+
+@pytest.mark.parametrize("lags", [False, True])
+def test_a_survivor_goes_on_and_takes_others_in(lags: bool) -> None:
+    net = started(ListMachine)
+    node = survivor(net, lags=lags)
+    replica = net.hosts[node].groups[GROUP]
+    assert not replica.is_leader
+    term = replica.term
+    alone = Membership(frozenset({node}), (Learner(4, 0),))
+    assert replica.recover_membership(alone) is None
+    net.run(500)
+    assert replica.is_leader
+    assert replica.term > term
+    assert (replica.members, replica.learners) == ((node,), (4,))
+    net.put(node, 3)
+    net.run(300)
+    assert net.machines[node].values == [1, 3]
+    net.add(4, (node,), learner=True)
+    net.run(3000)
+    assert net.machines[4].values == [1, 3]
+    assert replica.members == tuple(sorted((node, 4)))
+
+
+def test_a_membership_is_not_forced_on_a_replica_that_has_stopped() -> None:
+    net = started(FragileMachine)
+    node = net.leader
+    replica = net.hosts[node].groups[GROUP]
+    net.put(node, POISON)
+    net.run(300)
+    assert "a bug" in str(replica.recover_membership(Membership(frozenset({node}))))
+    assert not replica.core.forced

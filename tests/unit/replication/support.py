@@ -237,7 +237,10 @@ class Cluster:
                 elif effect[0] == types.LEAD and core.role == types.LEADER:
                     assert self.leaders.setdefault(core.term, node) == node, "two leaders"
                     log = self.logs[node]
-                    core.append_own(Item(log.last_index + 1, core.term, 0))
+                    kind, data = 0, b""
+                    if core.forced:
+                        kind, data = ENTRY_MEMBERSHIP, bytes(48) + core.members.encode()
+                    core.append_own(Item(log.last_index + 1, core.term, kind, data))
         self.work(node)
 
     def work(self, node: int) -> None:

@@ -174,6 +174,150 @@ def test_a_leader_without_a_majority_steps_down() -> None:
     assert cluster.cores[1].leader == 0
 
 
+def test_a_leader_whose_linked_majority_does_not_answer_steps_down() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1)
+    leader.on_silent(2)
+    cluster.drain(1)
+    # The others are a majority still.
+    assert 1 not in cluster.timers
+    leader.on_silent(3)
+    cluster.drain(1)
+    cluster.fire(1)
+    assert leader.role == types.FOLLOWER
+    assert {to for to, message in messages(cluster, types.STEPPED_DOWN, 1)} == {2, 3}
+
+
+def test_an_answer_ends_the_silence() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1)
+    for node in (2, 3):
+        leader.on_silent(node)
+    cluster.drain(1)
+    assert 1 in cluster.timers
+    cluster.settle()
+    assert 1 not in cluster.timers
+    assert not any(peer.silent for peer in leader.peers)
+    assert leader.role == types.LEADER
+
+
+def test_an_answer_without_progress_does_not_end_the_silence() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.settle()
+    leader.on_silent(2)
+    leader.on_append_reply(2, leader.term, leader.progress[2].match, 0)
+    assert leader.progress[2].silent
+    cluster.disconnect(1, 2)
+    cluster.connect(1, 2)
+    assert not leader.progress[2].silent
+
+
+# A lost majority.
+
+
+def lost(nodes: int = 3) -> Cluster:
+    """Node 1 is all that is left, with what was committed."""
+    cluster = Cluster(nodes)
+    cluster.elect(1)
+    cluster.propose(1)
+    cluster.settle()
+    cluster.spread_commit()
+    for node in range(2, nodes + 1):
+        cluster.crash(node)
+    if 1 in cluster.timers:
+        cluster.fire(1)
+    return cluster
+
+
+def test_the_survivor_of_a_lost_majority_goes_on_alone() -> None:
+    cluster = lost()
+    core = cluster.cores[1]
+    term, end = core.term, cluster.logs[1].last_index
+    assert core.role != types.LEADER
+    assert core.force_membership(Membership(frozenset({1}))) is None
+    # Not before its vote for itself is durable; a snapshot of what is applied names the old ones.
+    assert core.role == types.CANDIDATE
+    assert core.members_at(end).voters == {1, 2, 3}
+    cluster.settle()
+    assert core.role == types.LEADER
+    assert core.term > term
+    assert [item.kind for item in cluster.logs[1].items[end:]] == [2]
+    assert core.members.voters == {1}
+    assert core.commit_index == end + 1
+    cluster.propose(1)
+    cluster.settle()
+    assert core.commit_index == end + 2
+
+
+def test_a_restart_before_the_entry_is_durable_keeps_the_old_configuration() -> None:
+    cluster = lost()
+    assert cluster.cores[1].force_membership(Membership(frozenset({1}))) is None
+    cluster.crash(1)
+    cluster.start(1)
+    assert cluster.cores[1].members.voters == {1, 2, 3}
+
+
+def test_a_restart_after_it_keeps_the_new_one() -> None:
+    cluster = lost()
+    assert cluster.cores[1].force_membership(Membership(frozenset({1}))) is None
+    cluster.settle()
+    cluster.crash(1)
+    cluster.start(1)
+    assert cluster.cores[1].members.voters == {1}
+    assert cluster.elect(1)
+
+
+def test_a_forced_configuration_goes_when_somebody_else_leads() -> None:
+    cluster = lost()
+    core = cluster.cores[1]
+    assert core.force_membership(Membership(frozenset({1}))) is None
+    core.on_message(2, (types.VOTE, core.term + 5, 99, core.term))
+    assert not core.forced
+    assert core.members.voters == {1, 2, 3}
+    core.check_invariants()
+
+
+def test_a_membership_is_not_forced_while_anybody_leads() -> None:
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    alone = {node: Membership(frozenset({node})) for node in (1, 2)}
+    assert leader.force_membership(alone[1]) == "this replica leads, with a majority"
+    assert cluster.cores[2].force_membership(alone[2]) == "node 1 leads"
+    assert leader.force_membership(alone[2]) == "the recovering replica must be the only voter"
+    cluster.crash(1)
+    # The others have not elected anybody yet, and can.
+    reason = cluster.cores[2].force_membership(alone[2])
+    assert reason == "a majority can be reached: an election may still succeed"
+    assert not cluster.cores[2].forced
+
+
+def test_a_majority_that_is_linked_and_never_elects_counts_as_lost() -> None:
+    cluster = lost()
+    # They run, and have nothing: as after their disks were replaced.
+    for node in (2, 3):
+        cluster.forget(node)
+        cluster.connect(1, node)
+    core = cluster.cores[1]
+    for _ in range(20):
+        cluster.settle()
+        if 1 in cluster.timers:
+            cluster.fire(1)
+    assert core.role != types.LEADER
+    assert core.force_membership(Membership(frozenset({1}))) is None
+    cluster.settle()
+    assert core.role == types.LEADER
+
+
+def test_a_replica_that_lost_its_own_data_is_no_survivor() -> None:
+    cluster = lost()
+    cluster.cores[1].quarantine(False)
+    reason = cluster.cores[1].force_membership(Membership(frozenset({1})))
+    assert reason == "this replica has lost its own data"
+
+
 def test_an_acknowledgement_leaves_only_when_the_entries_are_durable() -> None:
     cluster = Cluster(3)
     leader = cluster.elect(1)

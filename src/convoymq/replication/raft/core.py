@@ -6,7 +6,8 @@
 | PRE_CANDIDATE | CANDIDATE      | a majority would vote for it                                    |
 | CANDIDATE     | LEADER         | a majority voted for it, its own vote being durable             |
 | FOLLOWER      | CANDIDATE      | TIMEOUT_NOW from the leader (transfer)                          |
-| LEADER        | FOLLOWER       | no contact to a majority, or its removal is committed           |
+| LEADER        | FOLLOWER       | no answers of a majority, or its removal is committed           |
+| any           | CANDIDATE      | the operator's configuration for a lost majority                |
 | any           | FOLLOWER       | a higher term; an append of the same term (not as leader)       |
 
 Inputs are the `on_…` methods. Outputs: `effects` (see `types`) for the general path; on the steady
@@ -73,6 +74,11 @@ QUICK_DELAY_SHARE = 0.5
 
 QUESTIONS_MAX = 10
 """How often a replica that may not stand asks who leads, until a link changes."""
+
+
+ATTEMPTS_LOST = 5
+"""After so many elections without a winner a majority that is linked counts as lost: it has no
+data, or its replicas have stopped."""
 
 
 class RaftCore:
@@ -147,6 +153,8 @@ class RaftCore:
         self._attempts = 0
         self._in_contact = False
         self._armed = False
+        #: The configuration of `force_membership`, until it is in the log.
+        self._forced: Membership | None = None
 
     # Rules: small, so that a planted bug is one of them overridden.
 
@@ -261,7 +269,28 @@ class RaftCore:
     def _reaches_majority(self) -> bool:
         present = {self.node}
         present.update(self.connected)
+        if self.role == LEADER:
+            # A link alone commits nothing.
+            present.difference_update([peer.node for peer in self.peers if peer.silent])
         return has_majority(present, self.members.voters)
+
+    def on_silent(self, node: int) -> None:
+        """Leader: a peer that is linked has made no progress for `quorum_timeout_ms` although it
+        lacks something."""
+        peer = self.progress.get(node)
+        if self.role != LEADER or peer is None or peer.silent:
+            return
+        peer.silent = True
+        self.pace_due = True
+        if not self._armed and not self._reaches_majority():
+            self._arm(1.0)
+
+    def on_answer(self, peer: Progress) -> None:
+        """Leader: a peer was silent and makes progress again."""
+        peer.silent = False
+        self.pace_due = True
+        if self._armed and self._reaches_majority():
+            self._disarm()
 
     def on_suspected(self, node: int) -> None:
         """A node is not reachable any more (already out of `connected`)."""
@@ -301,6 +330,8 @@ class RaftCore:
 
     def _reconnect(self, peer: Progress) -> None:
         peer.connected = True
+        peer.owes_ms = 0
+        peer.silent = False
         self.pace_due = True
         peer.commit_sent = 0
         if peer.state == PROBE or peer.match:
@@ -353,6 +384,8 @@ class RaftCore:
 
     def _become_follower(self, term: int, leader: int) -> None:
         check(term >= self.term, f"group {self.group}: term {term} after {self.term}")
+        if self._forced is not None:
+            self._drop_forced()
         changed = self.role != FOLLOWER or leader != self.leader or term != self.term
         was_leader = self.role == LEADER
         if term > self.term:
@@ -701,7 +734,10 @@ class RaftCore:
         if peer is None:
             return
         if rejected:
-            peer.rejected(rejected, index, was_reset)
+            if peer.rejected(rejected, index, was_reset):
+                peer.owes_ms = 0
+                if peer.silent:
+                    self.on_answer(peer)
             self.pace_due = True
         elif index > self.log.last_index:
             raise PeerError(f"node {node} acknowledged {index}, the log ends before")
@@ -712,6 +748,9 @@ class RaftCore:
             if peer.state == PROBE:
                 self.pace_due = True
             if peer.acknowledged(index):
+                peer.owes_ms = 0
+                if peer.silent:
+                    self.on_answer(peer)
                 if peer.voter:
                     before = self.commit_index
                     self._advance_commit()
@@ -768,6 +807,9 @@ class RaftCore:
     def _adopt(self, index: int, entry: LogEntry) -> None:
         """A configuration counts from when it is in the log (thesis 4.1)."""
         members = decode_membership(entry.data[ENTRY_HEADER_SIZE:])
+        if self._forced is not None:
+            # Now it is in the log, or another one is.
+            self._drop_forced()
         self.memberships.append((index, members))
         self.members = members
         if self.role == LEADER:
@@ -842,6 +884,48 @@ class RaftCore:
                 return self.members.promoted(learner.node)
         self.members_due = False
         return None
+
+    # A lost majority.
+
+    def force_membership(self, members: Membership) -> str | None:
+        """Why this replica may not go on with another configuration, in which it is the only voter;
+        None = it does.
+
+        This breaks what Raft promises: entries that the lost majority had committed and this
+        replica does not hold are gone, and the former members must never be heard again as such. It
+        is an operator's decision (`convoy recover`).
+
+        Nothing is changed before this replica is elected, alone, in a higher term: the shell then
+        opens the term with the membership entry (`forced`), which makes it last.
+        """
+        if members.voters != {self.node}:
+            return "the recovering replica must be the only voter"
+        if self.quarantined or self.amnesiac:
+            return "this replica has lost its own data"
+        if self.role == LEADER and self._reaches_majority():
+            return "this replica leads, with a majority"
+        if self.role != LEADER and self.leader and self.leader in self.connected:
+            return f"node {self.leader} leads"
+        if self.role != LEADER and self._reaches_majority() and self._attempts < ATTEMPTS_LOST:
+            return "a majority can be reached: an election may still succeed"
+        self._become_follower(self.term, 0)
+        learners = [self.new_learner(each.node) for each in members.learners]
+        self._forced = members = Membership(members.voters, tuple(learners))
+        # Behind every entry: what it replaces stays in force for snapshots of what is applied.
+        self.memberships.append((self.log.last_index + 1, members))
+        self.members = members
+        self._start_election()
+        return None
+
+    @property
+    def forced(self) -> bool:
+        """The configuration in force is to be appended by the leader that this node becomes."""
+        return self._forced is not None
+
+    def _drop_forced(self) -> None:
+        self._forced = None
+        self.memberships.pop()
+        self.members = self._latest()[1]
 
     # A replica that lost its data.
 

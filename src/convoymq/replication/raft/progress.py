@@ -41,6 +41,11 @@ class Progress:
         #: Since when (monotonic ms) nothing it owes has come; kept by the shell.
         self.stalled_ms = 0
         self.stalled_match = 0
+        #: Since when (monotonic ms) it lacks something and made no progress; 0 = not. Kept by the
+        #: shell's tick.
+        self.owes_ms = 0
+        #: So for too long: it does not count for a majority.
+        self.silent = False
         self._sent: deque[tuple[int, int]] = deque()
 
     def may_send(self) -> bool:
