@@ -525,10 +525,13 @@ async def quorum_status(call: Call) -> Any:
     row = await queue(call)
     if row["type"] != QueueType.QUORUM.value:
         raise ApiError(400, "bad_request", "not a quorum queue")
-    return [
-        {"Node Name": name, "Raft State": "leader" if name == row.get("leader") else "follower"}
-        for name in row["members"]
-    ]
+
+    def state(name: str) -> str:
+        if name not in row["online"]:
+            return "noproc"
+        return "leader" if name == row.get("leader") else "follower"
+
+    return [{"Node Name": name, "Raft State": state(name)} for name in row["members"]]
 
 
 # --- bindings ----------------------------------------------------------------------------

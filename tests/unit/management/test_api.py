@@ -137,6 +137,17 @@ async def test_a_queue_is_declared_filled_read_and_deleted(
     await ok(api.delete("/queues/%2F/a%2Fb"), 404)
 
 
+async def test_a_member_that_is_away_is_no_follower(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q")
+    cluster.down.add(3)
+    rows = await ok(api.get("/queues/quorum/%2F/q/status"))
+    assert {row["Node Name"]: row["Raft State"] for row in rows} == {
+        "n1": "leader", "n2": "follower", "n3": "noproc"
+    }  # fmt: skip
+
+
 async def test_exchanges_and_bindings(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
     await cluster.queue(1, "q")
     await ok(api.put("/exchanges/%2F/x", json={"type": "topic", "durable": True}), 201)
