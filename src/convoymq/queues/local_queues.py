@@ -18,7 +18,13 @@ from typing import Any, Protocol
 
 from convoymq.cluster.interfaces import Clock, Transport
 from convoymq.cluster.metadata import Change, ChangeKind, MetadataMachine, QueueRecord
-from convoymq.cluster.placement import CLIENT_LOCAL, LOCATORS, choose_leader, choose_members
+from convoymq.cluster.placement import (
+    BALANCED,
+    CLIENT_LOCAL,
+    LOCATORS,
+    choose_leader,
+    choose_members,
+)
 from convoymq.model.durations import duration_ms
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.group_queue import FlowLimits, GroupQueue
@@ -335,18 +341,22 @@ class LocalQueues:
         kind = arguments.get("x-queue-type")
         classic = kind is None or kind.term() == QueueType.CLASSIC.value
         wish = arguments.get("x-queue-leader-locator")
-        locator = LOCATORS.get(wish.term() if wish is not None else default_locator)
+        locator = LOCATORS.get(wish.term() if wish is not None else default_locator, CLIENT_LOCAL)
+        records = list(self.tree.records()) if len(running) > 1 else []
         leaders: dict[int, int] = {}
-        replicas: dict[int, int] = {}
-        for record in self.tree.records() if len(running) > 1 else ():
-            leaders[record.home] = leaders.get(record.home, 0) + 1
-            for member in record.members:
-                replicas[member] = replicas.get(member, 0) + 1
-        leader = choose_leader(
-            locator or CLIENT_LOCAL, client_node=self.node, running=running, leaders=leaders
-        )
+        if locator == BALANCED:
+            for record in records:
+                # Where nobody is known to lead, the designated leader is expected to.
+                node = self.host.leader_of(record.group) if record.type.is_replicated else None
+                node = node or record.home
+                leaders[node] = leaders.get(node, 0) + 1
+        leader = choose_leader(locator, client_node=self.node, running=running, leaders=leaders)
         if classic:
             return (leader,)
+        replicas: dict[int, int] = {}
+        for record in records:
+            for member in record.members:
+                replicas[member] = replicas.get(member, 0) + 1
         return choose_members(
             self.group_size_for(arguments),
             leader=leader,

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.metadata import Change, ChangeKind, MetadataMachine, QueueRecord, Vhost
+from convoymq.cluster.metadata import (
+    Change,
+    ChangeKind,
+    MetadataMachine,
+    NodeRecord,
+    QueueRecord,
+    Vhost,
+)
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.local_queues import LocalQueues, machine_settings, stream_settings
@@ -23,6 +30,7 @@ class Host:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.machines: dict[int, Any] = {}
+        self.leaders: dict[int, int] = {}
 
     def create_group(self, group: int, members: Any, machine: Any, sink: Any, **how: Any) -> None:
         self.machines[group] = machine
@@ -45,6 +53,9 @@ class Host:
 
     def replica(self, group: int) -> Any:
         return None
+
+    def leader_of(self, group: int) -> int | None:
+        return self.leaders.get(group)
 
 
 class World:
@@ -158,3 +169,18 @@ def test_settings_come_from_the_declaration() -> None:
         "max_bytes": 5,
         "max_age_ms": 3_600_000,
     }
+
+
+def test_balanced_counts_who_leads_now() -> None:
+    world = World()
+    for node in (1, 2, 3):
+        world.tree.nodes[node] = NodeRecord(id=node, name=f"n{node}", incarnation=1)
+    balanced = Table.of({"x-queue-type": "quorum", "x-queue-leader-locator": "balanced"})
+    world.put("a", 1, 1, 2, 3)
+    world.put("b", 2, 2, 3, 1)
+    assert world.local.members_for(balanced, [1, 2, 3])[0] == 3
+    # Leaders have moved since: node 2 has none, though it was to lead a queue.
+    world.host.leaders = {1: 3, 2: 1}
+    assert world.local.members_for(balanced, [1, 2, 3])[0] == 2
+    plain = Table.of({"x-queue-type": "quorum"})
+    assert world.local.members_for(plain, [1, 2, 3])[0] == NODE
