@@ -25,11 +25,12 @@ import structlog
 
 from convoymq.cluster import supported
 from convoymq.cluster.async_metadata import AsyncMetadataStore
+from convoymq.cluster.cluster_clock import ClusterClock
 from convoymq.cluster.commands import AdmitNode
 from convoymq.cluster.control import KIND_JOIN, ControlPlane
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
-from convoymq.cluster.links import Links
+from convoymq.cluster.links import Links, since_boot_ms, wall_ms
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import MetadataMachine
 from convoymq.cluster.sessions import SessionNumbers
@@ -69,6 +70,7 @@ TICK_S = 0.1
 SLEPT_NS = 15_000
 """A round that begins so long after the one before was waited for."""
 STORAGE_TICKS = 3
+CLOCK_TICKS = 10
 MEMBER_TICKS = 2
 NOTES_ERROR = frozenset({
     "raft.membership_forced",
@@ -98,10 +100,14 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._random = random.SystemRandom()
+        self.cluster: ClusterClock | None = None
+        """Holds the wall clock to those of the other nodes."""
 
     def now_ms(self) -> int:
         """Wall clock, ms since the epoch."""
-        return time.time_ns() // 1_000_000
+        if self.cluster is None:
+            return wall_ms()
+        return self.cluster.now_ms(wall_ms(), since_boot_ms())
 
     def monotonic_ms(self) -> int:
         """Never falls."""
@@ -276,6 +282,7 @@ class Node:
             self.run_input,
             supports=machine_versions(),
         )
+        self.clock.cluster = self.links.clock
         self.control = ControlPlane(self.id, self.links)
         self.control.handle(KIND_JOIN, self._on_join)
         self.host = ReplicaHost(
@@ -420,8 +427,16 @@ class Node:
         self._ticks += 1
         if self._ticks % STORAGE_TICKS == 0:
             self.storage.tick()
+        if self._ticks % CLOCK_TICKS == 0:
+            self._watch_clock()
         if self._ticks % MEMBER_TICKS == 0 and self.broker is not None and self.broker.keeper:
             self.broker.keeper.tick()
+
+    def _watch_clock(self) -> None:
+        clock = self.links.clock
+        if clock.tick(wall_ms(), since_boot_ms()):
+            log = self.log.error if clock.is_skewed else self.log.info
+            log("clock.skewed" if clock.is_skewed else "clock.in_step", skew_ms=clock.skew_ms)
 
     def _on_note(self, event: str, fields: dict[str, Any]) -> None:
         log = self.log.error if event in NOTES_ERROR else self.log.info

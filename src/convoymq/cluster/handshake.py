@@ -173,7 +173,7 @@ def _check_versions(node: int, body: dict[str, Any], own: dict[str, Any]) -> Non
     version = body.get("version")
     if not isinstance(version, int):
         raise LinkRefused("malformed HELLO")
-    oldest, newest = told if _is_range(told) else (version, version)
+    oldest, newest = told if told is not None and _is_range(told) else (version, version)
     least, most = own["supports"]["link"]
     if newest >= least and oldest <= most:
         return

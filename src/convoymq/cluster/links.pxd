@@ -17,13 +17,13 @@ cdef class _Peer:
     cdef public object address, hello, watch, outward, outward_life, inward
     cdef public int64_t incarnation, frames_out
     cdef public bint up, formed, leaves, gone, dirty
-    cdef public double half_since
+    cdef public double half_since, told_clock
     cdef public list totals
 
 cdef class Links:
     cdef public object config, address, events, detector, _run_input, _secret, _on_dirty, _log, _tasks
     cdef public object _listener, _tls_listener, _timer, _contexts, _loop
-    cdef public object identity, release, instance, process, read_start, _rejected_text
+    cdef public object identity, clock, relay, release, instance, process, read_start, _rejected_text
     cdef public double _rejected_since, _rejected_at
     cdef public int node_id
     cdef public int64_t _backlog_max
@@ -31,8 +31,10 @@ cdef class Links:
     cdef public dict supports, peers, _dials, _refusals
     cdef public set forgotten, _pending
     cdef public list _dirty
-    @cython.locals(peer=_Peer, writer=LinkWriter)
+    @cython.locals(peer=_Peer)
     cpdef send(self, int node, bytes frame, object body=*)
+    @cython.locals(writer=LinkWriter)
+    cpdef _queue(self, _Peer peer, bytes frame, object body, bint urgent)
     @cython.locals(peer=_Peer, dirty=list)
     cpdef flush(self)
 

@@ -4,7 +4,8 @@
 Every node dials every other one. Own frames go out on the dialled connection, the peer's come in
 on the accepted one. A peer is *up* when both stand and belong to the same process, *connected* when
 the detector does not suspect it either. HELLO is described in `handshake`, frames are those of
-docs/formats/entries-and-frames.md.
+docs/formats/entries-and-frames.md. A node that is not up is reached through another one where that
+is possible (`relay`): whoever is told of nodes here sees no difference.
 Urgent frames (heartbeats, append replies, short control requests) go ahead of queued bulk frames.
 """
 
@@ -13,13 +14,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from convoymq import __version__
+from convoymq.cluster import relay
+from convoymq.cluster.cluster_clock import ClusterClock
 from convoymq.cluster.detector import Detector
 from convoymq.cluster.handshake import (
     CODE_DUPLICATE,
@@ -32,6 +38,7 @@ from convoymq.cluster.handshake import (
     Hello,
     LinkRefused,
     PeerHello,
+    read_hello,
     refusal,
 )
 from convoymq.cluster.identity import NodeIdentity
@@ -42,7 +49,10 @@ from convoymq.kernels.batch import (
     FRAME_CONTROL,
     FRAME_GOODBYE,
     FRAME_HEARTBEAT,
+    FRAME_RELAY,
+    HEADER_SIZE,
     frame,
+    frame_header,
 )
 from convoymq.kernels.sockets import LinkReader, LinkWriter
 from convoymq.model.config import Address, ClusterConfig, parse_address
@@ -57,11 +67,18 @@ HALF_LINK_S = 5.0
 REJECTED_S = 5.0
 """A node that hears for so long only that its number is in use gives up."""
 GOODBYE_S = 0.5
+CLOCK_S = 1.0
+"""A link that carries other frames still carries a heartbeat so often, for the clocks."""
+RELAY_BACKLOG_SHARE = 4
+"""Frames of others are handed on while the backlog is below that part of its bound."""
+FLAG_NEIGHBOURS = 1
 URGENT_SIZE_MAX = 65_536
 CONTROL_CLASSIC = 1
 """CONTROL kind that carries messages: bulk however short it is."""
 TLS_TURN = 262_144
 
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 RunInput = Callable[[Callable[[], None]], None]
 """Calls its argument."""
@@ -294,6 +311,7 @@ class _Peer:
         """Its process was said to be gone."""
         self.dirty = False
         self.frames_out = 0
+        self.told_clock = 0.0
         self.half_since = 0.0
         self.totals = [0, 0]
         """Bytes received and sent on connections that are closed."""
@@ -375,6 +393,16 @@ class Links:
         self._timer: asyncio.TimerHandle | None = None
         self._contexts = _tls_contexts(config)
         self._refusals: dict[str, str] = {}
+        self.clock = ClusterClock()
+        """Knows the clocks of the nodes that are up."""
+        self.relay = relay.RelayTable(
+            identity.node,
+            random.SystemRandom().randrange(1, 1 << 31),
+            lambda: msgspec.msgpack.encode(self._hello().to_builtins()),
+            self._judge_relayed,
+            self.backlog_bytes,
+            backlog_max_bytes=config.link_backlog_max_bytes // RELAY_BACKLOG_SHARE,
+        )
         self._rejected_since = 0.0
         self._rejected_at = 0.0
         self._rejected_text = ""
@@ -443,6 +471,7 @@ class Links:
         for peer in list(self.peers.values()):
             if peer.outward is not None or peer.inward is not None:
                 self._drop(peer, "the identity of this node has changed")
+            self._perform(self.relay.forget(peer.node))
 
     def hello_of(self, node: int) -> PeerHello | None:
         """What a node said of itself when it was last linked."""
@@ -454,6 +483,8 @@ class Links:
         self._running = False
         for task in list(getattr(self._tasks, "_tasks", ())):
             task.cancel()
+        for node in self.relay.nodes():
+            self.send(node, frame(FRAME_GOODBYE, 0, 0, 0, 0, 0, 0))
         ends = []
         for peer in self.peers.values():
             if peer.up and peer.outward is not None:
@@ -477,6 +508,7 @@ class Links:
         peer = self.peers.get(node)
         if peer is not None:
             self._drop(peer, "forgotten")
+        self._perform(self.relay.forget(node))
 
     def remember(self, node: int) -> None:
         """The node may link again."""
@@ -487,10 +519,22 @@ class Links:
     def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
         """Queues a frame; nothing happens when the peer is not linked."""
         peer = self.peers.get(node)
-        if peer is None or peer.outward is None or not peer.up:
+        if peer is None:
+            return
+        if peer.up:
+            self._queue(peer, frame, body, _is_urgent(frame))
+            return
+        urgent = _is_urgent(frame)
+        size = len(frame) + sum(len(part) for part in body)
+        wrapped = self.relay.wrap(node, size, urgent)
+        if wrapped is not None:
+            self._queue(self.peers[wrapped[0]], wrapped[1], (frame, *body), urgent)
+
+    def _queue(self, peer: _Peer, frame: bytes, body: Sequence[bytes], urgent: bool) -> None:
+        if peer.outward is None:
             return
         writer = peer.outward.writer
-        writer.send(frame, body, _is_urgent(frame))
+        writer.send(frame, body, urgent)
         if not peer.dirty:
             peer.dirty = True
             if not self._dirty:
@@ -500,13 +544,19 @@ class Links:
             self._loop.call_soon(self._drop, peer, "does not read: the backlog is full")
 
     def is_connected(self, node: int) -> bool:
-        """True while the link stands both ways and the node is not suspected."""
+        """True while the node is linked both ways or relayed, and not suspected."""
         peer = self.peers.get(node)
-        return peer is not None and peer.up and not self.detector.is_suspected(node)
+        if peer is None:
+            return False
+        if peer.up:
+            return not self.detector.is_suspected(node)
+        return self.relay.is_up(node) and not self.relay.is_suspected(node)
 
     def backlog_bytes(self, node: int) -> int:
-        """Bytes queued to the node and not yet written."""
+        """Bytes queued to the node, or to the one that relays to it, and not yet written."""
         peer = self.peers.get(node)
+        if peer is not None and peer.outward is None:
+            peer = self.peers.get(self.relay.hop_of(node))
         return 0 if peer is None or peer.outward is None else peer.outward.writer.queued_bytes
 
     def flush(self) -> None:
@@ -530,7 +580,9 @@ class Links:
                 "node": peer.node,
                 "address": peer.address,
                 "up": self.is_connected(peer.node),
-                "suspected": self.detector.is_suspected(peer.node),
+                "suspected": self.detector.is_suspected(peer.node)
+                or self.relay.is_suspected(peer.node),
+                "relayed_by": 0 if peer.up else self.relay.hop_of(peer.node),
                 "incarnation": peer.incarnation,
                 "backlog_bytes": self.backlog_bytes(peer.node),
                 "bytes_out": peer.totals[1]
@@ -540,30 +592,103 @@ class Links:
             for peer in sorted(self.peers.values(), key=lambda peer: peer.node)
         ]
 
+    def clock_skew(self) -> tuple[int, bool]:
+        """How far this node's wall clock is ahead of the cluster's (ms), and whether too far."""
+        return self.clock.skew_ms, self.clock.is_skewed
+
     # -- liveness ---------------------------------------------------------------------------
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(self.config.heartbeat_ms / 1000, self._tick)
         now = time.monotonic()
-        for node in self.detector.tick(int(now * 1000)):
+        now_ms = int(now * 1000)
+        for node in self.detector.tick(now_ms):
             self._log.warning("link.suspected", peer=node)
             self.events.on_suspect(node)
+            self._perform(self.relay.suspected(node, True, now_ms))
+        self._perform(self.relay.tick(now_ms))
         for peer in list(self.peers.values()):
             if peer.up and peer.outward is not None:
                 writer = peer.outward.writer
-                if writer.frames_out == peer.frames_out:
-                    self.send(peer.node, frame(FRAME_HEARTBEAT, 0, 0, int(now * 1e6), 0, 0, 0))
+                if writer.frames_out == peer.frames_out or now - peer.told_clock >= CLOCK_S:
+                    self._beat(peer, b"")
                 peer.frames_out = writer.frames_out
             elif peer.half_since and now - peer.half_since > HALF_LINK_S:
                 self._drop(peer, "linked one way only")
-            if not peer.up:
+            if not peer.up and not self.relay.is_up(peer.node):
                 self._look_for(peer)
         self._give_up(now)
+
+    def _beat(self, peer: _Peer, neighbours: bytes) -> None:
+        """Sends a heartbeat."""
+        peer.told_clock = time.monotonic()
+        flags = FLAG_NEIGHBOURS if neighbours else 0
+        data = frame(
+            FRAME_HEARTBEAT, flags, 0, int(peer.told_clock * 1e6), 0, wall_ms(), 0, neighbours
+        )
+        self._queue(peer, data, (), True)
+
+    def _perform(self, outputs: list[relay.Output]) -> None:
+        """Carries out what the relay table wants."""
+        for output in outputs:
+            if isinstance(output, relay.Deliver):
+                if output.data[4] == FRAME_GOODBYE:
+                    self.peers[output.node].gone = True
+                    self.relay.forget(output.node)
+                    self.events.on_down(output.node, True)
+                else:
+                    self.events.on_frame(output.node, output.data)
+            elif isinstance(output, relay.Send):
+                peer = self.peers.get(output.to)
+                if peer is not None and peer.up:
+                    self._queue(peer, output.data, (), output.urgent)
+            elif isinstance(output, relay.Announce):
+                told = msgspec.msgpack.encode(self.relay.neighbours())
+                for peer in self.peers.values():
+                    if peer.up:
+                        self._beat(peer, told)
+            elif isinstance(output, relay.Up):
+                self._log.info(
+                    "link.relayed",
+                    peer=output.node,
+                    incarnation=output.incarnation,
+                    relay=self.relay.hop_of(output.node),
+                )
+                self.peers[output.node].gone = False
+                self.events.on_up(output.node, output.incarnation)
+            elif isinstance(output, relay.Down):
+                self._log.info("link.relay_lost", peer=output.node)
+                self.events.on_down(output.node, False)
+            elif isinstance(output, relay.Suspect):
+                self.events.on_suspect(output.node)
+            elif isinstance(output, relay.Unsuspect):
+                self.events.on_unsuspect(output.node)
+            else:
+                self._drop(
+                    self.peers[output.node], f"silent, and reached through node {output.relay}"
+                )
+
+    def _judge_relayed(self, node: int, data: bytes) -> int:
+        """Reads HELLO of a node that wants to be relayed; 0 = it is not accepted."""
+        try:
+            body = msgspec.msgpack.decode(data, type=dict[str, Any])
+            hello = read_hello(body, self._hello().to_builtins())
+            if hello.node != node:
+                return 0
+            self._judge(hello)
+            peer = self._peer(node)
+        except msgspec.DecodeError:
+            return 0
+        except LinkRefused as error:
+            self._note_refusal(error, node)
+            return 0
+        self._meet(peer, hello)
+        return hello.incarnation
 
     def _give_up(self, now: float) -> None:
         """Says so when all that this node has heard for long is that its number is in use."""
         patience = max(REJECTED_S, 2 * self.config.suspect_max_ms / 1000)
-        linked = any(peer.up for peer in self.peers.values())
+        linked = any(peer.up for peer in self.peers.values()) or self.relay.nodes()
         if linked or now - self._rejected_at > patience:
             self._rejected_since = 0.0
         elif self._rejected_since and now - self._rejected_since > patience:
@@ -593,7 +718,10 @@ class Links:
             peer.up = True
             peer.half_since = 0.0
             peer.gone = peer.leaves = False
-            self.detector.linked(peer.node, int(time.monotonic() * 1000))
+            now_ms = int(time.monotonic() * 1000)
+            self.detector.linked(peer.node, now_ms)
+            # The first frame on the link tells the clock and the neighbours.
+            self._perform(self.relay.linked(peer.node, peer.incarnation, now_ms))
             self._log.info("link.up", peer=peer.node, incarnation=peer.incarnation)
             self.events.on_up(peer.node, peer.incarnation)
             assert peer.inward is not None
@@ -603,11 +731,13 @@ class Links:
             self.detector.unlinked(peer.node)
             self._log.info("link.down", peer=peer.node)
             peer.gone = peer.leaves
+            self.clock.lost(peer.node)
             self.events.on_down(peer.node, peer.leaves)
+            self._perform(self.relay.unlinked(peer.node, int(time.monotonic() * 1000)))
         if not peer.up:
             half = peer.outward is not None or peer.inward is not None
             peer.half_since = (peer.half_since or time.monotonic()) if half else 0.0
-            if self._running:
+            if self._running and not self.relay.is_up(peer.node):
                 self._look_for(peer)
 
     def _drop(self, peer: _Peer, reason: str) -> None:
@@ -686,13 +816,8 @@ class Links:
         wire.resume()
 
     def _refuse(self, wire: _Wire, error: LinkRefused, who: Any) -> None:
-        key, text = str(who), error.text
-        if self._refusals.get(key) != text:
-            if len(self._refusals) > 1000:
-                self._refusals.clear()
-            self._refusals[key] = text
-            self._log.error("link.refused", peer=who, reason=text)
-        wire.writer.send(refusal(text, error.code))
+        self._note_refusal(error, who)
+        wire.writer.send(refusal(error.text, error.code))
         wire.flush()
         # The text must get through before the connection goes.
         self._pending.add(wire)
@@ -703,6 +828,15 @@ class Links:
 
         wire.on_frames, wire.on_lost = _ignore_frames, end
         self._loop.call_later(0.2, end)
+
+    def _note_refusal(self, error: LinkRefused, who: Any) -> None:
+        """Logs why a node is not accepted, once."""
+        key, text = str(who), error.text
+        if self._refusals.get(key) != text:
+            if len(self._refusals) > 1000:
+                self._refusals.clear()
+            self._refusals[key] = text
+            self._log.error("link.refused", peer=who, reason=text)
 
     def _judge(self, hello: PeerHello) -> None:
         """Refuses identities that cannot be true. Raises LinkRefused."""
@@ -739,31 +873,42 @@ class Links:
             return False
         if peer.up:
             return not self.detector.is_suspected(peer.node)
+        if self.relay.is_up(peer.node):
+            return not self.relay.is_suspected(peer.node)
         # It may be about to be linked both ways.
         age_s = time.monotonic() - peer.half_since
         return bool(peer.half_since) and age_s * 1000 < self.config.suspect_max_ms
+
+    def _hello(self) -> Hello:
+        return Hello(
+            cluster=self.config.name,
+            identity=self.identity,
+            address=self.config.advertise or f"{self.address.host}:{self.address.port}",
+            formed=self.formed,
+            release=self.release,
+            supports=self.supports,
+            process=self.process,
+            instance=self.instance,
+        )
 
     def _handshake(self, dialler: bool) -> Handshake:
         return Handshake(
             dialler,
             self._secret,
-            Hello(
-                cluster=self.config.name,
-                identity=self.identity,
-                address=self.config.advertise or f"{self.address.host}:{self.address.port}",
-                formed=self.formed,
-                release=self.release,
-                supports=self.supports,
-                process=self.process,
-                instance=self.instance,
-            ),
+            self._hello(),
             lambda: [peer.address for peer in self.peers.values() if peer.address],
         )
 
     def _learn(self, peer: _Peer, shake: Handshake) -> None:
         """Takes over what the peer said of itself and of others."""
-        hello = shake.peer
-        assert hello is not None
+        assert shake.peer is not None
+        self._meet(peer, shake.peer)
+        for text in [peer.address, *shake.known]:
+            with contextlib.suppress(ValueError, TypeError):
+                self.add_address(parse_address(text))
+
+    def _meet(self, peer: _Peer, hello: PeerHello) -> None:
+        """Takes over what an accepted peer said of itself."""
         life = (hello.instance, hello.incarnation)
         if life != peer.life:
             # A new life of the node: what stands belongs to the old one.
@@ -782,9 +927,6 @@ class Links:
         peer.incarnation = hello.incarnation
         peer.formed = hello.formed
         peer.address = hello.address
-        for text in [peer.address, *shake.known]:
-            with contextlib.suppress(ValueError, TypeError):
-                self.add_address(parse_address(text))
 
     def _attach_inward(self, wire: _Wire, shake: Handshake, rest: list[bytes]) -> None:
         assert shake.peer is not None
@@ -803,22 +945,24 @@ class Links:
             peer.inward = None
             self._evaluate(peer)
         node = peer.node
-        wire.reader.frame_max = self.config.link_frame_max_bytes
+        # What is relayed has a second header.
+        wire.reader.frame_max = self.config.link_frame_max_bytes + HEADER_SIZE
         on_frame = self.events.on_frame
         heard = self.detector.heard
 
         def frames(received: list[bytes]) -> None:
-            if heard(node, int(time.monotonic() * 1000)):
+            now_ms = int(time.monotonic() * 1000)
+            if heard(node, now_ms):
                 self._log.info("link.recovered", peer=node)
                 self.events.on_unsuspect(node)
+                self._perform(self.relay.suspected(node, False, now_ms))
             for data in received:
-                kind = data[4]
-                if kind == FRAME_GOODBYE:
-                    peer.leaves = True
-                    self._drop(peer, "the node has stopped")
-                    return
-                if kind != FRAME_HEARTBEAT:
+                if data[4] < FRAME_HEARTBEAT:
                     on_frame(node, data)
+                    continue
+                self._on_link_frame(peer, data, now_ms)
+                if peer.inward is not wire:
+                    return
 
         def lost(reason: str) -> None:
             wire.close()
@@ -836,6 +980,24 @@ class Links:
         self._evaluate(peer)
         if rest and peer.inward is wire:
             frames(rest)
+
+    def _on_link_frame(self, peer: _Peer, data: bytes, now_ms: int) -> None:
+        """Takes a frame that is about links."""
+        kind = data[4]
+        try:
+            if kind == FRAME_GOODBYE:
+                peer.leaves = True
+                self._drop(peer, "the node has stopped")
+            elif kind == FRAME_RELAY:
+                self._perform(self.relay.on_frame(peer.node, data, now_ms))
+            elif kind == FRAME_HEARTBEAT:
+                _, _, flags, _, _, _, wall, _ = frame_header(data)
+                self.clock.heard(peer.node, wall, since_boot_ms())
+                if flags & FLAG_NEIGHBOURS:
+                    told = msgspec.msgpack.decode(data[HEADER_SIZE:])
+                    self._perform(self.relay.heard(peer.node, told, now_ms))
+        except (ValueError, msgspec.DecodeError) as error:
+            self._log.error("link.bad_frame", peer=peer.node, type=kind, reason=str(error))
 
     # -- dialling ---------------------------------------------------------------------------
 
@@ -1005,6 +1167,16 @@ class Links:
                 )
             pause = RESOLVE_S if self.connected() else RESOLVE_S / 10
             await asyncio.sleep(pause)
+
+
+def wall_ms() -> int:
+    """This machine's wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+def since_boot_ms() -> int:
+    """A clock that nobody sets and that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
 
 
 def _is_urgent(data: bytes) -> bool:

@@ -150,6 +150,7 @@ async def own_node(call: Call) -> Any:
     led = sum(1 for replica in replicas if replica.is_leader)
     local, proxied = broker.deliveries()
     counters = broker.counters
+    skew_ms, skewed = broker.clock_skew()
     return {
         "state": "running" if broker.metadata.leader is not None else "no majority",
         "id": broker.node_id,
@@ -165,7 +166,8 @@ async def own_node(call: Call) -> Any:
         "delivered": counters.delivered + counters.delivered_no_ack,
         "deliveries_local": local,
         "deliveries_proxied": proxied,
-        "alarms": sorted(broker.alarms),
+        "alarms": sorted({*broker.alarms, *(("clock",) if skewed else ())}),
+        "clock_skew_ms": skew_ms,
         "uptime_ms": broker.uptime_ms,
         "build": f"{__version__}, compiled kernels, Python {platform.python_version()}",
         "links": broker.link_info(),

@@ -147,6 +147,7 @@ def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
     text.gauge("alarms_memory_used_watermark", int("memory" in alarms))
     text.gauge("alarms_free_disk_space_watermark", int("disk" in alarms))
     text.gauge("alarms_file_descriptor_limit", 0)
+    text.gauge("convoy_clock_skew_ms", broker.clock_skew()[0])
 
 
 def _replication(text: _Text, broker: Broker) -> None:

@@ -95,6 +95,7 @@ class Management(ManagementServer):
             process_info, node.data.path, node.memory_limit, config.alarms.disk_absolute
         )
         broker.link_info = node.links.info
+        broker.clock_skew = node.links.clock_skew
         super().__init__(
             broker,
             [(address.host, address.port) for address in config.management.tcp],

@@ -183,6 +183,8 @@ class Broker:
         """Resources of this process; set by who knows them."""
         self.link_info: Callable[[], list[dict[str, Any]]] = list
         """One row per link to another node; set by who knows them."""
+        self.clock_skew: Callable[[], tuple[int, bool]] = lambda: (0, False)
+        """How far this node's wall clock is ahead (ms), and whether too far; set by who knows."""
         self.edge_metrics: Callable[[], list[tuple[str, str, dict[str, str], int]]] = list
         """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
         self.keeper: MemberKeeper | None = None
