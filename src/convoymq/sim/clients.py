@@ -57,6 +57,10 @@ class Workload:
         self.channels = 0
         self.read = 0
         """Rows of stages that were read."""
+        self.sent_locally = 0
+        """Messages that the replica on the consumer's node sent."""
+        self.sent_by_leader = 0
+        """Those that a leader sent to another node, instead or as well."""
 
 
 class Channel:

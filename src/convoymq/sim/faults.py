@@ -53,6 +53,8 @@ class Plan:
     """The groups are streams, not quorum queues."""
     stages: bool = False
     """Some channels read quorum queues through stages."""
+    lag_entries_max: int = 10_000
+    """Committed entries that a replica may lack and still count as live."""
 
 
 def draw_plan(
@@ -140,6 +142,7 @@ def draw_plan(
         settings=settings,
         round_us_max=rng.choice((0, 50, 2000)),
         hash_every=rng.choice((1, 4, 16)),
+        lag_entries_max=Random(seed ^ 0x1A6).choice((10_000, 10_000, 30, 3)),
     )
 
 

@@ -16,7 +16,6 @@ from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, frame, frame_head
 from convoymq.model.errors import Unavailable
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication.raft.types import RaftConfig
@@ -24,6 +23,7 @@ from convoymq.sim.clock import Life, NodeClock
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
 from convoymq.sim.invariants import observe_log
 from convoymq.sim.network import NodeTransport
+from convoymq.sim.senders import WatchedQueue
 from convoymq.storage.store import Storage
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class SimNode:
             storage=self.storage,
             transport=self.transport,
             clock=self.clock,
-            config=RaftConfig(),
+            config=RaftConfig(lag_entries_max=world.plan.lag_entries_max),
             on_dirty=self.wake,
         )
         for group in sorted(world.groups):
@@ -185,7 +185,11 @@ class SimNode:
             if self.world.plan.streams:
                 queue = StreamQueue(ask_node=self._ask_node, **common)
             else:
-                queue = QuorumQueue(**common)
+                queue = WatchedQueue(
+                    workload=self.world.workload,
+                    lag_entries_max=self.world.plan.lag_entries_max,
+                    **common,
+                )
             self.queues[group] = queue
         queue.members = tuple(sorted(known.members))
         if not known.has_replica(self.number):

@@ -498,5 +498,7 @@ def run_seed(
         "settled": load.settled,
         "channels": load.channels,
         "read": load.read,
+        "sent_locally": load.sent_locally,
+        "sent_by_leader": load.sent_by_leader,
     }
     return result
