@@ -27,15 +27,17 @@ class Plant:
     """Faults that bring it out, for the test; the table in the docs is made without."""
     load: str = ""
     """What the simulator is to do (`runner.load_of`)."""
+    unaided: bool = False
+    """The machine does not check its own invariants: only what watches it from outside notices."""
 
 
 def plant(
-    text: str, faults: str | None = None, load: str = ""
+    text: str, faults: str | None = None, load: str = "", *, unaided: bool = False
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Registers a patch under its function's name."""
 
     def register(apply: Callable[[], None]) -> Callable[[], None]:
-        PLANTS[apply.__name__] = Plant(apply.__name__, text, apply, faults, load)
+        PLANTS[apply.__name__] = Plant(apply.__name__, text, apply, faults, load, unaided)
         return apply
 
     return register
@@ -51,6 +53,12 @@ def _machine() -> Any:
     from convoymq.queues.quorum.machine import QuorumMachine
 
     return QuorumMachine
+
+
+def _client() -> Any:
+    from convoymq.queues.quorum.client import QuorumClient
+
+    return QuorumClient
 
 
 @plant("a vote is given without looking at the candidate's log", "crash,isolate,break")
@@ -383,6 +391,354 @@ def settles_one_too_many() -> None:
     Stages._settle = planted  # type: ignore[method-assign]
 
 
+# Who gets which message.
+
+
+def _assign(*, rotates: bool = True, counts_others: bool = True) -> Callable[[Any], None]:
+    """`QuorumMachine._assign` with rules left out."""
+
+    def planted(self: Any) -> None:
+        while self._priorities and self.ready:
+            level = self._levels[self._priorities[0]]
+            consumer = level.popleft()
+            turn = consumer.window - consumer.checked_out.messages
+            if level:
+                share = self.ready // (16 * (len(level) + 1 if counts_others else 1))
+                turn = min(turn, max(1, min(256, share)))
+            while turn and self.ready:
+                turn -= self._hand_out(consumer, turn, True)
+            if consumer.window <= consumer.checked_out.messages:
+                consumer.queued = False
+                if not level:
+                    self._drop_level(self._priorities[0])
+            elif rotates:
+                level.append(consumer)
+            else:
+                level.appendleft(consumer)
+
+    return planted
+
+
+@plant("the consumer that was served is served again at once", "none", unaided=True)
+def service_queue_not_rotated() -> None:
+    _machine()._assign = _assign(rotates=False)
+
+
+@plant("a turn is the same however many others wait", "none", unaided=True)
+def turn_ignores_others() -> None:
+    _machine()._assign = _assign(counts_others=False)
+
+
+@plant("a consumer of low priority is served before one of high priority", "none", unaided=True)
+def priority_upside_down() -> None:
+    machine = _machine()
+    serve_last = machine._serve_last
+
+    def planted(self: Any, consumer: Any) -> None:
+        serve_last(self, consumer)
+        self._priorities.sort()
+
+    machine._serve_last = planted
+
+
+@plant("a change of credit allows one message more than it says", "none", unaided=True)
+def window_overrun_after_credit() -> None:
+    machine = _machine()
+    command = machine._session_command
+
+    def planted(self: Any, session: Any, kind: int, flags: int, count: int, arg: int, *rest: Any):  # type: ignore[no-untyped-def]
+        command(self, session, kind, flags, count, arg, *rest)
+        if kind == 7 and arg in session.consumers:
+            session.consumers[arg].window += 1
+            self._refresh(session.consumers[arg])
+
+    machine._session_command = planted
+
+
+def _fresh_first(machine: Any) -> Any:
+    """`_hand_out` that serves what is fresh before what came back."""
+    hand_out = machine._hand_out
+
+    def planted(self: Any, *arguments: Any) -> int:
+        if not self.fresh.messages:
+            given: int = hand_out(self, *arguments)
+            return given
+        kept, self.returned = self.returned, type(self.returned)(True)
+        try:
+            given = hand_out(self, *arguments)
+        finally:
+            self.returned = kept
+        return given
+
+    return planted
+
+
+@plant("what an ended session gave back goes behind what is fresh", "none", unaided=True)
+def ended_session_returns_behind_fresh() -> None:
+    machine = _machine()
+    end_session, hand_out, late = machine._end_session, machine._hand_out, _fresh_first(machine)
+
+    def ending(self: Any, session: Any, *, failed: bool) -> None:
+        self.planted = not self.returned.messages
+        end_session(self, session, failed=failed)
+
+    def giving(self: Any, *arguments: Any) -> int:
+        if getattr(self, "planted", False) and self.returned.messages:
+            given: int = late(self, *arguments)
+            return given
+        self.planted = False
+        return int(hand_out(self, *arguments))
+
+    machine._end_session = ending
+    machine._hand_out = giving
+
+
+@plant("basic.get passes over what came back", "none", unaided=True)
+def get_passes_over_returned() -> None:
+    machine = _machine()
+    get, late, hand_out = machine._get, _fresh_first(machine), machine._hand_out
+
+    def planted(self: Any, session: Any, settled: bool) -> None:
+        machine._hand_out = late
+        try:
+            get(self, session, settled)
+        finally:
+            machine._hand_out = hand_out
+
+    machine._get = planted
+
+
+@plant("what a consumer held comes back youngest first", "none", unaided=True)
+def returned_in_reverse() -> None:
+    machine = _machine()
+
+    def planted(self: Any, consumer: Any, failed: int) -> None:
+        for run in reversed(consumer.checked_out.remove_all()):
+            self._return(run, failed)
+
+    machine._return_all = planted
+
+
+@plant("an ended session does not count as a failed delivery", "none", unaided=True)
+def ended_session_is_no_failure() -> None:
+    machine = _machine()
+    end_session = machine._end_session
+
+    def planted(self: Any, session: Any, *, failed: bool) -> None:
+        end_session(self, session, failed=False)
+
+    machine._end_session = planted
+
+
+@plant("consumers of a suspected node are served on", "suspect,isolate,freeze", unaided=True)
+def suspected_node_is_served() -> None:
+    machine = _machine()
+    node_down, serve_last = machine._node_down, machine._serve_last
+
+    def planted(self: Any, node: int, gone: bool) -> None:
+        node_down(self, node, gone)
+        kept, self.down_nodes = self.down_nodes, {}
+        for session in self._sessions_of(node):
+            for consumer in session.consumers.values():
+                serve_last(self, consumer)
+        self.down_nodes = kept
+
+    machine._node_down = planted
+
+
+@plant("a node that stays away keeps its messages", "isolate,freeze,partition", unaided=True)
+def lost_node_keeps_its_messages() -> None:
+    machine = _machine()
+    tick = machine._tick
+
+    def planted(self: Any) -> None:
+        for state in self.down_nodes.values():
+            state[1] = 1
+        tick(self)
+
+    machine._tick = planted
+
+
+@plant("consumers of a node that is back are not served", "suspect,isolate,freeze", unaided=True)
+def node_up_serves_nobody() -> None:
+    machine = _machine()
+    node_up = machine._node_up
+
+    def planted(self: Any, node: int, incarnation: int) -> None:
+        kept, machine._serve_last = machine._serve_last, lambda self, consumer: None
+        try:
+            node_up(self, node, incarnation)
+        finally:
+            machine._serve_last = kept
+
+    machine._node_up = planted
+
+
+@plant("a consumer becomes active while the one before it holds messages", "none", unaided=True)
+def two_single_active_consumers() -> None:
+    machine = _machine()
+    choose_active = machine._choose_active
+
+    def planted(self: Any) -> None:
+        best, active = self._best_waiting(), self.active
+        if active is not None and best is not None and best.priority > active.priority:
+            self._serve_no_more(active)
+            active.state = 1
+            self.waiting.append(active)
+            self.active = None
+        choose_active(self)
+
+    machine._choose_active = planted
+
+
+@plant("who waits longest becomes active, whatever the priorities", "none", unaided=True)
+def activation_ignores_priority() -> None:
+    machine = _machine()
+
+    def planted(self: Any) -> Any:
+        for consumer in self.waiting:
+            if consumer.session.node not in self.down_nodes:
+                return consumer
+        return None
+
+    machine._best_waiting = planted
+
+
+# Who sends it, and what the client makes of it.
+
+
+@plant("a replica that is far behind is called live", "slow,spike,delay,freeze", unaided=True)
+def live_however_far_behind() -> None:
+    from convoymq.cluster.replica import Replica
+    from convoymq.replication.raft.types import REPLICATE
+
+    def planted(self: Any, node: int) -> bool:
+        peer = self.core.progress.get(node)
+        return node == self.host.node or (
+            peer is not None and peer.connected and peer.state == REPLICATE
+        )
+
+    Replica.is_live = planted  # type: ignore[method-assign]
+
+
+@plant("every node is taken for one with a live replica", "crash,membership", unaided=True)
+def everybody_is_live() -> None:
+    from convoymq.cluster.replica import Replica
+
+    Replica.is_live = lambda self, node: True  # type: ignore[method-assign]
+
+
+@plant(
+    "a leader that starts to send for a node sends new messages only", "crash,kill", unaided=True
+)
+def proxy_sends_only_what_is_new() -> None:
+    from convoymq.queues.group_queue import GroupQueue
+
+    def planted(self: Any, node: int, machine: Any) -> None:
+        if self._transport.is_connected(node):
+            self._proxied.add(node)
+
+    GroupQueue._start_proxy = planted  # type: ignore[method-assign]
+
+
+@plant("followers send for other nodes too", "none", unaided=True)
+def followers_send_too() -> None:
+    from convoymq.queues.group_queue import GroupQueue
+
+    on_effects = GroupQueue.on_effects
+
+    def planted(self: Any, effects: Any, replica: Any) -> None:
+        on_effects(self, effects, replica)
+        if not replica.is_leader:
+            for effect in effects:
+                if effect[0] == 2 and effect[1] >> 56 != self.node:
+                    self._forward(effect[1] >> 56, effect)
+
+    GroupQueue.on_effects = planted  # type: ignore[method-assign]
+
+
+@plant("only leaders pass messages on, also to clients of their own node", "none", unaided=True)
+def followers_keep_to_themselves() -> None:
+    from convoymq.queues.quorum.queue import QuorumQueue
+
+    deliver = QuorumQueue._deliver
+
+    def planted(self: Any, client: Any, effect: Any) -> None:
+        if self._host.replica(self.group).is_leader:
+            deliver(self, client, effect)
+
+    QuorumQueue._deliver = planted  # type: ignore[method-assign]
+
+
+@plant("a client passes on what comes a second time", "crash,kill,membership", unaided=True)
+def client_passes_on_repeats() -> None:
+    client = _client()
+    on_deliver = client.on_deliver
+
+    def planted(self: Any, consumer: int, first_id: int, *rest: Any) -> None:
+        known = self._consumers.get(consumer)
+        if consumer and known is not None:
+            known.next_id = min(known.next_id, first_id)
+        on_deliver(self, consumer, first_id, *rest)
+
+    client.on_deliver = planted
+
+
+@plant("a client does not ask for what it missed", "break,loss,crash,kill", unaided=True)
+def client_skips_gaps() -> None:
+    client = _client()
+    on_deliver = client.on_deliver
+
+    def planted(self: Any, *arguments: Any) -> None:
+        on_deliver(self, *arguments[:-1], 0)
+
+    client.on_deliver = planted
+
+
+@plant("a replica that is behind answers as if it knew all", "break,loss,slow,delay", unaided=True)
+def lagging_replica_answers() -> None:
+    from convoymq.queues.quorum.queue import QuorumQueue
+
+    def planted(self: Any, client: Any, consumer: int, from_id: int) -> None:
+        replica = self._host.replica(self.group)
+        if replica is not None:
+            machine = replica.machine
+            kept, machine.effects = machine.effects, []
+            machine.redeliver(client.session, consumer, from_id)
+            effects, machine.effects = machine.effects, kept
+            if self._carry_out(client, effects, from_id):
+                client.on_asked(consumer, from_id, complete=True)
+                return
+        if self.leader is not None and self.leader != self.node:
+            from convoymq.kernels import batch
+
+            frame = batch.frame(
+                batch.FRAME_DELIVER, 0, self.group, client.session, consumer, from_id, 0
+            )
+            self._transport.send(self.leader, frame)
+
+    QuorumQueue.ask = planted  # type: ignore[method-assign]
+
+
+@plant("what is sent again is not flagged as redelivered", "break,crash,kill", unaided=True)
+def redelivered_flag_lost() -> None:
+    machine = _machine()
+    redeliver = machine.redeliver
+
+    def planted(self: Any, session: int, consumer: int, from_id: int) -> None:
+        at = len(self.effects)
+        redeliver(self, session, consumer, from_id)
+        self.effects[at:] = [(*effect[:8], 0, 0) for effect in self.effects[at:]]
+
+    machine.redeliver = planted
+
+
+@plant("a replica that took a snapshot says nothing of what it holds", "wipe,crash,membership")
+def snapshot_install_says_nothing() -> None:
+    machine = _machine()
+    machine.resend = lambda self, session_node: None
+
+
 def _stream() -> Any:
     from convoymq.queues.stream.machine import StreamMachine
 
@@ -490,6 +846,10 @@ def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, s
     from convoymq.sim.world import run_seed
 
     faults = parse_faults(found.faults) if focused else None
+    if found.unaided:
+        from convoymq.sim import referee
+
+        referee.check_invariants = lambda machine: None
     found.apply()
     for seed in range(first, first + limit):
         result = run_seed(seed, faults, **load_of(found.load))

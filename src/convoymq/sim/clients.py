@@ -41,6 +41,7 @@ class ClientConfig:
     get_chance: float = 0.02
     cancel_chance: float = 0.02
     credit_chance: float = 0.02
+    pause_chance: float = 0.0
     purge_chance: float = 0.0
     close_chance: float = 0.01
 
@@ -114,6 +115,8 @@ class Channel:
         self._asked: set[int] = set()
         self._last_id: dict[int, int] = {}
         self._last_fresh: dict[tuple[int, int], int] = {}
+        self._paused: set[int] = set()
+        """Consumers whose deliveries the client drops for now."""
         self._seen: dict[bytes, int] = {}
         """Message -> how often it had been given out when it came here last."""
         self.held: dict[int, list[int]] = {}
@@ -164,15 +167,27 @@ class Channel:
                 self._trace.add(self.name, f"cancel {number}")
                 self.client.cancel(number)
                 del self._consumers[number]
+                self._paused.discard(number)
         elif self._consumers and chance(config.credit_chance):
             number = self._scheduler.rng.choice(sorted(self._consumers))
             if not self._consumers[number]:
                 self.client.set_credit(number, self._scheduler.between(1, config.prefetch_max))
+        elif self._consumers and chance(config.pause_chance):
+            self._pause(self._scheduler.rng.choice(sorted(self._consumers)))
         if chance(config.get_chance):
             self._gets += 1
             self.client.get(no_ack=chance(0.3))
         if self.held and chance(config.settle_chance):
             self._settle_some()
+
+    def _pause(self, number: int) -> None:
+        """Its reader is slow, or is not any more."""
+        if number in self._paused:
+            self._paused.discard(number)
+            self.client.resume(number)
+        else:
+            self._paused.add(number)
+            self.client.pause(number)
 
     def _drain(self) -> None:
         """The quiet phase: consume and acknowledge everything, publish nothing."""
@@ -184,6 +199,8 @@ class Channel:
     def drain(self) -> None:
         """From now on only what empties the queue."""
         self.draining = True
+        for number in sorted(self._paused):
+            self._pause(number)
 
     # Publishing.
 
@@ -370,6 +387,7 @@ class Channel:
             self._session = self.client.session
             self.held.clear()
             self._last_id.clear()
+            self._paused.clear()
             self._last_fresh.clear()
 
     def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
@@ -379,6 +397,7 @@ class Channel:
         """The queue ended a consumer."""
         self._trace.add(self.name, f"consumer {consumer} was cancelled: {reason}")
         self._consumers.pop(consumer, None)
+        self._paused.discard(consumer)
         self.held.pop(consumer, None)
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:

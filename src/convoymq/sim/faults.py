@@ -112,6 +112,7 @@ def draw_plan(
         get_chance=rng.choice((0.0, 0.05)),
         purge_chance=rng.choice((0.0, 0.0, 0.0, 0.002)),
         close_chance=rng.choice((0.0, 0.005, 0.03)),
+        pause_chance=Random(seed ^ 0x9A5E).choice((0.0, 0.0, 0.05)),
     )
     settings: dict[str, Any] = {
         "delivery_limit": rng.choice((20, 20, 2, -1)),

@@ -6,7 +6,9 @@ What a `WatchedQueue` asserts, each time a replica hands it effects:
 - it passes every delivery on to the clients of its own node, whoever leads;
 - only a leader sends for other nodes, and not for those whose replica is live;
 - a leader sends every delivery that is still checked out to a node whose replica is not live;
-- when it starts to, it sends everything that is checked out there.
+- when it starts to, it sends everything that is checked out there;
+- a client's question is answered by the leader, or by a replica that has something to answer: that
+  a replica has nothing may mean that it is behind.
 
 Live is a replica that the leader replicates to, over a link that is up, and that has acknowledged
 all but `raft.lag_entries_max` of the committed entries (ADR 0003). Both may send for a while when
@@ -15,10 +17,11 @@ that changes; that no client passes a message on twice is for `sim.clients` and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from convoymq.cluster.interfaces import EFFECT_DELIVER, Effect
+from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.replication.raft.types import REPLICATE
 from convoymq.sim.delivery_model import InvariantBroken
@@ -92,6 +95,12 @@ class WatchedQueue(QuorumQueue):
         self._passed |= messages_of(effect)
         self._workload.sent_locally += effect[7]
         super()._deliver(client, effect)
+
+    def _carry_out(self, client: QuorumClient, effects: Iterable[Effect], since: int) -> bool:
+        effects = list(effects)
+        if not effects and not self._host.replica(self.group).is_leader:
+            self._fail(f"tells {client.session:x} that nothing is checked out from {since} on")
+        return super()._carry_out(client, effects, since)
 
     def _forward(self, node: int, effect: Effect, since: int = -1) -> int:
         if effect[0] == EFFECT_DELIVER:
