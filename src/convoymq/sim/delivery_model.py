@@ -29,8 +29,6 @@ Answer = tuple[int, int, int, Any]
 """(session, seq, status, reply) of a command that asked something."""
 
 SESSION_OPEN = batch.CMD_SESSION_OPEN
-OPENS_NEEDED = hasattr(batch, "CMD_SESSION_OPEN")
-"""Sessions begin with a command of their own, not with any."""
 
 WINDOW_UNLIMITED = 2000
 TURN_SHARE = 16
@@ -210,13 +208,10 @@ class DeliveryModel:
         if session is None:
             if kind in (SESSION_OPEN, batch.CMD_SESSION_CLOSE):
                 self._hear_of(session_id >> 56, incarnation_of(session_id))
-            if seq != 1 or session_id in self.over:
+            if kind != SESSION_OPEN or seq != 1 or not self._opens(session_id, number):
                 return None
-            if kind == SESSION_OPEN:
-                if not self._opens(session_id, number):
-                    return None
-            elif OPENS_NEEDED:
-                return None
+            if session_id in self.over:
+                self.fail(f"{session_id:x} begins again, under number {number}")
             session = self.sessions[session_id] = Session(session_id)
         elif seq != session.seq + 1:
             return None
