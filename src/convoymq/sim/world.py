@@ -21,6 +21,7 @@ from convoymq.kernels import batch
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
 from convoymq.sim.clients import Channel, Workload
 from convoymq.sim.clock import Scheduler
+from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import PowerLost
 from convoymq.sim.faults import Injector, Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
@@ -93,6 +94,8 @@ class World:
         self.workload = Workload()
         self.channels: list[Channel] = []
         self.quiet = False
+        self.broken: Exception | None = None
+        """What a check inside of a replica found."""
         self.groups: dict[int, GroupPlace] = {}
         self.referees: dict[int, Any] = {}
         """Group -> `Referee`, `StagedReferee` or `StreamReferee`."""
@@ -255,13 +258,27 @@ class World:
 
     def poll(self, node: SimNode) -> None:
         """After a node did something: looks at its replicas."""
+        if self.broken is not None:
+            raise self.broken
         for group, replica in node.host.groups.items():
+            if replica.stopped:
+                raise InvariantBroken(f"group {group} stops on {node.name}: {replica.stopped}")
             self.checkers[group].on_poll(node.number, replica)
 
     def on_applied(
         self, node: SimNode, group: int, machine: Any, data: bytes, effects: list[Effect]
     ) -> None:
         """A replica applied an entry of commands."""
+        try:
+            self._on_applied(node, group, machine, data, effects)
+        except Exception as error:
+            # The replica stops for whatever comes out of an apply: `poll` raises it.
+            self.broken = self.broken or error
+            raise
+
+    def _on_applied(
+        self, node: SimNode, group: int, machine: Any, data: bytes, effects: list[Effect]
+    ) -> None:
         entry = batch.Entry(data)
         checker = self.checkers[group]
         referee = self.referees[group]
@@ -277,7 +294,11 @@ class World:
 
     def on_restored(self, node: SimNode, group: int, machine: Any) -> None:
         """A replica took its state from a snapshot."""
-        self.checkers[group].on_state(node.number, machine, machine.index, restored=True)
+        try:
+            self.checkers[group].on_state(node.number, machine, machine.index, restored=True)
+        except Exception as error:
+            self.broken = self.broken or error
+            raise
 
     def _on_frame_sent(self, source: int, target: int, data: bytes) -> None:
         kind = data[4]
