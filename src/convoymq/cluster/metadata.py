@@ -183,6 +183,19 @@ class NodeRecord:
     """Lowest and highest machine version that it knows, per kind of machine."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The latest answer to a node that asked to be let in. Who asks twice in one life, because an
+    answer was lost or late, gets the same one."""
+
+    directory: str
+    asked: int
+    """The incarnation that it asked with."""
+    granted: int
+    """The one that it goes on with."""
+    role: str
+
+
 @dataclass(slots=True)
 class Vhost:
     """One virtual host."""
@@ -252,6 +265,7 @@ class MetadataMachine:
         """Nodes that were removed; refused until they come back with nothing."""
         self.directories: dict[int, str] = {}
         """The data directory that each node number belongs to."""
+        self.joins: dict[int, Joined] = {}
         self.incarnations: dict[int, int] = {}
         """The highest of each node number, also of forgotten ones: what is older is ignored."""
         self.cluster_id = ""
@@ -358,6 +372,10 @@ class MetadataMachine:
                 ],
                 "directories": sorted(self.directories.items()),
                 "incarnations": sorted(self.incarnations.items()),
+                "joins": [
+                    [node, j.directory, j.asked, j.granted, j.role]
+                    for node, j in sorted(self.joins.items(), key=_key)
+                ],
                 "forgotten": sorted(self.forgotten),
                 "settings": dict(sorted(self.settings.items())),
                 "sessions": [
@@ -424,6 +442,8 @@ class MetadataMachine:
             )
         self.directories = dict(raw["directories"])
         self.incarnations = dict(raw["incarnations"])
+        for node, directory, asked, granted, role in raw["joins"]:
+            self.joins[node] = Joined(directory=directory, asked=asked, granted=granted, role=role)
         self.forgotten = set(raw["forgotten"])
         self.settings = raw["settings"]
         for session_id, seq, replies in raw["sessions"]:
@@ -494,7 +514,11 @@ class MetadataMachine:
 
     def _command(self, session_id: int, seq: int, time_ms: int, body: bytes) -> None:
         node, incarnation = session_id >> 56, session_id >> 24 & 0xFFFFFFFF
-        if incarnation < self.incarnations.get(node, 0) or node in self.forgotten:
+        refusal = self._refuse_life(node, incarnation)
+        if refusal is not None:
+            # Told, so that it does not ask for ever; nothing of it becomes state.
+            answer = refusal_to_builtins(refusal)
+            self.effects.append((EFFECT_APPLIED, session_id, seq, STATUS_REFUSED, answer))
             return
         session = self._sessions.get(session_id)
         if session is None:
@@ -517,6 +541,16 @@ class MetadataMachine:
             status, result = STATUS_REFUSED, refusal_to_builtins(refusal)
         session.replies.append((seq, status, result))
         self.effects.append((EFFECT_APPLIED, session_id, seq, status, result))
+
+    def _refuse_life(self, node: int, incarnation: int) -> Refused | None:
+        if node in self.forgotten:
+            return PreconditionFailed(f"node {node} was removed from the cluster")
+        known = self.incarnations.get(node, 0)
+        if incarnation < known:
+            return PreconditionFailed(
+                f"node {node} has a later incarnation: {known}, this is {incarnation}"
+            )
+        return None
 
     def _drop_sessions(self, node: int, below_incarnation: int) -> None:
         for session in list(self._sessions):
@@ -811,21 +845,30 @@ class MetadataMachine:
                     f"node {node} cannot join yet: groups still have the node that was removed"
                 )
             self.forgotten.discard(node)
-        ran = node in self.incarnations
-        self.directories[node] = command.directory
-        granted = max(command.incarnation, self.incarnations.get(node, 0) + 1)
-        self._live(node, granted)
-        if node not in command.members:
-            role = JOIN_LEARNER
-        else:
+        known = self.joins.get(node)
+        if known is None or known.directory != command.directory:
+            known = None
+        elif command.incarnation < known.asked:
+            raise PreconditionFailed(f"node {node} was started again since it asked to join")
+        if known is None or known.asked != command.incarnation:
             # Votes and entries that a member once promised to keep are gone.
-            role = JOIN_WIPED if ran else JOIN_FOUNDER
+            role = JOIN_WIPED if node in self.incarnations else JOIN_FOUNDER
+            known = Joined(
+                directory=command.directory,
+                asked=command.incarnation,
+                granted=max(command.incarnation, self.incarnations.get(node, 0) + 1),
+                role=role if node in command.members else JOIN_LEARNER,
+            )
+            self.joins[node] = known
+            self.directories[node] = command.directory
+            self._live(node, known.granted)
+        role = known.role if node in command.members else JOIN_LEARNER
         self._note(Change(ChangeKind.NODE, node=node))
         return {
             "role": role,
             "members": sorted(command.members),
             "groups": self.next_group - 1,
-            "incarnation": granted,
+            "incarnation": known.granted,
             "cluster_id": self.cluster_id,
         }
 
@@ -872,6 +915,7 @@ class MetadataMachine:
             return False
         self.forgotten.add(node)
         self.directories.pop(node, None)
+        self.joins.pop(node, None)
         self._drop_sessions(node, 1 << 32)
         # What only that node has is lost.
         self._delete_where(lambda record: record.members == (node,))

@@ -293,13 +293,31 @@ def test_the_tree_says_as_what_a_node_joins(tree: Tree) -> None:
     assert tree.do(join(4, "e")) == {"role": "learner", "incarnation": 1, **answer}
     assert tree.do(put(4, "e", 1))
     members = (1, 2, 3, 4)
-    assert tree.do(join(4, "e", members=members))["role"] == "wiped"
+    assert tree.do(join(4, "e", members=members))["role"] == "learner", "it asks again"
+    assert tree.do(join(4, "e", 2, members=members))["role"] == "wiped"
 
 
 def test_a_member_that_was_let_in_before_is_never_a_founder_again(tree: Tree) -> None:
     tree.do(join(4, "a"))
     # It may have got a vote, and lost it, before it told its addresses.
     assert tree.do(join(4, "b", members=(1, 2, 3, 4)))["role"] == "wiped"
+
+
+def test_who_asks_again_in_one_life_gets_the_same_answer(tree: Tree) -> None:
+    """The answer was lost, or a former leader's proposal is applied after the node has entered."""
+    tree.do(put(3, "old", 7))
+    first = tree.do(join(3, "new"))
+    assert (first["role"], first["incarnation"]) == ("wiped", 8)
+    assert tree.do(put(3, "new", 8))
+    restored = MetadataMachine()
+    restored.restore(tree.machine.snapshot())
+    assert restored.joins == tree.machine.joins
+    assert tree.do(join(3, "new")) == first
+    assert tree.do(put(3, "new", 8)), "it is not an earlier life"
+    # It lost its log, but not its directory, and was started again.
+    assert tree.do(join(3, "new", 9))["incarnation"] == 9
+    with pytest.raises(PreconditionFailed, match="was started again since"):
+        tree.do(join(3, "new", 8))
 
 
 def test_only_the_directory_that_was_let_in_last_has_the_number(tree: Tree) -> None:
@@ -342,15 +360,23 @@ def test_a_forgotten_node_comes_back_when_nothing_counts_on_it(tree: Tree) -> No
     assert tree.do(put(3, "new", 8))
 
 
-def test_commands_of_an_earlier_life_are_ignored(tree: Tree) -> None:
+def test_commands_of_an_earlier_life_are_refused_and_leave_nothing(tree: Tree) -> None:
     old, new = 2 << 56 | 7 << 24 | 1, 2 << 56 | 8 << 24 | 1
     tree.do(put(2, "a", 7))
     tree.raw(encode_command(quorum("a")), 1, session=old)
     tree.do(put(2, "a", 8))
-    assert tree.raw(encode_command(quorum("b")), 1, session=old) == []
+    before = tree.machine.snapshot()
+    (told,) = tree.raw(encode_command(quorum("b")), 1, session=old)
+    assert told[:4] == (EFFECT_APPLIED, old, 1, 1)
+    assert told[4][1] == "node 2 has a later incarnation: 8, this is 7"
+    unchanged = MetadataMachine()
+    unchanged.restore(before)
+    unchanged.applied_index = tree.index
+    assert unchanged.snapshot() == tree.machine.snapshot()
     tree.raw(encode_command(quorum("c")), 1, session=new)
     tree.do(ForgetNode(id=2))
-    assert tree.raw(encode_command(quorum("d")), 1, session=new) == []
+    (told,) = tree.raw(encode_command(quorum("d")), 1, session=new)
+    assert told[4][1] == "node 2 was removed from the cluster"
     assert tree.queues() == ["a", "c"]
 
 
