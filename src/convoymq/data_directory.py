@@ -33,7 +33,6 @@ class DataDirectory:
 
     Args:
         supports: what this build understands; None = versions are not looked at.
-        lives: incarnations of this node that a new directory leaves out.
 
     Raises:
         Misuse: another process has it, it is another node's, or another release must open it.
@@ -46,12 +45,10 @@ class DataDirectory:
         node_id: int,
         supports: Supports | None = None,
         release: str = __version__,
-        lives: int = 0,
     ) -> None:
         self.path = Path(path).expanduser().absolute()
         self._file = self.path / FILE
         self._release = release
-        self._lives = lives
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -79,7 +76,7 @@ class DataDirectory:
             self.identity = NodeIdentity(
                 node=owner,
                 directory=known["directory"],
-                incarnation=int(known.get("incarnation", self._lives)) + 1,
+                incarnation=int(known.get("incarnation", 0)) + 1,
                 cluster=known.get("cluster", ""),
                 candidate=known["candidate"],
                 former=tuple(known.get("former", ())),
@@ -159,6 +156,17 @@ class DataDirectory:
         """Notes that this node founds a cluster together with the given directories."""
         self.identity = replace(self.identity, cluster=founding.cluster)
         self.founding = founding
+        self._save()
+
+    def renew(self) -> None:
+        """Gives up a founding: from now on this is another directory, which belongs to nobody."""
+        self.identity = replace(
+            self.identity,
+            directory=secrets.token_hex(16),
+            candidate=secrets.token_hex(16),
+            cluster="",
+        )
+        self.founding = None
         self._save()
 
     def founded(self) -> None:

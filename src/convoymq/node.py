@@ -23,17 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from convoymq import __version__
 from convoymq.cluster import supported
 from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.cluster_clock import ClusterClock
-from convoymq.cluster.commands import AdmitNode
-from convoymq.cluster.control import KIND_JOIN, ControlPlane
+from convoymq.cluster.control import ControlPlane
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links, since_boot_ms, wall_ms
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import MetadataMachine
 from convoymq.cluster.sessions import SessionNumbers
+from convoymq.cluster_entry import ClusterEntry
 from convoymq.data_directory import DataDirectory
 from convoymq.kernels.batch import FRAME_CONTROL
 from convoymq.kernels.flusher import (
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
     from convoymq.queues.broker import Broker
     from convoymq.trace.recorder import Traces
 
-EPOCH_2025 = 1_735_689_600
-"""The first incarnation of an empty directory: seconds since 2025-01-01 UTC."""
 TICK_S = 0.1
 SLEPT_NS = 15_000
 """A round that begins so long after the one before was waited for."""
@@ -78,20 +77,11 @@ NOTES_ERROR = frozenset({
     "raft.replica_stopped",
     "raft.wipe_failed",
 })  # fmt: skip
-FORM_PATIENCE_S = 3.0
-"""A fresh node waits so long for all peers before a majority of them is enough."""
-JOIN_TIMEOUT_S = 5.0
 REGISTER_TIMEOUT_S = 10.0
 FREE_HEAP_MAX = 48 << 20
 CLIENTS_LEAVE_S = 1.0
 """How long a stopping node waits for its clients to answer its close."""
 EXIT_FAULT = 70
-JOIN_FOUNDER = "founder"
-"""A member that never ran: nothing of it can be missing."""
-JOIN_LEARNER = "learner"
-"""Not a member yet: it gets a vote when it has caught up."""
-JOIN_WIPED = "wiped"
-"""A member that has lost its data: it has no say before the leader has taken it in anew."""
 
 
 class LoopClock:
@@ -201,12 +191,7 @@ class Node:
         self._loop.set_exception_handler(self._on_fault)
         self.clock = LoopClock(self._loop)
         self.started_ms = self.clock.now_ms()
-        self.data = DataDirectory(
-            self.config.node.data_dir,
-            self.id,
-            machine_versions(),
-            lives=int(time.time()) - EPOCH_2025,
-        )
+        self.data = DataDirectory(self.config.node.data_dir, self.id, machine_versions())
         try:
             self._watch_signals()
             self._open_storage()
@@ -260,6 +245,7 @@ class Node:
             logged=lambda: wal.bytes_written,
             pressed=lambda: self.storage.wal_files_waiting > 1,
         )
+        self.storage.set_identity(self.data.cluster, self.data.identity.former)
         report = self.storage.recover()
         self.storage.give_back = trim_malloc
         self.storage.on_blocked = self._on_storage_blocked
@@ -284,7 +270,6 @@ class Node:
         )
         self.clock.cluster = self.links.clock
         self.control = ControlPlane(self.id, self.links)
-        self.control.handle(KIND_JOIN, self._on_join)
         self.host = ReplicaHost(
             node=self.id,
             incarnation=self.data.incarnation,
@@ -300,7 +285,18 @@ class Node:
         self.host.on_stopped = self._on_replica_stopped
         self.host.versions = dict(self.data.versions)
         self.host.on_version = self.data.raise_version
-        self.links.formed = self._is_formed()
+        self.entry = ClusterEntry(
+            config=config.cluster,
+            data=self.data,
+            storage=self.storage,
+            links=self.links,
+            control=self.control,
+            host=self.host,
+            clock=self.clock,
+            log=self.log,
+            open_group=self._open_metadata,
+            fail=self.fail,
+        )
         import_edges()
         self._tick()
         async with self.links:
@@ -357,6 +353,7 @@ class Node:
                 self.storage.close(closed.set)
                 await closed.wait()
         self._closed = True
+        self.entry.close()
         for timer in self._timers:
             timer.cancel()
         # Only now: what this process answers for is closed.
@@ -462,6 +459,7 @@ class Node:
     def on_up(self, node: int, incarnation: int) -> None:
         """Another node is linked."""
         hello = self.links.hello_of(node)
+        self.entry.poke()
         self.host.on_link_up(node, incarnation, hello.supports if hello is not None else None)
         if self.broker is not None:
             self.broker.on_node_up(node, incarnation)
@@ -495,36 +493,21 @@ class Node:
 
     # -- the cluster ------------------------------------------------------------------------
 
-    def _is_formed(self) -> bool:
-        log = self.storage.logs.get(0)
-        if log is None:
-            return False
-        # A vote alone tells a founder nothing new, but somebody who joins not even the members.
-        return (
-            log.last_index > 0
-            or log.snapshot_index > 0
-            or (log.term > 0 and not self.data.noted("joined"))
-        )
-
     async def _form(self) -> None:
         """Opens the metadata group: recovered, newly formed with the peers, or joined."""
         self.machine = MetadataMachine()
         self._sink = _LateSink()
-        expected = [peer.node for peer in self.config.cluster.peers if peer.node] or [self.id]
-        if self._is_formed():
-            self._open_metadata(expected)
-        else:
-            await self._form_or_join()
-        self.links.formed = True
+        await self.entry.enter()
         self._new_session = SessionNumbers(self.id, self.data.incarnation, self._live_sessions)
         self.store = AsyncMetadataStore(
             self.machine, self.host.builder_of(0), self._new_session(), self.clock
         )
         self._sink.attach(self.store)
+        self.entry.store = self.store
         self.wake()
 
     def _open_metadata(
-        self, members: Sequence[int], *, hint: int = 0, learner: bool = False, wiped: bool = False
+        self, members: tuple[int, ...], *, hint: int = 0, learner: bool = False, wiped: bool = False
     ) -> None:
         self.host.create_group(
             0,
@@ -535,88 +518,6 @@ class Node:
             learner=learner,
             wiped=wiped,
         )
-
-    async def _form_or_join(self) -> None:
-        peers = self.config.cluster.peers
-        ids = {peer.node for peer in peers if peer.node}
-        count = len(ids) or self.config.cluster.size_hint or max(1, len(peers))
-        patience = self._loop.time() + FORM_PATIENCE_S
-        while True:
-            linked = set(self.links.connected())
-            if not self._is_founder(ids):
-                # Linked before the cluster formed, a node does not tell that it has.
-                if await self._join(sorted(linked)):
-                    return
-            elif any(self.links.peers[node].formed for node in linked):
-                if await self._join(sorted(n for n in linked if self.links.peers[n].formed)):
-                    return
-            elif ids and (ids - {self.id} <= linked):
-                break
-            elif not ids and len(linked) + 1 >= count:
-                ids = {self.id, *sorted(linked)[: count - 1]}
-                break
-            elif ids and 2 * (len(linked & ids) + 1) > count and self._loop.time() > patience:
-                break
-            await asyncio.sleep(0.01)
-        self.log.info("cluster.forming", members=sorted(ids))
-        self._open_metadata(sorted(ids), hint=min({self.id, *linked} & ids))
-
-    def _is_founder(self, ids: set[int]) -> bool:
-        """Whether this node is among those that are to form a cluster; others only join one."""
-        cluster = self.config.cluster
-        if ids:
-            return self.id in ids
-        return not cluster.peers or bool(cluster.size_hint) or self.links.lists_itself
-
-    async def _join(self, formed: list[int]) -> bool:
-        """Asks a formed cluster to take this node in; False: try again."""
-        for node in formed:
-            try:
-                answer = await self.control.request(
-                    node,
-                    KIND_JOIN,
-                    {"node": self.id, "incarnation": self.data.incarnation},
-                    JOIN_TIMEOUT_S,
-                )
-            except BrokerError as error:
-                self.log.info("cluster.join_later", asked=node, reason=str(error))
-                continue
-            if not answer["ok"]:
-                continue
-            learner, wiped = answer["role"] == JOIN_LEARNER, answer["role"] == JOIN_WIPED
-            self.log.info("cluster.joining", members=answer["members"], role=answer["role"])
-            if wiped:
-                self.data.join(self.data.cluster, self.data.incarnation, answer["groups"])
-            if learner:
-                self.data.note("joined", True)
-            self._open_metadata(answer["members"], learner=learner, wiped=wiped)
-            return True
-        await asyncio.sleep(0.1)
-        return False
-
-    async def _on_join(self, node: int, body: Any) -> dict[str, Any]:
-        """A fresh node asks to be let in. Only the leader of group 0 can say yes."""
-        replica = self.host.replica(0)
-        if replica is None or not replica.is_leader:
-            return {"ok": False}
-        members = sorted(replica.members)
-        if node in self.machine.forgotten:
-            left = any(node in record.members for record in self.machine.records())
-            if left or node in replica.core.members.nodes:
-                # Groups that count on its former data must have let go of it.
-                return {"ok": False}
-            await self.store.execute(AdmitNode(id=node), JOIN_TIMEOUT_S)
-        role = JOIN_FOUNDER
-        if node not in members:
-            self.host.add_member(0, node)
-            self.wake()
-            role = JOIN_LEARNER
-        elif node in self.machine.nodes:
-            # It ran before: the votes and entries that it once promised to keep are gone.
-            self.log.warning("cluster.wiped_node", peer=node)
-            role = JOIN_WIPED
-        groups = max((record.group for record in self.machine.records()), default=0)
-        return {"ok": True, "members": members, "role": role, "groups": groups}
 
     def _live_sessions(self) -> list[int]:
         broker = self.broker
@@ -636,29 +537,43 @@ class Node:
             password_hash=hash_sha256(defaults.password.encode()),
             algorithm=SHA256,
             cluster_name=self.config.cluster.name,
+            cluster_id=self.data.cluster,
         )
         if not self.machine.vhosts and self.store.leader == self.id:
             await self._persist(bootstrap)
-        await self._persist(
+        identity = self.data.identity
+        is_newest = await self._persist(
             PutNode(
                 id=self.id,
                 name=self.config.node_name,
-                incarnation=self.data.incarnation,
+                incarnation=identity.incarnation,
                 addresses=self._addresses(),
+                directory=identity.directory,
+                release=__version__,
+                supports=machine_versions(),
             )
         )
+        if not is_newest:
+            raise Misuse(
+                f"{self.data.path} is an older copy: the cluster knows a later incarnation of node "
+                f"{self.id} than {identity.incarnation}; empty the directory"
+            )
         if not self.machine.vhosts:
             await self._persist(bootstrap)
+        if self.machine.cluster_id not in (identity.cluster, *identity.former):
+            raise Misuse(
+                f"{self.data.path} belongs to cluster {identity.cluster}, but its log to cluster "
+                f"{self.machine.cluster_id}"
+            )
         self.broker = self._make_broker()
         self.broker.local.lost_groups = self.data.lost_groups
         await self.broker.start()
         self.broker.keeper = MemberKeeper(self.broker, self.links, self._stop.set)
 
-    async def _persist(self, command: Any) -> None:
+    async def _persist(self, command: Any) -> Any:
         while True:
             try:
-                await self.store.execute(command, REGISTER_TIMEOUT_S)
-                return
+                return await self.store.execute(command, REGISTER_TIMEOUT_S)
             except Unavailable as error:
                 self.log.warning("cluster.not_usable", reason=str(error))
 

@@ -69,6 +69,20 @@ def test_joining_raises_the_incarnation(tmp_path: Path) -> None:
     directory.close()
 
 
+def test_who_gives_up_a_founding_is_another_directory(tmp_path: Path) -> None:
+    directory = DataDirectory(str(tmp_path), 1)
+    before = directory.identity
+    directory.found(Founding(cluster=CLUSTER, directories=((1, before.directory),)))
+    directory.renew()
+    directory.close()
+    directory = DataDirectory(str(tmp_path), 1)
+    assert (directory.cluster, directory.founding) == ("", None)
+    assert directory.identity.directory != before.directory
+    assert directory.identity.candidate != before.candidate
+    assert directory.incarnation == before.incarnation + 1
+    directory.close()
+
+
 def test_a_recovery_keeps_the_former_ids_and_notes_stay(tmp_path: Path) -> None:
     directory = DataDirectory(str(tmp_path), 1)
     directory.recover("d" * 32, (CLUSTER,))

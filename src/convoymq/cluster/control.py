@@ -45,6 +45,7 @@ KIND_CLASSIC_COUNTS = 8
 KIND_JOIN = 9
 KIND_STAGE = 10
 KIND_STREAM = 11
+KIND_FOUND = 13
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 

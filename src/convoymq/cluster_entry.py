@@ -1,0 +1,297 @@
+"""Drives `cluster.formation` for a real node: asks the others, and writes what was decided.
+
+Also answers those that ask: founders (`KIND_FOUND`), and nodes that want to be let in
+(`KIND_JOIN`), whose answer is the reply of a `Join` command, so a majority stands behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from convoymq.cluster.async_metadata import AsyncMetadataStore
+from convoymq.cluster.commands import Join
+from convoymq.cluster.control import KIND_FOUND, KIND_JOIN, ControlPlane
+from convoymq.cluster.formation import (
+    JOIN_LEARNER,
+    Accept,
+    Action,
+    AskToFound,
+    AskToJoin,
+    Fail,
+    Formation,
+    Found,
+    Joined,
+    Resume,
+    Wait,
+    Withdraw,
+    founding_to,
+)
+from convoymq.cluster.handshake import PeerHello
+from convoymq.cluster.interfaces import Clock
+from convoymq.data_directory import DataDirectory
+from convoymq.model.config import ClusterConfig
+from convoymq.model.errors import BrokerError, Misuse, Refused
+
+POLL_S = 0.01
+ASK_TIMEOUT_S = 5.0
+FOUNDED_S = 10.0
+"""So long a founder that is late is told that it may still begin as one."""
+ASKED_LATELY_MS = 5000
+
+
+class OpenGroup(Protocol):
+    """Opens the metadata group."""
+
+    def __call__(
+        self, members: tuple[int, ...], *, hint: int = 0, learner: bool = False, wiped: bool = False
+    ) -> None: ...  # fmt: skip
+
+
+class ClusterEntry:
+    """One node's way into its cluster, and its word for those that come later.
+
+    Args:
+        open_group: opens the metadata group; called once.
+        fail: ends the node.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ClusterConfig,
+        data: DataDirectory,
+        storage: Any,
+        links: Any,
+        control: ControlPlane,
+        host: Any,
+        clock: Clock,
+        log: Any,
+        open_group: OpenGroup,
+        fail: Callable[[BrokerError], None],
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.store: AsyncMetadataStore | None = None
+        """Set when the metadata group is open."""
+        self._storage = storage
+        self._links = links
+        self._control = control
+        self._host = host
+        self._clock = clock
+        self._log = log
+        self._open_group = open_group
+        self._fail = fail
+        self._opened = False
+        self._due = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: Any = None
+        self._asked_at: dict[int, int] = {}
+        """Nodes that have asked to be let in, and when the last time."""
+        metadata = storage.logs.get(0)
+        has_log = metadata is not None and (metadata.last_index > 0 or metadata.snapshot_index > 0)
+        if has_log:
+            data.founded()
+        peers = {peer.node for peer in config.peers if peer.node}
+        self.formation = Formation(
+            data.identity,
+            founding=data.founding,
+            has_log=has_log,
+            peers=peers,
+            count=len(peers) or config.size_hint or max(1, len(config.peers)),
+            founder=self._lists_itself(),
+        )
+        links.formed = has_log
+        control.handle(KIND_JOIN, self._on_join)
+        control.handle(KIND_FOUND, self._on_found)
+
+    def _lists_itself(self) -> bool:
+        config = self.config
+        return not config.peers or bool(config.size_hint) or bool(self._links.lists_itself)
+
+    async def enter(self) -> None:
+        """Returns when the metadata group is open. Raises Misuse: this node must not start."""
+        try:
+            while not self._opened:
+                self._due.clear()
+                self.formation.founder = self._lists_itself()
+                actions = self.formation.step(self._clock.monotonic_ms(), self._linked())
+                self._act(actions)
+                if not actions and not self._opened:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(POLL_S):
+                            await self._due.wait()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+
+    def poke(self) -> None:
+        """Something has changed: a node is linked, or has answered."""
+        self._due.set()
+
+    def close(self) -> None:
+        """Ends what is left to do."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- doing ----------------------------------------------------------------------------------
+
+    def _linked(self) -> dict[int, PeerHello]:
+        hellos = {node: self._links.hello_of(node) for node in self._links.connected()}
+        return {node: hello for node, hello in hellos.items() if hello is not None}
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Wait():
+                    self._log.warning(
+                        "cluster.waiting", reason=action.reason, missing=list(action.missing)
+                    )
+                case Fail():
+                    raise Misuse(action.text)
+                case AskToFound():
+                    body = founding_to(action.founding)
+                    for node in action.nodes:
+                        self._ask(node, KIND_FOUND, body, self.formation.on_found_answer)
+                case AskToJoin():
+                    for node in action.nodes:
+                        self._ask(node, KIND_JOIN, self._request(), self.formation.on_join_answer)
+                case Withdraw():
+                    self.data.renew()
+                    self.formation.renewed(self.data.identity)
+                    self._links.set_identity(self.data.identity)
+                case _:
+                    self._settle(action)
+
+    def _settle(self, action: Accept | Resume | Found | Joined) -> None:
+        """Writes which cluster this node belongs to, and opens the metadata group."""
+        if isinstance(action, Accept):
+            self.data.found(action.founding)
+            # Nobody has to hear of it from a new HELLO: all founders have agreed on it.
+            self._links.identity = self.data.identity
+            return
+        if isinstance(action, Joined):
+            self._log.info("cluster.joining", members=action.members, cluster=action.cluster,
+                           learner=action.learner)  # fmt: skip
+            self.data.join(action.cluster, action.incarnation, action.groups)
+            self._host.incarnation = action.incarnation
+        self._storage.set_identity(self.data.cluster, self.data.identity.former)
+        self._links.formed = True
+        if isinstance(action, Resume):
+            self._open_group(action.members)
+        elif isinstance(action, Found):
+            self._log.info("cluster.forming", members=action.members, cluster=action.cluster)
+            self._timer = self._clock.call_later(int(FOUNDED_S * 1000), self._on_founded)
+            self._open_group(action.members, hint=action.hint)
+        else:
+            self._links.set_identity(self.data.identity)
+            self._open_group(action.members, learner=action.learner, wiped=not action.learner)
+        self._opened = True
+
+    def _on_founded(self) -> None:
+        if self.store is not None and self.store.tree.cluster_id:
+            self.data.founded()
+            self.formation.founded()
+        else:
+            self._timer = self._clock.call_later(int(FOUNDED_S * 1000), self._on_founded)
+
+    def _request(self) -> dict[str, Any]:
+        identity = self.data.identity
+        return {
+            "directory": identity.directory,
+            "incarnation": identity.incarnation,
+            "cluster": identity.cluster,
+        }
+
+    def _ask(
+        self, node: int, kind: int, body: Any, on_answer: Callable[[int, Any, str], list[Action]]
+    ) -> None:
+        async def ask() -> None:
+            answer, reason = None, ""
+            try:
+                answer = await self._control.request(node, kind, body, ASK_TIMEOUT_S)
+            except BrokerError as error:
+                reason = error.text
+            if not self._opened:
+                self._act(on_answer(node, answer, reason))
+                self.poke()
+
+        self._spawn(ask())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except BrokerError as error:
+                self._fail(error)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- answering ------------------------------------------------------------------------------
+
+    async def _on_found(self, _node: int, body: Any) -> dict[str, Any]:
+        answer, actions = self.formation.on_found(body, self._linked())
+        self._act(actions)
+        self.poke()
+        return answer
+
+    async def _on_join(self, node: int, body: Any) -> dict[str, Any]:
+        """A node asks to be let in. Only the leader of the metadata group can say yes."""
+        answer = self.formation.answer_join
+        self._asked_at[node] = self._clock.monotonic_ms()
+        replica, store = self._host.replica(0), self.store
+        if replica is None or store is None:
+            return answer("it is in no cluster itself yet")
+        if not replica.is_leader:
+            return answer(self._why_not(replica))
+        tree = store.tree
+        if not tree.cluster_id:
+            return answer("the cluster is being founded")
+        if body.get("cluster") not in ("", tree.cluster_id):
+            return answer(f"it is in cluster {tree.cluster_id}")
+        hello = self._links.hello_of(node)
+        if hello is None or hello.directory != body.get("directory"):
+            return answer("another process with that number is linked")
+        members = tuple(sorted(replica.members))
+        command = Join(
+            id=node,
+            directory=hello.directory,
+            incarnation=max(hello.incarnation, int(body["incarnation"])),
+            supports={kind: (low, high) for kind, (low, high) in hello.supports.items()},
+            members=members,
+        )
+        try:
+            reply = await store.execute(command, ASK_TIMEOUT_S)
+        except Refused as error:
+            return answer(error.text)
+        if not replica.is_leader or tuple(sorted(replica.members)) != members:
+            return answer("the members are changing")
+        if reply["role"] == JOIN_LEARNER:
+            self._host.add_member(0, node)
+            self._host.wake()
+        else:
+            # The votes and entries that it once promised to keep are gone.
+            self._log.warning("cluster.wiped_node", peer=node)
+        return {"ok": True, **reply}
+
+    def _why_not(self, replica: Any) -> str:
+        if replica.leader:
+            return f"node {replica.leader} leads"
+        now = self._clock.monotonic_ms()
+        members = sorted(replica.members)
+        lately = {n for n, at in self._asked_at.items() if now - at < ASKED_LATELY_MS}
+        here = [
+            n
+            for n in members
+            if n == self.data.identity.node or (self._links.is_connected(n) and n not in lately)
+        ]
+        if 2 * len(here) > len(members):
+            return "its cluster is electing a leader"
+        return (
+            f"no majority: of the members {members} of its cluster only {here} run with their "
+            "data; start the others, and if a majority has lost its data see `convoy recover`"
+        )
