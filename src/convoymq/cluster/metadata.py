@@ -27,8 +27,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any, assert_never
 
 import msgspec
@@ -68,6 +67,18 @@ from convoymq.cluster.interfaces import (
     FLAG_NODE_GONE,
     Effect,
 )
+from convoymq.cluster.metadata_records import (
+    Change,
+    ChangeKind,
+    Joined,
+    NodeRecord,
+    PermissionSet,
+    QueueRecord,
+    TopicPermission,
+    User,
+    Vhost,
+)
+from convoymq.cluster.metadata_snapshot import FORMAT, fill, to_builtins
 from convoymq.kernels.batch import (
     CMD_METADATA,
     CMD_NODE_DOWN,
@@ -98,7 +109,6 @@ from convoymq.routing.types import (
     Removed,
 )
 
-FORMAT = 1
 REPLIES_KEPT = 64
 """More than a client may have outstanding (`metadata_store.WINDOW`), so no answer is ever lost."""
 STATUS_OK = 0
@@ -117,117 +127,6 @@ JOIN_LEARNER = "learner"
 """Not a member yet: it gets a vote when it has caught up."""
 JOIN_WIPED = "wiped"
 """A member that has lost its data: it has no say before the leader has taken it in anew."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
-    """Somebody who may connect."""
-
-    name: str
-    password_hash: str = ""
-    algorithm: str = ""
-    tags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PermissionSet:
-    """What a user may configure, write and read in one virtual host: three patterns."""
-
-    configure: str
-    write: str
-    read: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicPermission:
-    """Which routing keys of a topic exchange a user may write and read: two patterns."""
-
-    write: str
-    read: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRecord:
-    """Where a queue lives; its properties are in the virtual host's topology."""
-
-    vhost: str
-    name: str
-    group: int
-    type: QueueType
-    durable: bool
-    members: tuple[int, ...]
-    """The designated leader, or the home node of a classic queue, first."""
-    owner: str | None
-    created_ms: int
-    joined: tuple[int, ...] = ()
-    """Members that came later: they start without a vote."""
-    config: tuple[int, int] = (0, 0)
-    """Term and index of the membership entry that `members` are from; (0, 0) = the first."""
-
-    @property
-    def home(self) -> int:
-        """The node that shall lead at first, or the only one."""
-        return self.members[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
-    """A node of the cluster."""
-
-    id: int
-    name: str
-    incarnation: int
-    addresses: dict[str, str] = field(default_factory=dict)
-    release: str = ""
-    supports: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Lowest and highest machine version that it knows, per kind of machine."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
-    """The latest answer to a node that asked to be let in. Who asks twice in one life, because an
-    answer was lost or late, gets the same one."""
-
-    directory: str
-    asked: int
-    """The incarnation that it asked with."""
-    granted: int
-    """The one that it goes on with."""
-    role: str
-
-
-@dataclass(slots=True)
-class Vhost:
-    """One virtual host."""
-
-    name: str
-    topology: Topology
-    description: str = ""
-    tags: tuple[str, ...] = ()
-    default_queue_type: str = ""
-    queues: dict[str, QueueRecord] = field(default_factory=dict)
-
-
-class ChangeKind(Enum):
-    """What watchers hear about."""
-
-    QUEUE_CREATED = "queue_created"
-    QUEUE_DELETED = "queue_deleted"
-    QUEUE_MEMBERS = "queue_members"
-    NODE = "node"
-    NODE_FORGOTTEN = "node_forgotten"
-    OTHER = "other"
-    RESTORED = "restored"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something changed; `record` for queues, `node` for nodes, `vhost` where it is about one."""
-
-    kind: ChangeKind
-    record: QueueRecord | None = None
-    node: int = 0
-    vhost: str = ""
 
 
 class _Session:
@@ -313,77 +212,11 @@ class MetadataMachine:
 
     def snapshot(self) -> bytes:
         """The whole tree."""
-        return msgspec.msgpack.encode(
-            {
-                "format": FORMAT,
-                "index": self.applied_index,
-                "version": self.version,
-                "changes": self.change_count,
-                "cluster_id": self.cluster_id,
-                "recoveries": self.recoveries,
-                "next_group": self.next_group,
-                "vhosts": [
-                    [
-                        v.name,
-                        v.description,
-                        v.tags,
-                        v.default_queue_type,
-                        v.topology.to_builtins(),
-                        [
-                            [
-                                r.name,
-                                r.group,
-                                r.type.value,
-                                r.durable,
-                                r.members,
-                                r.owner,
-                                r.created_ms,
-                                r.joined,
-                                r.config,
-                            ]
-                            for r in _sorted_values(v.queues)
-                        ],
-                    ]
-                    for v in _sorted_values(self.vhosts)
-                ],
-                "users": [
-                    [u.name, u.password_hash, u.algorithm, u.tags]
-                    for u in _sorted_values(self.users)
-                ],
-                "permissions": [
-                    [user, vhost, p.configure, p.write, p.read]
-                    for (user, vhost), p in sorted(self.permissions.items(), key=_key)
-                ],
-                "topic_permissions": [
-                    [user, vhost, exchange, p.write, p.read]
-                    for (user, vhost), rules in sorted(self.topic_permissions.items(), key=_key)
-                    for exchange, p in sorted(rules.items(), key=_key)
-                ],
-                "nodes": [
-                    [
-                        n.id,
-                        n.name,
-                        n.incarnation,
-                        dict(sorted(n.addresses.items())),
-                        n.release,
-                        dict(sorted(n.supports.items())),
-                    ]
-                    for n in (self.nodes[i] for i in sorted(self.nodes))
-                ],
-                "directories": sorted(self.directories.items()),
-                "incarnations": sorted(self.incarnations.items()),
-                "joins": [
-                    [node, j.directory, j.asked, j.granted, j.role]
-                    for node, j in sorted(self.joins.items(), key=_key)
-                ],
-                "forgotten": sorted(self.forgotten),
-                "settings": dict(sorted(self.settings.items())),
-                "sessions": [
-                    [session, state.seq, list(state.replies)]
-                    for session, state in sorted(self._sessions.items())
-                ],
-            }
-        )
+        sessions = [
+            [session, state.seq, list(state.replies)]
+            for session, state in sorted(self._sessions.items())
+        ]
+        return msgspec.msgpack.encode(to_builtins(self) | {"sessions": sessions})
 
     def restore(self, state: bytes) -> None:
         """Replaces the tree.
@@ -397,55 +230,7 @@ class MetadataMachine:
             raise StorageFault("metadata snapshot of an unknown format")
         self._clear()
         self.set_version(raw["version"])
-        self.applied_index = raw["index"]
-        self.change_count = raw["changes"]
-        self.cluster_id = raw["cluster_id"]
-        self.recoveries = raw["recoveries"]
-        self.next_group = raw["next_group"]
-        for name, description, tags, default_type, topology, queues in raw["vhosts"]:
-            vhost = Vhost(
-                name, Topology.from_builtins(topology), description, tuple(tags), default_type
-            )
-            for queue, group, kind, durable, members, owner, created, joined, config in queues:
-                vhost.queues[queue] = QueueRecord(
-                    vhost=name,
-                    name=queue,
-                    group=group,
-                    type=QueueType(kind),
-                    durable=durable,
-                    members=tuple(members),
-                    owner=owner,
-                    created_ms=created,
-                    joined=tuple(joined),
-                    config=(config[0], config[1]),
-                )
-            self.vhosts[name] = vhost
-        for name, password_hash, algorithm, tags in raw["users"]:
-            self.users[name] = User(
-                name=name, password_hash=password_hash, algorithm=algorithm, tags=tuple(tags)
-            )
-        for user, where, configure, write, read in raw["permissions"]:
-            self.permissions[user, where] = PermissionSet(
-                configure=configure, write=write, read=read
-            )
-        for user, where, exchange, write, read in raw["topic_permissions"]:
-            rules = self.topic_permissions.setdefault((user, where), {})
-            rules[exchange] = TopicPermission(write=write, read=read)
-        for node, name, incarnation, addresses, release, supports in raw["nodes"]:
-            self.nodes[node] = NodeRecord(
-                id=node,
-                name=name,
-                incarnation=incarnation,
-                addresses=addresses,
-                release=release,
-                supports=_ranges(supports),
-            )
-        self.directories = dict(raw["directories"])
-        self.incarnations = dict(raw["incarnations"])
-        for node, directory, asked, granted, role in raw["joins"]:
-            self.joins[node] = Joined(directory=directory, asked=asked, granted=granted, role=role)
-        self.forgotten = set(raw["forgotten"])
-        self.settings = raw["settings"]
+        fill(self, raw)
         for session_id, seq, replies in raw["sessions"]:
             session = self._sessions[session_id] = _Session()
             session.seq = seq
@@ -537,8 +322,8 @@ class MetadataMachine:
         session.seq = seq
         try:
             status, result = STATUS_OK, self._execute(command, time_ms)
-        except Refused as refusal:
-            status, result = STATUS_REFUSED, refusal_to_builtins(refusal)
+        except Refused as error:
+            status, result = STATUS_REFUSED, refusal_to_builtins(error)
         session.replies.append((seq, status, result))
         self.effects.append((EFFECT_APPLIED, session_id, seq, status, result))
 
@@ -947,10 +732,6 @@ def _incarnation(record: QueueRecord) -> int:
     return int(record.owner.split(".")[1]) if record.owner is not None else -1
 
 
-def _ranges(raw: dict[str, list[int]]) -> dict[str, tuple[int, int]]:
-    return {kind: (lowest, highest) for kind, (lowest, highest) in raw.items()}
-
-
 def _arguments(command: DeclareQueue | DeclareExchange | Bind | Unbind) -> Table:
     try:
         return decode_body(command.arguments)
@@ -965,12 +746,18 @@ def _destination(command: Bind | Unbind) -> Destination:
         raise UnknownCommand(f"a binding to a {command.kind}") from None
 
 
-def _key(item: tuple[Any, Any]) -> Any:
-    return item[0]
-
-
-def _sorted_values(table: dict[str, Any]) -> list[Any]:
-    return [table[key] for key in sorted(table)]
-
-
 supported.register(MetadataMachine)
+
+__all__ = [
+    "Change",
+    "ChangeKind",
+    "Joined",
+    "MetadataMachine",
+    "NodeRecord",
+    "PermissionSet",
+    "QueueRecord",
+    "TopicPermission",
+    "User",
+    "Vhost",
+    "owner_text",
+]

@@ -1,0 +1,120 @@
+"""What the replicated tree is made of, and what its watchers hear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from convoymq.routing.topology import Topology
+from convoymq.routing.types import QueueType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Somebody who may connect."""
+
+    name: str
+    password_hash: str = ""
+    algorithm: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermissionSet:
+    """What a user may configure, write and read in one virtual host: three patterns."""
+
+    configure: str
+    write: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPermission:
+    """Which routing keys of a topic exchange a user may write and read: two patterns."""
+
+    write: str
+    read: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRecord:
+    """Where a queue lives; its properties are in the virtual host's topology."""
+
+    vhost: str
+    name: str
+    group: int
+    type: QueueType
+    durable: bool
+    members: tuple[int, ...]
+    """The designated leader, or the home node of a classic queue, first."""
+    owner: str | None
+    created_ms: int
+    joined: tuple[int, ...] = ()
+    """Members that came later: they start without a vote."""
+    config: tuple[int, int] = (0, 0)
+    """Term and index of the membership entry that `members` are from; (0, 0) = the first."""
+
+    @property
+    def home(self) -> int:
+        """The node that shall lead at first, or the only one."""
+        return self.members[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A node of the cluster."""
+
+    id: int
+    name: str
+    incarnation: int
+    addresses: dict[str, str] = field(default_factory=dict)
+    release: str = ""
+    supports: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Lowest and highest machine version that it knows, per kind of machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The latest answer to a node that asked to be let in. Who asks twice in one life, because an
+    answer was lost or late, gets the same one."""
+
+    directory: str
+    asked: int
+    """The incarnation that it asked with."""
+    granted: int
+    """The one that it goes on with."""
+    role: str
+
+
+@dataclass(slots=True)
+class Vhost:
+    """One virtual host."""
+
+    name: str
+    topology: Topology
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    default_queue_type: str = ""
+    queues: dict[str, QueueRecord] = field(default_factory=dict)
+
+
+class ChangeKind(Enum):
+    """What watchers hear about."""
+
+    QUEUE_CREATED = "queue_created"
+    QUEUE_DELETED = "queue_deleted"
+    QUEUE_MEMBERS = "queue_members"
+    NODE = "node"
+    NODE_FORGOTTEN = "node_forgotten"
+    OTHER = "other"
+    RESTORED = "restored"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something changed; `record` for queues, `node` for nodes, `vhost` where it is about one."""
+
+    kind: ChangeKind
+    record: QueueRecord | None = None
+    node: int = 0
+    vhost: str = ""
