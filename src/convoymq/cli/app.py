@@ -216,6 +216,8 @@ def _node_facts(node: LocalNode, sampler: Sampler | None) -> dict[str, Any]:
         "follows": "groups_followed",
         "connections": "connections",
         "alarms": "alarms",
+        "versions": "versions",
+        "replicas_stopped": "replicas_stopped",
         "uptime_ms": "uptime_ms",
         "build": "build",
     }
@@ -227,9 +229,22 @@ def _node_facts(node: LocalNode, sampler: Sampler | None) -> dict[str, Any]:
     return facts
 
 
+def _versions_text(versions: dict[str, dict[str, int]] | None) -> str | None:
+    """`quorum 1 (to 2)`: in force, and the newest that the build supports when it is another."""
+    if not versions:
+        return None
+    parts = []
+    for kind, known in versions.items():
+        low, high = known.get("in_force_min", 0), known.get("in_force_max", 0)
+        if high:
+            text = f"{kind} {low}" if low == high else f"{kind} {low}-{high}"
+            parts.append(text if high == known["newest"] else f"{text} (to {known['newest']})")
+    return ", ".join(parts)
+
+
 def _status_table(rows: list[dict[str, Any]], title: str) -> Any:
     columns = ["node", "pid", "state", "amqp", "http", "metrics", "leads", "follows"]
-    columns += ["clients", "in/s", "out/s", "memory MiB", "cores"]
+    columns += ["clients", "in/s", "out/s", "memory MiB", "cores", "versions", "replicas stopped"]
     cells = [
         [
             row["node"],
@@ -245,6 +260,8 @@ def _status_table(rows: list[dict[str, Any]], title: str) -> Any:
             row.get("delivered_per_s"),
             row["memory_bytes"] >> 20,
             row.get("cpu_cores"),
+            _versions_text(row.get("versions")),
+            len(row.get("replicas_stopped") or ()) or None,
         ]
         for row in rows
     ]
@@ -270,7 +287,8 @@ def status(
         if format_ is Format.JSON:
             _print_json({"nodes": found})
         else:
-            columns = ["name", "running", "uptime", "connections", "mem_used", "mem_alarm"]
+            columns = ["name", "running", "release", "uptime", "connections", "mem_used"]
+            columns += ["mem_alarm", "supported_versions"]
             _show(_table(columns, [[row.get(column) for column in columns] for row in found]))
         return
     nodes = read_state(data)

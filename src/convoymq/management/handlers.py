@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from convoymq import __version__
+from convoymq.cluster import supported
 from convoymq.cluster.access import SHA256, hash_sha256
 from convoymq.cluster.commands import (
     Command,
@@ -159,7 +160,9 @@ async def own_node(call: Call) -> Any:
         "metadata_leader": broker.metadata.leader,
         "groups_led": led,
         "groups_followed": len(replicas) - led,
-        "replicas_behind": sum(_behind(replica) for replica in replicas),
+        "replicas_behind": sum(map(_behind, replicas)) + len(broker.host.stopped),
+        "replicas_stopped": broker.stopped_replicas(),
+        "versions": _versions(broker),
         "connections": len(broker.connections),
         "published": counters.published,
         "confirmed": counters.confirmed,
@@ -173,6 +176,19 @@ async def own_node(call: Call) -> Any:
         "links": broker.link_info(),
         **broker.node_info(),
     }
+
+
+def _versions(broker: Any) -> dict[str, dict[str, int]]:
+    """Per kind of machine what this build supports, and the lowest and highest version that is in
+    force in a group with a replica here."""
+    found = {}
+    replicas = list(broker.host.groups.values())
+    for kind, (oldest, newest) in sorted(supported.supports().items()):
+        here = [each.machine.version for each in replicas if kind == each.machine.KIND]
+        found[kind] = {"oldest": oldest, "newest": newest}
+        if here:
+            found[kind] |= {"in_force_min": min(here), "in_force_max": max(here)}
+    return found
 
 
 def _behind(replica: Any) -> int:
@@ -531,9 +547,19 @@ async def quorum_status(call: Call) -> Any:
     def state(name: str) -> str:
         if name not in row["online"]:
             return "noproc"
+        if name in row.get("stopped", ()):
+            return "stopped"
         return "leader" if name == row.get("leader") else "follower"
 
-    return [{"Node Name": name, "Raft State": state(name)} for name in row["members"]]
+    return [
+        {
+            "Node Name": name,
+            "Raft State": state(name),
+            "Machine Version": row.get("machine_version"),
+            "Reason": row.get("stopped", {}).get(name, ""),
+        }
+        for name in row["members"]
+    ]
 
 
 # --- bindings ----------------------------------------------------------------------------

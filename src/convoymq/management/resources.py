@@ -184,6 +184,8 @@ async def nodes(broker: Broker) -> list[dict[str, Any]]:
             "enabled_plugins": [],
             "rates_mode": "basic",
             "net_ticktime": 60,
+            "release": record.release,
+            "supported_versions": {k: list(v) for k, v in record.supports.items()},
         }
         if live is not None:
             row |= {key: value for key, value in live.items() if key != "counters"}
@@ -276,6 +278,8 @@ def queue_row(
     if live is None:
         return row
     facts = dict(live)
+    stopped = facts.pop("stopped_members", {})
+    row["stopped"] = {broker.node_name_of(node): reason for node, reason in stopped.items()}
     totals = facts.pop("totals", None) or facts.pop("message_stats", None) or {}
     for hidden in ("leader", "members", "online", "group", "consumer_details", "vhost", "name"):
         facts.pop(hidden, None)

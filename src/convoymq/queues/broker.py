@@ -1035,8 +1035,10 @@ class Broker:
     async def queue_infos(self) -> dict[int, dict[str, Any]]:
         """What the leading, or only, node of each queue says of it, by group id."""
         rows = await self._gather("queues")
-        found = {row["group"]: row for row in rows if "readers" not in row}
+        found = {row["group"]: row for row in rows if not row.keys() & {"readers", "stopped"}}
         for row in rows:
+            if "stopped" in row and row["group"] in found:
+                found[row["group"]].setdefault("stopped_members", {})[row["node"]] = row["stopped"]
             # Streams are read on every node; their leader knows of its own readers only.
             if "readers" in row and row["group"] in found:
                 found[row["group"]]["consumers"] += row["readers"]
@@ -1080,7 +1082,7 @@ class Broker:
                 rows = [row for c in self.connections.all() for row in c.consumer_infos()]
                 return rows + self._stage_rows()
             case "queues":
-                return self.local_queue_infos() + self._far_readers()
+                return self.local_queue_infos() + self._far_readers() + self.stopped_replicas()
             case "node":
                 alarms = self.alarms_of(self.node_id)
                 return [
@@ -1136,6 +1138,13 @@ class Broker:
             if isinstance(face, LocalQueue):
                 rows.append({**face.info(), "group": group})
         return rows
+
+    def stopped_replicas(self) -> list[dict[str, Any]]:
+        """Replicas of this node that stopped because of something in their log."""
+        return [
+            {"group": group, "node": self.node_id, "stopped": replica.stopped}
+            for group, replica in self.host.stopped.items()
+        ]
 
     def _far_readers(self) -> list[dict[str, Any]]:
         """How many consumers read streams here that other nodes lead."""

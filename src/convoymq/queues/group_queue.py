@@ -488,6 +488,7 @@ class GroupQueue(Queue):
 
     def info(self) -> dict[str, Any]:
         """What the management API shows, from local knowledge."""
+        replica = self._host.replica(self.group)
         return {
             "name": self.name,
             "vhost": self.vhost,
@@ -499,6 +500,7 @@ class GroupQueue(Queue):
                 n for n in self.members if n == self.node or self._transport.is_connected(n)
             ],
             "state": "running" if self.leader is not None else "minority",
+            "machine_version": replica.machine.version if replica is not None else None,
             "delivered_local": self.delivered_local,
             "delivered_forwarded": self.delivered_forwarded,
         }

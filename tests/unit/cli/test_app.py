@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from convoymq.cli.app import app
+from convoymq.cli.app import _versions_text, app
 from convoymq.cli.doctor import run as run_checks
 from convoymq.cli.serve import main as serve
 from convoymq.model import config
@@ -59,3 +59,17 @@ def test_a_node_does_not_import_the_command_line_libraries() -> None:
     code = "import sys, convoymq.cli.serve, convoymq.model.config; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"typer", "rich", "click", "asyncio"} & set(done.stdout.split())
+
+
+def test_versions_in_force_and_supported_fit_into_a_cell() -> None:
+    assert _versions_text(None) is None
+    assert (
+        _versions_text(
+            {
+                "metadata": {"oldest": 1, "newest": 1, "in_force_min": 1, "in_force_max": 1},
+                "quorum": {"oldest": 1, "newest": 3, "in_force_min": 1, "in_force_max": 2},
+                "stream": {"oldest": 1, "newest": 1},
+            }
+        )
+        == "metadata 1, quorum 1-2 (to 3)"
+    )

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -146,6 +147,39 @@ async def test_a_member_that_is_away_is_no_follower(
     assert {row["Node Name"]: row["Raft State"] for row in rows} == {
         "n1": "leader", "n2": "follower", "n3": "noproc"
     }  # fmt: skip
+
+
+async def test_machine_versions_and_stopped_replicas_are_shown(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q")
+    found = await ok(api.get("/convoy/node"))
+    assert found["versions"]["quorum"] == {
+        "oldest": 1, "newest": 1, "in_force_min": 1, "in_force_max": 1
+    }  # fmt: skip
+    assert found["versions"]["stream"] == {"oldest": 1, "newest": 1}
+    assert found["replicas_stopped"] == []
+    queue = await ok(api.get("/queues/%2F/q"))
+    assert (queue["machine_version"], queue["stopped"]) == (1, {})
+    (record,) = cluster.nodes[1].machine.records()
+    replica = SimpleNamespace(stopped="entry 7: a command of type 99 is not known")
+    cluster.nodes[2].host.stopped[record.group] = replica
+    queue = await ok(api.get("/queues/%2F/q"))
+    assert queue["stopped"] == {"n2": replica.stopped}
+    assert "stopped_members" not in queue
+    rows = await ok(api.get("/queues/quorum/%2F/q/status"))
+    assert [(row["Raft State"], row["Machine Version"], row["Reason"]) for row in rows] == [
+        ("leader", 1, ""), ("stopped", 1, replica.stopped), ("follower", 1, "")
+    ]  # fmt: skip
+    transport = httpx.ASGITransport(make_api(cluster.nodes[2].broker), client=("127.0.0.1", 1))
+    url, auth = "http://api/api", ("guest", "guest")
+    async with httpx.AsyncClient(transport=transport, base_url=url, auth=auth) as other:
+        found = await ok(other.get("/convoy/node"))
+    assert found["replicas_stopped"] == [
+        {"group": record.group, "node": 2, "stopped": replica.stopped}
+    ]
+    assert found["replicas_behind"] == 1
+    assert "supported_versions" in (await ok(api.get("/nodes/n1")))
 
 
 async def test_exchanges_and_bindings(cluster: FakeCluster, api: httpx.AsyncClient) -> None:

@@ -68,6 +68,7 @@ class FakeHost:
         self.node = node
         self.builders: dict[int, CommandBuilder] = {}
         self.groups: dict[int, Any] = {}
+        self.stopped: dict[int, Any] = {}
 
     def create_group(
         self, group: int, members: Sequence[int], machine: Any, sink: Any, *,
