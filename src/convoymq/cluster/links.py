@@ -525,7 +525,9 @@ class Links:
             self._queue(peer, frame, body, _is_urgent(frame))
             return
         urgent = _is_urgent(frame)
-        size = len(frame) + sum(len(part) for part in body)
+        size = len(frame)
+        for part in body:
+            size += len(part)
         wrapped = self.relay.wrap(node, size, urgent)
         if wrapped is not None:
             self._queue(self.peers[wrapped[0]], wrapped[1], (frame, *body), urgent)
