@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from convoymq.model.errors import Misuse, UnknownCommand
+from convoymq.model.errors import PreconditionFailed, UnknownCommand
 
 
 class _Command(
@@ -231,12 +231,6 @@ class ForgetNode(_Command, frozen=True, tag="node_forget"):
     id: int
 
 
-class AdmitNode(_Command, frozen=True, tag="node_admit"):
-    """A forgotten node has come back with an empty directory and may link again."""
-
-    id: int
-
-
 class RecordRecovery(_Command, frozen=True, tag="recovery"):
     """The cluster goes on after its majority was lost, under another id.
 
@@ -279,7 +273,6 @@ Command: TypeAlias = (
     | PutNode
     | RecordRecovery
     | ForgetNode
-    | AdmitNode
     | PutSetting
 )
 
@@ -288,12 +281,15 @@ _DECODER = msgspec.msgpack.Decoder(Command)
 
 
 def encode_command(command: Command) -> bytes:
-    """Returns the map that goes into a METADATA command. Raises Misuse for a string that is no
-    text."""
+    """Returns the map that goes into a METADATA command.
+
+    Raises:
+        PreconditionFailed: a string in it is no text.
+    """
     try:
         return _ENCODER.encode(command)
     except UnicodeEncodeError as error:
-        raise Misuse(f"not text: {error.object!r}") from error
+        raise PreconditionFailed(f"not text: {error.object!r}") from error
 
 
 def decode_command(body: bytes) -> Command:

@@ -34,7 +34,6 @@ import msgspec
 
 from convoymq.cluster import supported
 from convoymq.cluster.commands import (
-    AdmitNode,
     Bind,
     Bootstrap,
     Command,
@@ -416,9 +415,6 @@ class MetadataMachine:
                 return self._record_recovery(command)
             case ForgetNode():
                 return self._forget_node(command.id)
-            case AdmitNode():
-                self.forgotten.discard(command.id)
-                return True
             case PutSetting():
                 if command.value is None:
                     self.settings.pop(command.name, None)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from convoymq.cluster.async_metadata import AsyncMetadataStore
-from convoymq.cluster.commands import DeleteVhost, PutVhost
+from convoymq.cluster.commands import DeleteVhost, PutPermission, PutUser, PutVhost
 from convoymq.cluster.interfaces import EFFECT_GAP
 from convoymq.cluster.metadata import Change, MetadataMachine
 from convoymq.cluster.metadata_store import RESEND_AFTER_MS, WINDOW, MetadataStore
 from convoymq.kernels.batch import CommandBuilder, commands
-from convoymq.model.errors import PreconditionFailed, Unavailable
+from convoymq.model.errors import NotFound, PreconditionFailed, Unavailable
 
 SESSION = 1 << 56 | 7 << 24 | 1
 
@@ -89,13 +89,26 @@ async def test_an_answer_comes_after_the_own_tree_has_changed() -> None:
     assert [change.vhost for change in heard] == ["v"]
 
 
-async def test_a_refusal_is_raised_as_what_it_was() -> None:
+async def test_a_refusal_of_the_tree_is_raised_as_what_it_was() -> None:
     lone = Lone()
-    task = lone.ask("")
+    command = PutPermission(user="u", vhost="/", configure="", write="", read="")
+    task = asyncio.create_task(lone.store.execute(command))
     await turn()
     lone.commit(lone.take())
-    with pytest.raises(PreconditionFailed, match="invalid vhost name"):
+    with pytest.raises(NotFound, match="user 'u' not found"):
         await task
+
+
+async def test_what_this_release_refuses_is_never_logged() -> None:
+    lone = Lone()
+    with pytest.raises(PreconditionFailed, match="invalid vhost name"):
+        await lone.store.execute(PutVhost(name=""))
+    with pytest.raises(PreconditionFailed, match="not text"):
+        await lone.store.execute(PutVhost(name="v", description="\ud800"))
+    heard: list[Any] = []
+    lone.store.submit(PutUser(name=""), lambda reply, error: heard.append(error))
+    assert [error.text for error in heard] == ["invalid user name"]
+    assert lone.builder.used == 0
 
 
 async def test_no_more_commands_are_open_than_the_machine_remembers_answers_of() -> None:
