@@ -37,7 +37,7 @@ from convoymq.model.errors import BrokerError, Misuse, Refused
 
 POLL_S = 0.01
 ASK_TIMEOUT_S = 5.0
-FOUNDED_S = 10.0
+FOUNDED_MS = 10_000
 """So long a founder that is late is told that it may still begin as one."""
 ASKED_LATELY_MS = 5000
 
@@ -183,19 +183,17 @@ class ClusterEntry:
             self._open_group(action.members)
         elif isinstance(action, Found):
             self._log.info("cluster.forming", members=action.members, cluster=action.cluster)
-            self._timer = self._clock.call_later(int(FOUNDED_S * 1000), self._on_founded)
+            self._timer = self._clock.call_later(FOUNDED_MS, self.formation.founded)
             self._open_group(action.members, hint=action.hint)
         else:
             self._links.set_identity(self.data.identity)
             self._open_group(action.members, learner=action.learner, wiped=not action.learner)
         self._opened = True
 
-    def _on_founded(self) -> None:
-        if self.store is not None and self.store.tree.cluster_id:
-            self.data.founded()
-            self.formation.founded()
-        else:
-            self._timer = self._clock.call_later(int(FOUNDED_S * 1000), self._on_founded)
+    def registered(self) -> None:
+        """The tree knows this life of this node, so the log holds something: when it is empty at
+        another start, it was lost."""
+        self.data.founded()
 
     def _request(self) -> dict[str, Any]:
         identity = self.data.identity

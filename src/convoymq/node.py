@@ -558,6 +558,7 @@ class Node:
                 f"{self.data.path} is an older copy: the cluster knows a later incarnation of node "
                 f"{self.id} than {identity.incarnation}; empty the directory"
             )
+        self.entry.registered()
         if not self.machine.vhosts:
             await self._persist(bootstrap)
         if self.machine.cluster_id not in (identity.cluster, *identity.former):

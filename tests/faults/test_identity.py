@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.traffic import Traffic, declare, log_has
+from tests.faults.conftest import BASE_PORT
+from tests.faults.traffic import (
+    Traffic,
+    counter,
+    declare,
+    drain,
+    fill,
+    in_step,
+    log_has,
+    until,
+)
 
 DEADLINE_S = 30.0
 QUEUE = "orders"
+SIZE = 100
 
 
 def config_of_a_second(cluster: LocalCluster, number: int) -> Path:
@@ -76,3 +91,211 @@ def test_a_node_that_was_killed_is_let_in_at_once(cluster: LocalCluster) -> None
         traffic.finish()
     for number in (1, 2):
         assert not log_has(cluster, number, "is in use")
+
+
+# What was emptied, lost or copied.
+
+
+def data(cluster: LocalCluster, number: int) -> Path:
+    return cluster.data / f"node-{number}" / "data"
+
+
+def identity(cluster: LocalCluster, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((data(cluster, number) / "node.json").read_text())
+    return found
+
+
+def end(cluster: LocalCluster, *numbers: int) -> None:
+    """Stops nodes in an orderly way."""
+    for number in numbers:
+        cluster.kill(number, signal.SIGTERM)
+    until(
+        lambda: (
+            cluster.poll() is not None
+            and not any(cluster.nodes[number - 1].pid for number in numbers)
+        ),
+        "a node does not stop",
+    )
+
+
+def start_again(cluster: LocalCluster, *numbers: int) -> None:
+    """Starts nodes with an empty log file, so that only the new life is in it."""
+    for number in numbers:
+        cluster.log_file(number).unlink(missing_ok=True)
+        cluster.start_node(number)
+
+
+def ended_with(cluster: LocalCluster, number: int, words: str) -> None:
+    """Waits until a node has ended by itself and has said why."""
+    until(
+        lambda: cluster.poll() is not None and cluster.nodes[number - 1].pid is None,
+        f"node {number} goes on",
+    )
+    assert log_has(cluster, number, "node.failed", words), cluster.last_words(number)
+
+
+def test_two_emptied_nodes_found_nothing_with_or_without_the_third(cluster: LocalCluster) -> None:
+    declare(cluster, 1, QUEUE)
+    fill(cluster, 1, QUEUE, 20, SIZE)
+    before = identity(cluster, 3)["cluster"]
+    assert before == identity(cluster, 1)["cluster"] != ""
+    end(cluster, 1, 2, 3)
+    for number in (1, 2):
+        shutil.rmtree(data(cluster, number))
+    # Without the third: they wait for it, however long it takes.
+    start_again(cluster, 1, 2)
+    for number in (1, 2):
+        until(
+            lambda n=number: log_has(cluster, n, "cluster.waiting", '"missing": [3]'),
+            "an emptied node does not say for whom it waits",
+        )
+    # With the third: it has no majority, and says what can be done.
+    start_again(cluster, 3)
+    told = ("cluster.waiting", "no majority", "only [3] run", "convoy recover")
+    for number in (1, 2):
+        until(lambda n=number: log_has(cluster, n, *told), "an emptied node is not told why")
+    # The same when the third was there first.
+    for number in (1, 2):
+        cluster.kill(number)
+        shutil.rmtree(data(cluster, number))
+    start_again(cluster, 1, 2)
+    for number in (1, 2):
+        until(lambda n=number: log_has(cluster, n, *told), "an emptied node is not told why")
+        assert identity(cluster, number)["cluster"] == ""
+    assert identity(cluster, 3)["cluster"] == before
+    for number in (1, 2, 3):
+        assert not log_has(cluster, number, "cluster.forming")
+        assert not log_has(cluster, number, "node.ready")
+
+
+def test_all_nodes_emptied_found_another_cluster(cluster: LocalCluster) -> None:
+    before = identity(cluster, 1)
+    end(cluster, 1, 2, 3)
+    for number in (1, 2, 3):
+        shutil.rmtree(data(cluster, number))
+        cluster.start_node(number)
+    cluster.wait_ready()
+    after = [identity(cluster, number) for number in (1, 2, 3)]
+    assert len({found["cluster"] for found in after}) == 1
+    assert after[0]["cluster"] != before["cluster"]
+    assert after[0]["directory"] != before["directory"]
+
+
+@pytest.mark.parametrize("lost", ["log", "log/wal"])
+def test_a_node_whose_log_is_gone_is_let_in_anew_and_nothing_is_lost(
+    cluster: LocalCluster, lost: str
+) -> None:
+    for number in (1, 2, 3):
+        declare(cluster, number, f"{QUEUE}-{number}")
+        fill(cluster, 1, f"{QUEUE}-{number}", 50, SIZE)
+    before = identity(cluster, 3)
+    cluster.kill(3)
+    shutil.rmtree(data(cluster, 3) / lost)
+    start_again(cluster, 3)
+    cluster.wait_ready()
+    # Neither a vote nor an entry of it is counted on before it has everything again.
+    until(
+        lambda: (
+            any(log_has(cluster, number, "cluster.wiped_node") for number in (1, 2))
+            or log_has(cluster, 3, "storage.damaged")
+        ),
+        "nobody says that the log is gone",
+    )
+    until(
+        lambda: counter(cluster, 3, "groups_led") + counter(cluster, 3, "groups_followed") == 4,
+        "the node lacks groups",
+    )
+    in_step(cluster)
+    after = identity(cluster, 3)
+    assert after["cluster"] == before["cluster"]
+    assert after["directory"] == before["directory"]
+    assert after["incarnation"] > before["incarnation"]
+    cluster.kill(1)
+    for number in (1, 2, 3):
+        assert drain(cluster, 3, f"{QUEUE}-{number}", 50, SIZE) == list(range(50))
+
+
+def test_a_node_without_its_identity_does_not_start(cluster: LocalCluster) -> None:
+    declare(cluster, 1, QUEUE)
+    fill(cluster, 1, QUEUE, 20, SIZE)
+    before = identity(cluster, 3)
+    cluster.kill(3)
+    (data(cluster, 3) / "node.json").unlink()
+    start_again(cluster, 3)
+    ended_with(cluster, 3, "node.json is missing")
+    # Its number is known under another directory: what it once promised is gone.
+    shutil.rmtree(data(cluster, 3))
+    start_again(cluster, 3)
+    cluster.wait_ready()
+    after = identity(cluster, 3)
+    assert after["directory"] != before["directory"]
+    assert after["incarnation"] > before["incarnation"]
+    in_step(cluster)
+    cluster.kill(1)
+    assert drain(cluster, 3, QUEUE, 20, SIZE) == list(range(20))
+
+
+def test_an_older_copy_of_a_directory_is_refused(cluster: LocalCluster) -> None:
+    end(cluster, 3)
+    copy = cluster.data / "copy"
+    shutil.copytree(data(cluster, 3), copy)
+    start_again(cluster, 3)
+    cluster.wait_ready()
+    start_time = identity(cluster, 3)["incarnation"]
+    end(cluster, 3)
+    start_again(cluster, 3)
+    cluster.wait_ready()
+    assert identity(cluster, 3)["incarnation"] == start_time + 1
+    end(cluster, 3)
+    shutil.rmtree(data(cluster, 3))
+    copy.rename(data(cluster, 3))
+    start_again(cluster, 3)
+    until(
+        lambda: any(
+            log_has(cluster, number, words)
+            for number in (1, 2, 3)
+            for words in ("later incarnation", "another process had")
+        ),
+        "nobody says that the directory is an older copy",
+    )
+    assert not log_has(cluster, 3, "node.ready")
+
+
+def lone(tmp_path: Path, number: int, *also: int) -> LocalCluster:
+    """A cluster of one node with that number; `also`: further nodes in its list of peers."""
+    secret = tmp_path / "secret"
+    secret.write_text("the same for all")
+    base = BASE_PORT + 10 * number
+    peers = [f"{n}@127.0.0.1:{BASE_PORT + 10 * n + 20_000}" for n in (number, *also)]
+    settings = {
+        "node.id": str(number),
+        "cluster.peers": ", ".join(peers),
+        "cluster.secret_file": str(secret),
+    }
+    return LocalCluster(tmp_path / f"cluster-{number}", 1, base, settings)
+
+
+def test_two_clusters_never_link(tmp_path: Path) -> None:
+    with lone(tmp_path, 4) as one:
+        one.wait_ready()
+        with lone(tmp_path, 5) as other:
+            other.wait_ready()
+            mine, theirs = (identity(made, 1)["cluster"] for made in (one, other))
+            assert mine != theirs
+        # Its list of peers now leads to the other cluster, by mistake.
+        with lone(tmp_path, 5, 4) as other:
+            other.wait_ready()
+            declare(other, 1, "theirs")
+            for made in (one, other):
+                until(
+                    lambda made=made: log_has(made, 1, "link.", mine, theirs),
+                    "the clusters are not named",
+                )
+                assert not log_has(made, 1, "link.up")
+            assert one.api("queues") == []
+            assert [queue["name"] for queue in other.api("queues")] == ["theirs"]
+        # The other cluster's id in a directory that is not its own.
+        file = data(other, 1) / "node.json"
+        file.write_text(file.read_text().replace(theirs, mine))
+        with lone(tmp_path, 5) as other:
+            ended_with(other, 1, f"belongs to cluster {theirs}")
