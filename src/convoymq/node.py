@@ -569,7 +569,9 @@ class Node:
         self.broker = self._make_broker()
         self.broker.local.lost_groups = self.data.lost_groups
         await self.broker.start()
-        self.broker.keeper = MemberKeeper(self.broker, self.links, self._stop.set)
+        self.broker.keeper = MemberKeeper(
+            self.broker, self.links, self._stop.set, self.data.identity.directory
+        )
 
     async def _persist(self, command: Any) -> Any:
         while True:

@@ -61,13 +61,19 @@ class MemberKeeper:
         broker: Brokerage,
         links: LinkTable,
         on_removed: Callable[[], None],
+        directory: str = "",
     ) -> None:
-        """`on_removed` is called when this node itself is no part of the cluster any more."""
+        """
+        Args:
+            on_removed: called when this node itself is no part of the cluster any more.
+            directory: id of this node's data directory; "" = it has none.
+        """
         self._broker = broker
         self._host = broker.host
         self._tree = broker.metadata.tree
         self._links = links
         self._on_removed = on_removed
+        self._directory = directory
         self._open: dict[int, int] = {}
         """Groups that may not be in step, and for how many ticks they have been so."""
         self._asked: set[int] = set()
@@ -100,6 +106,12 @@ class MemberKeeper:
         if self._broker.node_id in forgotten:
             log.error("cluster.removed", node=self._broker.node_id,
                       reason="this node was removed from the cluster")  # fmt: skip
+            self._on_removed()
+            return
+        holder = self._tree.directories.get(self._broker.node_id, self._directory)
+        if self._directory and holder != self._directory:
+            log.error("cluster.replaced", node=self._broker.node_id, directory=holder,
+                      reason="another data directory has this node's number now")  # fmt: skip
             self._on_removed()
             return
         if not self._open:

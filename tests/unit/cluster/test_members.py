@@ -11,6 +11,7 @@ from convoymq.cluster.commands import (
     Command,
     DeclareQueue,
     ForgetNode,
+    Join,
     PutNode,
     PutVhost,
     decode_command,
@@ -73,13 +74,14 @@ class World:
         self.asked: list[Command] = []
         self.do(PutVhost(name="/"))
         for node in (1, 2, 3, 4):
-            self.do(PutNode(id=node, name=f"n{node}", incarnation=7))
+            directory = "mine" if node == self.node_id else f"d{node}"
+            self.do(PutNode(id=node, name=f"n{node}", incarnation=7, directory=directory))
         arguments = Table.of({"x-queue-type": "quorum"}).encoded
         self.do(
             DeclareQueue(vhost="/", name="q", members=(1, 2, 3), durable=True, arguments=arguments)
         )
         self.removed = 0
-        self.keeper = MemberKeeper(self, self.links, self.on_removed)
+        self.keeper = MemberKeeper(self, self.links, self.on_removed, "mine")
         self.ticks(1)
 
     def do(self, command: Command) -> None:
@@ -195,6 +197,13 @@ def test_a_forgotten_node_is_replaced_by_one_whose_release_fits() -> None:
 def test_a_node_that_was_forgotten_itself_ends() -> None:
     world = World()
     world.do(ForgetNode(id=1))
+    world.ticks(1)
+    assert world.removed == 1
+
+
+def test_a_node_whose_number_another_directory_has_ends() -> None:
+    world = World()
+    world.do(Join(id=1, directory="other", incarnation=1, supports={}, members=(1, 2, 3)))
     world.ticks(1)
     assert world.removed == 1
 
