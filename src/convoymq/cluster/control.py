@@ -45,6 +45,8 @@ KIND_CLASSIC_COUNTS = 8
 KIND_JOIN = 9
 KIND_STAGE = 10
 KIND_STREAM = 11
+KIND_SESSIONS = 12
+"""Which of these sessions of yours are not live?"""
 KIND_FOUND = 13
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""

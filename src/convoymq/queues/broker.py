@@ -37,6 +37,7 @@ from convoymq.cluster.control import (
     KIND_CLOSE_CONNECTION,
     KIND_LIST,
     KIND_QUEUE_COUNTS,
+    KIND_SESSIONS,
     KIND_STAGE,
     KIND_STREAM,
     ControlPlane,
@@ -208,8 +209,12 @@ class Broker:
                 register_timeout_ms=self.settings.publish_register_timeout_ms,
             ),
             ask=Questions(
-                counts=self._ask_quorum_counts, stage=self._ask_stage, stream=self._ask_stream
+                counts=self._ask_quorum_counts,
+                stage=self._ask_stage,
+                stream=self._ask_stream,
+                sessions=self._ask_sessions,
             ),
+            note=lambda event, fields: log.info(event, **fields),
             stored_groups=stored_groups,
             traces=traces,
         )
@@ -240,6 +245,7 @@ class Broker:
         control.handle(KIND_QUEUE_COUNTS, self._on_quorum_counts)
         control.handle(KIND_STAGE, self._on_stage)
         control.handle(KIND_STREAM, self._on_stream)
+        control.handle(KIND_SESSIONS, self._on_sessions)
 
     # --- life ----------------------------------------------------------------------------
 
@@ -1181,15 +1187,27 @@ class Broker:
         return await queue.serve_stage(request)
 
     def _ask_stream(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
+        self._ask_node(node, KIND_STREAM, request, wait_ms, answer)
+
+    def _ask_sessions(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
+        self._ask_node(node, KIND_SESSIONS, request, wait_ms, answer)
+
+    def _ask_node(
+        self, node: int, kind: int, request: list[Any], wait_ms: int, answer: Answer
+    ) -> None:
         async def ask() -> None:
             try:
-                reply = await self.control.request(node, KIND_STREAM, request, wait_ms / 1000)
+                reply = await self.control.request(node, kind, request, wait_ms / 1000)
             except BrokerError as error:
                 answer(None, error)
             else:
                 answer(reply, None)
 
         self.spawn(ask())
+
+    async def _on_sessions(self, node: int, body: Any) -> Any:
+        assert self.local.watch is not None
+        return self.local.watch.serve(body)
 
     async def _on_stream(self, node: int, body: Any) -> Any:
         if not isinstance(body, list) or len(body) < 2 or not isinstance(body[1], int):

@@ -118,6 +118,7 @@ class GroupQueue(Queue):
         incarnations: node → latest incarnation known here; kept up to date by its owner.
         members: nodes with a replica, as the metadata say.
         new_session: numbers a session of this node.
+        is_forgotten: whether the cluster has given a node up.
         ask_counts: asks the node that leads for (ready, consumers).
     """
 
@@ -134,6 +135,7 @@ class GroupQueue(Queue):
         incarnations: Mapping[int, int],
         members: Sequence[int],
         new_session: Callable[[], int],
+        is_forgotten: Callable[[int], bool] = lambda _node: False,
         ask_counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None = None,
         limits: FlowLimits | None = None,
     ) -> None:
@@ -154,6 +156,7 @@ class GroupQueue(Queue):
         self._transport = transport
         self._incarnations = incarnations
         self._new_session = new_session
+        self._is_forgotten = is_forgotten
         self._ask_counts = ask_counts
         self._clients: dict[int, Any] = {}
         self._openings = 0
@@ -196,6 +199,10 @@ class GroupQueue(Queue):
     def sessions(self) -> list[int]:
         """Sessions of this node that the queue may still hear of."""
         return list(self._clients)
+
+    def has_session(self, session: int) -> bool:
+        """Whether one of them has that number."""
+        return session in self._clients
 
     def forget(self, client: Any) -> None:
         """The client's session is over."""
@@ -359,6 +366,8 @@ class GroupQueue(Queue):
                 self._propose_up(replica, node)
                 if node != self.node and not self._host.is_replica_live(self.group, node):
                     self._start_proxy(node, machine)
+            elif self._is_forgotten(node):
+                replica.propose(batch.CMD_NODE_DOWN, FLAG_NODE_GONE, 0, node, b"")
             elif node not in machine.down_nodes:
                 replica.propose(batch.CMD_NODE_DOWN, 0, 0, node, b"")
         due = self._first_due_ms(replica)

@@ -30,6 +30,8 @@ from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.group_queue import FlowLimits, GroupQueue
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
+from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
+from convoymq.queues.session_audit import Ask as AskSessions
 from convoymq.queues.stage_reads import Ask
 from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
 from convoymq.queues.stream.queue import AskNode, StreamQueue
@@ -101,6 +103,7 @@ class Questions:
     counts: Any = None
     stage: Ask | None = None
     stream: AskNode | None = None
+    sessions: AskSessions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +146,30 @@ class LocalQueues:
     machine_for: Callable[[QueueRecord, Table], Any] = make_machine
     lost_groups: int = 0
     """Groups up to this number that have nothing on disk here were lost with the disk."""
+    note: Callable[[str, dict[str, Any]], None] | None = None
+    """Something for the log file."""
+    audit_interval_ms: int = INTERVAL_MS
     queues: dict[int, GroupQueue] = field(default_factory=dict)
     """Faces of the queues, with and without a replica here."""
     member_of: set[int] = field(default_factory=set)
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
     _ended: tuple[int, int] = (0, 0)
+    watch: SessionWatch | None = None
+    """Who ends sessions that were left behind; None without a way to ask."""
+
+    def __post_init__(self) -> None:
+        if self.ask.sessions is not None:
+            self.watch = SessionWatch(
+                node=self.node,
+                queues=self.queues,
+                host=self.host,
+                clock=self.clock,
+                ask=self.ask.sessions,
+                forgotten=lambda: self.tree.forgotten,
+                note=self.note,
+                interval_ms=self.audit_interval_ms,
+            )
 
     # --- following the tree --------------------------------------------------------------
 
@@ -157,6 +178,8 @@ class LocalQueues:
         if change.kind is ChangeKind.RESTORED:
             self._touched = None
             return True
+        if change.kind is ChangeKind.NODE_FORGOTTEN and self.watch is not None:
+            self.watch.forget(change.node)
         if change.record is None:
             return False
         if self._touched is not None:
@@ -235,6 +258,7 @@ class LocalQueues:
             "incarnations": self.incarnations,
             "members": record.members,
             "new_session": self.new_session,
+            "is_forgotten": lambda node: node in self.tree.forgotten,
             "ask_counts": self.ask.counts,
             "limits": self.limits,
         }
@@ -298,6 +322,8 @@ class LocalQueues:
         """Looks after the queues with clients here; to be called every `group_queue.TICK_MS`."""
         for queue in [queue for queue in self.queues.values() if queue.has_clients]:
             queue.tick()
+        if self.watch is not None:
+            self.watch.tick()
 
     # --- numbers -------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ class ClientConfig:
     pause_chance: float = 0.0
     purge_chance: float = 0.0
     close_chance: float = 0.01
+    lose_chance: float = 0.0
+    """Of those that close: their session is left behind."""
 
 
 class Workload:
@@ -411,9 +413,14 @@ class Channel:
 
     def close(self) -> None:
         """Closes the channel."""
-        self._trace.add(self.name, "close")
         self.closed = True
-        self.client.close()
+        if self.config.lose_chance and self._scheduler.chance(self.config.lose_chance):
+            self._trace.add(self.name, "is lost")
+            queue: Any = self.client.queue
+            queue.forget(self.client)
+        else:
+            self._trace.add(self.name, "close")
+            self.client.close()
         self._on_closed(self)
 
     def waits_for(self) -> str:

@@ -113,6 +113,7 @@ def draw_plan(
         purge_chance=rng.choice((0.0, 0.0, 0.0, 0.002)),
         close_chance=rng.choice((0.0, 0.005, 0.03)),
         pause_chance=Random(seed ^ 0x9A5E).choice((0.0, 0.0, 0.05)),
+        lose_chance=Random(seed ^ 0x105E).choice((0.0, 0.0, 0.3)),
     )
     settings: dict[str, Any] = {
         "delivery_limit": rng.choice((20, 20, 2, -1)),

@@ -6,16 +6,18 @@ error and its incarnation outlive its lives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from convoymq.cluster.control import FLAG_ANSWER, KIND_STREAM
+from convoymq.cluster.control import FLAG_ANSWER, KIND_SESSIONS, KIND_STREAM
 from convoymq.cluster.host import ReplicaHost
 from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import Unavailable
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.session_audit import SessionWatch
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication.raft.types import RaftConfig
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 HOST_TICK_MS = 100
 STORAGE_TICK_MS = 250
+AUDIT_MS = 2_000
 FIRST_INCARNATION = 30_000_000
 
 
@@ -90,6 +93,12 @@ class WatchedStorage(Storage):
             self._node.watch_log(group, log)
         return log
 
+    def remove_group(self, group: int) -> None:
+        """Removes, and reports."""
+        if group in self.logs:
+            self._node.on_log_removed(group)
+        super().remove_group(group)
+
 
 class SimNode:
     """One node of a world."""
@@ -125,7 +134,7 @@ class SimNode:
     def start(self) -> None:
         """Starts, or starts again: recovers and joins. A crash may come in the middle."""
         world = self.world
-        self.incarnation += 1
+        self._new_life()
         self.life = Life(self.name, self.wall_offset_ms)
         world.trace.add(self.name, f"start {self.incarnation}")
         scheduler = world.scheduler
@@ -135,6 +144,7 @@ class SimNode:
         worker = SimWorker(scheduler, self.life, disk_config, self.slow, self.wake)
         self.incarnations = {self.number: self.incarnation}
         self.queues = {}
+        self.watch: SessionWatch | None = None
         self._asked = self.incarnation << 32
         #: number -> (node, who waits, timer)
         self._questions: dict[int, tuple[int, Answer, Any]] = {}
@@ -157,13 +167,38 @@ class SimNode:
             config=RaftConfig(lag_entries_max=world.plan.lag_entries_max),
             on_dirty=self.wake,
         )
-        for group in sorted(world.groups):
-            self.open_group(group)
+        self._open_groups()
+        self._watch_sessions()
         scheduler.after(scheduler.between(0, HOST_TICK_MS * 1000), self.life, self._tick_host)
         scheduler.after(scheduler.between(0, STORAGE_TICK_MS * 1000), self.life, self._tick_storage)
         scheduler.after(scheduler.between(0, TICK_MS * 1000), self.life, self._tick_queues)
         world.network.start(self.number, self)
         self.wake()
+
+    def _watch_sessions(self) -> None:
+        self.watch = SessionWatch(
+            node=self.number,
+            queues=self.queues,
+            host=self.host,
+            clock=self.clock,
+            ask=self.ask_sessions,
+            note=lambda event, fields: self.world.trace.add(self.name, f"{event} {fields}"),
+            interval_ms=AUDIT_MS,
+        )
+
+    def _new_life(self) -> None:
+        self.incarnation += 1
+
+    def _open_groups(self) -> None:
+        for group in sorted(self.world.groups):
+            self.open_group(group)
+
+    def on_log_removed(self, group: int) -> None:
+        """The storage is about to remove a log."""
+
+    def may_link(self, peer: Any) -> bool:
+        """Whether HELLO with another running node ends well."""
+        return True
 
     def open_group(self, group: int) -> None:
         """Becomes what the metadata say: a member of the group, or one who watches."""
@@ -285,10 +320,20 @@ class SimNode:
         self.world.scheduler.after(TICK_MS * 1000, self.life, self._tick_queues)
         for queue in self.queues.values():
             queue.tick()
+        if self.watch is not None:
+            self.watch.tick()
 
     # Questions about streams, as the control plane carries them in production.
 
     def _ask_node(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
+        self.ask(node, KIND_STREAM, request, wait_ms, answer)
+
+    def ask_sessions(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
+        """Asks a node which of its sessions are not live (`queues.session_audit`)."""
+        self.ask(node, KIND_SESSIONS, request, wait_ms, answer)
+
+    def ask(self, node: int, kind: int, request: Any, wait_ms: int, answer: Answer) -> None:
+        """Sends a request to another node; `answer` hears what it says, or why it does not."""
         self._asked += 1
         number = self._asked
         timer = self.clock.call_later(wait_ms, self._give_up, number)
@@ -297,7 +342,7 @@ class SimNode:
             self.clock.call_later(0, self._give_up, number)
             return
         body = msgspec.msgpack.encode(request)
-        self.transport.send(node, frame(FRAME_CONTROL, 0, 0, number, KIND_STREAM, 0, 0, body))
+        self.transport.send(node, frame(FRAME_CONTROL, 0, 0, number, kind, 0, 0, body))
 
     def _give_up(self, number: int) -> None:
         asked = self._questions.pop(number, None)
@@ -306,7 +351,7 @@ class SimNode:
             asked[1](None, Unavailable("no answer in time"))
 
     def _on_control(self, peer: int, data: bytes) -> None:
-        _, _, flags, _, number, _, _, _ = frame_header(data)
+        _, _, flags, _, number, kind, _, _ = frame_header(data)
         body = msgspec.msgpack.decode(data[HEADER_SIZE:])
         if flags & FLAG_ANSWER:
             asked = self._questions.get(number)
@@ -316,17 +361,23 @@ class SimNode:
                 asked[2].cancel()
                 asked[1](body, None)
             return
-        queue = self.queues.get(body[1])
-        if not isinstance(queue, StreamQueue):
-            return
 
-        def reply(found: list[Any]) -> None:
+        def reply(found: Any) -> None:
             made = msgspec.msgpack.encode(found)
             self.transport.send(
-                peer, frame(FRAME_CONTROL, FLAG_ANSWER, 0, number, KIND_STREAM, 0, 0, made)
+                peer, frame(FRAME_CONTROL, FLAG_ANSWER, 0, number, kind, 0, 0, made)
             )
 
-        queue.serve(body, reply)
+        self.on_request(peer, kind, body, reply)
+
+    def on_request(self, peer: int, kind: int, body: Any, reply: Callable[[Any], None]) -> None:
+        """Another node asks something."""
+        if kind == KIND_STREAM:
+            queue = self.queues.get(body[1])
+            if isinstance(queue, StreamQueue):
+                queue.serve(body, reply)
+        elif kind == KIND_SESSIONS and self.watch is not None:
+            reply(self.watch.serve(body))
 
     # What the network says.
 

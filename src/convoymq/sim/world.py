@@ -462,7 +462,17 @@ class World:
                 found.append(f"replicas of {group} are at {sorted(states)}")
             if sum(r.is_leader for r in replicas) != 1:
                 found.append(f"group {group} has no single leader")
+            else:
+                found += self._left_behind(group, next(r for r in replicas if r.is_leader))
         return found
+
+    def _left_behind(self, group: int, replica: Any) -> list[str]:
+        """Sessions that the queue has and no client."""
+        return [
+            f"session {session:x} in group {group} to end"
+            for session in replica.machine.sessions
+            if not self.nodes[session >> 56].queues[group].has_session(session)
+        ]
 
     def _final_checks(self) -> None:
         for group, place in self.groups.items():
