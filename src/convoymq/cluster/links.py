@@ -480,11 +480,13 @@ class Links:
 
     async def goodbye(self) -> None:
         """Tells all linked nodes that this process ends. Nothing is sent or reported after it."""
-        self._running = False
-        for task in list(getattr(self._tasks, "_tasks", ())):
-            task.cancel()
         for node in self.relay.nodes():
             self.send(node, frame(FRAME_GOODBYE, 0, 0, 0, 0, 0, 0))
+        self._running = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(getattr(self._tasks, "_tasks", ())):
+            task.cancel()
         ends = []
         for peer in self.peers.values():
             if peer.up and peer.outward is not None:
@@ -523,6 +525,8 @@ class Links:
             return
         if peer.up:
             self._queue(peer, frame, body, _is_urgent(frame))
+            return
+        if not self._running:
             return
         urgent = _is_urgent(frame)
         size = len(frame)
