@@ -11,6 +11,8 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
+from convoymq.cluster.cluster_clock import ClusterClock
+
 EPOCH_MS = 1_767_225_600_000
 """Wall clock at the start of a simulation: 2026-01-01 UTC."""
 
@@ -18,13 +20,15 @@ EPOCH_MS = 1_767_225_600_000
 class Life:
     """One run of a node, from start to crash: what belongs to it dies with it."""
 
-    __slots__ = ("alive", "frozen_until_us", "name", "wall_offset_ms")
+    __slots__ = ("alive", "cluster", "frozen_until_us", "name", "wall_offset_ms")
 
     def __init__(self, name: str, wall_offset_ms: int = 0) -> None:
         self.name = name
         self.alive = True
         self.frozen_until_us = 0
         self.wall_offset_ms = wall_offset_ms
+        self.cluster = ClusterClock()
+        """What this node knows of the others' wall clocks."""
 
 
 class Timer:
@@ -92,6 +96,10 @@ class Scheduler:
         self.now_us = max(self.now_us, until_us)
         return True
 
+    def wall_ms(self, life: Life) -> int:
+        """A node's own wall clock."""
+        return EPOCH_MS + self.now_us // 1000 + life.wall_offset_ms
+
     # Draws.
 
     def chance(self, probability: float) -> bool:
@@ -115,8 +123,9 @@ class NodeClock:
         self._life = life
 
     def now_ms(self) -> int:
-        """Wall clock, with this node's error."""
-        return EPOCH_MS + self._scheduler.now_us // 1000 + self._life.wall_offset_ms
+        """Wall clock, with this node's error, held to those of the others."""
+        life = self._life
+        return life.cluster.now_ms(self._scheduler.wall_ms(life), self.monotonic_ms())
 
     def monotonic_ms(self) -> int:
         """Simulated time."""

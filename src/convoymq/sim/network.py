@@ -177,6 +177,7 @@ class Network:
         self._suspected.discard((node, peer))
         self.trace.add(f"node{node}", f"link up {peer}")
         receiver = self.receivers[node]
+        self._tell_clock(node, peer)
         receiver.on_link_up(peer, self.receivers[peer].incarnation)
         stale = self._stale.pop((peer, node), None)
         if stale:
@@ -193,7 +194,14 @@ class Network:
         self.trace.add(f"node{node}", f"link down {peer}")
         receiver = self.receivers.get(node)
         if receiver is not None:
+            receiver.life.cluster.lost(peer)
             receiver.on_link_down(peer, False)
+
+    def _tell_clock(self, node: int, peer: int) -> None:
+        """What a heartbeat says of the peer's wall clock."""
+        self.receivers[node].life.cluster.heard(
+            peer, self.scheduler.wall_ms(self.receivers[peer].life), self.scheduler.now_us // 1000
+        )
 
     def break_link(self, a: int, b: int) -> None:
         """The connection breaks: a prefix of what is in flight still arrives, the rest is lost."""
@@ -309,6 +317,8 @@ class Network:
             direction.bytes -= len(data)
             if (target, source) in self._suspected:
                 self._trust(target, source)
+            if source in self.receivers:
+                self._tell_clock(target, source)
             receiver.on_frame(source, data)
         self._pump(source, target)
 
