@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from convoymq import __version__
+from convoymq.admin_socket import AdminSocket, Progress
 from convoymq.cluster import supported
 from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.cluster_clock import ClusterClock
 from convoymq.cluster.control import ControlPlane
 from convoymq.cluster.host import ReplicaHost
+from convoymq.cluster.identity import NodeIdentity
 from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links, since_boot_ms, wall_ms
 from convoymq.cluster.members import MemberKeeper
@@ -53,6 +55,7 @@ from convoymq.model.errors import (
     ReplicaStopped,
     Unavailable,
 )
+from convoymq.recovery import Recovery
 from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
@@ -199,6 +202,43 @@ class Node:
         finally:
             self.data.close()
 
+    @property
+    def identity(self) -> NodeIdentity:
+        """Who this node is."""
+        return self.data.identity
+
+    def switch_cluster(self, cluster: str, delay_s: float) -> None:
+        """Gives the cluster another id, after a recovery; links are made anew after the delay."""
+        former = self.data.identity
+        self.data.recover(cluster, (*former.former, former.cluster))
+        self.storage.set_identity(cluster, self.data.identity.former)
+        self._loop.call_later(delay_s, lambda: self.links.set_identity(self.data.identity))
+
+    async def _describe_groups(
+        self, _request: dict[str, Any], _progress: Progress
+    ) -> list[dict[str, Any]]:
+        """A row for each replica on this node, with the hash of its state."""
+        found = []
+        for group, replica in sorted({**self.host.groups, **self.host.stopped}.items()):
+            status = self.host.status(group)
+            found.append(
+                {
+                    "group": group,
+                    "role": status.role,
+                    "leader": status.leader,
+                    "term": status.term,
+                    "applied": status.last_applied,
+                    "last": status.last_index,
+                    "voters": status.voters,
+                    "learners": status.learners,
+                    "kind": replica.machine.KIND,
+                    "version": replica.machine.version,
+                    "hash": replica.machine.state_hash(),
+                    "stopped": status.stopped,
+                }
+            )
+        return found
+
     def stop(self) -> None:
         """Asks for an orderly end."""
         self._stop.set()
@@ -297,9 +337,19 @@ class Node:
             open_group=self._open_metadata,
             fail=self.fail,
         )
+        self.recovery = Recovery(self)
+        admin = AdminSocket(
+            self.data.path,
+            {
+                "groups": self._describe_groups,
+                "recover.plan": self.recovery.plan,
+                "recover.execute": self.recovery.execute,
+                "recover.history": self.recovery.history,
+            },
+        )
         import_edges()
         self._tick()
-        async with self.links:
+        async with self.links, admin:
             work = asyncio.ensure_future(self._start_and_wait())
             stopped = asyncio.ensure_future(self._stop.wait())
             await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)

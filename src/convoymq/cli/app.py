@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +21,8 @@ from convoymq.cli.cluster import (
     read_state,
     resident_bytes,
 )
+from convoymq.cli.output import Format, FormatOption, fail, print_json, show, table
+from convoymq.cli.recover import recover
 from convoymq.model.errors import BrokerError, Unavailable
 
 app = typer.Typer(
@@ -38,14 +39,6 @@ app.add_typer(cluster_app, name="cluster")
 DATA_DEFAULT = Path("convoy-data")
 
 
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="Table for people, or JSON.")]
 DataOption = Annotated[
     Path, typer.Option("--data", help="Directory of the local cluster (see `convoy up`).")
 ]
@@ -53,35 +46,6 @@ UrlOption = Annotated[
     str, typer.Option("--url", help="HTTP API of any node, instead of a local cluster.")
 ]
 UserOption = Annotated[str, typer.Option("--user", help="user:password for the HTTP API.")]
-
-
-def fail(text: str, code: int = 1) -> typer.Exit:
-    """Says why on standard error and returns the exit to raise."""
-    print(f"convoy: {text}", file=sys.stderr)
-    return typer.Exit(code)
-
-
-def _print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1, default=str))
-
-
-def _table(columns: list[str], rows: list[list[Any]], title: str | None = None) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        number = bool(rows) and all(isinstance(row[columns.index(column)], int) for row in rows)
-        table.add_column(column, justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*("–" if cell is None else str(cell) for cell in row))
-    return table
-
-
-def _show(table: Any) -> None:
-    from rich.console import Console
-
-    # Into a file or a pipe: as wide as the content is, rather than cut to 80 columns.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 # -- a local cluster --------------------------------------------------------------------------
@@ -126,7 +90,7 @@ def up(
                     raise
         took = time.monotonic() - started
         if format_ is Format.JSON:
-            _print_json({"ready_after_s": round(took, 3), "nodes": status_rows(cluster.nodes)})
+            print_json({"ready_after_s": round(took, 3), "nodes": status_rows(cluster.nodes)})
             sys.stdout.flush()
         _watch(cluster, stopping, took, live=format_ is Format.TABLE)
     except BrokerError as error:
@@ -144,7 +108,7 @@ def _watch(cluster: LocalCluster, stopping: list[int], took: float, live: bool) 
     console = Console()
     if not live or not console.is_terminal:
         if live:
-            _show(_status_table(status_rows(cluster.nodes), f"ready after {took:.2f} s"))
+            show(_status_table(status_rows(cluster.nodes), f"ready after {took:.2f} s"))
         while not stopping:
             time.sleep(0.1)
             for number in cluster.poll():
@@ -265,7 +229,7 @@ def _status_table(rows: list[dict[str, Any]], title: str) -> Any:
         ]
         for row in rows
     ]
-    return _table(columns, cells, title)
+    return table(columns, cells, title)
 
 
 @app.command()
@@ -285,20 +249,20 @@ def status(
     if url:
         found = _ask(url, "nodes", user)
         if format_ is Format.JSON:
-            _print_json({"nodes": found})
+            print_json({"nodes": found})
         else:
             columns = ["name", "running", "release", "uptime", "connections", "mem_used"]
             columns += ["mem_alarm", "supported_versions"]
-            _show(_table(columns, [[row.get(column) for column in columns] for row in found]))
+            show(table(columns, [[row.get(column) for column in columns] for row in found]))
         return
     nodes = read_state(data)
     if not nodes:
         raise fail(f"no cluster runs in {data}; start one with `convoy up`, or give --url")
     rows = status_rows(nodes)
     if format_ is Format.JSON:
-        _print_json({"nodes": rows})
+        print_json({"nodes": rows})
     else:
-        _show(_status_table(rows, str(data)))
+        show(_status_table(rows, str(data)))
     if any(row["state"] in ("stopped", "no answer") for row in rows):
         raise typer.Exit(3)
 
@@ -349,10 +313,10 @@ def queues_list(
     path = f"queues/{quote(vhost, safe='')}" if vhost else "queues"
     found = _ask(_url(data, url), path, user)
     if format_ is Format.JSON:
-        _print_json(found)
+        print_json(found)
         return
     rows = [[queue.get(key) for key in QUEUE_COLUMNS] for queue in found]
-    _show(_table(list(QUEUE_COLUMNS.values()), rows))
+    show(table(list(QUEUE_COLUMNS.values()), rows))
 
 
 @queues_app.command("info")
@@ -368,13 +332,13 @@ def queues_info(
     path = f"queues/{quote(vhost, safe='')}/{quote(name, safe='')}"
     found = _ask(_url(data, url), path, user)
     if format_ is Format.JSON:
-        _print_json(found)
+        print_json(found)
         return
     rows = [
         [key, json.dumps(value) if isinstance(value, (dict, list)) else value]
         for key, value in sorted(found.items())
     ]
-    _show(_table(["what", "value"], rows, name))
+    show(table(["what", "value"], rows, name))
 
 
 # -- members ----------------------------------------------------------------------------------
@@ -409,6 +373,9 @@ def cluster_forget(
         time.sleep(0.1)
 
 
+app.command("recover")(recover)
+
+
 # -- help for newcomers -----------------------------------------------------------------------
 
 
@@ -424,11 +391,11 @@ def doctor(
 
     found = checks.run(data, base_port, nodes)
     if format_ is Format.JSON:
-        _print_json([finding.row() for finding in found])
+        print_json([finding.row() for finding in found])
     else:
         marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "error": "[red]error[/]"}
         rows = [[f.check, marks[f.level], f.text] for f in found]
-        _show(_table(["check", "result", "what was found"], rows))
+        show(table(["check", "result", "what was found"], rows))
     if any(finding.level == "error" for finding in found):
         raise typer.Exit(1)
 
@@ -460,10 +427,10 @@ def config(
         for part in [getattr(made, section.name)]
     }
     if format_ is Format.JSON:
-        _print_json(content)
+        print_json(content)
         return
     rows = [[s, name, value] for s, part in content.items() for name, value in part.items()]
-    _show(_table(["section", "field", "value"], rows))
+    show(table(["section", "field", "value"], rows))
 
 
 @app.command()
@@ -484,6 +451,6 @@ def version(format_: FormatOption = Format.TABLE) -> None:
     import convoymq
 
     if format_ is Format.JSON:
-        _print_json({"version": convoymq.__version__})
+        print_json({"version": convoymq.__version__})
     else:
         print(convoymq.__version__)

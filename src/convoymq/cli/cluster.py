@@ -275,9 +275,16 @@ class LocalCluster:
         process = self._processes.get(number)
         return process is not None and process.poll() is None
 
+    def _command(self, node: LocalNode) -> list[str]:
+        """The program of a node, without its arguments."""
+        return [sys.executable, "-m", "convoymq.cli.serve"]
+
+    def _environment(self, node: LocalNode) -> dict[str, str]:
+        """The environment of a node."""
+        return {k: v for k, v in os.environ.items() if not k.startswith("CONVOY_")}
+
     def _spawn(self, node: LocalNode) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("CONVOY_")}
-        command = [sys.executable, "-m", "convoymq.cli.serve", "--config", str(self._config(node))]
+        command = [*self._command(node), "--config", str(self._config(node))]
         with open(self.log_file(node.number), "ab") as log:
             # Its own process group: Ctrl-C in the terminal reaches `convoy up`, which ends them.
             process = subprocess.Popen(
@@ -285,7 +292,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=self._environment(node),
                 process_group=0,
             )
         self._processes[node.number] = process

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from convoymq.cli.app import Format, FormatOption, fail
+from convoymq.cli.output import Format, FormatOption, fail
 
 pipeline_app = typer.Typer(
     help="Ready jobs on Spark (needs `pip install convoymq[spark]`).",

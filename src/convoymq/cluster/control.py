@@ -48,6 +48,8 @@ KIND_STREAM = 11
 KIND_SESSIONS = 12
 """Which of these sessions of yours are not live?"""
 KIND_FOUND = 13
+KIND_RECOVERY = 14
+"""What a way back from a lost majority asks of other nodes (`convoymq.recovery`)."""
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 

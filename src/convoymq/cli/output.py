@@ -1,0 +1,52 @@
+"""How commands print: tables for people, JSON for programs, errors with an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Table for people, or JSON.")]
+
+
+def fail(text: str, code: int = 1) -> typer.Exit:
+    """Says why on standard error and returns the exit to raise."""
+    print(f"convoy: {text}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def print_json(content: Any) -> None:
+    """Prints a value as indented JSON."""
+    print(json.dumps(content, indent=1, default=str))
+
+
+def table(columns: list[str], rows: list[list[Any]], title: str | None = None) -> Any:
+    """Makes a table; columns of integers are right-aligned, None prints as a dash."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left")
+    for column in columns:
+        number = bool(rows) and all(isinstance(row[columns.index(column)], int) for row in rows)
+        made.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        made.add_row(*("–" if cell is None else str(cell) for cell in row))
+    return made
+
+
+def show(made: Any) -> None:
+    """Prints a table made by `table`."""
+    from rich.console import Console
+
+    # Into a file or a pipe: as wide as the content is, rather than cut to 80 columns.
+    Console(width=None if sys.stdout.isatty() else 200).print(made)

@@ -1,0 +1,225 @@
+"""What a data fixture holds, and how it is checked: written once, read by every later release.
+
+`fill` puts users, exchanges and queues of all types into a running cluster and consumes a part;
+what must be found later is returned as plain values. `check` compares a cluster with them, through
+AMQP and HTTP clients only, so it does not depend on any format.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+
+from convoymq.cli.cluster import LocalCluster
+from tests.faults.traffic import until
+
+SIZE = 1000
+"""Bytes of a body: enough of them fill several log files, so that segments and snapshots exist."""
+QUORUM = {"x-queue-type": "quorum"}
+STREAM = {"x-queue-type": "stream"}
+VHOST = "sales"
+
+
+def body(number: int) -> bytes:
+    """The body of message `number`."""
+    return (b"%d" % number).ljust(SIZE)
+
+
+@contextmanager
+def channel(
+    cluster: LocalCluster, node: int = 1, user: str = "guest", vhost: str = "/"
+) -> Iterator[Any]:
+    """A channel with confirms on a node."""
+    made: list[Any] = []
+
+    def attempt() -> bool:
+        made.append(
+            pika.BlockingConnection(
+                pika.ConnectionParameters(
+                    "127.0.0.1",
+                    cluster.nodes[node - 1].amqp_port,
+                    vhost,
+                    pika.PlainCredentials(user, user),
+                    heartbeat=0,
+                )
+            )
+        )
+        return True
+
+    until(attempt, f"no connection to node {node} as {user}")
+    opened = made[0].channel()
+    opened.confirm_delivery()
+    try:
+        yield opened
+    finally:
+        made[0].close()
+
+
+def http(cluster: LocalCluster, method: str, path: str, content: Any = None) -> Any:
+    """One call of the HTTP API of node 1; None when the answer is empty."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/{path}",
+        data=None if content is None else json.dumps(content).encode(),
+        method=method,
+        headers={"Authorization": "Basic " + b64encode(b"guest:guest").decode()},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
+
+
+def fill(cluster: LocalCluster) -> dict[str, Any]:
+    """Fills an empty cluster; returns what `check` wants to find."""
+    until(lambda: cluster.api("users", 1), "the HTTP API does not answer")
+    http(cluster, "PUT", f"vhosts/{VHOST}", {"description": "fixture", "tags": "a,b"})
+    http(cluster, "PUT", "users/clerk", {"password": "clerk", "tags": "monitoring"})
+    everything = {"configure": ".*", "write": ".*", "read": "^(ledger|audit)"}
+    http(cluster, "PUT", f"permissions/{VHOST}/clerk", everything)
+    topic = {"exchange": "amq.topic", "write": "^eu\\.", "read": ".*"}
+    http(cluster, "PUT", f"topic-permissions/{VHOST}/clerk", topic)
+    with channel(cluster) as main:
+        _declare(main)
+        for number in range(400):
+            main.basic_publish("", "orders", body(number), pika.BasicProperties(delivery_mode=2))
+        for number in range(200):
+            main.basic_publish("", "events", body(number), pika.BasicProperties(delivery_mode=2))
+        for number in range(60):
+            main.basic_publish("", "jobs", body(number), pika.BasicProperties(delivery_mode=2))
+        # An ENQUEUE with the bits of priority and expiration: version 1 gives them no meaning.
+        for number in range(20):
+            urgent = pika.BasicProperties(delivery_mode=2, priority=number % 10)
+            main.basic_publish("", "turns", body(number), urgent)
+    with channel(cluster, 2) as main:
+        _consume(main)
+    with channel(cluster, user="clerk", vhost=VHOST) as main:
+        main.queue_declare("ledger", durable=True, arguments=QUORUM)
+        for number in range(30):
+            main.basic_publish("", "ledger", body(number), pika.BasicProperties(delivery_mode=2))
+    return {
+        "orders": [number for number in range(400) if number >= 250 or number in (7, 9)],
+        "orders_redelivered": [7, 9],
+        "events": 200,
+        "jobs": list(range(20, 60)),
+        "turns": list(range(5, 20)),
+        "ledger": list(range(30)),
+        "bindings": sorted(_bindings(cluster)),
+        "users": sorted(user["name"] for user in http(cluster, "GET", "users")),
+        "permissions": http(cluster, "GET", f"permissions/{VHOST}/clerk"),
+        "topic_permissions": http(cluster, "GET", f"topic-permissions/{VHOST}/clerk"),
+        "groups": _groups(cluster),
+    }
+
+
+def _declare(main: Any) -> None:
+    main.queue_declare("orders", durable=True, arguments={**QUORUM, "x-delivery-limit": 5})
+    main.queue_declare(
+        "turns", durable=True, arguments={**QUORUM, "x-single-active-consumer": True}
+    )
+    main.queue_declare("events", durable=True, arguments=STREAM)
+    main.queue_declare("jobs", durable=True, arguments={"x-queue-type": "classic"})
+    main.exchange_declare("spill", "fanout", durable=True)
+    main.exchange_declare("in", "topic", durable=True, arguments={"alternate-exchange": "spill"})
+    main.exchange_declare("match", "headers", durable=True)
+    main.queue_bind("orders", "in", "order.#")
+    main.queue_bind("jobs", "spill")
+    main.queue_bind("turns", "match", arguments={"x-match": "any", "kind": "turn"})
+    main.exchange_bind("match", "in", "kind.*")
+
+
+def _consume(main: Any) -> None:
+    """Takes 250 of orders and gives 7 and 9 back; 20 of jobs; 5 of turns."""
+    taken: dict[int, int] = {}
+    for _ in range(250):
+        method, _, content = main.basic_get("orders")
+        taken[int(content)] = method.delivery_tag
+    for number, tag in taken.items():
+        if number not in (7, 9):
+            main.basic_ack(tag)
+    for number in (7, 9):
+        main.basic_nack(taken[number], requeue=True)
+    main.basic_qos(prefetch_count=0)
+    for name, count in (("jobs", 20), ("turns", 5)):
+        main.basic_qos(prefetch_count=count)
+        for method, _, content in main.consume(name, inactivity_timeout=20):
+            assert method is not None
+            main.basic_ack(method.delivery_tag)
+            if int(content) == count - 1:
+                break
+        main.cancel()
+
+
+def _bindings(cluster: LocalCluster) -> list[str]:
+    return [
+        f"{row['vhost']}|{row['source']}|{row['destination']}|{row['routing_key']}"
+        for row in http(cluster, "GET", "bindings")
+    ]
+
+
+def _groups(cluster: LocalCluster) -> dict[str, int]:
+    """Queue -> what the API says is its group; a queue must keep its number for ever."""
+    return {
+        f"{row['vhost']}|{row['name']}": row["group"]
+        for row in http(cluster, "GET", "queues")
+        if "group" in row
+    }
+
+
+def check(cluster: LocalCluster, expected: dict[str, Any]) -> None:
+    """Asserts that a cluster has what `fill` returned. Consumes the queues."""
+    until(lambda: cluster.api("users", 1), "the HTTP API does not answer")
+    assert sorted(user["name"] for user in http(cluster, "GET", "users")) == expected["users"]
+    assert http(cluster, "GET", f"permissions/{VHOST}/clerk") == expected["permissions"]
+    found = http(cluster, "GET", f"topic-permissions/{VHOST}/clerk")
+    assert found == expected["topic_permissions"]
+    assert sorted(_bindings(cluster)) == expected["bindings"]
+    assert _groups(cluster) == expected["groups"]
+    with channel(cluster, 3) as main:
+        orders = _drain(main, "orders", len(expected["orders"]))
+        assert sorted(number for number, _ in orders) == expected["orders"]
+        again = sorted(number for number, redelivered in orders if redelivered)
+        assert again == expected["orders_redelivered"]
+        fresh = [number for number, redelivered in orders if not redelivered]
+        assert fresh == sorted(fresh)
+        for name in ("jobs", "turns"):
+            numbers = [number for number, _ in _drain(main, name, len(expected[name]))]
+            assert numbers == expected[name], name
+        main.basic_qos(prefetch_count=100)
+        events: list[int] = []
+        offset = {"x-stream-offset": "first"}
+        for method, properties, content in main.consume(
+            "events", arguments=offset, inactivity_timeout=20
+        ):
+            assert method is not None, f"{len(events)} of {expected['events']} events came"
+            assert properties.headers["x-stream-offset"] == len(events)
+            assert content == body(int(content))
+            events.append(int(content))
+            main.basic_ack(method.delivery_tag)
+            if len(events) == expected["events"]:
+                break
+        main.cancel()
+        assert events == list(range(expected["events"]))
+    with channel(cluster, 2, user="clerk", vhost=VHOST) as main:
+        ledger = _drain(main, "ledger", len(expected["ledger"]))
+        assert [number for number, _ in ledger] == expected["ledger"]
+
+
+def _drain(main: Any, queue: str, count: int) -> list[tuple[int, bool]]:
+    """Takes and acknowledges so many messages; nothing may be left behind them."""
+    found: list[tuple[int, bool]] = []
+    main.basic_qos(prefetch_count=50)
+    for method, _, content in main.consume(queue, inactivity_timeout=20):
+        assert method is not None, f"{queue}: {len(found)} of {count} messages came"
+        assert content == body(int(content)), f"{queue}: message {int(content)} is damaged"
+        found.append((int(content), method.redelivered))
+        main.basic_ack(method.delivery_tag)
+        if len(found) == count:
+            break
+    main.cancel()
+    assert main.queue_declare(queue, passive=True).method.message_count == 0
+    return found

@@ -1,0 +1,100 @@
+"""A node of the synthetic next release: `python -m tests.upgrade.next_release --config FILE`.
+
+It stands for whatever comes next. Version 2 of the quorum queue's machine has
+
+- one new command: MARK, which the leader proposes from time to time and which is counted;
+- one changed rule: a failed delivery counts twice towards the delivery limit;
+- one new field of the snapshot: the number of marks.
+
+All of it is in force only when the log says so (ADR 0016). The modules run from source, because a
+compiled class does not let a subclass change its inner methods.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+MARK = 200
+RELEASE = "0.99.0"
+
+
+def install() -> None:
+    """Puts version 2 in place of what this release has. Call before anything is imported."""
+    from convoymq.sim.interpreted import use_source
+
+    use_source()
+    import convoymq
+
+    convoymq.__version__ = RELEASE
+    from convoymq.cluster import supported
+    from convoymq.queues import local_queues
+
+    machine, queue = next_machine(), next_queue()
+    supported.register(machine)
+    local_queues.QuorumMachine = machine  # type: ignore[misc]
+    local_queues.QuorumQueue = queue  # type: ignore[misc]
+
+
+def next_machine() -> Any:
+    """The machine with version 2."""
+    import msgspec
+
+    from convoymq.cluster.supported import command_table
+    from convoymq.queues.quorum.machine import COMMAND_TYPES, QuorumMachine
+
+    known = [kind for kind in range(256) if COMMAND_TYPES[1][kind >> 3] & 1 << (kind & 7)]
+    table = command_table([*known, MARK])
+
+    class NextQuorumMachine(QuorumMachine):
+        VERSION = 2
+        marks = 0
+
+        def command_types(self, version: int) -> bytes:
+            return table if version >= 2 else super().command_types(version)
+
+        def _leader_command(self, kind: int, *arguments: Any) -> None:
+            if kind == MARK and self.version >= 2:
+                self.marks += 1
+            else:
+                super()._leader_command(kind, *arguments)
+
+        def _return(self, run: Any, failed: int) -> None:
+            super()._return(run, failed * 2 if self.version >= 2 else failed)
+
+        def _clear(self) -> None:
+            super()._clear()
+            self.marks = 0
+
+        def snapshot(self) -> bytes:
+            state = super().snapshot()
+            if self.version < 2:
+                return state
+            return msgspec.msgpack.encode({**msgspec.msgpack.decode(state), "marks": self.marks})
+
+        def _restore(self, known: dict[str, Any]) -> None:
+            super()._restore(known)
+            self.marks = known.get("marks", 0)
+
+    return NextQuorumMachine
+
+
+def next_queue() -> Any:
+    """The queue whose leader uses the new command, once it may."""
+    from convoymq.queues.quorum.queue import QuorumQueue
+
+    class NextQuorumQueue(QuorumQueue):
+        def tick(self) -> None:
+            super().tick()
+            replica = self._host.replica(self.group)
+            if replica is not None and replica.is_leader and replica.machine.version >= 2:
+                replica.propose(MARK)
+
+    return NextQuorumQueue
+
+
+if __name__ == "__main__":
+    install()
+    from convoymq.cli.serve import main
+
+    sys.exit(main(sys.argv[1:]))
