@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "releases"
 KERNELS = Path("src/convoymq/kernels")
 
-PREVIOUS = "1770af17e56bc8c7ea4ffe0b7a676b470733dabd"
+PREVIOUS = ""
 """The commit that rolling upgrades start from."""
 
 

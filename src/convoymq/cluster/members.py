@@ -87,7 +87,8 @@ class MemberKeeper:
         self._open.setdefault(group, 0)
 
     def _on_change(self, change: Change) -> None:
-        if change.kind in (ChangeKind.NODE_FORGOTTEN, ChangeKind.RESTORED):
+        joined = change.kind is ChangeKind.NODE and self._tree.recoveries
+        if joined or change.kind in (ChangeKind.NODE_FORGOTTEN, ChangeKind.RESTORED):
             self._open_all()
 
     def _open_all(self) -> None:
@@ -117,6 +118,7 @@ class MemberKeeper:
         if not self._open:
             return
         records = {record.group: record for record in self._tree.records()}
+        recovered = self._recovered()
         load: dict[int, int] | None = None
         for group, ticks in list(self._open.items()):
             replica, record = self._host.replica(group), records.get(group)
@@ -128,6 +130,10 @@ class MemberKeeper:
             if not stale and recorded in (None, replica.core.members.nodes):
                 if replica.core.members_index <= replica.core.commit_index:
                     del self._open[group]
+                    if record is not None and group in recovered and replica.is_leader:
+                        if load is None:
+                            load = _replicas(records.values())
+                        self._restore_member(replica, record, load)
                 continue
             self._open[group] = ticks + 1
             if not replica.is_leader:
@@ -145,6 +151,23 @@ class MemberKeeper:
                 load[by] = load.get(by, 0) + 1
 
     # -- groups -----------------------------------------------------------------------------------
+
+    def _recovered(self) -> set[int]:
+        """Groups that lost members with their majority: nodes that come later take their places."""
+        return {
+            row["group"]
+            for recovery in self._tree.recoveries
+            for row in recovery["groups"]
+            if row["outcome"] == "recover"
+        }
+
+    def _restore_member(self, replica: Any, record: QueueRecord, load: dict[int, int]) -> None:
+        """Adds a member to a recovered group that is smaller than it should be."""
+        node = self._substitute(record, replica.core.members.nodes, load)
+        if node and self._host.add_member(record.group, node):
+            load[node] = load.get(node, 0) + 1
+            # One at a time: the next when this one is recorded.
+            self._open[record.group] = 0
 
     def _substitute(
         self, record: QueueRecord, members: Collection[int], load: dict[int, int]

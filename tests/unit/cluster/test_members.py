@@ -14,6 +14,7 @@ from convoymq.cluster.commands import (
     Join,
     PutNode,
     PutVhost,
+    RecordRecovery,
     decode_command,
 )
 from convoymq.cluster.members import TICKS_SETTLED, MemberKeeper, config_of
@@ -62,6 +63,7 @@ class World:
         self.groups: dict[int, Replica] = {0: Replica(1, 2, 3), 1: Replica(1, 2, 3)}
         self.on_membership_changed: Any = None
         self.replaced: list[tuple[int, int, int]] = []
+        self.added: list[tuple[int, int]] = []
         self.refused: set[int] = set()
         self.up = {1, 2, 3, 4}
         self.host = self
@@ -133,6 +135,10 @@ class World:
         self.replaced.append((group, node, by))
         return True
 
+    def add_member(self, group: int, node: int) -> bool:
+        self.added.append((group, node))
+        return True
+
     def forget(self, node: int) -> None:
         self.forgotten.add(node)
 
@@ -192,6 +198,51 @@ def test_a_forgotten_node_is_replaced_by_one_whose_release_fits() -> None:
     world.replaced.clear()
     world.ticks(1)
     assert world.replaced == [(0, 3, 0), (1, 3, 0)]
+
+
+def recover(world: World) -> None:
+    """The group goes on with node 1 alone; nothing else is free."""
+    world.groups[0].becomes(1, index=11)
+    world.groups[1].becomes(1, index=11)
+    world.up = {1}
+    rows = ({"group": 1, "vhost": "/", "name": "q", "outcome": "recover", "loss": "?"},)
+    world.do(RecordRecovery(
+        cluster_id="b" * 32, former_id=world.metadata.tree.cluster_id, lost_nodes=(2, 3, 4),
+        time_ms=1, groups=rows,
+    ))  # fmt: skip
+    for node in (2, 3, 4):
+        world.do(ForgetNode(id=node))
+    world.ticks(5)
+
+
+def test_nodes_that_come_later_fill_up_a_recovered_group() -> None:
+    world = World()
+    recover(world)
+    assert world.record.members == (1,)
+    assert world.added == []
+    for node in (5, 6):
+        world.up.add(node)
+        world.do(PutNode(id=node, name=f"n{node}", incarnation=1))
+        world.ticks(3)
+        assert set(world.added) == {(1, node)}
+        world.added.clear()
+        world.groups[1].becomes(*range(5, node + 1), 1, index=20 + node)
+        world.keeper._on_membership(1, world.groups[1].core.members)
+        world.ticks(3)
+    assert sorted(world.record.members) == [1, 5, 6]
+    world.up.add(7)
+    world.do(PutNode(id=7, name="n7", incarnation=1))
+    world.ticks(3)
+    assert world.added == []
+
+
+def test_a_group_that_was_not_recovered_is_not_filled_up() -> None:
+    world = World()
+    world.groups[1].becomes(1, index=11)
+    world.ticks(TICKS_SETTLED + 2)
+    world.do(PutNode(id=5, name="n5", incarnation=1))
+    world.ticks(3)
+    assert world.added == []
 
 
 def test_a_node_that_was_forgotten_itself_ends() -> None:
