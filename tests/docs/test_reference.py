@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
     r"(amqp|alarm|broker|classic|cluster|fetch|link|management|metadata|node|queue|quorum|raft"
-    r"|storage|trace)\.[a-z_]+"
+    r"|recovery|storage|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
 SAYS = frozenset(("debug", "info", "warning", "error", "exception", "note", "on_note", "_note"))
