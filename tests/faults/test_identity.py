@@ -149,6 +149,7 @@ def test_two_emptied_nodes_found_nothing_with_or_without_the_third(cluster: Loca
             lambda n=number: log_has(cluster, n, "cluster.waiting", '"missing": [3]'),
             "an emptied node does not say for whom it waits",
         )
+    assert cluster.waiting() == dict.fromkeys((1, 2), "node 3 is not linked yet")
     # With the third: it has no majority, and says what can be done.
     start_again(cluster, 3)
     told = ("cluster.waiting", "no majority", "only [3] run", "convoy recover")

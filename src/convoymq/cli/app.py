@@ -78,6 +78,7 @@ def up(
     except BrokerError as error:
         raise fail(error.text) from None
     code = 0
+    told: dict[int, str] = {}
     try:
         while not stopping:
             try:
@@ -86,6 +87,11 @@ def up(
             except Unavailable as error:
                 if " ended" in error.text:
                     raise
+                waiting = cluster.waiting()
+                for number, reason in waiting.items():
+                    if told.get(number) != reason:
+                        print(f"node {number} waits: {reason}", file=sys.stderr)
+                told = waiting
                 if time.monotonic() - started > 60:
                     raise
         took = time.monotonic() - started

@@ -100,6 +100,8 @@ class LocalCluster:
             for k in range(nodes)
         ]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._log_begins: dict[int, int] = {}
+        """Size of each node's log file when the node was started."""
         self._lock: int | None = None
 
     # -- life -------------------------------------------------------------------------------
@@ -206,6 +208,32 @@ class LocalCluster:
             return ""
         return " | ".join(text.strip().splitlines()[-3:])
 
+    def waiting(self) -> dict[int, str]:
+        """Why running nodes wait before they found or join a cluster, as their logs say."""
+        found = {}
+        for node in self.nodes:
+            reason = self._waits_for(node.number) if node.pid is not None else ""
+            if reason:
+                found[node.number] = reason
+        return found
+
+    def _waits_for(self, number: int) -> str:
+        reason = ""
+        try:
+            with open(self.log_file(number), "rb") as log:
+                log.seek(self._log_begins.get(number, 0))
+                lines = log.read().splitlines()
+        except OSError:
+            return ""
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry.get("event") == "cluster.waiting":
+                    reason = str(entry.get("reason", ""))
+                elif entry.get("event") in ("cluster.forming", "cluster.joining", "node.ready"):
+                    reason = ""
+        return reason
+
     def log_file(self, number: int) -> Path:
         """Where a node's log goes."""
         return self.data / f"node-{number}" / "convoy.log"
@@ -286,6 +314,7 @@ class LocalCluster:
     def _spawn(self, node: LocalNode) -> None:
         command = [*self._command(node), "--config", str(self._config(node))]
         with open(self.log_file(node.number), "ab") as log:
+            self._log_begins[node.number] = log.tell()
             # Its own process group: Ctrl-C in the terminal reaches `convoy up`, which ends them.
             process = subprocess.Popen(
                 command,

@@ -58,6 +58,26 @@ def test_state_file_lists_pids_and_forgets_dead_ones(tmp_path: Path) -> None:
     assert read_state(tmp_path) == []
 
 
+def test_nodes_that_wait_for_a_cluster_are_told_apart(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, 3, 53400)
+    wait = {"event": "cluster.waiting", "reason": "node 3 is not linked yet"}
+    former = json.dumps({**wait, "reason": "of a former life"}) + "\n"
+    for node in cluster.nodes[:2]:
+        node.pid = os.getpid()
+        cluster.log_file(node.number).parent.mkdir()
+        cluster.log_file(node.number).write_text(former)
+        cluster._log_begins[node.number] = len(former)
+    assert cluster.waiting() == {}
+    for node in cluster.nodes[:2]:
+        with open(cluster.log_file(node.number), "a") as log:
+            log.write(json.dumps(wait) + "\n not JSON\n")
+    assert cluster.waiting() == {1: wait["reason"], 2: wait["reason"]}
+    with open(cluster.log_file(1), "a") as log:
+        log.write(json.dumps({"event": "cluster.forming"}) + "\n")
+    cluster.nodes[1].pid = None
+    assert cluster.waiting() == {}
+
+
 def test_a_directory_holds_one_running_cluster(tmp_path: Path) -> None:
     first, second = LocalCluster(tmp_path, 1, 53400), LocalCluster(tmp_path, 1, 53400)
     first._spawn = lambda node: None  # type: ignore[method-assign]
