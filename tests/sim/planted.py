@@ -733,7 +733,11 @@ def redelivered_flag_lost() -> None:
     machine.redeliver = planted
 
 
-@plant("a replica that took a snapshot says nothing of what it holds", "wipe,crash,membership")
+@plant(
+    "the state is not sent again after a snapshot, nor when a leader starts to send for a node",
+    "wipe,crash,membership",
+    unaided=True,
+)
 def snapshot_install_says_nothing() -> None:
     machine = _machine()
     machine.resend = lambda self, session_node: None
