@@ -5,13 +5,20 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+import pytest
+from structlog.testing import capture_logs
+
 from convoymq.model.config import load
 from convoymq.node import (
+    EXIT_FAULT,
+    Node,
     client_tls,
     free_disk_bytes,
     machine_memory_bytes,
+    machine_versions,
     memory_limit,
     resident_bytes,
+    run,
 )
 
 
@@ -45,3 +52,29 @@ def test_client_tls_follows_the_options(tmp_path: Path) -> None:
     assert client_tls(load(flags=flags)).verify_mode == ssl.CERT_OPTIONAL
     flags |= {"ssl_options.fail_if_no_peer_cert": "true"}
     assert client_tls(load(flags=flags)).verify_mode == ssl.CERT_REQUIRED
+
+
+def test_a_stopped_replica_ends_the_node_only_if_it_is_the_metadata_group_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "entry 7: a command of type 99 is not known"
+
+    async def stopped(self: Node) -> None:
+        self._on_replica_stopped(5, reason)
+        assert self._failure is None
+        self._on_replica_stopped(0, reason)
+        assert self._failure is not None
+        raise self._failure
+
+    monkeypatch.setattr(Node, "run", stopped)
+    monkeypatch.setattr("convoymq.node.set_up_logging", lambda config: None)
+    flags = {"data_dir": str(tmp_path), "node.event_loop": "asyncio"}
+    with capture_logs() as said:
+        assert run(load(flags=flags)) == EXIT_FAULT
+    assert [(line["event"], line["reason"]) for line in said] == [
+        ("node.failed", f"the replica of the metadata group has stopped: {reason}")
+    ]
+
+
+def test_all_machines_are_announced() -> None:
+    assert machine_versions().keys() == {"metadata", "quorum", "stream"}

@@ -45,6 +45,7 @@ class GroupHost(Protocol):
     """What is needed of `cluster.host.ReplicaHost`."""
 
     groups: Any
+    stopped: Any
 
     def create_group(
         self,
