@@ -1,3 +1,3 @@
 """ConvoyMQ: a replicated message broker and a data pipeline on it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
