@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.raft.membership import Membership
+from convoymq.sim import nodes
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.invariants import GroupChecker
+from convoymq.sim.nodes import WatchedMachine
 from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
+from convoymq.sim.world import run_seed
 
 
 def checker() -> GroupChecker:
@@ -95,3 +99,18 @@ def test_a_configuration_that_came_and_went_unseen_has_committed(index: int, kep
     else:
         with pytest.raises(InvariantBroken, match="only \\[3\\] of \\[1, 3\\]"):
             group._check_majority(3, replica, 1, index)
+
+
+def test_a_replica_that_stops_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that fails before anything watches it: the others would go on in silence."""
+
+    def fails(self: QuorumMachine, index: int, time_ms: int, data: bytes) -> None:
+        raise ValueError("a bug in apply")
+
+    class FailingMachine(WatchedMachine):
+        apply = fails
+
+    monkeypatch.setattr(nodes, "WatchedMachine", FailingMachine)
+    failure = run_seed(1).failure
+    assert failure is not None
+    assert "a bug in apply" in str(failure)

@@ -260,9 +260,9 @@ class World:
         """After a node did something: looks at its replicas."""
         if self.broken is not None:
             raise self.broken
+        for group, replica in node.host.stopped.items():
+            raise InvariantBroken(f"group {group} stops on {node.name}: {replica.stopped}")
         for group, replica in node.host.groups.items():
-            if replica.stopped:
-                raise InvariantBroken(f"group {group} stops on {node.name}: {replica.stopped}")
             self.checkers[group].on_poll(node.number, replica)
 
     def on_applied(
