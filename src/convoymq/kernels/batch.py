@@ -62,6 +62,9 @@ FRAME_RELAY = 11
 FRAME_GOODBYE = 12
 
 _HEADER = cython.declare(cython.Py_ssize_t, 48)
+_BATCH_HEADER = cython.declare(cython.Py_ssize_t, 120)
+_MAP_BYTES = cython.declare(cython.Py_ssize_t, 64)
+_NO_GROUP = cython.declare(uint32_t, 0xFFFFFFFF)
 _COMMAND = cython.declare(cython.Py_ssize_t, 32)
 _SOFT = cython.declare(cython.Py_ssize_t, 4 << 20)
 _FORMAT = cython.declare(cython.int, 1)
@@ -859,25 +862,44 @@ def frame_header(data):
     )
 
 
-def wal_batch_frame(magic: bytes, generation, sequence, position, length, sizes: list):
-    if len(magic) != 8:
-        raise ValueError("a magic has 8 bytes")
+def wal_batch_frame(
+    magic: bytes,
+    generation,
+    sequence,
+    position,
+    length,
+    sizes: list,
+    recent: bytearray,
+    covered_from,
+):
+    if len(magic) != 8 or len(recent) != 2 * _MAP_BYTES:
+        raise ValueError("a magic has 8 bytes, two maps have 128")
     count: cython.Py_ssize_t = len(sizes) // 2
     directory: bytes = bytes(8 * count)
     p: cython.p_uchar = _bytes_pointer(directory)
     i: cython.Py_ssize_t
     for i in range(2 * count):
         put32(p + 4 * i, sizes[i])
-    head: bytes = bytes(_HEADER)
+    head: bytes = bytes(_BATCH_HEADER)
     q: cython.p_uchar = _bytes_pointer(head)
     string.memcpy(q, _bytes_pointer(magic), 8)
     put64(q + 8, generation)
     put64(q + 16, sequence)
     put64(q + 24, length)
-    put32(q + 32, cython.cast(uint32_t, count))
-    put32(q + 36, position)
-    put32(q + 40, _crc(p, 8 * count))
-    put32(q + 44, _crc(q, 44))
+    put64(q + 32, covered_from)
+    put32(q + 104, cython.cast(uint32_t, count))
+    put32(q + 108, position)
+    put32(q + 112, _crc(p, 8 * count))
+    maps: cython.p_uchar = recent
+    for i in range(_MAP_BYTES):
+        q[40 + i] = maps[i] | maps[_MAP_BYTES + i]
+    group: uint32_t
+    for i in range(count):
+        group = get32(p + 8 * i)
+        if group != _NO_GROUP:
+            group %= 8 * _MAP_BYTES
+            maps[_MAP_BYTES + (group >> 3)] |= 1 << (group & 7)
+    put32(q + 116, _crc(q, 116))
     return head, directory
 
 

@@ -200,10 +200,18 @@ def frame_header(data: bytes | memoryview) -> tuple[int, int, int, int, int, int
     """(length, type, flags, group, a, b, c, d). Raises ValueError."""
 
 def wal_batch_frame(
-    magic: bytes, generation: int, sequence: int, position: int, length: int, sizes: list[int]
+    magic: bytes,
+    generation: int,
+    sequence: int,
+    position: int,
+    length: int,
+    sizes: list[int],
+    recent: bytearray,
+    covered_from: int,
 ) -> tuple[bytes, bytes]:
     """What encloses the records of a WAL batch (docs/formats/storage.md): its header and its
-    directory. `sizes`: group and size in words of every record, in turn."""
+    directory. `sizes`: group and size in words of every record, in turn. `recent`: two maps of 64
+    bytes of groups in the batches before; this one's are added to the second."""
 
 def split_entries(data: bytes, offset: int) -> list[Entry]:
     """The entries of an APPEND body, each verified and copied. Raises ValueError, and

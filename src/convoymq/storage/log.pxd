@@ -14,8 +14,8 @@ cdef class GroupLog:
     cdef public int64_t snapshot_index, snapshot_term, base, memory_first, memory_bytes, cache_bytes
     cdef public int64_t stale_index, epoch, _head, _snapshot_submitted
     cdef public object next_order, era, eras_used
-    cdef public object snapshot_membership, damaged, on_written, on_vote_written, receiver
-    cdef public bint removed, _truncated, dirty, remembered, cache_used, compacting
+    cdef public object snapshot_membership, damaged, logged, on_written, on_vote_written, receiver
+    cdef public bint known, removed, _truncated, dirty, remembered, cache_used, compacting
     cdef public object places, sizes
     cdef public list segments, stale_names, _run_starts, _run_terms, _memory, _snapshot_waiting
     cdef public dict _cache

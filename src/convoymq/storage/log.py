@@ -66,6 +66,9 @@ class GroupLog:
         self.removed = False
         self._truncated = False
         """The next entry replaces some that are gone from memory, but not from disk."""
+        self.logged: tuple[int, int, int] | None = None
+        """(last index, its term, era) as the WAL has them, while memory is ahead: a truncation or
+        replacement takes effect there with what is queued next. None = as in memory."""
         self.on_written: Callable[[int, int, int], None] = _nothing
         """(group, index, term): durable up to here. Once per flush."""
         self.on_vote_written: Callable[[int, int, int], None] = _nothing
@@ -87,6 +90,8 @@ class GroupLog:
         """Segment files still hold truncated entries from here on; 0 = none does."""
         self.stale_names: list[str] = []
         """Segment files that hold nothing but truncated entries."""
+        self.known = False
+        """The WAL on disk has a record of the group."""
         self.epoch = 0
         """Changes when the log is replaced: answers that belong to the former one are dropped."""
         self._run_starts: list[int] = [1]
@@ -133,6 +138,7 @@ class GroupLog:
         self.places.append(self._wal.add_entry(self, data))
         if self._truncated:
             self._truncated = False
+            self.logged = None
             self._wal.hold_files()
         self.sizes.append(size >> 3)
         self._memory.append(entry)
@@ -157,6 +163,7 @@ class GroupLog:
             f"group {self.group}: truncation at {index} reaches below the log's start",
         )
         keep = self.term_at(index - 1)
+        self._hold_logged()
         self._wal.notes_after(self, index)
         if index >= self.base:
             del self.places[index - self.base :]
@@ -179,6 +186,16 @@ class GroupLog:
         self.written_index = min(self.written_index, index - 1)
         self._truncated = True
 
+    def _hold_logged(self) -> None:
+        if self.logged is None:
+            self.logged = (self.last_index, self.last_term, self.era)
+
+    def void(self, index: int, term: int) -> int:
+        """Has the WAL forget the entries: the log goes on behind `index`, in the present era."""
+        place = self._wal.add_control(KIND_VOID, self.group, index, term, era=self.era)
+        self.logged = None
+        return place
+
     def _cut_segments(self, index: int) -> None:
         self.stale_index = min(self.stale_index or index, index)
         while self.segments and self.segments[-1].first >= index:
@@ -191,6 +208,7 @@ class GroupLog:
         if index <= self.written_index or self.removed:
             return
         self.written_index = index
+        self.known = True
         self.on_written(self.group, index, self.term_at(index))
         if self._snapshot_waiting:
             waiting, self._snapshot_waiting = self._snapshot_waiting, []
@@ -215,6 +233,7 @@ class GroupLog:
     def vote_written(self, term: int, voted_for: int) -> None:
         """The WAL made a vote durable."""
         if not self.removed:
+            self.known = True
             self.on_vote_written(self.group, term, voted_for)
 
     # Reading.
@@ -548,6 +567,8 @@ class GroupLog:
 
     def _reset(self, index: int, term: int) -> None:
         """Empties the log; the next entry is index + 1."""
+        self._hold_logged()
+        self._truncated = False
         self._wal.notes_after(self, 1)
         self.epoch += 1
         self._drop_memory_from(0)
@@ -607,7 +628,7 @@ class GroupLog:
                 answer(error)
 
         self._wal.seal()
-        self._wal.add_control(KIND_VOID, group, 0, 0, era=self.era)
+        self.void(0, 0)
         # Only then: what is half removed could not be told from what was lost.
         self._wal.tell(remove)
         self._wal.kick()

@@ -9,7 +9,7 @@ from convoymq.model.errors import Misuse, Refused
 from convoymq.storage.segments import ERA_SHIFT, SegmentWriter, group_path
 from convoymq.storage.snapshots import write_snapshot
 from convoymq.storage.types import Done, Snapshot
-from convoymq.storage.wal import KIND_VOID
+from convoymq.storage.wal import KIND_VOTE
 from convoymq.streamlog.segment import Segment
 
 if TYPE_CHECKING:
@@ -108,12 +108,18 @@ class SnapshotReceiver:
             log.next_order += len(segments)
             wal = store.wal
             wal.seal()
-            wal.add_control(KIND_VOID, log.group, snapshot.index, snapshot.term, era=era)
+            log.void(snapshot.index, snapshot.term)
             wal.tell(durable)
             wal.kick()
             store.remove_files(group_path(log.group), old)
 
-        store.worker.submit(work, written)
+        if log.known:
+            store.worker.submit(work, written)
+            return
+        # Files of a group that the WAL does not know would be taken for remains of a lost WAL.
+        store.wal.add_control(KIND_VOTE, log.group, log.voted_for, log.term)
+        store.wal.tell(lambda: store.worker.submit(work, written))
+        store.wal.kick()
 
     def abort(self) -> None:
         """Gives up; the former log stands. Too late once `finish` was called."""

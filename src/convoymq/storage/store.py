@@ -15,6 +15,7 @@ from typing import Any
 
 from convoymq.storage.identity import ClusterIds
 from convoymq.storage.log import GroupLog
+from convoymq.storage.manifest import Manifest
 from convoymq.storage.recovery import recover
 from convoymq.storage.segments import (
     Piece,
@@ -40,8 +41,13 @@ from convoymq.storage.types import (
 from convoymq.storage.wal import (
     KIND_FENCE,
     KIND_REMOVED,
-    KIND_VOID,
+    MAP_BITS,
+    MAP_BYTES,
+    NO_GROUP,
     PLACE_FILE_SHIFT,
+    ROW_DAMAGED,
+    ROW_VOTE_LOST,
+    TABLE_ROW,
     Wal,
     WalFile,
 )
@@ -87,7 +93,12 @@ class Storage:
         self.cache_bytes = 0
         """Read-ahead in memory, all groups."""
         self.clusters = ClusterIds()
-        self.wal = Wal(directory, flusher, worker, self.config, self._hard_states, self.clusters)
+        self.suspects = 0
+        """Map of groups of which this node may have lost all trace (bit group % MAP_BITS)."""
+        manifest = self.manifest = Manifest(directory, self.clusters)
+        self.wal = Wal(
+            directory, flusher, worker, self.config, self._table, manifest, self.clusters
+        )
         self.kick: Callable[[], None] = self.wal.kick
         """End of a round: what was queued goes to the disk."""
         self.wal.on_written = self._written
@@ -104,6 +115,8 @@ class Storage:
         """Called by `tick` when much memory was freed: the shell hands it to the system."""
         self.pace: Pace = NoPace()
         """How fast entries are copied from the WAL to segments, and from segments to others."""
+        self._known: set[int] = set()
+        """Removed groups that the WAL on disk knows."""
         self._line: deque[GroupLog] = deque()
         self._caches: OrderedDict[int, GroupLog] = OrderedDict()
         self._open_segments: OrderedDict[str, Segment] = OrderedDict()
@@ -145,12 +158,26 @@ class Storage:
         log = self.logs.get(group)
         if log is None:
             log = self.logs[group] = GroupLog(self, group)
+            log.known = group in self._known
             era, _ = self.left.pop(group, (-1, 0))
             if era >= 0:
                 # A later table names the era too, but the removal's file may be gone before.
                 log.begin_era(era)
-                self.wal.add_control(KIND_VOID, group, 0, 0, era=era)
+                log.void(0, 0)
+            elif self.suspects >> group % MAP_BITS & 1:
+                log.damaged = Damage(
+                    file="wal",
+                    offset=0,
+                    group=group,
+                    reason=f"what group {group} had here may be lost",
+                    vote_lost=True,
+                )
         return log
+
+    def trust_new_groups(self) -> None:
+        """Says that all groups whose data may be lost without a trace have been opened: others are
+        new ones."""
+        self.suspects = 0
 
     def remove_group(self, group: int) -> None:
         """Deletes everything of a group, its vote as well. When it is opened again it is empty,
@@ -162,6 +189,8 @@ class Storage:
             log.receiver.abort()
         log.clear()
         log.removed = True
+        if log.known:
+            self._known.add(group)
         directory = self.directory
         era = log.new_era()
 
@@ -177,6 +206,11 @@ class Storage:
         self.left[group] = (era, place >> PLACE_FILE_SHIFT)
         self.wal.tell(lambda: self.worker.submit(work, done))
         self.wal.kick()
+
+    def remember_removed(self, group: int, era: int, generation: int) -> None:
+        """Recovery found the removal of a group, in the WAL file of that generation."""
+        self.left[group] = (era, generation)
+        self._known.add(group)
 
     @property
     def blocked(self) -> StorageFault | None:
@@ -225,7 +259,7 @@ class Storage:
         """Writes what is queued and a mark of the end, then calls back."""
         self.wal.closing = True
         if self.wal.blocked is None:
-            self.wal.add_control(KIND_FENCE, 0, 0, 0)
+            self.wal.add_control(KIND_FENCE, NO_GROUP, 0, 0)
         self.wal.when_idle(done)
 
     # Memory.
@@ -318,8 +352,16 @@ class Storage:
         """A log found itself damaged."""
         self.on_damaged(damage)
 
-    def _hard_states(self) -> list[tuple[int, int, int, int]]:
-        return [(log.group, log.voted_for, log.term, log.era) for log in self.logs.values()]
+    def _table(self) -> tuple[int, bytes]:
+        """What begins each WAL file: the map of suspects, and a row for each group."""
+        rows = [self.suspects.to_bytes(MAP_BYTES, "little")]
+        for log in self.logs.values():
+            index, term, era = log.logged or (log.last_index, log.last_term, log.era)
+            flags = 0
+            if log.damaged is not None and log.damaged.file:
+                flags = ROW_DAMAGED | (ROW_VOTE_LOST if log.damaged.vote_lost else 0)
+            rows.append(TABLE_ROW.pack(log.group, log.voted_for, log.term, era, flags, index, term))
+        return len(rows) - 1, b"".join(rows)
 
     # Roll over.
 

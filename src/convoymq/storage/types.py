@@ -217,6 +217,8 @@ class RecoveryReport:
     wal_files: int = 0
     segments: int = 0
     damages: list[Damage] = field(default_factory=list)
+    fresh: bool = False
+    """There was nothing at all: the node has no past in this directory."""
     torn_tail: tuple[str, int] | None = None
     """(file, offset) where the last WAL file was cut: writes that were never confirmed."""
     notes: list[str] = field(default_factory=list)

@@ -16,7 +16,10 @@ cdef class Batch:
     cdef public list buffers, directory, dirty, votes, notes
 
 cdef class Wal:
-    cdef public object _directory, _flusher, _worker, _config, _hard_states, _clusters
+    cdef public object _directory, _flusher, _worker, _config, _table, _manifest, _clusters
+    cdef public list _leftovers
+    cdef public object _recent
+    cdef public int64_t _recent_file, _recent_from, _named, _recent_turn
     cdef public dict files
     cdef public WalFile current, next_file
     cdef public bint _preparing, _allocating, _failed, closing
@@ -39,7 +42,7 @@ cdef class Wal:
     cpdef seal(self)
     cpdef kick(self)
     @cython.locals(first=Batch, batch=Batch, buffers=list, batches=list, start=int64_t,
-                   head=bytes, directory=bytes)
+                   head=bytes, directory=bytes, recent=object)
     cpdef _submit(self)
     @cython.locals(first=Batch, last=Batch, batch=Batch, batches=list, size=int64_t, note=object)
     cpdef _completed(self, object token, int code)

@@ -11,6 +11,7 @@ A file's life: prepared (by the worker) → current → full → emptied by the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 from collections import deque
@@ -21,6 +22,7 @@ from crc32c import crc32c
 
 from convoymq.kernels.batch import make_entry, wal_batch_frame
 from convoymq.storage.identity import ClusterIds
+from convoymq.storage.manifest import Manifest
 from convoymq.storage.types import Directory, File, Flusher, StorageConfig, StorageFault, Worker
 
 if TYPE_CHECKING:
@@ -35,10 +37,19 @@ cluster id, crc32c of the bytes before it, spare."""
 FILE_HEADER_CHECKED = 64
 """Bytes of the header that its checksum covers."""
 
-BATCH_MAGIC = b"CVYWALB\x01"
-BATCH_HEADER = struct.Struct("<8sQQQIIII")
-"""magic+version, generation, sequence, bytes of records, count of records, position in its flush,
+BATCH_MAGIC = b"CVYWALB\x02"
+BATCH_HEADER = struct.Struct("<8sQQQQ64sIIII")
+"""magic+version, generation, sequence, bytes of records, where what the map covers begins, map of
+the groups with records in the batches from there on, count of records, position in its flush,
 crc32c of the directory, crc32c of the header bytes before it."""
+BATCH_HEADER_BYTES = 120
+MAP_BYTES = 64
+MAP_BITS = 8 * MAP_BYTES
+"""Bit `group % MAP_BITS` stands for a group."""
+MAP_COVERS_BYTES = 64 << 10
+"""A batch's map covers at least so much before it, or all of the file before it."""
+NO_GROUP = 0xFFFFFFFF
+"""In a directory: the record is of no group."""
 
 KIND_CONTROL = 128
 """Record kinds from here on are storage's own."""
@@ -48,8 +59,13 @@ KIND_REMOVED = 130
 KIND_VOID = 131
 KIND_FENCE = 132
 
-VOTE_ROW = struct.Struct("<IIQQ")
-"""A row of the table: group, voted for, term, era."""
+TABLE_ROW = struct.Struct("<IIQIIQQ")
+"""A row of the table: group, voted for, term, era, flags; last index and its term as the files
+before have them."""
+ROW_DAMAGED = 1
+ROW_VOTE_LOST = 2
+TABLE_GAP_BYTES = 8 << 10
+"""Lies between the two copies of the table: what destroys one spares the other."""
 
 PLACE_FILE_SHIFT = 40
 PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
@@ -127,7 +143,7 @@ class Batch:
         self.opening = opening
         """The file's header when this is the file's first batch."""
         self.start = file.tail
-        self.end = file.tail + RECORD_HEADER_BYTES
+        self.end = file.tail + BATCH_HEADER_BYTES
         self.place = file.generation << PLACE_FILE_SHIFT
         self.buffers: list[bytes] = []
         self.directory: list[int] = []
@@ -151,7 +167,8 @@ class Wal:
         flusher: Flusher,
         worker: Worker,
         config: StorageConfig,
-        hard_states: Callable[[], list[tuple[int, int, int, int]]],
+        table: Callable[[], tuple[int, bytes]],
+        manifest: Manifest,
         clusters: ClusterIds,
     ) -> None:
         self._clusters = clusters
@@ -163,8 +180,18 @@ class Wal:
         self._config = config
         self._size_max = config.wal_max_size_bytes
         self._preallocate = config.wal_preallocate
-        self._hard_states = hard_states
-        """(group, voted for, term, era) of every group."""
+        self._table = table
+        """Count of rows and body of the table of groups."""
+        self._manifest = manifest
+        self._leftovers: list[tuple[str, bool]] = []
+        self._named = 0
+        """Generation of the last file that the manifest was asked to name."""
+        self._recent = bytearray(2 * MAP_BYTES)
+        """Groups of the last batches in the file: the older map, and the one being filled."""
+        self._recent_file = 0
+        self._recent_from = 0
+        self._recent_turn = 0
+        """Where in the file the older map begins, and the other one."""
         self.files: dict[int, WalFile] = {}
         """Generation -> file, in order: everything that holds records."""
         self.current: WalFile | None = None
@@ -258,7 +285,7 @@ class Wal:
     def tell(self, note: Any) -> None:
         """`note` (a vote, or a callable) is told when all queued so far is durable."""
         if self._open is None:
-            self.add_control(KIND_FENCE, 0, 0, 0)
+            self.add_control(KIND_FENCE, NO_GROUP, 0, 0)
         batch = self._open
         assert batch is not None
         batch.votes.append(note)
@@ -266,7 +293,7 @@ class Wal:
     def _open_batch(self, size: int) -> Batch:
         self.seal()
         current = self.current
-        need = size + RECORD_HEADER_BYTES + 8
+        need = size + BATCH_HEADER_BYTES + 8
         opening = b""
         if (
             current is None
@@ -292,11 +319,20 @@ class Wal:
         if not current.started:
             current.started = True
             current.first_sequence = self.sequence
-            rows = b"".join([VOTE_ROW.pack(*row) for row in self._hard_states()])
-            for _ in range(2):
-                # Twice: one damaged sector must not cost every group its vote.
-                self.add_control(KIND_TABLE, 0, len(rows) // VOTE_ROW.size, 0, rows)
+            self._put_table(batch)
         return batch
+
+    def _put_table(self, batch: Batch) -> None:
+        """Puts the table of groups into a file's first batch, twice and apart: no damaged page
+        must cost every group its vote."""
+        count, rows = self._table()
+        table = make_entry(NO_GROUP, count, 0, 0, KIND_TABLE, rows).data
+        gap = make_entry(NO_GROUP, 0, 0, 0, KIND_FENCE, bytes(TABLE_GAP_BYTES)).data
+        for data in (table, gap, table):
+            batch.buffers.append(data)
+            batch.directory += (NO_GROUP, len(data) >> 3)
+            batch.end += len(data)
+            self.backlog_bytes += len(data)
 
     def turn(self) -> None:
         """What is queued from now on goes to another file."""
@@ -344,7 +380,17 @@ class Wal:
             batches.append(sealed.popleft())
         buffers: list[bytes] = []
         start = first.start
+        recent = self._recent
+        if first.file.generation != self._recent_file:
+            self._recent_file = first.file.generation
+            self._recent_from = self._recent_turn = start
+            recent[:] = bytes(2 * MAP_BYTES)
         for batch in batches:
+            if batch.start - self._recent_turn >= MAP_COVERS_BYTES:
+                recent[:MAP_BYTES] = recent[MAP_BYTES:]
+                recent[MAP_BYTES:] = bytes(MAP_BYTES)
+                self._recent_from = self._recent_turn
+                self._recent_turn = batch.start
             if batch.opening:
                 buffers.append(batch.opening)
                 start = 0
@@ -353,8 +399,10 @@ class Wal:
                 batch.file.generation,
                 batch.sequence,
                 batch.sequence - first.sequence,
-                batch.end - batch.start - RECORD_HEADER_BYTES,
+                batch.end - batch.start - BATCH_HEADER_BYTES,
                 batch.directory,
+                recent,
+                self._recent_from,
             )
             buffers.append(head)
             buffers += batch.buffers
@@ -372,6 +420,9 @@ class Wal:
             self._failed = True
             self._block(code, batches[0])
             return
+        generation = batches[0].file.generation
+        if generation != self._named and not self._name_file(batches[0]):
+            return
         if self.blocked is not None:
             self.blocked = None
             self.on_blocked(None)
@@ -384,7 +435,7 @@ class Wal:
             self._submit()
         self._completing = batches
         for batch in batches:
-            size = batch.end - batch.start - RECORD_HEADER_BYTES
+            size = batch.end - batch.start - BATCH_HEADER_BYTES
             self.backlog_bytes -= size
             self.bytes_written += size
             for note in batch.votes:
@@ -407,6 +458,24 @@ class Wal:
             for callback in waiting:
                 callback()
 
+    def _name_file(self, batch: Batch) -> bool:
+        """Has the manifest name the file before anything in it counts as written; False when the
+        disk refuses: then the flush is repeated."""
+        manifest = self._manifest
+        generation = batch.file.generation
+        try:
+            if manifest.held:
+                manifest.begin(self.files)
+                self._adopt_leftovers()
+            else:
+                manifest.add(generation)
+        except OSError as error:
+            self._failed = True
+            self._block(error.errno or errno.EIO, batch)
+            return False
+        self._named = generation
+        return True
+
     def _block(self, code: int, batch: Batch) -> None:
         text = f"the write-ahead log cannot be written: {os.strerror(code)}"
         fault = StorageFault(text, path=batch.file.name, offset=batch.start)
@@ -428,7 +497,7 @@ class Wal:
         """Once after traffic has ceased, closes the tail: nothing before a fence is ever torn."""
         if self.written_sequence == self.sequence and self.sequence != self._fenced_sequence:
             if self._seen_sequence == self.sequence:
-                self.add_control(KIND_FENCE, 0, 0, 0)
+                self.add_control(KIND_FENCE, NO_GROUP, 0, 0)
                 self._fenced_sequence = self.sequence
                 self.kick()
             self._seen_sequence = self.sequence
@@ -443,8 +512,20 @@ class Wal:
 
     # Files.
 
-    def start(self, generation: int, sequence: int, previous: tuple[int, int, int]) -> None:
-        """Begins a new file after recovery, after the given last generation and sequence."""
+    def start(
+        self,
+        generation: int,
+        sequence: int,
+        previous: tuple[int, int, int],
+        leftovers: list[tuple[str, bool]],
+        *,
+        damaged: bool,
+    ) -> None:
+        """Begins a new file after recovery, after the given last generation and sequence.
+
+        `leftovers`: files that hold nothing needed, and whether they are whole. `damaged`: what was
+        found is only in memory; the manifest and the leftovers stay until it is in the new file.
+        """
         self.generation = generation
         self.sequence = sequence
         self.written_sequence = self._fenced_sequence = self._seen_sequence = sequence
@@ -454,16 +535,39 @@ class Wal:
         if self._config.wal_preallocate:
             self._begin_ahead(self.current)
         self.files[self.current.generation] = self.current
+        self._leftovers = leftovers
+        for name, _ in leftovers:
+            self._pool_counter = max(self._pool_counter, int(name[4:].split(".")[0], 16))
+        if not damaged:
+            # On a full disk the first flush sees to it.
+            with contextlib.suppress(OSError):
+                self._write_header(self.current)
+                self._manifest.begin(self.files)
+                self._adopt_leftovers()
         self._prepare_next()
 
-    def adopt_pool(self, names: list[str]) -> None:
-        """Files found at start that are whole and hold nothing needed: used again."""
-        for name in names:
-            self._pool_counter = max(self._pool_counter, int(name[4:].split(".")[0], 16))
-            if len(self._pool) < POOL_FILES_MAX and self._config.wal_preallocate:
-                self._pool.append(name)
-            else:
-                self._directory.remove(name)
+    def _adopt_leftovers(self) -> None:
+        """Files found at start that are whole and hold nothing needed are used again."""
+        directory = self._directory
+        leftovers, self._leftovers = self._leftovers, []
+        for name, whole in leftovers:
+            if not whole or len(self._pool) >= POOL_FILES_MAX or not self._preallocate:
+                directory.remove(name)
+                continue
+            pooled = name
+            if not name.endswith(".free"):
+                self._pool_counter += 1
+                pooled = f"wal/{self._pool_counter:016x}.free"
+                directory.rename(name, pooled)
+            self._pool.append(pooled)
+        if leftovers:
+            # Before they get their next names: no file must be found under two.
+            directory.sync("wal")
+
+    def _write_header(self, fresh: WalFile) -> None:
+        """Marks a file as prepared: without a header it must have lost what was in it."""
+        fresh.file.pwrite([file_header(fresh.generation, 0, (0, 0, 0), self._clusters.current)], 0)
+        fresh.file.sync()
 
     def _create_fresh(self) -> WalFile:
         self.generation += 1
@@ -524,21 +628,28 @@ class Wal:
         directory = self._directory
 
         def work() -> WalFile:
-            if replaced is not None:
-                directory.remove(replaced.name)
             if recycled is not None:
                 directory.rename(recycled, name)
             file = directory.open(name, create=True)
-            size = file.size()
+            made = WalFile(file, name, generation, file.size())
+            self._write_header(made)
             directory.sync("wal")
-            return WalFile(file, name, generation, size)
+            self._manifest.add(generation)
+            if replaced is not None:
+                self._manifest.drop(replaced.generation)
+                directory.remove(replaced.name)
+            return made
+
+        def drop() -> None:
+            self._manifest.drop(generation)
+            directory.remove(name)
 
         def done(made: WalFile | None, error: BaseException | None) -> None:
             self._preparing = False
             if made is not None and error is None:
                 if self.current is not None and self.current.generation > generation:
                     # The log went on with a younger file meanwhile; order forbids this one.
-                    self._worker.submit(lambda: directory.remove(name), lambda _, e: None)
+                    self._worker.submit(drop, lambda _, e: None)
                 else:
                     self.next_file = made
                 if self._pool or self.next_file is None:
@@ -619,6 +730,7 @@ class Wal:
         assert next(iter(self.files.values())) is file, "files are released oldest first"
         assert file is not self.current
         del self.files[file.generation]
+        manifest = self._manifest
         recycle = (
             self._config.wal_preallocate
             and file.file.size() >= self._config.wal_max_size_bytes
@@ -630,6 +742,7 @@ class Wal:
         if not recycle:
 
             def remove() -> None:
+                manifest.drop(file.generation)
                 directory.remove(name)
                 directory.sync("wal")
 
@@ -639,6 +752,7 @@ class Wal:
         pooled = f"wal/{self._pool_counter:016x}.free"
 
         def rename() -> None:
+            manifest.drop(file.generation)
             directory.rename(name, pooled)
             directory.sync("wal")
 
@@ -660,4 +774,4 @@ class Wal:
 
 
 assert FILE_HEADER.size == 72
-assert BATCH_HEADER.size == RECORD_HEADER_BYTES
+assert BATCH_HEADER.size == BATCH_HEADER_BYTES

@@ -117,15 +117,13 @@ class Node:
             self._listen(group, log)
         for group in self.removing & set(self.storage.logs):
             self.storage.remove_group(group)
-        for group in self.rejoining:
+        for group in list(self.rejoining):
             # The removal was lost, or has been found with part of what followed it.
             model = self.models[group]
             assert model.written == 0
             assert model.vote_written == (0, 0)
-            model.ended = True
-            self.storage.remove_group(group)
-            self._begin_again(group)
-        self.rejoining.clear()
+            self.log(group)
+            self.rejoin(group)
         return self.report
 
     def _listen(self, group: int, log: GroupLog) -> None:

@@ -118,7 +118,7 @@ def test_a_recycled_file_never_shows_its_former_life() -> None:
 
 
 def test_files_are_prepared_in_time_and_not_long_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wal, "START_BYTES", 16 << 10)
+    monkeypatch.setattr(wal, "START_BYTES", 64 << 10)
     monkeypatch.setattr(wal, "PREALLOCATE_CHUNK_BYTES", 4 << 10)
     config = dataclasses.replace(SMALL, wal_max_size_bytes=1 << 20)
     node = Node(config=config)
@@ -140,7 +140,7 @@ def test_files_are_prepared_in_time_and_not_long_before(monkeypatch: pytest.Monk
             if name.endswith(".preparing")
         )
         assert prepared <= wal.PREALLOCATE_AHEAD * (log.bytes_written - before) + (8 << 10)
-    assert sizes == [16 << 10, 64 << 10, 256 << 10, 1 << 20]
+    assert sizes == [64 << 10, 256 << 10, 1 << 20]
     node.crash(lambda: False)
     assert node.log(1).last_index == 2000
 
