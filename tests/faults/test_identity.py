@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.conftest import BASE_PORT
+from tests.faults.conftest import BASE_PORT, StartCluster
 from tests.faults.traffic import (
     Traffic,
     counter,
@@ -180,6 +180,19 @@ def test_all_nodes_emptied_found_another_cluster(cluster: LocalCluster) -> None:
     assert len({found["cluster"] for found in after}) == 1
     assert after[0]["cluster"] != before["cluster"]
     assert after[0]["directory"] != before["directory"]
+
+
+def test_nodes_that_learn_their_numbers_found_one_cluster(start_cluster: StartCluster) -> None:
+    ports = [node.link_port for node in LocalCluster(Path(), 3, BASE_PORT).nodes]
+    peers = ", ".join(f"127.0.0.1:{port}" for port in ports)
+    cluster = start_cluster(settings={"cluster.peers": peers})
+    assert len({identity(cluster, number)["cluster"] for number in (1, 2, 3)}) == 1
+    for number in (1, 2, 3):
+        until(
+            lambda n=number: identity(cluster, n)["founding"] is None,
+            "the founding is not over",
+        )
+    in_step(cluster)
 
 
 @pytest.mark.parametrize("lost", ["log", "log/wal"])

@@ -88,9 +88,9 @@ def up(
                 if " ended" in error.text:
                     raise
                 waiting = cluster.waiting()
-                for number, reason in waiting.items():
-                    if told.get(number) != reason:
-                        print(f"node {number} waits: {reason}", file=sys.stderr)
+                for waiter, reason in waiting.items():
+                    if told.get(waiter) != reason:
+                        print(f"node {waiter} waits: {reason}", file=sys.stderr)
                 told = waiting
                 if time.monotonic() - started > 60:
                     raise
