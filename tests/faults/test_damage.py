@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ QUEUE = "orders"
 COUNT = 3000
 SIZE = 1000
 VICTIM = 3
-WAL_BATCH = b"CVYWALB\x01"
+WAL_BATCH = b"CVYWALB\x02"
 SMALL_FILES = {"raft.wal_max_size_bytes": "1MiB", "raft.mem_table_max_bytes": "0"}
 """With these, a backlog of a few MiB lies in segments, behind snapshots, and is read from there."""
 
@@ -135,3 +136,25 @@ def test_damage_that_a_read_finds_is_not_served(start_cluster: StartCluster) -> 
         flip(path, path.stat().st_size // 2)
     assert drain(cluster, VICTIM, QUEUE, COUNT, SIZE) == list(range(COUNT))
     assert log_has(cluster, VICTIM, "raft.replica_damaged", ".seg at byte")
+
+
+@pytest.mark.parametrize("which", ["oldest", "newest"])
+def test_a_wal_file_is_deleted_while_the_node_is_down(
+    start_cluster: StartCluster, which: str
+) -> None:
+    cluster = prepare(start_cluster)
+    cluster.kill(VICTIM)
+    path = wal_files(cluster, VICTIM)[0 if which == "oldest" else -1]
+    path.unlink()
+    comes_back_whole(cluster)
+    name = str(path.relative_to(log_directory(cluster, VICTIM)))
+    assert log_has(cluster, VICTIM, "storage.damaged", name, "the WAL file is missing")
+
+
+def test_the_whole_wal_is_deleted_while_the_node_is_down(start_cluster: StartCluster) -> None:
+    cluster = prepare(start_cluster)
+    cluster.kill(VICTIM)
+    shutil.rmtree(log_directory(cluster, VICTIM) / "wal")
+    comes_back_whole(cluster)
+    assert log_has(cluster, VICTIM, "storage.damaged", "wal/manifest", "the manifest is missing")
+    assert log_has(cluster, VICTIM, "raft.replica_damaged", '"group": 1')

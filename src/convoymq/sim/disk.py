@@ -4,11 +4,12 @@ A crash keeps or loses each unsynced sector and each unsynced name on its own, s
 and files vanish. It may come between any two file operations: the crash hook counts operations down
 and stops the node inside whatever it was doing.
 
-Bit rot hits what lies in segments, in snapshots and in WAL files that are full: there a damaged
-record can be told from a torn one. In the last batches of the WAL nobody could: a flipped bit
-there looks exactly like a write that was cut short by a power failure, and cutting it is the right
-answer to that; so the simulator does not damage what only a replica's own promise protects. And it
-damages one replica at a time: two damaged copies of three are beyond what a majority can repair.
+Bit rot hits what lies in segments, in snapshots, in WAL files that are full, and in the newest one
+before its last flush: there a damaged record can be told from a torn one. In the last batches of
+the WAL nobody could: a flipped bit there looks exactly like a write that was cut short by a power
+failure, and cutting it is the right answer to that; so the simulator does not damage what only a
+replica's own promise protects. And it damages one replica at a time: two damaged copies of three
+are beyond what a majority can repair.
 """
 
 from __future__ import annotations
@@ -97,6 +98,20 @@ class SimDisk(MemoryDirectory):
         for data in (inode.content, inode.durable):
             if offset < len(data):
                 data[offset] ^= 1 << bit
+
+    def spoil(self, path: str, offset: int, length: int) -> None:
+        """Fills a region of a file with zeros, durably."""
+        inode = self.names[path]
+        assert inode is not None
+        for data in (inode.content, inode.durable):
+            end = min(offset + length, len(data))
+            if offset < end:
+                data[offset:end] = bytes(end - offset)
+
+    def lose(self, path: str) -> None:
+        """A file is gone, durably."""
+        self.names.pop(path, None)
+        self.durable_names.pop(path, None)
 
 
 class SimFlusher:

@@ -15,6 +15,7 @@ from convoymq.sim.clients import ClientConfig
 from convoymq.sim.disk import DiskConfig
 from convoymq.sim.network import NetworkConfig
 from convoymq.storage.types import StorageConfig
+from convoymq.storage.wal import BATCH_HEADER, BATCH_HEADER_BYTES, BATCH_MAGIC, FILE_HEADER
 
 if TYPE_CHECKING:
     from convoymq.sim.nodes import SimNode
@@ -24,8 +25,24 @@ NETWORK = ("delay", "loss", "stale", "break", "partition", "oneway", "isolate", 
 NODES = ("crash", "torn", "midway", "kill", "freeze", "blackout", "wipe")
 DISKS = ("slow", "spike", "full", "errors", "rot")
 OTHERS = ("clock", "membership", "transfer")
-KINDS = NETWORK + NODES + DISKS + OTHERS
+LOGS = ("rot_page", "lose_wal_file")
+KINDS = NETWORK + NODES + DISKS + OTHERS + LOGS
 """Every kind of fault; `docs/simulation.md` says what each does."""
+
+
+PAGE_BYTES = 4096
+
+
+def last_flush(data: bytes) -> int:
+    """Where the last flush of a WAL file begins that another one preceded, 0 = there is none."""
+    needle = BATCH_MAGIC + data[8:16]
+    at = data.rfind(needle)
+    while at > FILE_HEADER.size:
+        head = data[at : at + BATCH_HEADER_BYTES]
+        if len(head) == BATCH_HEADER_BYTES and BATCH_HEADER.unpack(head)[7] == 0:
+            return at
+        at = data.rfind(needle, 0, at)
+    return 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +85,10 @@ def draw_plan(
     streams."""
     rng = Random(seed ^ 0x5EED)
     share = rng.choice((0.15, 0.3, 0.5, 0.7))
-    faults = frozenset(kind for kind in KINDS if rng.random() < share)
+    faults = frozenset(kind for kind in KINDS if kind not in LOGS and rng.random() < share)
+    # Apart, so that what seeds drew before these kinds stays.
+    logs = Random(seed ^ 0xD15C)
+    faults |= {kind for kind in LOGS if logs.random() < share}
     if only is not None:
         faults = frozenset(only)
     nodes = rng.choice((3, 3, 3, 5))
@@ -171,6 +191,8 @@ class Injector:
             "full": self._full,
             "errors": self._errors,
             "rot": self._rot,
+            "rot_page": self._rot_page,
+            "lose_wal_file": self._lose_wal_file,
             "clock": self._clock,
             "membership": self._membership,
             "transfer": self._transfer,
@@ -186,7 +208,7 @@ class Injector:
     def _later(self, kind: str, inject: Callable[[], None]) -> None:
         scheduler = self.world.scheduler
         rate = self.world.plan.rate
-        if kind in ("blackout", "wipe", "rot"):
+        if kind in ("blackout", "wipe", "rot", *LOGS):
             rate /= 4
         elif kind == "membership":
             # Most come while the last one is under way, and are put off.
@@ -360,6 +382,44 @@ class Injector:
         self.world.trace.fault("rot", node.name, f"{path} byte {offset} bit {bit}")
         self.world.excuse(node.number)
         disk.rot(path, offset, bit)
+
+    def _rot_page(self) -> None:
+        """Spoils a page of a WAL file, often with a batch's header and directory in it."""
+        node = self._node()
+        if node is None or not self.world.may_lose(node.number):
+            return
+        scheduler = self.world.scheduler
+        full = node.full_wal_files()
+        able = []
+        for name, inode in sorted(node.disk.names.items()):
+            if inode is None or not name.startswith("wal/") or not name.endswith(".wal"):
+                continue
+            # In the newest file a later flush must tell the damage from a torn end.
+            end = len(inode.durable) if name in full else last_flush(bytes(inode.durable))
+            if end > 0:
+                able.append((name, end))
+        if not able:
+            return
+        path, end = scheduler.rng.choice(able)
+        start = scheduler.between(0, (end - 1) // PAGE_BYTES) * PAGE_BYTES
+        if scheduler.chance(0.5):
+            start = max(0, min(start + scheduler.between(0, PAGE_BYTES - 1), end - 1))
+        length = min(PAGE_BYTES, end - start)
+        self.world.trace.fault("rot_page", node.name, f"{path} bytes {start} to {start + length}")
+        self.world.excuse(node.number)
+        node.disk.spoil(path, start, length)
+
+    def _lose_wal_file(self) -> None:
+        node = self._node()
+        if node is None or not self.world.may_lose(node.number):
+            return
+        self.world.excuse(node.number)
+        self._down("lose_wal_file", node, keep=1.0)
+        files = [name for name in sorted(node.disk.names) if name.endswith(".wal")]
+        if files:
+            path = self.world.scheduler.rng.choice(files)
+            self.world.trace.add(node.name, f"{path} is gone")
+            node.disk.lose(path)
 
     # The rest.
 

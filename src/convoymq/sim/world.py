@@ -355,7 +355,7 @@ class World:
         if place.leaving or leading is None:
             return
         least = 1
-        if self.plan.faults & {"wipe", "rot"}:
+        if self.plan.faults & {"wipe", "rot", "rot_page", "lose_wal_file"}:
             # A majority must survive the loss of one: never fewer than three voters.
             least = 3
             if set(leading[1].members) != place.members:
