@@ -229,6 +229,32 @@ def test_a_node_whose_log_is_gone_is_let_in_anew_and_nothing_is_lost(
         assert drain(cluster, 3, f"{QUEUE}-{number}", 50, SIZE) == list(range(50))
 
 
+@pytest.mark.parametrize("lost", ["all", "files", "newest"])
+def test_missing_files_of_the_log_are_named_and_fetched_again(
+    start_cluster: StartCluster, lost: str
+) -> None:
+    # A part of every group lies in segments, so that the node knows its cluster and its members.
+    small = {"raft.wal_max_size_bytes": "1MiB", "raft.mem_table_max_bytes": "0"}
+    cluster = start_cluster(settings=small)
+    declare(cluster, 1, QUEUE)
+    fill(cluster, 1, QUEUE, 3000, 1000)
+    wal = data(cluster, 3) / "log" / "wal"
+    until(lambda: any((wal.parent / "groups").glob("*0/*.seg")), "the tree is in no segment yet")
+    in_step(cluster)
+    cluster.kill(3)
+    found = sorted(wal.glob("*.wal"))
+    if lost == "all":
+        shutil.rmtree(wal)
+    for path in found[-1:] if lost == "newest" else found if lost == "files" else []:
+        path.unlink()
+    start_again(cluster, 3)
+    cluster.wait_ready()
+    assert log_has(cluster, 3, "storage.damaged", "wal/"), cluster.last_words(3)
+    in_step(cluster)
+    cluster.kill(1)
+    assert drain(cluster, 3, QUEUE, 3000, 1000) == list(range(3000))
+
+
 def test_a_node_without_its_identity_does_not_start(cluster: LocalCluster) -> None:
     declare(cluster, 1, QUEUE)
     fill(cluster, 1, QUEUE, 20, SIZE)
