@@ -24,7 +24,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
     async with FakeCluster(tmp_path, nodes=3) as made:
         for number, node in made.nodes.items():
             settings = TraceSettings(vhosts=("all",))
-            node.broker.traces = Traces(tmp_path / f"trace-{number}", number, 1, settings)
+            traces = Traces(tmp_path / f"trace-{number}", number, 1, settings)
+            node.broker.traces = node.broker.local.traces = traces
         yield made
 
 
