@@ -292,6 +292,8 @@ class Node:
         for damage in report.damages:
             self.log.error("storage.damaged", file=damage.file, offset=damage.offset,
                            group=damage.group, reason=damage.reason)  # fmt: skip
+        for note in report.notes:
+            self.log.warning("storage.repaired", note=note)
         if report.torn_tail is not None:
             self.log.info("storage.torn_tail", file=report.torn_tail[0], offset=report.torn_tail[1])
         self.log.info("storage.recovered", groups=report.groups, entries=report.entries)
@@ -618,6 +620,7 @@ class Node:
             )
         self.broker = self._make_broker()
         self.broker.local.lost_groups = self.data.lost_groups
+        self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
         self.broker.keeper = MemberKeeper(
             self.broker, self.links, self._stop.set, self.data.identity.directory

@@ -14,7 +14,7 @@ from convoymq.storage.log import GroupLog
 from convoymq.storage.segments import ERA_SHIFT, ORDER_MASK, group_path, load_segment
 from convoymq.storage.snapshots import read_snapshot, snapshot_name
 from convoymq.storage.types import Damage, RecoveryReport, Snapshot, StorageFault
-from convoymq.storage.wal import MAP_BITS, PLACE_FILE_SHIFT
+from convoymq.storage.wal import PLACE_FILE_SHIFT
 from convoymq.storage.wal_reader import Found, Hole, WalReader, holds_data
 from convoymq.streamlog.segment import Segment
 
@@ -41,6 +41,7 @@ def recover(store: Storage) -> RecoveryReport:
         else:
             report.notes.append(f"{hole.file} at byte {hole.offset}: {hole.reason}")
     store.suspects = reader.suspects
+    store.suspects_end = reader.suspects_end
     store.wal.start(
         reader.last_generation,
         max(reader.sequence, 0),
@@ -87,7 +88,7 @@ def _load_groups(store: Storage, report: RecoveryReport, reader: WalReader) -> l
         found = reader.found.get(group)
         if found is None:
             found = Found()
-            if holds_data(directory, f"{group:08x}") or reader.suspects >> group % MAP_BITS & 1:
+            if holds_data(directory, f"{group:08x}") or reader.is_suspect(group):
                 found.damage = found.lost = Hole(
                     group_path(group), 0, "the log knows nothing of a group that has files"
                 )

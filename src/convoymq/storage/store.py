@@ -95,6 +95,8 @@ class Storage:
         self.clusters = ClusterIds()
         self.suspects = 0
         """Map of groups of which this node may have lost all trace (bit group % MAP_BITS)."""
+        self.suspects_end = 0
+        """No group above this one is a suspect; 0 = not known."""
         manifest = self.manifest = Manifest(directory, self.clusters)
         self.wal = Wal(
             directory, flusher, worker, self.config, self._table, manifest, self.clusters
@@ -164,7 +166,7 @@ class Storage:
                 # A later table names the era too, but the removal's file may be gone before.
                 log.begin_era(era)
                 log.void(0, 0)
-            elif self.suspects >> group % MAP_BITS & 1:
+            elif self.suspects >> group % MAP_BITS & 1 and group <= (self.suspects_end or group):
                 log.damaged = Damage(
                     file="wal",
                     offset=0,
@@ -174,10 +176,11 @@ class Storage:
                 )
         return log
 
-    def trust_new_groups(self) -> None:
-        """Says that all groups whose data may be lost without a trace have been opened: others are
-        new ones."""
-        self.suspects = 0
+    def limit_suspects(self, group: int) -> None:
+        """Says that the node never had a group of a higher number: those are new."""
+        self.suspects_end = group
+        if group < 1:
+            self.suspects = 0
 
     def remove_group(self, group: int) -> None:
         """Deletes everything of a group, its vote as well. When it is opened again it is empty,
@@ -352,8 +355,9 @@ class Storage:
         """A log found itself damaged."""
         self.on_damaged(damage)
 
-    def _table(self) -> tuple[int, bytes]:
-        """What begins each WAL file: the map of suspects, and a row for each group."""
+    def _table(self) -> tuple[int, int, bytes]:
+        """What begins each WAL file: the last suspect, the map of suspects, and a row for each
+        group."""
         rows = [self.suspects.to_bytes(MAP_BYTES, "little")]
         for log in self.logs.values():
             index, term, era = log.logged or (log.last_index, log.last_term, log.era)
@@ -361,7 +365,7 @@ class Storage:
             if log.damaged is not None and log.damaged.file:
                 flags = ROW_DAMAGED | (ROW_VOTE_LOST if log.damaged.vote_lost else 0)
             rows.append(TABLE_ROW.pack(log.group, log.voted_for, log.term, era, flags, index, term))
-        return len(rows) - 1, b"".join(rows)
+        return len(rows) - 1, self.suspects_end, b"".join(rows)
 
     # Roll over.
 

@@ -167,7 +167,7 @@ class Wal:
         flusher: Flusher,
         worker: Worker,
         config: StorageConfig,
-        table: Callable[[], tuple[int, bytes]],
+        table: Callable[[], tuple[int, int, bytes]],
         manifest: Manifest,
         clusters: ClusterIds,
     ) -> None:
@@ -181,7 +181,7 @@ class Wal:
         self._size_max = config.wal_max_size_bytes
         self._preallocate = config.wal_preallocate
         self._table = table
-        """Count of rows and body of the table of groups."""
+        """Count of rows, last suspect, and body of the table of groups."""
         self._manifest = manifest
         self._leftovers: list[tuple[str, bool]] = []
         self._named = 0
@@ -325,8 +325,8 @@ class Wal:
     def _put_table(self, batch: Batch) -> None:
         """Puts the table of groups into a file's first batch, twice and apart: no damaged page
         must cost every group its vote."""
-        count, rows = self._table()
-        table = make_entry(NO_GROUP, count, 0, 0, KIND_TABLE, rows).data
+        count, suspects_end, rows = self._table()
+        table = make_entry(NO_GROUP, count, suspects_end, 0, KIND_TABLE, rows).data
         gap = make_entry(NO_GROUP, 0, 0, 0, KIND_FENCE, bytes(TABLE_GAP_BYTES)).data
         for data in (table, gap, table):
             batch.buffers.append(data)

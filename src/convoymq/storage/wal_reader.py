@@ -221,6 +221,8 @@ class WalReader:
         self.found: dict[int, Found] = {}
         self.suspects = 0
         """Map of groups in doubt, found or not."""
+        self.suspects_end = 0
+        """No group above this one is in doubt; 0 = not known."""
         self.holes: list[Hole] = []
         self.leftovers: list[tuple[str, bool]] = []
         """Files that hold nothing needed, and whether they are whole."""
@@ -580,7 +582,7 @@ class WalReader:
         elif kind == KIND_VOTE:
             self._vote(self._of(group), term, index)
         elif kind == KIND_TABLE:
-            self._take_table(file, view, index)
+            self._take_table(file, view, index, term)
         elif kind == KIND_REMOVED:
             found = self.found[group] = Found()
             found.era = order
@@ -596,19 +598,24 @@ class WalReader:
         found = self.found.get(group)
         if found is None:
             found = self.found[group] = Found()
-            if self.suspects >> group % MAP_BITS & 1:
+            if self.is_suspect(group):
                 found.doubt = found.lost = self._suspicion
             if not self._based:
                 found.last = -1
         found.removed_in = 0
         return found
 
+    def is_suspect(self, group: int) -> bool:
+        """True when a group that is not found may have had records here."""
+        within = not self.suspects_end or group <= self.suspects_end
+        return within and bool(self.suspects >> group % MAP_BITS & 1)
+
     def _vote(self, found: Found, term: int, voted_for: int) -> None:
         if (term, voted_for) >= (found.term, found.voted_for):
             found.term, found.voted_for = term, voted_for
             found.lost = None
 
-    def _take_table(self, file: WalFile, view: memoryview, count: int) -> None:
+    def _take_table(self, file: WalFile, view: memoryview, count: int, suspects_end: int) -> None:
         """Compares what was read with what the node had when it began this file."""
         if self._table_of == file.generation:
             return  # the second copy
@@ -627,6 +634,7 @@ class WalReader:
                     found.damage = found.damage or found.doubt
         self._based = True
         self.suspects = int.from_bytes(body[:MAP_BYTES], "little")
+        self.suspects_end = suspects_end
         if self.suspects:
             self._suspicion = Hole(file.name, 0, "was lost before this file")
 
@@ -682,6 +690,7 @@ class WalReader:
 
     def _doubt(self, groups: int, hole: Hole) -> None:
         self.suspects |= groups
+        self.suspects_end = 0
         self._suspicion = hole
         for group, found in self.found.items():
             if groups >> group % MAP_BITS & 1:
