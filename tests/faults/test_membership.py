@@ -239,3 +239,35 @@ def test_a_running_node_can_be_forgotten_by_force(cluster: LocalCluster, victim:
     until(lambda: text in cluster.log_file(victim).read_text(), "the node is not told")
     publish(cluster, at, 20, 20)
     assert consume(cluster, at, 40) == list(range(40))
+
+
+def test_what_consumers_on_a_forgotten_node_held_goes_to_others(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 5)
+    held = connect(cluster, 3)
+    channel = held.channel()
+    channel.basic_qos(prefetch_count=5)
+    for _, _, body in channel.consume(QUEUE, inactivity_timeout=DEADLINE_S):
+        if body == b"4":
+            break
+    # Silent, not gone: without the command its messages would stay with it for a minute.
+    cluster.kill(3, signal.SIGSTOP)
+    url = f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/convoy/nodes/3"
+    delete(url + "?force=true", DEADLINE_S)
+    with closing(connect(cluster, 1)) as connection:
+        other = connection.channel()
+        found = []
+        for method, _, body in other.consume(QUEUE, inactivity_timeout=DEADLINE_S):
+            assert method is not None, f"only {found} came back"
+            assert method.redelivered
+            found.append(int(body))
+            other.basic_ack(method.delivery_tag)
+            if len(found) == 5:
+                break
+        other.cancel()
+    assert found == list(range(5))
+    logs = "".join(cluster.log_file(number).read_text() for number in (1, 2))
+    assert "queue.session_ended" in logs
+    cluster.kill(3)
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        while True:
+            held.process_data_events(DEADLINE_S)

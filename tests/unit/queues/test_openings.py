@@ -15,7 +15,9 @@ from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.sessions import PASSED_OVER_MAX, Openings
 from convoymq.queues.stream.machine import StreamMachine
+from tests.unit.queues.quorum.cluster import Cluster, publish, spec
 from tests.unit.queues.quorum.support import Log, apply, session_id
+from tests.unit.queues.stream.cluster import StreamCluster, reading, start
 
 A = session_id(1, 1)
 MACHINES = [QuorumMachine, StreamMachine]
@@ -271,3 +273,108 @@ def follow(model: Model, data: bytes) -> None:
         else:
             model.latest[arg] = max(model.latest.get(arg, 0), value)
             model.end(lambda s, node=arg, new=value: s >> 56 == node and s >> 24 & 0xFFFFFFFF < new)
+
+
+# ------------------------------------------------------------------- clients
+
+
+def kinds(cluster: Cluster) -> list[int]:
+    return [c[0] for entry in cluster.log for c in batch.commands(entry.data)]
+
+
+def test_open_goes_out_with_the_first_command_and_costs_32_bytes() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[1].open()
+    assert cluster.nodes[1].builder.used == 0
+    publish(client, 1, 3)
+    cluster.run()
+    publish(client, 4, 3)
+    cluster.run()
+    assert [len(batch.commands(entry.data)) for entry in cluster.log] == [2, 1]
+    assert batch.commands(cluster.log[0].data)[0][7] == batch.COMMAND_SIZE
+    assert kinds(cluster) == [batch.CMD_SESSION_OPEN, batch.CMD_ENQUEUE, batch.CMD_ENQUEUE]
+    assert events.confirmed == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_client_that_sent_nothing_has_no_session() -> None:
+    cluster = Cluster()
+    client, _ = cluster.nodes[1].open()
+    client.close()
+    assert not cluster.nodes[1].queue.sessions()
+    later, _ = cluster.nodes[1].open()
+    later.subscribe(spec())
+    cluster.run()
+    machine = cluster.nodes[2].own.machine  # type: ignore[union-attr]
+    assert (machine.openings[1].highest, machine.openings[1].passed_over) == (1, [])
+
+
+def test_a_reader_of_a_stream_has_no_session() -> None:
+    cluster = StreamCluster()
+    client, _ = cluster.nodes[2].open()
+    client.subscribe(reading(start("first")))
+    cluster.run()
+    client.close()
+    cluster.run()
+    assert cluster.log == []
+    assert not cluster.nodes[2].queue.sessions()
+
+
+def test_a_client_closed_before_it_was_heard_leaves_no_number_unopened() -> None:
+    cluster = Cluster()
+    cluster.elect(None)
+    client, _ = cluster.nodes[4].open()
+    publish(client, 1, 1)
+    client.close()
+    cluster.run()
+    other, _ = cluster.nodes[4].open()
+    publish(other, 1, 1)
+    cluster.run()
+    cluster.elect(2)
+    cluster.run()
+    # That it is closed is said again to who asks.
+    cluster.wait(1250)
+    cluster.run()
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.ready, list(machine.sessions)) == (2, [other.session])
+    assert (machine.openings[4].highest, machine.openings[4].passed_over) == (2, [])
+    assert cluster.nodes[4].queue.sessions() == [other.session]
+
+
+def test_a_client_whose_session_was_ended_opens_another_one() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    target = client.target
+    publish(client, 1, 1)
+    cluster.run()
+    first = client.session
+    down = cluster.nodes[1].own
+    assert down is not None
+    down.propose(batch.CMD_SESSION_DOWN, 0, 0, 0, first.to_bytes(8, "little"))
+    publish(client, 2, 1)
+    cluster.run()
+    for _ in range(4):
+        cluster.wait(1000)
+        cluster.run()
+    assert events.refused == [2]
+    assert client.session != first
+    # Publishers hold the target.
+    target.publish([b"\0\1q", b"h", b"m3"], 2, 3)
+    cluster.run()
+    assert events.confirmed == [1, 3]
+    assert list(down.machine.sessions) == [client.session]
+    assert (down.machine.openings[4].highest, down.machine.ready) == (2, 2)
+
+
+def test_a_close_that_overtakes_its_session_loses_no_message() -> None:
+    cluster = Cluster()
+    client, _ = cluster.nodes[4].open()
+    publish(client, 1, 3)
+    # The batch is lost, and nobody notices.
+    cluster.cut.add(4)
+    cluster.run()
+    cluster.cut.discard(4)
+    client.close()
+    cluster.run()
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.ready, machine.sessions) == (3, {})
+    assert not cluster.nodes[4].queue.sessions()
