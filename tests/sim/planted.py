@@ -841,6 +841,21 @@ def pull_skips_what_was_lost() -> None:
     StreamClient._pulled = planted  # type: ignore[method-assign]
 
 
+@plant("a session that was left behind never ends", "none")
+def left_behind_for_ever() -> None:
+    from convoymq.queues.session_audit import SessionAudit
+
+    SessionAudit.answered = lambda self, question, unknown: {}  # type: ignore[method-assign]
+
+
+@plant("an opening number opens a session again", "loss,break,slow")
+def opened_again() -> None:
+    from convoymq.queues.sessions import Openings
+
+    Openings.may_take = lambda self, number: True  # type: ignore[method-assign]
+    Openings.take = lambda self, number: True  # type: ignore[method-assign]
+
+
 def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, str] | None:
     """Plants the bug and runs seeds; (seeds needed, what was noticed), or None."""
     from convoymq.sim.interpreted import use_source
