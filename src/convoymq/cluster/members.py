@@ -115,6 +115,7 @@ class MemberKeeper:
                       reason="another data directory has this node's number now")  # fmt: skip
             self._on_removed()
             return
+        self._admit()
         if not self._open:
             return
         records = {record.group: record for record in self._tree.records()}
@@ -168,6 +169,18 @@ class MemberKeeper:
             load[node] = load.get(node, 0) + 1
             # One at a time: the next when this one is recorded.
             self._open[record.group] = 0
+
+    def _admit(self) -> None:
+        """Leading the tree's group, takes in who was let in and is no member yet: when it came,
+        another change may have been under way, or another node may have led."""
+        replica = self._host.replica(0)
+        if replica is None or not replica.is_leader:
+            return
+        core = replica.core
+        for node in sorted(self._tree.directories.keys() - core.members.nodes):
+            if node not in core.rejoining and self._broker.is_up(node):
+                self._host.add_member(0, node)
+                return
 
     def _substitute(
         self, record: QueueRecord, members: Collection[int], load: dict[int, int]

@@ -859,6 +859,8 @@ class Broker:
     def _expel(self) -> None:
         """Closes the connections whose virtual host or user is gone."""
         self._expelling = False
+        if self.local.is_behind:
+            return
         tree = self.metadata.tree
         for connection in self.connections.all():
             user = connection.user.name

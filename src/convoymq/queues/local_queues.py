@@ -6,6 +6,7 @@ the tree, and `reconcile` soon after when that returned True.
 
 Invariants:
     - a group in `member_of` has a replica in the host, opened with the settings of its declaration
+    - nothing is ended or left by a tree that is older than the one that was followed before
     - a group is opened only as the queue that the tree names; numbers are never given out twice,
       so data of a lower number without a queue is that of a deleted one
 """
@@ -156,6 +157,8 @@ class LocalQueues:
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
     _ended: tuple[int, int] = (0, 0)
+    _followed: int = 0
+    """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
     """Who ends sessions that were left behind; None without a way to ask."""
 
@@ -189,6 +192,10 @@ class LocalQueues:
 
     def reconcile(self) -> Followed:
         """Makes this node's replicated queues be what the tree says."""
+        if self.is_behind:
+            self._touched = None
+            return Followed({}, set())
+        self._followed = self.tree.applied_index
         touched, self._touched = self._touched, set()
         wanted = {record.group: record for record in self.tree.records()}
         everything = touched is None
@@ -202,6 +209,12 @@ class LocalQueues:
             elif record.type.is_replicated:
                 self._follow_members(record)
         return Followed(wanted, touched, everything)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the tree is being rebuilt, because its log was damaged: what it does not have
+        yet is not gone, and members are those of long ago."""
+        return self.tree.applied_index < self._followed
 
     def _remove_strangers(self, known: set[int]) -> None:
         for group in list(self.stored_groups()):

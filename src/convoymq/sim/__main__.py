@@ -29,6 +29,9 @@ def main(
     ] = False,
     streams: Annotated[bool, typer.Option(help="Streams instead of quorum queues.")] = False,
     stages: Annotated[bool, typer.Option(help="Some channels use stages.")] = False,
+    cluster: Annotated[
+        bool, typer.Option(help="Queues and members come and go by the metadata group.")
+    ] = False,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failure.")] = False,
 ) -> None:
     """Simulates clusters of real replicas under faults; exit code 1 when a promise broke."""
@@ -39,7 +42,7 @@ def main(
 
     chosen = runner.parse_faults(faults)
     options = (" --interpreted" if interpreted else "") + (f" --faults {faults}" if faults else "")
-    load = "streams" if streams else "stages" if stages else ""
+    load = "streams" if streams else "stages" if stages else "cluster" if cluster else ""
     options += f" --{load}" if load else ""
     if seed is not None:
         sys.exit(runner.run_one(seed, chosen, options, show_all=trace, load=load))

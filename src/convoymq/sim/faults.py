@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,9 @@ DISKS = ("slow", "spike", "full", "errors", "rot")
 OTHERS = ("clock", "membership", "transfer")
 LOGS = ("rot_page", "lose_wal_file")
 KINDS = NETWORK + NODES + DISKS + OTHERS + LOGS
+CLUSTER = ("forget", "newcomer", "stranger")
+"""Only of the load `cluster`."""
+ALL_KINDS = KINDS + CLUSTER
 """Every kind of fault; `docs/simulation.md` says what each does."""
 
 
@@ -72,6 +76,8 @@ class Plan:
     """Some channels read quorum queues through stages."""
     lag_entries_max: int = 10_000
     """Committed entries that a replica may lack and still count as live."""
+    cluster: bool = False
+    """The metadata group says which queues there are, and where."""
 
 
 def draw_plan(
@@ -80,6 +86,7 @@ def draw_plan(
     *,
     streams: bool = False,
     stages: bool = False,
+    cluster: bool = False,
 ) -> Plan:
     """The plan of a seed. `only` replaces the drawn kinds of faults; with `streams` the groups are
     streams."""
@@ -89,6 +96,9 @@ def draw_plan(
     # Apart, so that what seeds drew before these kinds stays.
     logs = Random(seed ^ 0xD15C)
     faults |= {kind for kind in LOGS if logs.random() < share}
+    if cluster:
+        more = Random(seed ^ 0xC1)
+        faults |= {kind for kind in CLUSTER if more.random() < share}
     if only is not None:
         faults = frozenset(only)
     nodes = rng.choice((3, 3, 3, 5))
@@ -148,6 +158,7 @@ def draw_plan(
             "segment_bytes": rng.choice((300, 3000, 1 << 20)),
         }
     return Plan(
+        cluster=cluster,
         streams=streams,
         stages=stages,
         seed=seed,
@@ -197,7 +208,9 @@ class Injector:
             "membership": self._membership,
             "transfer": self._transfer,
         }
-        for kind in KINDS:
+        for kind in CLUSTER:
+            moments[kind] = partial(self._cluster, kind)
+        for kind in ALL_KINDS:
             if kind in world.plan.faults and kind in moments:
                 self._later(kind, moments[kind])
 
@@ -434,8 +447,12 @@ class Injector:
             node.life.wall_offset_ms += jump_ms
 
     def _membership(self) -> None:
-        group = self.world.scheduler.rng.choice(sorted(self.world.groups))
-        self.world.change_membership(group)
+        if self.world.groups:
+            group = self.world.scheduler.rng.choice(sorted(self.world.groups))
+            self.world.change_membership(group)
+
+    def _cluster(self, kind: str) -> None:
+        self.world.cluster_fault(kind)
 
     def _transfer(self) -> None:
         node = self._node()

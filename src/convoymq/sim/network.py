@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from convoymq.sim.clock import Life, Scheduler
 from convoymq.sim.trace import Trace
@@ -28,6 +28,9 @@ class Receiver(Protocol):
 
     life: Life
     incarnation: int
+
+    def may_link(self, peer: Any) -> bool:
+        """Whether HELLO with another running node ends well."""
 
     def on_frame(self, peer: int, data: bytes) -> None:
         """A whole link frame arrived."""
@@ -158,6 +161,9 @@ class Network:
         if any(self.receivers[n].life.frozen_until_us > self.scheduler.now_us for n in (a, b)):
             self._connect_later(a, b)
             return
+        if not all(self.receivers[n].may_link(self.receivers[m]) for n, m in ((a, b), (b, a))):
+            self._connect_later(a, b)
+            return
         self._epochs[(a, b)] = epoch + 1
         for source, target in ((a, b), (b, a)):
             direction = self._direction(source, target)
@@ -227,6 +233,16 @@ class Network:
                 self.scheduler.after(delay_us, receiver.life, self._unlinked, target, source, epoch)
         if a in self.receivers and b in self.receivers:
             self._connect_later(a, b)
+
+    def drop(self, a: int, b: int) -> None:
+        """One of the two ends the link."""
+        self.break_link(a, b)
+
+    def redial(self, node: int) -> None:
+        """The node drops all its links and connects anew: what it tells of itself has changed."""
+        for pair in self.links():
+            if node in pair:
+                self.break_link(*pair)
 
     def _refused(self, node: int, peer: int) -> None:
         if peer not in self.receivers and (node, peer) not in self._seen:

@@ -22,6 +22,7 @@ from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication.raft.types import RaftConfig
 from convoymq.sim.clock import Life, NodeClock
+from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
 from convoymq.sim.invariants import observe_log
 from convoymq.sim.network import NodeTransport
@@ -152,6 +153,7 @@ class SimNode:
         self._round_due = False
         self.transport = NodeTransport(world.network, self.number, self.life)
         self.storage = WatchedStorage(self, self.disk, self.flusher, worker, world.plan.storage)
+        self._name_storage()
         report = self.storage.recover()
         self.storage.recovered = True
         for damage in report.damages:
@@ -167,6 +169,7 @@ class SimNode:
             config=RaftConfig(lag_entries_max=world.plan.lag_entries_max),
             on_dirty=self.wake,
         )
+        self.host.on_stopped = self.on_replica_stopped
         self._open_groups()
         self._watch_sessions()
         scheduler.after(scheduler.between(0, HOST_TICK_MS * 1000), self.life, self._tick_host)
@@ -189,9 +192,16 @@ class SimNode:
     def _new_life(self) -> None:
         self.incarnation += 1
 
+    def _name_storage(self) -> None:
+        """Tells the storage whose it is."""
+
     def _open_groups(self) -> None:
         for group in sorted(self.world.groups):
             self.open_group(group)
+
+    def on_replica_stopped(self, group: int, reason: str) -> None:
+        """A replica stopped for good: what the referee raised inside of it, or a bug."""
+        raise InvariantBroken(f"{self.name} stops its replica of group {group}: {reason}")
 
     def on_log_removed(self, group: int) -> None:
         """The storage is about to remove a log."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import structlog
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from convoymq.sim.faults import KINDS
+from convoymq.sim.faults import ALL_KINDS
 from convoymq.sim.world import Result, run_seed
 
 TAIL_SHOWN = 60
@@ -23,9 +25,9 @@ def parse_faults(text: str | None) -> frozenset[str] | None:
     if text is None:
         return None
     chosen = frozenset(kind for kind in text.split(",") if kind and kind != "none")
-    unknown = chosen - set(KINDS)
+    unknown = chosen - set(ALL_KINDS)
     if unknown:
-        raise SystemExit(f"unknown faults {sorted(unknown)}; there are: {', '.join(KINDS)}")
+        raise SystemExit(f"unknown faults {sorted(unknown)}; there are: {', '.join(ALL_KINDS)}")
     return chosen
 
 
@@ -43,6 +45,7 @@ def run_one(
     load: str = "",
 ) -> int:
     """Runs one seed and prints its trace; 1 when it failed. `load`: see `load_of`."""
+    _mute()
     result = run_seed(seed, faults, print if show_all else None, **load_of(load))
     if not show_all:
         print("\n".join(result.tail))
@@ -53,6 +56,11 @@ def run_one(
         f" trace {result.digest:08x}, {result.workload}, faults {dict(result.faults)}"
     )
     return int(result.failure is not None)
+
+
+def _mute() -> None:
+    """The trace says it all; what nodes would log is not printed."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def _results(
@@ -74,7 +82,8 @@ def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
 
 
 def load_of(load: str) -> dict[str, Any]:
-    """What `run_seed` is told: "" = quorum queues, "streams", or "stages" = queues with stages."""
+    """What `run_seed` is told: "" = quorum queues, "streams", "stages" = queues with stages, or
+    "cluster" = whatever the metadata group says."""
     return {load: True} if load else {}
 
 
@@ -89,6 +98,7 @@ def run_many(
     load: str = "",
 ) -> int:
     """Runs seeds and prints a table; 1 when one failed."""
+    _mute()
     console = Console(soft_wrap=True)
     started = time.perf_counter()
     totals: Counter[str] = Counter()

@@ -85,6 +85,10 @@ class Result:
 class World:
     """A cluster under test."""
 
+    nodes: dict[int, Any]
+    groups: dict[int, Any]
+    """Group -> `GroupPlace`."""
+
     def __init__(self, plan: Plan, sink: Callable[[str], None] | None = None) -> None:
         self.plan = plan
         self.scheduler = Scheduler(plan.seed)
@@ -96,10 +100,16 @@ class World:
         self.quiet = False
         self.broken: Exception | None = None
         """What a check inside of a replica found."""
-        self.groups: dict[int, GroupPlace] = {}
+        self.groups = {}
         self.referees: dict[int, Any] = {}
         """Group -> `Referee`, `StagedReferee` or `StreamReferee`."""
         self.checkers: dict[int, GroupChecker] = {}
+        self.nodes = {}
+        self._make_world()
+
+    def _make_world(self) -> None:
+        """Makes nodes and groups."""
+        plan = self.plan
         self.nodes = {number: SimNode(self, number) for number in range(1, plan.nodes + 1)}
         rng = self.scheduler.rng
         for group in range(1, plan.groups + 1):
@@ -124,11 +134,9 @@ class World:
 
     def run(self) -> None:
         """Chaos, then quiet. Raises what broke."""
-        for node in self.nodes.values():
-            self._start(node)
+        self._start_nodes()
         injector = Injector(self)
-        self.scheduler.after(0, None, self._keep_channels)
-        self.scheduler.after(0, None, self._keep_members)
+        self._start_care()
         self._run_until(self.plan.duration_us)
         injector.stop()
         self._heal()
@@ -142,6 +150,15 @@ class World:
             if self.scheduler.now_us >= limit_us:
                 raise NotLive("still waiting for: " + "; ".join(waiting[:20]))
         self._final_checks()
+
+    def _start_nodes(self) -> None:
+        for node in self.nodes.values():
+            self._start(node)
+
+    def _start_care(self) -> None:
+        """Starts who looks after channels and members."""
+        self.scheduler.after(0, None, self._keep_channels)
+        self.scheduler.after(0, None, self._keep_members)
 
     def _run_until(self, until_us: int) -> None:
         scheduler = self.scheduler
@@ -181,11 +198,14 @@ class World:
         node.disk.lose_power(lambda: chance(keep))
         if wipe:
             node.disk.wipe()
-            node.wiped = {g for g, place in self.groups.items() if place.has_replica(node.number)}
-            for checker in self.checkers.values():
-                checker.on_wiped(node.number)
+            self._on_wiped(node)
         self.channels = [c for c in self.channels if c.node != node.number]
         self.scheduler.after(restart_us, None, self._start, node)
+
+    def _on_wiped(self, node: SimNode) -> None:
+        node.wiped = {g for g, place in self.groups.items() if place.has_replica(node.number)}
+        for checker in self.checkers.values():
+            checker.on_wiped(node.number)
 
     def _heal(self) -> None:
         self.trace.add("world", "quiet: everything heals")
@@ -220,7 +240,7 @@ class World:
         draw = self.scheduler.rng.random()
         consumes = draw < 0.75 or self.quiet
         publishes = not self.quiet and (draw > 0.4 or second)
-        kind: Any = StreamChannel if self.plan.streams else Channel
+        kind = self._channel_kind(group)
         if self.plan.stages and not self.quiet and self.scheduler.chance(STAGE_SHARE):
             kind = partial(StageChannel, replicas=self.replicas_of)
         channel = kind(
@@ -242,6 +262,9 @@ class World:
             channel.drain()
         self.trace.add(channel.name, f"open, publishes {publishes}, consumes {consumes}")
         self.channels.append(channel)
+
+    def _channel_kind(self, group: int) -> Any:
+        return StreamChannel if self.plan.streams else Channel
 
     def replicas_of(self, group: int) -> list[tuple[SimNode, Any]]:
         """The replicas of a group on nodes that run, where they can be read."""
@@ -333,9 +356,9 @@ class World:
         for checker in self.checkers.values():
             checker.excused.add(number)
 
-    def leader_of(self, group: int) -> tuple[SimNode, Any] | None:
+    def leader_of(self, group: int) -> tuple[Any, Any] | None:
         """The running node that leads in the highest term, and its replica."""
-        found: tuple[SimNode, Any] | None = None
+        found: tuple[Any, Any] | None = None
         for node in self.nodes.values():
             replica = node.host.groups.get(group) if node.alive else None
             if (
@@ -345,6 +368,9 @@ class World:
             ):
                 found = (node, replica)
         return found
+
+    def cluster_fault(self, kind: str) -> None:
+        """A fault that only a cluster with a metadata group can have."""
 
     def change_membership(self, group: int) -> None:
         """Decides to add or remove a member; `_keep_members` has it done."""
@@ -504,10 +530,18 @@ def run_seed(
     *,
     streams: bool = False,
     stages: bool = False,
+    cluster: bool = False,
 ) -> Result:
     """Runs one seed; a failure is in the result, with the tail of the trace."""
     result = Result(seed)
-    world = World(draw_plan(seed, faults, streams=streams, stages=stages), sink)
+    plan = draw_plan(seed, faults, streams=streams, stages=stages, cluster=cluster)
+    if cluster:
+        # It builds on this module.
+        from convoymq.sim.cluster_world import ClusterWorld
+
+        world: World = ClusterWorld(plan, sink)
+    else:
+        world = World(plan, sink)
     if prepare is not None:
         prepare(world)
     try:

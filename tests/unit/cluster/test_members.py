@@ -136,7 +136,8 @@ class World:
         return True
 
     def add_member(self, group: int, node: int) -> bool:
-        self.added.append((group, node))
+        if group:
+            self.added.append((group, node))
         return True
 
     def forget(self, node: int) -> None:

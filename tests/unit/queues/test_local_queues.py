@@ -157,6 +157,27 @@ def test_a_restored_tree_has_everything_looked_at() -> None:
     assert world.host.calls == [("remove", 1)]
 
 
+def test_a_tree_that_is_being_rebuilt_ends_nothing() -> None:
+    """The log of the tree was damaged here: it comes again from its beginning."""
+    world = World()
+    world.put("q", 1, 2, 1)
+    world.tree.applied_index = 5
+    world.reconciled()
+    record = world.tree.vhosts["/"].queues.pop("q")
+    world.tree.applied_index = 0
+    assert world.local.on_change(Change(ChangeKind.RESTORED))
+    assert world.reconciled() == []
+    world.tree.applied_index = 2
+    world.put("q", 1, 2, 3)
+    assert world.reconciled() == []
+    world.tree.vhosts["/"].queues["q"] = record
+    world.tree.applied_index = 5
+    assert world.reconciled() == []
+    world.tree.applied_index = 6
+    world.delete("q")
+    assert world.reconciled() == [("remove", 1)]
+
+
 def test_changes_of_nodes_need_no_look() -> None:
     assert not World().local.on_change(Change(ChangeKind.NODE, node=2))
 

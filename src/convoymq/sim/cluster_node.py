@@ -1,0 +1,560 @@
+"""A simulated node of a cluster that keeps its own books: the metadata group says what is where.
+
+It does what `node` and `queues.broker` do in production around the same cores: `Formation` decides
+how the node comes to its cluster, `MetadataStore` carries commands into the tree, `LocalQueues`
+opens and ends queues by the tree, `MemberKeeper` keeps groups, records and links in step.
+`node.json` is `Saved`: replaced whole, and durable at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from convoymq.cluster import supported
+from convoymq.cluster.commands import Bootstrap, Join, PutNode
+from convoymq.cluster.control import KIND_FOUND, KIND_JOIN
+from convoymq.cluster.formation import (
+    JOIN_LEARNER,
+    Accept,
+    AskToFound,
+    AskToJoin,
+    Fail,
+    Formation,
+    Found,
+    Joined,
+    Resume,
+    Wait,
+    Withdraw,
+    founding_to,
+)
+from convoymq.cluster.handshake import Hello, LinkRefused, PeerHello, read_hello
+from convoymq.cluster.identity import Founding, NodeIdentity
+from convoymq.cluster.members import MemberKeeper
+from convoymq.cluster.metadata import Change, MetadataMachine, QueueRecord
+from convoymq.cluster.metadata_store import MetadataStore
+from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.tables import Table
+from convoymq.queues.group_queue import TICK_MS
+from convoymq.queues.local_queues import LocalQueues, Questions, make_machine
+from convoymq.routing.types import QueueType
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.nodes import AUDIT_MS, SimNode, WatchedMachine, WatchedStream
+
+if TYPE_CHECKING:
+    from convoymq.sim.cluster_world import ClusterWorld
+
+FORM_TICK_US = 10_000
+KEEPER_TICK_US = 200_000
+JOIN_WAIT_MS = 5000
+FOUNDED_MS = 10_000
+REGISTER_MS = 2000
+NAME = "sim"
+
+
+@dataclass(slots=True)
+class Saved:
+    """What `node.json` holds."""
+
+    identity: NodeIdentity
+    founding: Founding | None = None
+    lost_groups: int = 0
+
+
+class WatchedTree(MetadataMachine):
+    """The metadata machine of a node that reports what it applies."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        super().__init__()
+        self.node = node
+
+    @property
+    def index(self) -> int:
+        """As other machines call it."""
+        return self.applied_index
+
+    def apply(self, index: int, time_ms: int, data: bytes) -> None:
+        """Applies, and reports."""
+        before = len(self.effects)
+        super().apply(index, time_ms, data)
+        self.node.world.on_applied(self.node, 0, self, data, self.effects[before:])
+
+    def restore(self, state: bytes) -> None:
+        """Restores, and reports."""
+        super().restore(state)
+        if self.applied_index:
+            self.node.world.on_restored(self.node, 0, self)
+
+
+class SimLinks:
+    """What a `MemberKeeper` tells the links of."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self.forgotten: set[int] = set()
+        self._node = node
+
+    def forget(self, node: int) -> None:
+        """Drops and refuses a node."""
+        self.forgotten.add(node)
+        self._node.world.network.drop(self._node.number, node)
+
+    def remember(self, node: int) -> None:
+        """Takes it again."""
+        self.forgotten.discard(node)
+
+
+class ClusterNode(SimNode):
+    """One node of a `ClusterWorld`.
+
+    Args:
+        peers: numbers of the nodes that its configuration names as founders.
+        is_stranger: it is of another cluster.
+    """
+
+    world: ClusterWorld
+
+    def __init__(
+        self,
+        world: ClusterWorld,
+        number: int,
+        peers: tuple[int, ...],
+        *,
+        is_stranger: bool = False,
+    ) -> None:
+        super().__init__(world, number)
+        self.is_stranger = is_stranger
+        self.node_id = number
+        self.peers = peers
+        self.saved: Saved | None = None
+        self.removed = False
+        """It was told that it is no part of the cluster, and has stopped for good."""
+        self.incarnation = 0
+        self.hellos: dict[int, PeerHello] = {}
+        self.local: LocalQueues | None = None
+        self.store: MetadataStore | None = None
+        self.keeper: MemberKeeper | None = None
+        self.tree: Any = None
+        self.formation: Formation | None = None
+        self.metadata: Any = None
+        self._reconciling = False
+
+    # Life.
+
+    def _new_life(self) -> None:
+        world = self.world
+        if self.saved is None:
+            made = NodeIdentity(self.number, world.new_id(), 0, "", world.new_id())
+            self.saved = Saved(made)
+        identity = self.saved.identity
+        self.saved.identity = replace(identity, incarnation=identity.incarnation + 1)
+        self.incarnation = self.saved.identity.incarnation
+        self.local = self.store = self.metadata = self.keeper = None
+        self.hellos = {}
+        self.sim_links = SimLinks(self)
+        self._reconciling = False
+
+    def wipe(self) -> None:
+        """The whole data directory is gone."""
+        self.saved = None
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """What `node.json` says."""
+        assert self.saved is not None
+        return self.saved.identity
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether clients may come."""
+        return self.alive and self.local is not None
+
+    def _name_storage(self) -> None:
+        identity = self.identity
+        self.storage.set_identity(identity.cluster, identity.former)
+
+    def _open_groups(self) -> None:
+        assert self.saved is not None
+        log = self.storage.logs.get(0)
+        has_log = log is not None and (log.last_index > 0 or log.snapshot_index > 0)
+        if has_log:
+            self.saved.founding = None
+        self.formation = Formation(
+            self.identity, founding=self.saved.founding, has_log=has_log, peers=self.peers
+        )
+        self._form()
+
+    def watch_log(self, group: int, log: Any) -> None:
+        """Has the group's checker follow this log."""
+        if not self.is_stranger:
+            super().watch_log(group, log)
+
+    def on_log_removed(self, group: int) -> None:
+        """The storage is about to remove a log."""
+        checker = self.world.checkers.get(group)
+        if checker is not None and not self.is_stranger:
+            checker.on_removed(self.number)
+
+    # Formation.
+
+    def _watch_sessions(self) -> None:
+        """Nothing yet: `LocalQueues` does, once it follows the tree."""
+        self.watch = None
+
+    def _form(self) -> None:
+        formation = self.formation
+        assert formation is not None
+        if formation.opened:
+            return
+        self._act(formation.step(self.clock.monotonic_ms(), self.hellos))
+        if not formation.opened:
+            self.world.scheduler.after(FORM_TICK_US, self.life, self._form)
+
+    def _act(self, actions: list[Any]) -> None:
+        formation = self.formation
+        saved = self.saved
+        assert formation is not None
+        assert saved is not None
+        for action in actions:
+            if isinstance(action, Accept):
+                saved.founding = action.founding
+                # Nobody has to hear of it from a new HELLO: all founders have agreed on it.
+                saved.identity = replace(saved.identity, cluster=action.founding.cluster)
+            elif isinstance(action, Withdraw):
+                saved.founding = None
+                fresh = self.world.new_id(), self.world.new_id()
+                self._take(
+                    replace(saved.identity, cluster="", directory=fresh[0], candidate=fresh[1])
+                )
+                formation.renewed(saved.identity)
+            elif isinstance(action, AskToFound):
+                body = founding_to(action.founding)
+                for node in action.nodes:
+                    self.ask(node, KIND_FOUND, body, JOIN_WAIT_MS, partial(self._on_found, node))
+            elif isinstance(action, AskToJoin):
+                request = {
+                    "directory": saved.identity.directory,
+                    "incarnation": saved.identity.incarnation,
+                    "cluster": saved.identity.cluster,
+                }
+                for node in action.nodes:
+                    done = partial(self._on_join_answer, node)
+                    self.ask(node, KIND_JOIN, request, JOIN_WAIT_MS, done)
+            elif isinstance(action, Resume):
+                self._open_metadata(action.members)
+            elif isinstance(action, Found):
+                self.clock.call_later(FOUNDED_MS, formation.founded)
+                self._open_metadata(action.members, hint=action.hint)
+            elif isinstance(action, Joined):
+                self._on_joined(action)
+            elif isinstance(action, Wait):
+                self.world.trace.add(self.name, f"waits: {action.reason}")
+            elif isinstance(action, Fail):
+                self.world.on_node_failed(self, action.text)
+
+    def _take(self, identity: NodeIdentity) -> None:
+        """Writes who the node is, and tells the others."""
+        assert self.saved is not None
+        self.saved.identity = identity
+        self.incarnation = identity.incarnation
+        self.incarnations[self.number] = identity.incarnation
+        self.host.incarnation = identity.incarnation
+        self._name_storage()
+        self.world.trace.add(self.name, f"is {identity}")
+        self.world.network.redial(self.number)
+
+    def _on_found(self, node: int, answer: Any, error: BrokerError | None) -> None:
+        assert self.formation is not None
+        reason = error.text if error is not None else ""
+        self._act(self.formation.on_found_answer(node, answer, reason))
+
+    def _on_join_answer(self, node: int, answer: Any, error: BrokerError | None) -> None:
+        assert self.formation is not None
+        reason = error.text if error is not None else ""
+        self._act(self.formation.on_join_answer(node, answer, reason))
+
+    def _on_joined(self, action: Joined) -> None:
+        assert self.saved is not None
+        assert self.formation is not None
+        self.world.on_joined(self, action)
+        self.saved.founding = None
+        self.saved.lost_groups = action.groups
+        self._take(self.formation.identity)
+        self._open_metadata(action.members, learner=action.learner, wiped=not action.learner)
+
+    def _open_metadata(
+        self, members: tuple[int, ...], *, hint: int = 0, learner: bool = False, wiped: bool = False
+    ) -> None:
+        world = self.world
+        self._name_storage()
+        self.tree = WatchedTree(self)
+        world.trace.add(self.name, f"opens the tree with {members}, learner {learner}")
+        # The store needs the builder of the group, the group its sink.
+        sink = _LateSink()
+        self.host.create_group(
+            0,
+            sorted(members),
+            self.tree,
+            sink,
+            leader_hint=hint,
+            learner=learner,
+            wiped=wiped,
+        )
+        self.store = MetadataStore(
+            self.tree, self.host.builder_of(0), self.new_session(), self.clock
+        )
+        self.metadata = self.store
+        sink.attach(self.store)
+        world.scheduler.after(0, self.life, self._register)
+        self.wake()
+
+    def _register(self) -> None:
+        """Has the tree know this life, then opens what it says."""
+        store = self.store
+        assert store is not None
+        if store.leader is None:
+            self.world.scheduler.after(50_000, self.life, self._register)
+            return
+        if not self.tree.vhosts:
+            bootstrap = Bootstrap(
+                vhost="/",
+                user="guest",
+                password_hash="",
+                algorithm="",
+                cluster_name=NAME,
+                cluster_id=self.identity.cluster,
+            )
+            store.submit(bootstrap, lambda _reply, _error: None, REGISTER_MS)
+        put = PutNode(
+            id=self.number,
+            name=self.name,
+            incarnation=self.incarnation,
+            directory=self.identity.directory,
+            supports=supported.supports(),
+        )
+        store.submit(put, self._on_registered, REGISTER_MS)
+
+    def _on_registered(self, reply: Any, error: BrokerError | None) -> None:
+        if error is None and not reply:
+            raise InvariantBroken(f"{self.name} is an older copy of itself")
+        if error is None:
+            assert self.saved is not None
+            self.saved.founding = None
+        if error is None and self.tree.vhosts:
+            self._open_queues()
+        elif error is None or isinstance(error, Unavailable):
+            self.world.scheduler.after(20_000, self.life, self._register)
+        else:
+            self.world.trace.add(self.name, f"is refused: {error}")
+            self._on_removed()
+
+    def _open_queues(self) -> None:
+        assert self.store is not None
+        assert self.saved is not None
+        world = self.world
+        self.local = LocalQueues(
+            node=self.number,
+            host=self.host,
+            tree=self.tree,
+            transport=self.transport,
+            clock=self.clock,
+            incarnations=self.incarnations,
+            new_session=self.new_session,
+            ask=Questions(stream=self._ask_node, sessions=self.ask_sessions),
+            audit_interval_ms=AUDIT_MS,
+            stored_groups=lambda: list(self.storage.logs),
+            machine_for=self._machine_for,
+            lost_groups=self.saved.lost_groups,
+        )
+        self.queues = self.local.queues
+        self.watch = self.local.watch
+        self.store.watch(self._on_change)
+        self.local.reconcile()
+        self.keeper = MemberKeeper(
+            self,
+            self.sim_links,
+            self._on_removed,
+            self.identity.directory,
+        )
+        world.scheduler.after(
+            world.scheduler.between(0, KEEPER_TICK_US), self.life, self._tick_keeper
+        )
+        world.trace.add(self.name, "serves")
+        self.wake()
+
+    def _on_removed(self) -> None:
+        self.world.scheduler.after(0, None, self.world.on_removed, self, self.life)
+
+    def _machine_for(self, record: QueueRecord, arguments: Table) -> Any:
+        """The machine that production would make, watched, and less patient with lost nodes."""
+        self.world.on_open(self, record)
+        made = make_machine(record, arguments)
+        settings = dict(made.settings)
+        if record.type is QueueType.QUORUM:
+            settings["disconnect_timeout_ms"] = self.world.plan.settings["disconnect_timeout_ms"]
+        kind: Any = WatchedStream if record.type is QueueType.STREAM else WatchedMachine
+        return kind(settings, self, record.group)
+
+    def _on_change(self, change: Change) -> None:
+        assert self.local is not None
+        if self.local.on_change(change) and not self._reconciling:
+            self._reconciling = True
+            self.world.scheduler.after(0, self.life, self._reconcile)
+
+    def _reconcile(self) -> None:
+        self._reconciling = False
+        assert self.local is not None
+        self.local.reconcile()
+        self.wake()
+
+    def _tick_queues(self) -> None:
+        self.world.scheduler.after(TICK_MS * 1000, self.life, self._tick_queues)
+        if self.local is not None:
+            self.local.tick()
+
+    def _tick_keeper(self) -> None:
+        self.world.scheduler.after(KEEPER_TICK_US, self.life, self._tick_keeper)
+        assert self.keeper is not None
+        self.keeper.tick()
+
+    # What a `MemberKeeper` asks its broker.
+
+    def running_nodes(self) -> list[int]:
+        """Nodes that can be reached."""
+        nodes = set(self.tree.nodes) | {self.number}
+        return sorted(n for n in nodes if n == self.number or self.is_up(n))
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node can be reached."""
+        return node == self.number or self.transport.is_connected(node)
+
+    def group_size_of(self, record: QueueRecord) -> int:
+        """How many members a queue began with, or would have."""
+        assert self.local is not None
+        return self.local.group_size_of(record)
+
+    # Requests.
+
+    def on_request(self, peer: int, kind: int, body: Any, reply: Callable[[Any], None]) -> None:
+        """Another node asks something."""
+        if kind == KIND_FOUND:
+            assert self.formation is not None
+            answer, actions = self.formation.on_found(body, self.hellos)
+            self._act(actions)
+            reply(answer)
+        elif kind == KIND_JOIN:
+            self._on_join(peer, body, reply)
+        else:
+            super().on_request(peer, kind, body, reply)
+
+    def _on_join(self, peer: int, body: Any, reply: Callable[[Any], None]) -> None:
+        """A node without data asks to be let in. The log answers, or nobody."""
+        assert self.formation is not None
+        replica = self.host.replica(0)
+        refuse = self.formation.answer_join
+        hello = self.hellos.get(peer)
+        if replica is None or not replica.is_leader or self.store is None:
+            reply(refuse("it does not lead the cluster"))
+            return
+        if not self.tree.cluster_id or body["cluster"] not in ("", self.tree.cluster_id):
+            reply(refuse("it is in another cluster, or in none"))
+            return
+        if hello is None or hello.directory != body["directory"]:
+            reply(refuse("another process with that number is linked"))
+            return
+        members = tuple(sorted(replica.members))
+
+        def done(answer: Any, error: BrokerError | None) -> None:
+            if error is not None:
+                reply(refuse(error.text))
+                return
+            if not replica.is_leader or tuple(sorted(replica.members)) != members:
+                reply(refuse("the members are changing"))
+                return
+            if answer["role"] == JOIN_LEARNER:
+                self.host.add_member(0, peer)
+                self.wake()
+            reply({"ok": True, **answer})
+
+        join = Join(
+            id=peer,
+            directory=hello.directory,
+            incarnation=max(hello.incarnation, body["incarnation"]),
+            supports={kind: (low, high) for kind, (low, high) in hello.supports.items()},
+            members=members,
+        )
+        self.store.submit(join, done, JOIN_WAIT_MS)
+
+    # Links.
+
+    def hello(self) -> dict[str, Any]:
+        """What this node says of itself."""
+        said = Hello(
+            cluster=NAME,
+            identity=self.identity,
+            address="",
+            formed=self.formation is not None and self.formation.opened,
+            supports=supported.supports(),
+        )
+        return said.to_builtins()
+
+    def may_link(self, peer: Any) -> bool:
+        """Whether HELLO with another running node ends well."""
+        if self.is_stranger != peer.is_stranger and not (
+            self.identity.cluster and peer.identity.cluster
+        ):
+            # No configuration leads a fresh node to another cluster.
+            return False
+        try:
+            told = read_hello(peer.hello(), self.hello())
+            if told.formed and told.node in self.sim_links.forgotten:
+                return False
+        except LinkRefused:
+            return False
+        return True
+
+    def on_link_up(self, peer: int, incarnation: int) -> None:
+        """A peer is linked."""
+        other = self.world.nodes[peer]
+        self.world.on_linked(self, other)
+        self.hellos[peer] = read_hello(other.hello(), self.hello())
+        super().on_link_up(peer, incarnation)
+
+    def on_link_down(self, peer: int, definite: bool) -> None:
+        """A peer is unlinked, or known to be gone."""
+        self.hellos.pop(peer, None)
+        super().on_link_down(peer, definite)
+
+
+class _LateSink:
+    """The effect sink of group 0 before the store exists that needs the group's builder."""
+
+    def __init__(self) -> None:
+        self.store: Any = None
+        self._leader: tuple[Any, ...] | None = None
+
+    def attach(self, store: MetadataStore) -> None:
+        """Hands over; what is known by now is told."""
+        self.store = store
+        if self._leader is not None:
+            store.on_leader(*self._leader)
+
+    def on_effects(self, effects: Any, replica: Any) -> None:
+        """See `EffectSink`."""
+        if self.store is not None:
+            self.store.on_effects(effects, replica)
+
+    def on_leader(self, *what: Any) -> None:
+        """See `EffectSink`."""
+        self._leader = what
+        if self.store is not None:
+            self.store.on_leader(*what)
+
+    def on_link_frame(self, *arguments: Any) -> None:
+        """See `EffectSink`."""
+
+    def on_restored(self) -> None:
+        """See `EffectSink`."""
+        if self.store is not None:
+            self.store.on_restored()

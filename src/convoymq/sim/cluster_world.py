@@ -1,0 +1,523 @@
+"""A simulated cluster whose metadata group is simulated too: nodes found, join, are forgotten and
+come back; queues are declared and deleted by name; members follow the tree.
+
+What holds for every group and queue holds here as well (`invariants`, `referee`); beyond it:
+
+- all replicas of the tree are equal by index, and follow the naive model (`metadata_referee`);
+- nodes of different clusters never link, and nobody is let in but through the log;
+- a group is only ever opened as the queue to which its number was given;
+- in the quiet phase every node serves, records are what the groups have committed, and nobody
+  keeps data of a queue that is not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from convoymq.cluster.commands import DeclareQueue, DeleteQueue, ForgetNode
+from convoymq.cluster.formation import Joined
+from convoymq.cluster.metadata import QueueRecord
+from convoymq.cluster.placement import CLIENT_LOCAL
+from convoymq.kernels.batch import ENTRY_MEMBERSHIP, HEADER_SIZE, Entry
+from convoymq.model.errors import BrokerError
+from convoymq.model.tables import Table
+from convoymq.queues.local_queues import machine_settings
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.raft.membership import decode_membership
+from convoymq.sim.clients import Channel
+from convoymq.sim.clock import Life
+from convoymq.sim.cluster_node import ClusterNode
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.invariants import GroupChecker
+from convoymq.sim.metadata_referee import KnownQueue, MetadataReferee
+from convoymq.sim.nodes import SimNode
+from convoymq.sim.referee import Referee
+from convoymq.sim.streams import StreamChannel, StreamReferee
+from convoymq.sim.world import World
+
+NAMES = ("a", "b", "c")
+STRANGER = 99
+NODES_LEFT_MIN = 3
+NEWCOMERS_MAX = 2
+STREAM_SHARE = 0.2
+DECLARE_MS = 2000
+LOSING = {"wipe", "rot", "rot_page", "lose_wal_file", "forget"}
+"""Faults that take copies: groups have three voters then, so that a majority survives the loss."""
+
+
+class EndedChannel:
+    """Of a channel: what it hears when its queue is deleted is no promise."""
+
+    client: Any
+
+    def _turn(self) -> None:
+        """Does nothing more once the queue is gone: no route leads there."""
+        if not self.client.queue.deleted:
+            super()._turn()  # type: ignore[misc]
+
+    def drain(self) -> None:
+        """The quiet phase: only where there is a queue."""
+        if not self.client.queue.deleted:
+            super().drain()  # type: ignore[misc]
+
+    def on_published(self, client: Any, tags: Any, ok: bool) -> None:
+        """Confirms; those of a deleted queue say that nobody has to wait."""
+        if client.queue.deleted:
+            for i in range(0, len(tags), 2):
+                for tag in range(tags[i], tags[i + 1] + 1):
+                    self.unconfirmed.pop(tag)  # type: ignore[attr-defined]
+            return
+        super().on_published(client, tags, ok)  # type: ignore[misc]
+
+
+class QueueChannel(EndedChannel, Channel):
+    """A channel into a quorum queue that may be deleted."""
+
+
+class StreamQueueChannel(EndedChannel, StreamChannel):
+    """A channel into a stream that may be deleted."""
+
+
+class ClusterChecker(GroupChecker):
+    """Watches one Raft group, which may end, and remembers its configurations."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.ended = False
+        """Its queue is deleted: copies go at any time."""
+        self.memberships: dict[tuple[int, int], frozenset[int]] = {}
+        """(index, term) -> nodes."""
+
+    def on_append(self, node: int, log: Any, entry: Entry) -> None:
+        """See `GroupChecker`."""
+        if entry.kind == ENTRY_MEMBERSHIP:
+            found = decode_membership(entry.data[HEADER_SIZE:])
+            self.memberships[entry.index, entry.term] = frozenset(found.nodes)
+        super().on_append(node, log, entry)
+
+    def _check_majority(self, node: int, replica: Any, term: int, index: int) -> None:
+        if not self.ended:
+            super()._check_majority(node, replica, term, index)
+
+    def members_at(self, config: tuple[int, int], begins: frozenset[int]) -> frozenset[int] | None:
+        """The members at a committed index; `begins`: those that the group began with.
+
+        A configuration that came in a snapshot has the snapshot's index.
+        """
+        _, index = config
+        if index and index not in self.committed:
+            return None
+        found = [
+            (at, nodes)
+            for (at, term), nodes in self.memberships.items()
+            if at <= index and self.committed.get(at) == term
+        ]
+        return max(found)[1] if found else begins
+
+
+class ClusterWorld(World):
+    """A cluster under test, with its metadata group."""
+
+    channels: list[Any]
+    nodes: dict[int, ClusterNode]
+    groups: dict[int, Any]
+    """Group -> `KnownQueue`, of those that are not deleted."""
+
+    def _make_world(self) -> None:
+        plan = self.plan
+        self.strangers: dict[int, ClusterNode] = {}
+        founders = tuple(range(1, plan.nodes + 1))
+        self.nodes = {number: ClusterNode(self, number, founders) for number in founders}
+        self.founders = founders
+        self.metadata = MetadataReferee(self._on_created, self._on_deleted, self._members_at)
+        self.referees[0] = self.metadata
+        self._watch_group(0)
+        self.lost: set[int] = set()
+        """Nodes whose copies are gone, and not rebuilt yet."""
+        self.damaged: set[int] = set()
+        """Nodes of whose files a bit was flipped."""
+        self.trace.add("world", f"founders {founders} faults {' '.join(sorted(plan.faults))}")
+
+    def _watch_group(self, group: int) -> None:
+        self.checkers[group] = ClusterChecker(
+            group, self.referees[group], self.plan.hash_every, self.trace
+        )
+
+    def new_id(self) -> str:
+        """32 random hex digits."""
+        return f"{self.scheduler.rng.getrandbits(128):032x}"
+
+    def _start_care(self) -> None:
+        after = self.scheduler.after
+        after(0, None, self._keep_channels)
+        after(0, None, self._administrate)
+
+    # What the log of the tree says.
+
+    def _on_created(self, queue: KnownQueue) -> None:
+        group = queue.group
+        kind = queue.arguments.get("x-queue-type")
+        assert kind is not None
+        if kind.term() == "stream":
+            self.referees[group] = StreamReferee(group)
+        else:
+            settings = dict(QuorumMachine(machine_settings(queue.arguments)).settings)
+            settings["disconnect_timeout_ms"] = self.plan.settings["disconnect_timeout_ms"]
+            self.referees[group] = Referee(group, settings, clients=True)
+        self._watch_group(group)
+        self.groups[group] = queue
+        self.trace.add("world", f"queue {queue.name} is group {group} on {queue.members}")
+
+    def _on_deleted(self, queue: KnownQueue) -> None:
+        del self.groups[queue.group]
+        self.checkers[queue.group].ended = True  # type: ignore[attr-defined]
+        self.trace.add("world", f"queue {queue.name}, group {queue.group}, is deleted")
+
+    def _members_at(self, group: int, config: tuple[int, int]) -> frozenset[int] | None:
+        checker: Any = self.checkers[group]
+        found: frozenset[int] | None = checker.members_at(
+            config, frozenset(self.metadata.by_group[group].members)
+        )
+        return found
+
+    # What nodes report.
+
+    def poll(self, node: SimNode) -> None:
+        """After a node did something: looks at its replicas."""
+        if not self._is_stranger(node):
+            super().poll(node)
+
+    def on_applied(
+        self, node: SimNode, group: int, machine: Any, data: bytes, effects: Any
+    ) -> None:
+        """A replica applied an entry of commands."""
+        if not self._is_stranger(node):
+            super().on_applied(node, group, machine, data, effects)
+
+    def on_restored(self, node: SimNode, group: int, machine: Any) -> None:
+        """A replica took its state from a snapshot."""
+        if not self._is_stranger(node):
+            super().on_restored(node, group, machine)
+
+    def _on_frame_sent(self, source: int, target: int, data: bytes) -> None:
+        if source not in self.strangers:
+            super()._on_frame_sent(source, target, data)
+
+    def _is_stranger(self, node: SimNode) -> bool:
+        return node.number in self.strangers
+
+    def on_linked(self, node: ClusterNode, peer: ClusterNode) -> None:
+        """HELLO went well."""
+        clusters = {node.identity.cluster, peer.identity.cluster} - {""}
+        if len(clusters) > 1 or node.is_stranger != peer.is_stranger:
+            raise InvariantBroken(f"{node.name} and {peer.name} link: {clusters}")
+
+    def on_open(self, node: ClusterNode, record: QueueRecord) -> None:
+        """A node opens its replica of a queue."""
+        known = self.metadata.by_group.get(record.group)
+        if known is None or known.name != record.name:
+            raise InvariantBroken(f"{node.name} opens {record}, but the log says {known}")
+
+    def on_joined(self, node: ClusterNode, joined: Joined) -> None:
+        """A node was told that it is let in."""
+        if node.is_stranger:
+            raise InvariantBroken(f"{node.name} joins")
+        directory = node.identity.directory
+        if (node.number, directory, joined.incarnation) not in self.metadata.joins:
+            raise InvariantBroken(f"{node.name} is let in with {joined}: not by the log")
+        if joined.cluster != self.metadata.cluster_id:
+            raise InvariantBroken(f"{node.name} joins {joined.cluster}: not this cluster")
+
+    def on_node_failed(self, node: ClusterNode, text: str) -> None:
+        """A node refuses to start."""
+        raise InvariantBroken(f"{node.name} refuses to start: {text}")
+
+    def on_removed(self, node: ClusterNode, life: Life) -> None:
+        """A node heard that it is no part of the cluster, and ends. Perhaps it comes back, with
+        nothing."""
+        if not life.alive:
+            return
+        if node.number not in self.metadata.forgotten and not node.is_stranger:
+            known = self.nodes[node.number].tree.directories.get(node.number)
+            if known == node.identity.directory:
+                raise InvariantBroken(f"{node.name} is sent away, but nobody forgot it")
+        self.trace.add(node.name, "is removed")
+        self._take_down(node)
+        self._wipe_and_start(node)
+
+    def _take_down(self, node: ClusterNode) -> None:
+        node.removed = True
+        if node.life.alive:
+            node.life.alive = False
+            self.network.stop(node.number, refuses=True)
+            node.disk.lose_power(lambda: True)
+        self.channels = [c for c in self.channels if c.node != node.number]
+
+    def _wipe_and_start(self, node: ClusterNode) -> None:
+        self.trace.faults["readmitted"] += 1
+        node.disk.wipe()
+        self._on_wiped(node)
+        self.scheduler.after(self.scheduler.between(1000, 2_000_000), None, self._start, node)
+
+    def _on_wiped(self, node: Any) -> None:
+        node.removed = False
+        node.wipe()
+        for checker in self.checkers.values():
+            checker.on_wiped(node.number)
+        self.lost.add(node.number)
+
+    # Channels and queues.
+
+    def _serving(self) -> list[ClusterNode]:
+        # A damaged tree is rebuilt: meanwhile there is no virtual host to serve.
+        return [n for n in self.nodes.values() if n.is_serving and n.tree.vhosts]
+
+    def _keep_channels(self) -> None:
+        self.scheduler.after(self.scheduler.between(5_000, 60_000), None, self._keep_channels)
+        self._end_channels()
+        for node in self._serving():
+            for record in sorted(node.tree.records(), key=lambda record: record.group):
+                group = record.group
+                mine = [c for c in self.channels if c.node == node.number and c.group == group]
+                if len(mine) < self.plan.channels_max and self.scheduler.chance(0.3):
+                    assert node.local is not None
+                    node.local.face(record)
+                    if self.checkers[group].ended:  # type: ignore[attr-defined]
+                        continue
+                    self._open_channel(node, group, bool(mine))
+                    return
+
+    def _channel_kind(self, group: int) -> Any:
+        is_stream = isinstance(self.referees[group], StreamReferee)
+        return StreamQueueChannel if is_stream else QueueChannel
+
+    def _end_channels(self) -> None:
+        """Whoever had a channel into a deleted queue was told all, and goes."""
+        for channel in list(self.channels):
+            if not channel.client.queue.deleted:
+                continue
+            waits = channel.unconfirmed or channel._asked or channel._gets
+            if waits:
+                raise InvariantBroken(f"{channel.name}: the queue is gone, {waits} not answered")
+            channel.closed = True
+            self.channels.remove(channel)
+
+    def _administrate(self) -> None:
+        """A client declares or deletes a queue."""
+        if self.quiet:
+            return
+        self.scheduler.after(self.scheduler.skewed(5_000, 800_000), None, self._administrate)
+        serving = self._serving()
+        if not serving:
+            return
+        rng = self.scheduler.rng
+        node = rng.choice(serving)
+        name = rng.choice(NAMES)
+        if self.scheduler.chance(0.3) and len(self.groups) > 1:
+            record = node.tree.vhosts["/"].queues.get(name)
+            group = record.group if record is not None and self.scheduler.chance(0.5) else 0
+            self._submit(node, DeleteQueue(vhost="/", name=name, group=group))
+            return
+        arguments: dict[str, Any] = {"x-queue-type": "quorum"}
+        if self.scheduler.chance(STREAM_SHARE):
+            arguments["x-queue-type"] = "stream"
+        else:
+            arguments["x-delivery-limit"] = rng.choice((-1, 2, 20))
+            if self.scheduler.chance(0.25):
+                arguments["x-single-active-consumer"] = True
+        if self.scheduler.chance(0.5):
+            arguments["x-queue-leader-locator"] = "balanced"
+        table = Table.of(arguments)
+        assert node.local is not None
+        members = node.local.members_for(table, node.running_nodes(), CLIENT_LOCAL)
+        if len(members) < NODES_LEFT_MIN and self.plan.faults & LOSING:
+            return
+        self._submit(
+            node,
+            DeclareQueue(
+                vhost="/", name=name, members=members, durable=True, arguments=table.encoded
+            ),
+        )
+
+    def _submit(
+        self, node: ClusterNode, command: Any, then: Callable[[Any], None] | None = None
+    ) -> None:
+        def done(reply: Any, error: BrokerError | None) -> None:
+            self.trace.add(node.name, f"{type(command).__name__} -> {error or reply}")
+            if error is None and then is not None:
+                then(reply)
+
+        assert node.store is not None
+        node.store.submit(command, done, DECLARE_MS)
+
+    # Faults.
+
+    def cluster_fault(self, kind: str) -> None:
+        """Forgets a node, brings a new one, or one of another cluster."""
+        if kind == "newcomer":
+            self._bring_newcomer()
+        elif kind == "forget":
+            self._forget()
+        elif kind == "stranger" and not self.strangers and self.metadata.cluster_id:
+            self.trace.fault("stranger", "world")
+            node = ClusterNode(self, STRANGER, (STRANGER,), is_stranger=True)
+            self.strangers[STRANGER] = node
+            self._start(node)
+
+    def _bring_newcomer(self) -> None:
+        number = len(self.nodes) + 1
+        if number > self.plan.nodes + NEWCOMERS_MAX or not self.metadata.cluster_id:
+            return
+        self.trace.fault("newcomer", "world", f"node {number}")
+        node = self.nodes[number] = ClusterNode(self, number, self.founders)
+        self._start(node)
+
+    def _forget(self) -> None:
+        serving = self._serving()
+        known = [n for n in self.nodes if any(n in other.tree.nodes for other in serving)]
+        candidates = [n for n in known if self.may_lose(n) and n not in self.metadata.forgotten]
+        if len(known) - len(self.metadata.forgotten) <= NODES_LEFT_MIN or not candidates:
+            return
+        victim = self.scheduler.rng.choice(candidates)
+        asked = [node for node in serving if node.number != victim]
+        if not asked:
+            return
+        node = self.scheduler.rng.choice(asked)
+        self.trace.fault("forget", f"node{victim}")
+        self.lost.add(victim)
+        self._submit(node, ForgetNode(id=victim))
+
+    def may_lose(self, number: int) -> bool:
+        """True when no other node's copies are missing."""
+        for other in sorted(self.lost):
+            if self._is_rebuilt(other):
+                self.lost.discard(other)
+                for checker in self.checkers.values():
+                    if other not in self.damaged:
+                        checker.excused.discard(other)
+        # A founder that is emptied before the cluster lives is beyond repair, by design.
+        founded = self.metadata.cluster_id and all(
+            node.saved is not None and node.saved.founding is None for node in self.nodes.values()
+        )
+        return bool(founded) and not (self.lost | self.damaged) - {number}
+
+    def excuse(self, number: int) -> None:
+        """This node's disk may not keep its word any more."""
+        super().excuse(number)
+        # Nobody knows when damage is found: this node stays the one that may lose more.
+        self.damaged.add(number)
+
+    def _is_rebuilt(self, number: int) -> bool:
+        """Whether a node that lost its copies has them again, where it is to have some."""
+        node = self.nodes[number]
+        if not node.is_serving:
+            return False
+        for group in (0, *self.groups):
+            leading = self.leader_of(group)
+            if leading is None:
+                return False
+            members = leading[1].core.members
+            replica = node.host.groups.get(group)
+            if number not in members.nodes and group and replica is None:
+                continue
+            checker = self.checkers[group]
+            if (
+                number not in members.voters
+                or replica is None
+                or replica.core.quarantined
+                or replica.log.written_index < checker.commit_index
+            ):
+                return False
+        return True
+
+    def change_membership(self, group: int) -> None:
+        """An administrator has the leader of a queue change its members."""
+        leading = self.leader_of(group)
+        if leading is None:
+            return
+        node, replica = leading
+        if not node.is_serving:
+            return
+        members = set(replica.core.members.nodes)
+        if self.lost or replica.core.members_index > replica.commit_index:
+            return
+        rng = self.scheduler.rng
+        outside = sorted(set(node.tree.nodes) - members)
+        joins = rng.choice(outside) if outside else 0
+        least = NODES_LEFT_MIN if self.plan.faults & LOSING else 1
+        leaves = rng.choice(sorted(members)) if len(replica.core.members.voters) > least else 0
+        if not joins and not leaves:
+            return
+        if joins and (not leaves or self.scheduler.chance(0.4)):
+            done = node.host.add_member(group, joins)
+            leaves = 0
+        else:
+            done = node.host.replace_member(group, leaves, joins)
+        if done:
+            self.trace.fault("membership", "world", f"group {group}: +{joins} -{leaves}")
+
+    # The end.
+
+    def _empty_forgotten(self) -> None:
+        """An administrator starts forgotten nodes with nothing."""
+        for node in self.nodes.values():
+            if node.number in self.metadata.forgotten and not node.removed and node.alive:
+                # It may never hear it: nobody links with it.
+                self._take_down(node)
+                self._wipe_and_start(node)
+
+    def _unfinished(self) -> list[str]:
+        self._end_channels()
+        self._empty_forgotten()
+        found: list[str] = []
+        metadata = self.metadata
+        for node in self.nodes.values():
+            if node.number in metadata.forgotten and node.alive and node.local is not None:
+                found.append(f"{node.name} was forgotten and serves")
+            elif not node.is_serving:
+                found.append(f"{node.name} does not serve")
+        if found:
+            return found
+        for channel in self.channels:
+            waits = channel.waits_for()
+            if waits:
+                found.append(f"{channel.name} waits for {waits}")
+        for group in (0, *self.groups):
+            waits = self.referees[group].waits_for()
+            if waits:
+                found.append(waits)
+            found += self._unsettled(group)
+        for node in self.nodes.values():
+            wanted = {q.group for q in self.groups.values() if node.number in q.members}
+            kept = set(node.storage.logs) - {0}
+            if kept != wanted:
+                found.append(f"{node.name} has data of groups {kept}, not of {wanted}")
+        return found
+
+    def _unsettled(self, group: int) -> list[str]:
+        leading = self.leader_of(group)
+        if leading is None:
+            return [f"group {group} has no leader"]
+        leader = leading[1]
+        members = leader.core.members
+        wanted = set(self.groups[group].members) if group else set(self.nodes)
+        if set(members.voters) != wanted or set(members.nodes) != wanted:
+            return [f"members of {group} are {members}, not {sorted(wanted)}"]
+        replicas = [self.nodes[n].host.groups.get(group) for n in sorted(wanted)]
+        if None in replicas:
+            return [f"group {group} is not open everywhere"]
+        states = {(r.last_applied, r.log.last_index) for r in replicas}
+        if len(states) > 1:
+            return [f"replicas of {group} are at {sorted(states)}"]
+        return []
+
+    def _final_checks(self) -> None:
+        for group in (0, *self.groups):
+            hashes = {
+                number: node.host.groups[group].machine.state_hash()
+                for number, node in self.nodes.items()
+                if group in node.host.groups
+            }
+            if len(set(hashes.values())) > 1:
+                self.checkers[group].fail(f"states differ at the end: {hashes}")
