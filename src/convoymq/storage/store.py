@@ -46,6 +46,7 @@ from convoymq.storage.wal import (
     NO_GROUP,
     PLACE_FILE_SHIFT,
     ROW_DAMAGED,
+    ROW_IN_FILES,
     ROW_VOTE_LOST,
     TABLE_ROW,
     Wal,
@@ -361,9 +362,9 @@ class Storage:
         rows = [self.suspects.to_bytes(MAP_BYTES, "little")]
         for log in self.logs.values():
             index, term, era = log.logged or (log.last_index, log.last_term, log.era)
-            flags = 0
+            flags = ROW_IN_FILES if log.places or log.logged is not None else 0
             if log.damaged is not None and log.damaged.file:
-                flags = ROW_DAMAGED | (ROW_VOTE_LOST if log.damaged.vote_lost else 0)
+                flags |= ROW_DAMAGED | (ROW_VOTE_LOST if log.damaged.vote_lost else 0)
             rows.append(TABLE_ROW.pack(log.group, log.voted_for, log.term, era, flags, index, term))
         return len(rows) - 1, self.suspects_end, b"".join(rows)
 

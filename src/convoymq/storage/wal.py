@@ -64,6 +64,8 @@ TABLE_ROW = struct.Struct("<IIQIIQQ")
 before have them."""
 ROW_DAMAGED = 1
 ROW_VOTE_LOST = 2
+ROW_IN_FILES = 4
+"""The files before have entries of the group, which are not in segments yet."""
 TABLE_GAP_BYTES = 8 << 10
 """Lies between the two copies of the table: what destroys one spares the other."""
 

@@ -45,6 +45,7 @@ from convoymq.storage.wal import (
     PLACE_FILE_SHIFT,
     RECORD_HEADER_BYTES,
     ROW_DAMAGED,
+    ROW_IN_FILES,
     ROW_VOTE_LOST,
     TABLE_ROW,
     WalFile,
@@ -102,8 +103,8 @@ class Found:
     """What the WAL says about one group."""
 
     __slots__ = (
-        "base", "broken", "damage", "doubt", "era", "holed", "last", "last_term", "lost", "places",
-        "removed_in", "runs", "sizes", "term", "voted_for",
+        "base", "based", "broken", "damage", "doubt", "era", "holed", "last", "last_term", "lost",
+        "places", "removed_in", "runs", "sizes", "term", "voted_for",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -123,6 +124,8 @@ class Found:
         """Generation of the WAL file with the removal, when nothing of the group follows it."""
         self.last = 0
         """Index of the last entry, -1 = not known."""
+        self.based = True
+        """It is known what the log had before the first file that could be read."""
         self.last_term = 0
         self.clear()
 
@@ -137,6 +140,7 @@ class Found:
         """The log goes on behind `index`; what was before is void."""
         self.clear()
         self.base = index + 1
+        self.based = True
         self.last, self.last_term = index, term
         self.damage = self.doubt = None
         self.holed = self.broken = False
@@ -602,6 +606,7 @@ class WalReader:
                 found.doubt = found.lost = self._suspicion
             if not self._based:
                 found.last = -1
+                found.based = False
         found.removed_in = 0
         return found
 
@@ -659,7 +664,11 @@ class WalReader:
             found.lost = self._prior if flags & ROW_VOTE_LOST else None
         else:
             found.lost = None
-            if found.last < 0 and not found.broken:
+            if found.doubt is not None and not found.based and flags & ROW_IN_FILES:
+                # What a file before the first known one had may be needed, though a snapshot
+                # covers it: messages below a snapshot lie in the log.
+                found.damage = found.damage or found.doubt
+            elif found.last < 0 and not found.broken:
                 found.era = era
                 found.restart(last, last_term)
             elif found.broken or (found.last, found.last_term, found.era) != (last, last_term, era):
@@ -670,6 +679,7 @@ class WalReader:
                 found.damage = found.damage or hole
         found.doubt = None
         found.broken = False
+        found.based = True
         found.era = max(found.era, era)
         found.last, found.last_term = last, last_term
 

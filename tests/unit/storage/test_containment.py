@@ -9,7 +9,7 @@ import pytest
 
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.manifest import MANIFEST_NAME, MANIFEST_NAMES
-from convoymq.storage.types import EntryGone
+from convoymq.storage.types import EntryGone, Snapshot
 from convoymq.storage.wal import BATCH_HEADER, FILE_HEADER, NO_GROUP
 from convoymq.storage.wal_reader import RECORD_HEAD
 from tests.unit.storage.disk import Node
@@ -292,3 +292,29 @@ def test_entries_after_a_hole_do_not_heal_what_the_hole_replaced() -> None:
     assert hurt.storage.logs[1].damaged is not None
     with pytest.raises(EntryGone):
         hurt.storage.logs[1].entry(5)
+
+
+def test_a_snapshot_does_not_stand_in_for_messages_in_a_missing_file() -> None:
+    """Snapshots hold no bodies: entries below one that lay in the missing file are needed still.
+    Found by the simulator, seed 5000005."""
+    node = Node(5, config=Node().config.__class__(wal_max_size_bytes=128 << 10))
+    node.storage.planner = None
+    node.append(1, 5, 400)
+    node.run()
+    first = next(iter(node.storage.wal.files.values()))
+    while len(node.storage.wal.files) < 2:
+        node.append(2, 4, 3000)
+        node.run()
+    log = node.log(1)
+    plan = node.models[1]
+    plan.applied = plan.last
+    snapshot = Snapshot(index=plan.last, term=log.last_term, membership=b"m1", state=b"s")
+    log.save_snapshot(snapshot)
+    node.run()
+    assert log.snapshot_index == log.last_index
+    disk = copy_of(node.disk)
+    disk.remove(first.name)
+    disk.sync("wal")
+    hurt = Node(disk=disk, config=node.config)
+    assert hurt.storage.logs[1].damaged is not None
+    assert not hurt.storage.logs[1].damaged.vote_lost
