@@ -75,6 +75,14 @@ class Manifest:
             if generation in self.files:
                 self._write(tuple(other for other in self.files if other != generation))
 
+    def drop_through(self, generation: int) -> None:
+        """Files up to that generation hold nothing that is needed. Those before it are named still
+        where the disk refused when they were released."""
+        with self._lock:
+            left = tuple(other for other in self.files if other > generation)
+            if left != self.files:
+                self._write(left)
+
     def _write(self, files: tuple[int, ...]) -> None:
         self._counter += 1
         head = SLOT.pack(MANIFEST_MAGIC, self._counter, self._clusters.current, len(files), 0)

@@ -744,7 +744,7 @@ class Wal:
         if not recycle:
 
             def remove() -> None:
-                manifest.drop(file.generation)
+                manifest.drop_through(file.generation)
                 directory.remove(name)
                 directory.sync("wal")
 
@@ -754,7 +754,7 @@ class Wal:
         pooled = f"wal/{self._pool_counter:016x}.free"
 
         def rename() -> None:
-            manifest.drop(file.generation)
+            manifest.drop_through(file.generation)
             directory.rename(name, pooled)
             directory.sync("wal")
 

@@ -13,6 +13,7 @@ from convoymq.model.errors import Misuse, StorageFault
 from convoymq.storage import wal
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
+from convoymq.storage.manifest import MANIFEST_NAME
 from convoymq.storage.store import Storage
 from convoymq.storage.types import EntryGone, File, Snapshot, StorageConfig
 from tests.unit.storage.disk import SMALL, Node, PowerLoss, entry_of
@@ -115,6 +116,32 @@ def test_a_recycled_file_never_shows_its_former_life() -> None:
     node.run()
     node.crash(lambda: False)
     assert node.log(1).last_index == 302
+
+
+@pytest.mark.parametrize("which", range(1, 9))
+def test_a_file_that_the_disk_did_not_let_go_is_not_taken_for_a_part_of_the_log(which: int) -> None:
+    """One of the manifest's writes is refused, in turn; later ones are not. Found by the simulator,
+    seed 21 with stages."""
+    node = Node()
+    left = [which]
+
+    def hook(name: str, path: str) -> None:
+        if path == MANIFEST_NAME and name == "pwrite":
+            left[0] -= 1
+            if not left[0]:
+                raise OSError(errno.EIO, "refused")
+
+    for turn in range(30):
+        if turn == 10:
+            node.disk.operation = hook
+        node.append(1, 10, 1000)
+        node.drain(1)
+        node.storage.tick()
+        node.run()
+    assert left[0] <= 0
+    node.crash(lambda: False)
+    assert not node.report.damages
+    assert node.log(1).last_index == 300
 
 
 def test_files_are_prepared_in_time_and_not_long_before(monkeypatch: pytest.MonkeyPatch) -> None:
