@@ -68,7 +68,8 @@ def test_a_message_leaves_a_row_for_every_step(tmp_path: Path) -> None:
     by_kind = {row["kind"]: row for row in rows}
     published = by_kind[words.PUBLISHED]
     assert (published["index"], published["position_index"], published["count"]) == (1, 1, 5)
-    assert (published["term"], published["seq"], published["first_id"]) == (1, 1, 0)
+    # The session's first command opened it.
+    assert (published["term"], published["seq"], published["first_id"]) == (1, 2, 0)
     assert published["time_us"] == log.entries[0].time_ms * 1000
     again = max((r for r in rows if r["kind"] == words.DELIVERED), key=lambda r: r["ordinal"])
     assert (again["acquired"], again["delivered"]) == (1, 1)
