@@ -16,6 +16,7 @@ from typing import Any
 
 import pika  # type: ignore[import-untyped]
 
+from convoymq.admin_socket import ask
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.traffic import until
 
@@ -161,13 +162,10 @@ def _bindings(cluster: LocalCluster) -> list[str]:
     ]
 
 
-def _groups(cluster: LocalCluster) -> dict[str, int]:
-    """Queue -> what the API says is its group; a queue must keep its number for ever."""
-    return {
-        f"{row['vhost']}|{row['name']}": row["group"]
-        for row in http(cluster, "GET", "queues")
-        if "group" in row
-    }
+def _groups(cluster: LocalCluster) -> dict[str, str]:
+    """Number -> kind of machine, of all groups: a queue must keep its number for ever."""
+    rows = ask(cluster.data / "node-1" / "data", {"op": "groups"}, print)
+    return {str(row["group"]): row["kind"] for row in rows}
 
 
 def check(cluster: LocalCluster, expected: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.storage.wal import BATCH_HEADER, BATCH_MAGIC
+from convoymq.storage.wal import BATCH_HEADER, BATCH_MAGIC, FILE_HEADER
 from tests.faults.traffic import in_step, until
 from tests.upgrade import dataset
 
@@ -66,13 +66,12 @@ def make(name: str) -> None:
 
 def tear(node: Path) -> None:
     """Puts the beginning of a batch behind the last one of a node's log, as a crash leaves it."""
-    # The youngest file may be prepared and not yet in use: it begins with zeros.
-    used = [
-        path
-        for path in (node / "data" / "log" / "wal").glob("*.wal")
-        if BATCH_MAGIC in path.read_bytes()
-        and path.read_bytes()[8:16] == int(path.stem, 16).to_bytes(8, "little")
-    ]
+    # The youngest file may be prepared and not yet in use: it has no first batch.
+    used = []
+    for path in (node / "data" / "log" / "wal").glob("*.wal"):
+        _, generation, first, *_ = FILE_HEADER.unpack(path.read_bytes()[: FILE_HEADER.size])
+        if generation == int(path.stem, 16) and first:
+            used.append(path)
     last = max(used)
     content = bytearray(last.read_bytes())
     generation = int(last.stem, 16)
@@ -81,7 +80,7 @@ def tear(node: Path) -> None:
     while at >= 0:
         head = content[at : at + BATCH_HEADER.size]
         if len(head) == BATCH_HEADER.size:
-            _, owner, sequence, length, count, *_ = BATCH_HEADER.unpack(head)
+            _, owner, sequence, length, _, _, count, *_ = BATCH_HEADER.unpack(head)
             if owner == generation:
                 # Older bytes of a recycled file lie behind the last batch.
                 newest = max(newest, (sequence, at, at + len(head) + length + 8 * count))

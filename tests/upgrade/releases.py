@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "releases"
 KERNELS = Path("src/convoymq/kernels")
 
-PREVIOUS = ""
+PREVIOUS = "b73b661abb69e687cabd108c6ac9c1c90c0679eb"
 """The commit that rolling upgrades start from."""
 
 
