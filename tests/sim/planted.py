@@ -856,6 +856,145 @@ def opened_again() -> None:
     Openings.take = lambda self, number: True  # type: ignore[method-assign]
 
 
+def _tree() -> Any:
+    from convoymq.cluster.metadata import MetadataMachine
+
+    return MetadataMachine
+
+
+@plant("the number of a deleted queue is given out again", "none", "cluster")
+def number_given_out_again() -> None:
+    tree = _tree()
+    remove = tree._remove_record
+
+    def planted(self: Any, vhost: Any, record: Any) -> Any:
+        removed = remove(self, vhost, record)
+        if record.group == self.next_group - 1:
+            self.next_group -= 1
+        return removed
+
+    tree._remove_record = planted
+
+
+@plant("one node's tables refuse a queue that the others declare", "none", "cluster")
+def tables_decide_on_apply() -> None:
+    from convoymq.model.errors import PreconditionFailed
+
+    tree = _tree()
+    declare = tree._declare_queue
+
+    def planted(self: Any, command: Any, *more: Any) -> Any:
+        if self.node.number == 2 and command.name == "b":
+            raise PreconditionFailed("unknown argument")
+        return declare(self, command, *more)
+
+    tree._declare_queue = planted
+
+
+@plant(
+    "the tree takes a record of members that is older than its own",
+    "membership,partition,isolate,transfer,freeze",
+    "cluster",
+)
+def older_members_recorded() -> None:
+    from dataclasses import replace
+
+    tree = _tree()
+    set_members = tree._set_members
+
+    def planted(self: Any, command: Any) -> Any:
+        queues = self.vhosts[command.vhost].queues
+        record = queues.get(command.name)
+        if record is not None:
+            queues[command.name] = replace(record, config=(0, 0))
+        done = set_members(self, command)
+        now = queues.get(command.name)
+        if record is not None and now is not None and not done:
+            queues[command.name] = replace(now, config=record.config)
+        return done
+
+    tree._set_members = planted
+
+
+@plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster")
+def forgotten_are_forgotten() -> None:
+    tree = _tree()
+    restore = tree.restore
+
+    def planted(self: Any, state: bytes) -> None:
+        restore(self, state)
+        self.forgotten = set()
+
+    tree.restore = planted
+
+
+@plant("nodes of different clusters link", "stranger", "cluster")
+def clusters_link() -> None:
+    from convoymq.cluster import handshake
+
+    read_hello = handshake.read_hello
+    handshake.read_hello = lambda body, own: read_hello(body, {**own, "cluster_id": ""})
+
+
+@plant("a leader lets a node in without asking the log", "newcomer,wipe", "cluster")
+def join_without_the_log() -> None:
+    from convoymq.cluster.commands import Join
+    from convoymq.cluster.metadata_store import MetadataStore
+
+    submit = MetadataStore.submit
+
+    def planted(self: Any, command: Any, done: Any, *more: Any) -> Any:
+        if not isinstance(command, Join):
+            return submit(self, command, done, *more)
+        role = "wiped" if command.id in command.members else "learner"
+        answer = {
+            "role": role,
+            "members": list(command.members),
+            "groups": self.tree.next_group - 1,
+            "incarnation": self.tree.incarnations.get(command.id, 0) + 1,
+            "cluster_id": self.tree.cluster_id,
+        }
+        return done(answer, None)
+
+    MetadataStore.submit = planted  # type: ignore[method-assign]
+
+
+@plant(
+    "who was let in while members change is never made a member",
+    "newcomer,forget,isolate,partition,transfer,slow",
+    "cluster",
+)
+def let_in_and_left_out() -> None:
+    from convoymq.cluster.members import MemberKeeper
+
+    MemberKeeper._admit = lambda self: None  # type: ignore[method-assign]
+
+
+@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster")
+def emptied_member_votes() -> None:
+    from convoymq.queues.local_queues import LocalQueues
+
+    become = LocalQueues._become_member
+
+    def planted(self: Any, *arguments: Any) -> None:
+        self.lost_groups = 0
+        become(self, *arguments)
+
+    LocalQueues._become_member = planted  # type: ignore[method-assign]
+
+
+@plant("publishes of a session that was ended count as safe", "false_death,break", "cluster")
+def ended_session_confirms() -> None:
+    from convoymq.queues.quorum.client import QuorumClient
+
+    end = QuorumClient._events_end
+
+    def planted(self: Any, error: Any, *, published_ok: bool, **how: Any) -> None:
+        end(self, error, published_ok=True, **how)
+
+    QuorumClient._events_end = planted  # type: ignore[method-assign]
+
+
 def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, str] | None:
     """Plants the bug and runs seeds; (seeds needed, what was noticed), or None."""
     from convoymq.sim.interpreted import use_source

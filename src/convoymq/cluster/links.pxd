@@ -38,4 +38,4 @@ cdef class Links:
     @cython.locals(peer=_Peer, dirty=list)
     cpdef flush(self)
 
-cpdef bint _is_urgent(bytes data) except -1
+cpdef bint is_urgent(bytes data) except -1

@@ -524,11 +524,11 @@ class Links:
         if peer is None:
             return
         if peer.up:
-            self._queue(peer, frame, body, _is_urgent(frame))
+            self._queue(peer, frame, body, is_urgent(frame))
             return
         if not self._running:
             return
-        urgent = _is_urgent(frame)
+        urgent = is_urgent(frame)
         size = len(frame)
         for part in body:
             size += len(part)
@@ -1185,7 +1185,7 @@ def since_boot_ms() -> int:
     return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
 
 
-def _is_urgent(data: bytes) -> bool:
+def is_urgent(data: bytes) -> bool:
     """Frames that may overtake bulk: none of them says anything about frames queued before it."""
     kind = data[4]
     if kind == FRAME_CONTROL:

@@ -194,6 +194,7 @@ class ClusterNode(SimNode):
         """The storage is about to remove a log."""
         checker = self.world.checkers.get(group)
         if checker is not None and not self.is_stranger:
+            self.world.on_log_removed(self, group)
             checker.on_removed(self.number)
 
     # Formation.

@@ -135,6 +135,8 @@ class ClusterWorld(World):
         self._watch_group(0)
         self.lost: set[int] = set()
         """Nodes whose copies are gone, and not rebuilt yet."""
+        self.forgetting: set[int] = set()
+        """Nodes that are to be forgotten; nobody knows whether it came to that."""
         self.damaged: set[int] = set()
         """Nodes of whose files a bit was flipped."""
         self.trace.add("world", f"founders {founders} faults {' '.join(sorted(plan.faults))}")
@@ -219,6 +221,14 @@ class ClusterWorld(World):
         if known is None or known.name != record.name:
             raise InvariantBroken(f"{node.name} opens {record}, but the log says {known}")
 
+    def on_log_removed(self, node: ClusterNode, group: int) -> None:
+        """A node deletes its replica."""
+        known = self.metadata.by_group.get(group)
+        here = known is not None and not known.deleted and node.number in known.members
+        # Who is behind follows older records, one after the other.
+        if known is not None and here and node.number not in known.out_ever:
+            raise InvariantBroken(f"{node.name} deletes its replica of {known}")
+
     def on_joined(self, node: ClusterNode, joined: Joined) -> None:
         """A node was told that it is let in."""
         if node.is_stranger:
@@ -274,7 +284,9 @@ class ClusterWorld(World):
         return [n for n in self.nodes.values() if n.is_serving and n.tree.vhosts]
 
     def _keep_channels(self) -> None:
-        self.scheduler.after(self.scheduler.between(5_000, 60_000), None, self._keep_channels)
+        churn = self.plan.churn and not self.quiet
+        pause_us = (300, 3_000) if churn else (5_000, 60_000)
+        self.scheduler.after(self.scheduler.between(*pause_us), None, self._keep_channels)
         self._end_channels()
         for node in self._serving():
             for record in sorted(node.tree.records(), key=lambda record: record.group):
@@ -313,8 +325,9 @@ class ClusterWorld(World):
             return
         rng = self.scheduler.rng
         node = rng.choice(serving)
-        name = rng.choice(NAMES)
+        name = NAMES[0] if self.plan.churn else rng.choice(NAMES)
         if self.scheduler.chance(0.3) and len(self.groups) > 1:
+            # The last queue stays.
             record = node.tree.vhosts["/"].queues.get(name)
             group = record.group if record is not None and self.scheduler.chance(0.5) else 0
             self._submit(node, DeleteQueue(vhost="/", name=name, group=group))
@@ -386,16 +399,20 @@ class ClusterWorld(World):
         node = self.scheduler.rng.choice(asked)
         self.trace.fault("forget", f"node{victim}")
         self.lost.add(victim)
-        self._submit(node, ForgetNode(id=victim))
+        self.forgetting.add(victim)
+        self._submit(node, ForgetNode(id=victim), lambda _reply: self.forgetting.discard(victim))
 
     def may_lose(self, number: int) -> bool:
         """True when no other node's copies are missing."""
         for other in sorted(self.lost):
             if self._is_rebuilt(other):
                 self.lost.discard(other)
-                for checker in self.checkers.values():
+                logs = self.nodes[other].storage.logs
+                for group, checker in self.checkers.items():
                     if other not in self.damaged:
                         checker.excused.discard(other)
+                    if group not in logs:
+                        checker.logs.pop(other, None)
         # A founder that is emptied before the cluster lives is beyond repair, by design.
         founded = self.metadata.cluster_id and all(
             node.saved is not None and node.saved.founding is None for node in self.nodes.values()
@@ -411,7 +428,7 @@ class ClusterWorld(World):
     def _is_rebuilt(self, number: int) -> bool:
         """Whether a node that lost its copies has them again, where it is to have some."""
         node = self.nodes[number]
-        if not node.is_serving:
+        if not node.is_serving or number in self.forgetting | self.metadata.forgotten:
             return False
         for group in (0, *self.groups):
             leading = self.leader_of(group)

@@ -7,7 +7,7 @@ hides another and combinations that a fixed mixture would never reach occur.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ DISKS = ("slow", "spike", "full", "errors", "rot")
 OTHERS = ("clock", "membership", "transfer")
 LOGS = ("rot_page", "lose_wal_file")
 KINDS = NETWORK + NODES + DISKS + OTHERS + LOGS
-CLUSTER = ("forget", "newcomer", "stranger")
+CLUSTER = ("forget", "newcomer", "stranger", "false_death")
 """Only of the load `cluster`."""
 ALL_KINDS = KINDS + CLUSTER
 """Every kind of fault; `docs/simulation.md` says what each does."""
@@ -78,6 +78,8 @@ class Plan:
     """Committed entries that a replica may lack and still count as live."""
     cluster: bool = False
     """The metadata group says which queues there are, and where."""
+    churn: bool = False
+    """Channels open and close by hundreds into one queue."""
 
 
 def draw_plan(
@@ -96,9 +98,12 @@ def draw_plan(
     # Apart, so that what seeds drew before these kinds stays.
     logs = Random(seed ^ 0xD15C)
     faults |= {kind for kind in LOGS if logs.random() < share}
+    overtake = churn = False
     if cluster:
         more = Random(seed ^ 0xC1)
         faults |= {kind for kind in CLUSTER if more.random() < share}
+        overtake = more.random() < 0.5
+        churn = more.random() < 0.15
     if only is not None:
         faults = frozenset(only)
     nodes = rng.choice((3, 3, 3, 5))
@@ -111,6 +116,7 @@ def draw_plan(
         loss_chance=rng.choice((0.0005, 0.003)) if "loss" in faults else 0.0,
         stale_chance=rng.choice((0.1, 0.5)) if "stale" in faults else 0.0,
         reconnect_max_us=rng.choice((20_000, 300_000)),
+        overtake=overtake,
     )
     disk = DiskConfig(
         flush_max_us=rng.choice((200, 1000, 5000)),
@@ -157,8 +163,11 @@ def draw_plan(
             "max_bytes": rng.choice((-1, -1, 1000, 20_000)),
             "segment_bytes": rng.choice((300, 3000, 1 << 20)),
         }
+    if churn:
+        clients = replace(clients, turn_max_us=20_000, close_chance=0.5)
     return Plan(
         cluster=cluster,
+        churn=churn,
         streams=streams,
         stages=stages,
         seed=seed,
@@ -171,7 +180,7 @@ def draw_plan(
         disk=disk,
         storage=storage,
         clients=clients,
-        channels_max=rng.choice((1, 2)),
+        channels_max=12 if churn else rng.choice((1, 2)),
         settings=settings,
         round_us_max=rng.choice((0, 50, 2000)),
         hash_every=rng.choice((1, 4, 16)),
@@ -207,8 +216,9 @@ class Injector:
             "clock": self._clock,
             "membership": self._membership,
             "transfer": self._transfer,
+            "false_death": self._false_death,
         }
-        for kind in CLUSTER:
+        for kind in ("forget", "newcomer", "stranger"):
             moments[kind] = partial(self._cluster, kind)
         for kind in ALL_KINDS:
             if kind in world.plan.faults and kind in moments:
@@ -292,6 +302,16 @@ class Injector:
             a, b = self.world.scheduler.rng.choice(links)
             self.world.trace.fault("suspect", f"{a}->{b}")
             self.world.network.suspect_falsely(a, b, self.world.scheduler.skewed(1000, 400_000))
+
+    def _false_death(self) -> None:
+        """Some nodes are told that a node is gone for certain, and it lives."""
+        node = self._node()
+        if node is not None:
+            others = [n for n in sorted(self.world.network.receivers) if n != node.number]
+            told = [n for n in others if self.world.scheduler.chance(0.5)]
+            self.world.trace.fault("false_death", node.name, f"told to {told}")
+            for other in told:
+                self.world.network.declare_dead(other, node.number)
 
     # Nodes.
 

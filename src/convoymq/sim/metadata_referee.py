@@ -14,7 +14,7 @@ What it asserts:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from convoymq.cluster.commands import (
@@ -44,6 +44,8 @@ class KnownQueue:
     arguments: Table
     config: tuple[int, int] = (0, 0)
     deleted: bool = False
+    out_ever: set[int] = field(default_factory=set)
+    """Nodes that were members once, and of a later record were not."""
 
 
 class MetadataReferee:
@@ -191,6 +193,7 @@ class MetadataReferee:
         elif nodes != frozenset(command.members):
             self.fail(f"{command} is not the configuration {sorted(nodes)}")
         queue.config = command.config
+        queue.out_ever.update(set(queue.members) - set(command.members))
         queue.members = command.members
 
     def check_machine(self, machine: MetadataMachine) -> None:

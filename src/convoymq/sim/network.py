@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from convoymq.sim.clock import Life, Scheduler
+from convoymq.cluster.links import is_urgent
+from convoymq.sim.clock import Life, Scheduler, Timer
 from convoymq.sim.trace import Trace
 
 STALE_FRAMES_MAX = 8
@@ -61,12 +62,14 @@ class NetworkConfig:
     suspect_min_us: int = 150_000
     suspect_max_us: int = 1_000_000
     reconnect_max_us: int = 200_000
+    overtake: bool = False
+    """Urgent frames overtake bulk, as the writers of links let them."""
 
 
 class Direction:
     """Frames from one node to another on the present connection."""
 
-    __slots__ = ("blocked", "bytes", "frames", "last_us", "lost", "pumping")
+    __slots__ = ("blocked", "bytes", "frames", "last_us", "lost", "pumping", "timer", "urgent_us")
 
     def __init__(self) -> None:
         self.frames: deque[tuple[int, bytes]] = deque()
@@ -78,6 +81,10 @@ class Direction:
         self.lost = False
         """A frame was lost: nothing behind it may arrive."""
         self.pumping = False
+        self.timer: Timer | None = None
+        """Of the pump."""
+        self.urgent_us = 0
+        """When the last urgent frame arrives: they keep their order among each other."""
 
     def clear(self) -> list[bytes]:
         """Loses what is in flight; returns it."""
@@ -169,7 +176,7 @@ class Network:
             direction = self._direction(source, target)
             direction.clear()
             direction.blocked = False
-            direction.last_us = self.scheduler.now_us
+            direction.last_us = direction.urgent_us = self.scheduler.now_us
             delay_us = self.scheduler.between(0, 2000)
             receiver = self.receivers[target]
             self.scheduler.after(delay_us, receiver.life, self._linked, target, source, epoch + 1)
@@ -287,10 +294,27 @@ class Network:
         if scheduler.chance(config.spike_chance):
             delay_us += scheduler.skewed(0, config.spike_max_us)
             self.trace.faults["frame_delayed"] += 1
-        direction.last_us = max(direction.last_us, scheduler.now_us + delay_us)
-        direction.frames.append((direction.last_us, data))
         direction.bytes += len(data)
+        if config.overtake and is_urgent(data):
+            self._overtake(direction, scheduler.now_us + delay_us, data)
+        else:
+            direction.last_us = max(direction.last_us, scheduler.now_us + delay_us)
+            direction.frames.append((direction.last_us, data))
         self._pump(source, target)
+
+    def _overtake(self, direction: Direction, due_us: int, data: bytes) -> None:
+        due_us = direction.urgent_us = max(direction.urgent_us, due_us)
+        at = len(direction.frames)
+        while at and direction.frames[at - 1][0] > due_us:
+            at -= 1
+        if at < len(direction.frames):
+            self.trace.faults["frame_overtook"] += 1
+        direction.frames.insert(at, (due_us, data))
+        if at == 0 and direction.timer is not None and not direction.blocked:
+            # The pump waits for what was the first one.
+            direction.timer.cancel()
+            direction.timer = None
+            direction.pumping = False
 
     def _break_if(self, a: int, b: int, epoch: int) -> None:
         if self._epochs[_pair(a, b)] == epoch:
@@ -307,11 +331,12 @@ class Network:
         delay_us = direction.frames[0][0] - self.scheduler.now_us
         epoch = self._epochs[_pair(source, target)]
         # Not bound to the receiver's life: the flag must fall whoever lives then.
-        self.scheduler.after(delay_us, None, self._arrive, source, target, epoch)
+        direction.timer = self.scheduler.after(delay_us, None, self._arrive, source, target, epoch)
 
     def _arrive(self, source: int, target: int, epoch: int) -> None:
         direction = self._direction(source, target)
         direction.pumping = False
+        direction.timer = None
         receiver = self.receivers.get(target)
         if receiver is None:
             return
@@ -393,6 +418,14 @@ class Network:
         """The node suspects a live peer for a while."""
         self._suspect(node, peer)
         self.scheduler.after(duration_us, None, self._trust, node, peer)
+
+    def declare_dead(self, node: int, peer: int) -> None:
+        """The node is told that a peer is gone for certain, although it lives; the link goes."""
+        if self._seen.pop((node, peer), None) is None:
+            return
+        self._suspected.discard((node, peer))
+        self.receivers[node].on_link_down(peer, True)
+        self.break_link(node, peer)
 
     def _suspect_later(self, node: int, peer: int) -> None:
         receiver = self.receivers.get(node)
