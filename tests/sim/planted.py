@@ -999,6 +999,41 @@ def ended_session_confirms() -> None:
     QuorumClient._events_end = planted  # type: ignore[method-assign]
 
 
+@plant("a version is raised before all members support it", "none", "mixed")
+def version_raised_too_early() -> None:
+    from convoymq.cluster import supported
+
+    supported.newest_of = lambda known, kind: 2
+
+
+@plant("a version counts from when it is proposed, not from its entry", "none", "mixed")
+def version_counts_from_its_proposal() -> None:
+    from convoymq.cluster.replica import Replica
+
+    raise_version = Replica._raise_version
+
+    def planted(self: Any) -> None:
+        before = self._version_index
+        raise_version(self)
+        if self._version_index != before:
+            self.machine.set_version(2)
+
+    Replica._raise_version = planted  # type: ignore[method-assign]
+
+
+@plant("a snapshot leaves out the version in force", "crash,kill,membership", "mixed")
+def snapshot_without_version() -> None:
+    import msgspec
+
+    machine = _machine()
+    snapshot = machine.snapshot
+
+    def planted(self: Any) -> bytes:
+        return msgspec.msgpack.encode({**msgspec.msgpack.decode(snapshot(self)), "version": 1})
+
+    machine.snapshot = planted
+
+
 def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, str] | None:
     """Plants the bug and runs seeds; (seeds needed, what was noticed), or None."""
     from convoymq.sim.interpreted import use_source

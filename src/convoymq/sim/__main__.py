@@ -32,6 +32,9 @@ def main(
     cluster: Annotated[
         bool, typer.Option(help="Queues and members come and go by the metadata group.")
     ] = False,
+    mixed: Annotated[
+        bool, typer.Option(help="Nodes of two releases, upgraded on the way.")
+    ] = False,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failure.")] = False,
 ) -> None:
     """Simulates clusters of real replicas under faults; exit code 1 when a promise broke."""
@@ -42,7 +45,8 @@ def main(
 
     chosen = runner.parse_faults(faults)
     options = (" --interpreted" if interpreted else "") + (f" --faults {faults}" if faults else "")
-    load = "streams" if streams else "stages" if stages else "cluster" if cluster else ""
+    loads = {"streams": streams, "stages": stages, "cluster": cluster, "mixed": mixed}
+    load = next((name for name, wanted in loads.items() if wanted), "")
     options += f" --{load}" if load else ""
     if seed is not None:
         sys.exit(runner.run_one(seed, chosen, options, show_all=trace, load=load))

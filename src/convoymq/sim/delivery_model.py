@@ -149,6 +149,8 @@ class DeliveryModel:
         self.time_ms = 0
         self.messages: dict[Key, Message] = {}
         self.by_identity: dict[bytes, Key] = {}
+        self.without_effect: frozenset[int] = frozenset()
+        """Commands of a leader that change nothing that this model knows."""
         self.names_messages = True
         """Bodies begin with what makes a message one of a kind."""
         self.fresh: deque[Message] = deque()
@@ -299,7 +301,7 @@ class DeliveryModel:
                 for session in self.sessions.values()
                 if session.node == arg and session.incarnation < incarnation
             )
-        else:
+        elif kind not in self.without_effect:
             self.fail(f"the model has no rule for command {kind} of a leader")
 
     def _answer(self, session: Session, status: int, reply: Any) -> None:

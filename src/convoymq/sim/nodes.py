@@ -253,14 +253,20 @@ class SimNode:
         self.host.create_group(
             group,
             sorted(members),
-            (WatchedStream if self.world.plan.streams else WatchedMachine)(
-                dict(known.settings), self, group
-            ),
+            self.make_machine(dict(known.settings), group),
             queue,
             leader_hint=known.hint,
             learner=joins,
             wiped=group in self.wiped,
         )
+
+    def make_machine(self, settings: dict[str, Any], group: int) -> Any:
+        """The machine of a replica on this node."""
+        return (WatchedStream if self.world.plan.streams else WatchedMachine)(settings, self, group)
+
+    def supports_of(self, _peer: int) -> dict[str, tuple[int, int]]:
+        """What HELLO says of a peer's machine versions; nothing = version 1."""
+        return {}
 
     def close_group(self, group: int) -> None:
         """Is no member any more: deletes its data, and watches."""
@@ -402,7 +408,7 @@ class SimNode:
     def on_link_up(self, peer: int, incarnation: int) -> None:
         """A peer is linked."""
         self.incarnations[peer] = incarnation
-        self.host.on_link_up(peer, incarnation)
+        self.host.on_link_up(peer, incarnation, self.supports_of(peer))
         for queue in list(self.queues.values()):
             queue.on_node_up(peer)
 

@@ -85,6 +85,7 @@ class Result:
 class World:
     """A cluster under test."""
 
+    node_class: type[SimNode] = SimNode
     nodes: dict[int, Any]
     groups: dict[int, Any]
     """Group -> `GroupPlace`."""
@@ -110,7 +111,7 @@ class World:
     def _make_world(self) -> None:
         """Makes nodes and groups."""
         plan = self.plan
-        self.nodes = {number: SimNode(self, number) for number in range(1, plan.nodes + 1)}
+        self.nodes = {n: self.node_class(self, n) for n in range(1, plan.nodes + 1)}
         rng = self.scheduler.rng
         for group in range(1, plan.groups + 1):
             size = plan.nodes if plan.nodes == 3 or rng.random() < 0.5 else 3
@@ -531,6 +532,7 @@ def run_seed(
     streams: bool = False,
     stages: bool = False,
     cluster: bool = False,
+    mixed: bool = False,
 ) -> Result:
     """Runs one seed; a failure is in the result, with the tail of the trace."""
     result = Result(seed)
@@ -540,6 +542,10 @@ def run_seed(
         from convoymq.sim.cluster_world import ClusterWorld
 
         world: World = ClusterWorld(plan, sink)
+    elif mixed:
+        from convoymq.sim.mixed_world import MixedWorld
+
+        world = MixedWorld(plan, sink)
     else:
         world = World(plan, sink)
     if prepare is not None:

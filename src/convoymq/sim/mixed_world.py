@@ -1,0 +1,154 @@
+"""Clusters whose nodes run two releases: all end with the next one, not all begin with it.
+
+The next release is synthetic. Version 2 of its quorum queue has one new command (MARK, which
+leaders propose), one changed rule (TICK counts as activity of the queue) and one new field of the
+snapshot (the number of marks). During the run nodes are upgraded one by one: the process is killed
+and comes back with the next release; what is left is upgraded when everything heals.
+
+Checked beyond what every run checks: a replica of the present release never meets a version that it
+does not support (it would stop, which ends the run), replicas of both releases have equal states at
+equal indexes, and in the end version 2 is in force everywhere.
+
+Source: ADR 0016.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from convoymq.cluster.supported import command_table
+from convoymq.queues.quorum.machine import COMMAND_TYPES
+from convoymq.sim.nodes import SimNode, WatchedMachine
+from convoymq.sim.world import NotLive, World
+
+PRESENT = 1
+NEXT = 2
+MARK = 200
+FIRST_UPGRADE_US = 200_000
+DOWN_US_MAX = 500_000
+
+_KNOWN = [kind for kind in range(256) if COMMAND_TYPES[PRESENT][kind >> 3] >> (kind & 7) & 1]
+_TABLES = {PRESENT: COMMAND_TYPES[PRESENT], NEXT: command_table([*_KNOWN, MARK])}
+
+
+class NextMachine(WatchedMachine):
+    """The quorum queue's machine of the next release."""
+
+    VERSION = NEXT
+
+    def __init__(self, settings: dict[str, Any], node: SimNode, group: int) -> None:
+        self.marks = 0
+        super().__init__(settings, node, group)
+
+    def command_types(self, version: int) -> bytes:
+        """See `Machine`."""
+        return _TABLES[version]
+
+    def _leader_command(
+        self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
+    ) -> None:
+        if kind == MARK and self.version >= NEXT:
+            self.marks += 1
+            return
+        super()._leader_command(kind, flags, count, arg, data, offset)
+
+    def _tick(self) -> None:
+        super()._tick()
+        if self.version >= NEXT:
+            self.last_active_ms = self.time_ms
+
+    def snapshot(self) -> bytes:
+        """The state; with the number of marks from version 2 on."""
+        state = super().snapshot()
+        if self.version < NEXT:
+            return state
+        return msgspec.msgpack.encode({**msgspec.msgpack.decode(state), "marks": self.marks})
+
+    def restore(self, state: bytes) -> None:
+        """Replaces the state."""
+        # First: the state is compared while it is restored.
+        self.marks = msgspec.msgpack.decode(state).get("marks", 0)
+        super().restore(state)
+
+
+class MixedNode(SimNode):
+    """A node that runs one of two releases."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, number)
+        self.release = PRESENT
+
+    def make_machine(self, settings: dict[str, Any], group: int) -> Any:
+        """The machine of the release that this node runs."""
+        kind = NextMachine if self.release == NEXT else WatchedMachine
+        return kind(settings, self, group)
+
+    def supports_of(self, peer: int) -> dict[str, tuple[int, int]]:
+        """What HELLO says of a running node."""
+        return {"quorum": (PRESENT, self.world.nodes[peer].release)}
+
+    def _tick_queues(self) -> None:
+        super()._tick_queues()
+        for replica in self.host.groups.values():
+            if replica.is_leader and replica.machine.version >= NEXT:
+                replica.propose(MARK)
+
+
+class MixedWorld(World):
+    """See the module text."""
+
+    node_class = MixedNode
+
+    def _make_world(self) -> None:
+        super()._make_world()
+        for referee in self.referees.values():
+            referee.model.without_effect = frozenset({MARK})
+        for node in self.nodes.values():
+            # Some clusters begin with a part of the nodes upgraded.
+            if self.scheduler.chance(0.25):
+                node.release = NEXT
+
+    def _start_care(self) -> None:
+        super()._start_care()
+        self._upgrade_later()
+
+    def _upgrade_later(self) -> None:
+        delay_us = self.scheduler.between(FIRST_UPGRADE_US, self.plan.duration_us // 2)
+        self.scheduler.after(delay_us, None, self._upgrade_some)
+
+    def _upgrade_some(self) -> None:
+        waiting = [n for n in self.nodes.values() if n.alive and n.release == PRESENT]
+        if waiting and not self.quiet:
+            self._upgrade(self.scheduler.rng.choice(waiting))
+            self._upgrade_later()
+
+    def _upgrade(self, node: MixedNode) -> None:
+        self.trace.fault("upgrade", node.name)
+        node.release = NEXT
+        self.crash(node, restart_us=self.scheduler.skewed(1_000, DOWN_US_MAX), keep=1.0)
+
+    def _heal(self) -> None:
+        super()._heal()
+        for node in self.nodes.values():
+            if node.release == PRESENT:
+                if node.alive:
+                    self._upgrade(node)
+                node.release = NEXT
+
+    def _final_checks(self) -> None:
+        super()._final_checks()
+        for group, place in self.groups.items():
+            for number in sorted(place.members):
+                machine = self.nodes[number].host.groups[group].machine
+                if machine.version != NEXT:
+                    raise NotLive(f"group {group} on node {number} has version {machine.version}")
+
+    def _unfinished(self) -> list[str]:
+        waiting = super()._unfinished()
+        for number, node in self.nodes.items():
+            for group, replica in node.host.groups.items() if node.alive else ():
+                if replica.machine.version != NEXT:
+                    waiting.append(f"group {group} has version 1 on node {number}")
+        return waiting
