@@ -831,9 +831,11 @@ class QuorumMachine(SessionTable):
     def _node_down(self, node: int, gone: bool) -> None:
         """Suspects a node; when it is known to be `gone`, its sessions end at once."""
         if gone:
-            self.down_nodes.pop(node, None)
+            # While the first of its sessions end, no consumer of the others may become active.
+            self.down_nodes.setdefault(node, [self.time_ms, 1])
             for session in self._sessions_of(node):
                 self._end_session(session, failed=True)
+            del self.down_nodes[node]
             return
         if node in self.down_nodes:
             return

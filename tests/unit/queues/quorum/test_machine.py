@@ -530,6 +530,23 @@ def test_a_suspected_consumer_is_not_activated() -> None:
     assert queue.status() == {B: "single_active", C: "waiting"}
 
 
+def test_a_node_that_is_gone_activates_none_of_its_consumers_as_it_goes() -> None:
+    """Its sessions end one by one, and one with a higher priority comes later. Found by the
+    simulator, seed 5005605."""
+    queue = single()
+    first, second = session_id(2), session_id(2, 2)
+    queue.log.publish(first, [1])
+    queue.log.checkout(second, 1, priority=1)
+    queue.log.node_down(2)
+    queue.log.checkout(A, 1)
+    queue.log.checkout(C, 1)
+    queue.step()
+    assert queue.status() == {second: "suspected_down", A: "single_active", C: "waiting"}
+    queue.log.node_down(2, gone=True)
+    queue.step()
+    assert queue.status() == {A: "single_active", C: "waiting"}
+
+
 def test_get_is_refused_with_single_active_consumer() -> None:
     queue = single()
     queue.log.get(A)
