@@ -442,9 +442,10 @@ class Replica:
             return
         receiving = self.receiving
         if receiving is not None:
-            # Entries come again after the snapshot.
-            if term <= receiving.term or receiving.finishing:
+            if term < receiving.term or receiving.finishing:
                 return
+            # A leader that sends a snapshot sends no entries: it has given this one up, and what
+            # began it came late. Was it the other way round, the snapshot begins anew.
             receiving.abort()
             self.receiving = None
         try:

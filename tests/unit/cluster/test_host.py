@@ -411,6 +411,34 @@ def test_a_leader_is_heard_while_its_snapshot_is_replacing_the_log(net: Net) -> 
     assert (replica.established_leader, sink.leaders[-1]) == (leader, leader)
 
 
+def test_a_snapshot_that_its_leader_gave_up_does_not_keep_a_follower_from_entries(
+    net: Net,
+) -> None:
+    """A BEGIN that comes late, behind the end of its transfer. Found by the simulator, seed
+    5007307."""
+    leader = net.leader
+    lost = next(n for n in net.hosts if n != leader)
+    net.isolate(lost)
+    net.run(1000)
+    for value in (1, 2):
+        net.put(leader, value)
+        net.run(300)
+    replica = net.hosts[lost].groups[GROUP]
+    snapshot, term = net.hosts[leader].groups[GROUP].make_snapshot(), replica.term
+    replica.on_message(
+        leader,
+        (
+            *(transfer.BEGIN, term, 1, snapshot.index),
+            *(snapshot.term, snapshot.membership, len(snapshot.state), 1),
+        ),
+    )
+    assert replica.receiving is not None
+    net.join(lost)
+    net.run(1000)
+    assert replica.receiving is None
+    assert net.machines[lost].values == [1, 2]
+
+
 def test_who_left_the_group_tells_those_that_still_forward_to_it(net: Net) -> None:
     net.watch(4, (1, 2, 3))
     net.run(500)
