@@ -239,13 +239,18 @@ class MemberKeeper:
 
         Raises:
             NotFound: there is no such node.
-            PreconditionFailed: it runs, or has the only replica of a queue, or is this one.
+            PreconditionFailed: it runs, or has the only replica of a queue, or is this one, or
+                another node is still being removed.
         """
         tree = self._tree
         if node not in tree.nodes:
             raise NotFound(f"node {node} is not a member of the cluster")
         if node == self._broker.node_id:
             raise PreconditionFailed("a node cannot forget itself: ask another one")
+        leaving = tree.forgotten & self._host.groups[0].core.members.nodes
+        if leaving:
+            # Two removals at once can leave the metadata group without a majority.
+            raise PreconditionFailed(f"node {min(leaving)} is still being removed: wait for it")
         if not force and self._broker.is_up(node):
             raise PreconditionFailed(f"node {node} is running: stop it first")
         if not force:

@@ -260,6 +260,17 @@ def test_a_node_whose_number_another_directory_has_ends() -> None:
     assert world.removed == 1
 
 
+def test_nodes_are_forgotten_one_after_the_other() -> None:
+    world = World()
+    world.up -= {2, 3}
+    world.keeper.check_forget(3)
+    world.do(ForgetNode(id=3))
+    with pytest.raises(PreconditionFailed, match="node 3 is still being removed"):
+        world.keeper.check_forget(2, force=True)
+    world.groups[0].becomes(1, 2, index=11)
+    world.keeper.check_forget(2)
+
+
 def test_a_node_that_is_needed_is_not_forgotten() -> None:
     world = World()
     check = world.keeper.check_forget
