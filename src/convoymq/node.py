@@ -95,12 +95,19 @@ class LoopClock:
         self._random = random.SystemRandom()
         self.cluster: ClusterClock | None = None
         """Holds the wall clock to those of the other nodes."""
+        self._offset_ms = wall_ms() - self.monotonic_ms()
 
     def now_ms(self) -> int:
-        """Wall clock, ms since the epoch."""
-        if self.cluster is None:
-            return wall_ms()
-        return self.cluster.now_ms(wall_ms(), since_boot_ms())
+        """Wall clock, ms since the epoch, as of the last `settle`: between two of them only time
+        passes. Asked for every entry."""
+        return time.monotonic_ns() // 1_000_000 + self._offset_ms
+
+    def settle(self) -> None:
+        """Compares with the wall clock and with those of the other nodes; called by the tick."""
+        now_ms = wall_ms()
+        if self.cluster is not None:
+            now_ms = self.cluster.now_ms(now_ms, since_boot_ms())
+        self._offset_ms = now_ms - self.monotonic_ms()
 
     def monotonic_ms(self) -> int:
         """Never falls."""
@@ -472,6 +479,7 @@ class Node:
 
     def _tick(self) -> None:
         self._timers = [self._loop.call_later(TICK_S, self._tick), *self._timers[1:]]
+        self.clock.settle()
         self.host.tick()
         self._ticks += 1
         if self._ticks % STORAGE_TICKS == 0:
