@@ -152,6 +152,11 @@ class _LateSink:
         if handler is not None:
             handler(*arguments)
 
+    def on_replica_gone(self) -> None:
+        """See `EffectSink`."""
+        if self.store is not None:
+            self.store.on_replica_gone()
+
     def on_restored(self) -> None:
         """The machine was replaced by a snapshot."""
         if self.store is not None:

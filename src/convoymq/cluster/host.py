@@ -251,6 +251,7 @@ class ReplicaHost:
         watched.builder = replica.builder
         self.remove_group(group)
         self._ask_leader(self._watch(watched))
+        watched.sink.on_replica_gone()
 
     def unwatch_group(self, group: int) -> None:
         """Ends `watch_group`."""
@@ -282,6 +283,7 @@ class ReplicaHost:
         watched = Watched(group, others, replica.sink)
         watched.builder = replica.builder
         self._ask_leader(self._watch(watched))
+        watched.sink.on_replica_gone()
         self.wake()
         if self.on_stopped is not None:
             self.on_stopped(group, replica.stopped)

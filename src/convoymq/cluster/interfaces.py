@@ -103,6 +103,10 @@ class EffectSink(Protocol):
         """An APPLIED or DELIVER frame: an effect that another node's replica carries out for
         this one."""
 
+    def on_replica_gone(self) -> None:
+        """This node's replica left the group or stopped, possibly before it applied what the
+        leader counted on it for: whatever clients here miss is to be asked for."""
+
 
 class Transport(Protocol):
     """Frames to other nodes. FIFO per peer while connected; anything may be lost when a link

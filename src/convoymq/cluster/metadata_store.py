@@ -126,6 +126,9 @@ class MetadataStore:
     ) -> None:
         """Nothing: every node has a replica of the tree and hears its answers from there."""
 
+    def on_replica_gone(self) -> None:
+        """Nothing: a node whose replica of the tree has stopped ends."""
+
     def on_restored(self) -> None:
         """The tree was replaced by a snapshot."""
         self.publish_changes()

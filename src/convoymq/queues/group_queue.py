@@ -302,6 +302,12 @@ class GroupQueue(Queue):
         else:
             client.on_applied(b, c, reply)
 
+    def on_replica_gone(self) -> None:
+        """See `EffectSink`: the leader, which no longer counts on this node's replica, says again
+        what it left to that."""
+        for client in list(self._clients.values()):
+            client.on_replica_gone()
+
     # --- for others ----------------------------------------------------------------------
 
     def _forward(self, node: int, effect: Effect) -> int:

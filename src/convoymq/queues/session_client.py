@@ -102,6 +102,9 @@ class SessionClient(QueueClient):
     def on_silence(self) -> None:
         """Called about once a second while something is expected: asks again."""
 
+    def on_replica_gone(self) -> None:
+        """This node's replica applies no more: asks for what it may have left out."""
+
     # --- commands ------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -555,6 +555,11 @@ class _LateSink:
     def on_link_frame(self, *arguments: Any) -> None:
         """See `EffectSink`."""
 
+    def on_replica_gone(self) -> None:
+        """See `EffectSink`."""
+        if self.store is not None:
+            self.store.on_replica_gone()
+
     def on_restored(self) -> None:
         """See `EffectSink`."""
         if self.store is not None:

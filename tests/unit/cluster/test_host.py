@@ -85,6 +85,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.leaders: list[int | None] = []
+        self.gone = 0
 
     def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
         pass
@@ -94,6 +95,9 @@ class Sink:
 
     def on_link_frame(self, *arguments: Any) -> None:
         pass
+
+    def on_replica_gone(self) -> None:
+        self.gone += 1
 
 
 class Timer:
@@ -448,7 +452,9 @@ def test_who_left_the_group_tells_those_that_still_forward_to_it(net: Net) -> No
     assert net.hosts[old].remove_member(GROUP, old)
     net.run(3000)
     others = [n for n in (1, 2, 3) if n != old]
+    assert net.sinks[old].gone == 0
     net.hosts[old].leave_group(GROUP, others)
+    assert net.sinks[old].gone == 1
     net.run(500)
     # Nobody tells a node without sessions who leads now.
     assert sink.leaders == [old]

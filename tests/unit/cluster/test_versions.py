@@ -251,6 +251,7 @@ def test_a_follower_that_cannot_apply_stops_and_the_others_go_on(
         net.run(2000)
     assert [net.machines[n].values for n in (1, 2)] == [[1, POISON, 7, 8]] * 2
     assert replica.log.last_index == end
+    assert net.sinks[3].gone == 1
     assert net.hosts[3].leader_of(GROUP) == net.leader
     assert net.hosts[3].read_entry(GROUP, 1).index == 1
     with pytest.raises(Misuse):

@@ -236,6 +236,13 @@ class QuorumClient(SessionClient):
         if self._gets:
             self._answer_gets(final=False)
 
+    def on_replica_gone(self) -> None:
+        """See `SessionClient`. What a consumer dropped while it was paused may have come again from
+        a replica that was behind, so that even the newest deliveries can be missing."""
+        for number, consumer in list(self._consumers.items()):
+            if number and consumer.subscribed and not consumer.paused and not self.closed:
+                self._ask(number, consumer)
+
     def _answer(self, command: PendingCommand, status: int, reply: Any) -> None:
         """Tells the channel what became of one command that it asked about."""
         if command.seq in self._given_up:

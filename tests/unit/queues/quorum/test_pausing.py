@@ -161,6 +161,29 @@ def test_a_question_for_what_is_missing_is_repeated_until_it_is_answered() -> No
     assert len(cluster.frames) == asked
 
 
+def test_what_a_replica_was_behind_with_when_it_left_is_asked_for() -> None:
+    """The leader sent it while the consumer was paused, and the replica's answer was older."""
+    cluster, client, events, source = consuming(2)
+    node = cluster.nodes[2]
+    client.pause(1)
+    publish(source, 1, 2)
+    cluster.run()
+    node.stalled = True
+    publish(source, 3, 1)
+    cluster.run()
+    client.resume(1)
+    cluster.run()
+    assert tags(events) == [1, 2]
+    node.own = None
+    node.queue.on_replica_gone()
+    cluster.run()
+    assert tags(events) == [1, 2, 3]
+    cluster.wait(2000)
+    publish(source, 4, 1)
+    cluster.run()
+    assert tags(events) == [1, 2, 3, 4]
+
+
 def test_what_comes_while_something_is_asked_for_is_not_forgotten() -> None:
     """The answer to the question is older than what was dropped meanwhile, and it is empty."""
     cluster, client, events, source = consuming(4)
