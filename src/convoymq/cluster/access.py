@@ -12,15 +12,16 @@ import binascii
 import hashlib
 import hmac
 import os
-import re
 from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+from convoymq.model.errors import PreconditionFailed
+from convoymq.model.patterns import compile_pattern, escaped
+
 SHA256 = "rabbit_password_hashing_sha256"
 ARGON2 = "convoy_password_hashing_argon2id"
 SALT_BYTES = 4
-PATTERN_LENGTH_MAX = 4096
 
 DEFAULT_EXCHANGE_ALIAS = "amq.default"
 """What the default exchange, whose name is empty, is called when permissions are matched."""
@@ -79,12 +80,10 @@ def verify(password: bytes, password_hash: str, algorithm: str) -> bool:
 
 def pattern_error(pattern: str) -> str | None:
     """Why a permission pattern is not acceptable, or None."""
-    if len(pattern) > PATTERN_LENGTH_MAX:
-        return f"pattern of {len(pattern)} characters, at most {PATTERN_LENGTH_MAX} are allowed"
     try:
-        re.compile(pattern)
-    except re.error as error:
-        return str(error)
+        compile_pattern(pattern)
+    except PreconditionFailed as error:
+        return error.text
     return None
 
 
@@ -93,22 +92,21 @@ def allows(pattern: str, name: str) -> bool:
 
     The expression is searched for, not anchored; the empty pattern covers the empty name only.
     """
-    return _compiled(pattern).search(name) is not None
+    return _covers(pattern, name)
 
 
 def topic_allows(pattern: str, routing_key: str, *, user: str, vhost: str) -> bool:
     """Whether a topic permission covers a routing key; `{username}` and `{vhost}` are replaced."""
-    expanded = pattern.replace("{username}", re.escape(user)).replace("{vhost}", re.escape(vhost))
-    return _compiled(expanded).search(routing_key) is not None
+    expanded = pattern.replace("{username}", escaped(user)).replace("{vhost}", escaped(vhost))
+    return _covers(expanded, routing_key)
 
 
-@lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _covers(pattern: str, text: str) -> bool:
     try:
-        return re.compile(pattern or "^$")
-    except re.error:
+        return compile_pattern(pattern or "^$").search(text)
+    except PreconditionFailed:
         # A pattern that cannot be read covers nothing: refuse rather than admit.
-        return re.compile(r"(?!)")
+        return False
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ import hashlib
 import pytest
 
 from convoymq.cluster import access
+from convoymq.model import patterns
 
 
 def test_a_sha256_hash_has_the_form_of_other_brokers() -> None:
@@ -45,12 +46,15 @@ def test_patterns_are_searched_and_the_empty_one_covers_the_empty_name_only() ->
 
 def test_an_unreadable_pattern_covers_nothing() -> None:
     assert access.pattern_error("(") is not None
-    assert access.pattern_error("a" * (access.PATTERN_LENGTH_MAX + 1)) is not None
-    assert access.pattern_error("a" * access.PATTERN_LENGTH_MAX) is None
+    assert access.pattern_error("a" * (patterns.LENGTH_MAX + 1)) is not None
+    assert access.pattern_error("a" * patterns.LENGTH_MAX) is None
     assert not access.allows("(", "(")
+    assert access.pattern_error(r"(a)\1") == "invalid escape sequence: \\1"
+    assert not access.allows(r"(a)\1", "aa")
 
 
 def test_topic_patterns_know_the_user_and_the_vhost() -> None:
     pattern = "^{username}\\.{vhost}\\."
     assert access.topic_allows(pattern, "a.b.v.rest", user="a.b", vhost="v")
     assert not access.topic_allows(pattern, "axb.v.rest", user="a.b", vhost="v")
+    assert access.topic_allows(pattern, "ü $.x y.rest", user="ü $", vhost="x y")
