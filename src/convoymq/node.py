@@ -75,11 +75,15 @@ STORAGE_TICKS = 3
 CLOCK_TICKS = 10
 MEMBER_TICKS = 2
 NOTES_ERROR = frozenset({
+    "raft.forward_malformed",
+    "raft.frame_malformed",
     "raft.membership_forced",
+    "raft.message_malformed",
     "raft.replica_damaged",
     "raft.replica_stopped",
     "raft.wipe_failed",
 })  # fmt: skip
+NOTES_WARNING = frozenset({"quorum.delivery_limit"})
 REGISTER_TIMEOUT_S = 10.0
 FREE_HEAP_MAX = 48 << 20
 CLIENTS_LEAVE_S = 1.0
@@ -502,6 +506,8 @@ class Node:
 
     def _on_note(self, event: str, fields: dict[str, Any]) -> None:
         log = self.log.error if event in NOTES_ERROR else self.log.info
+        if event in NOTES_WARNING:
+            log = self.log.warning
         log(event, **fields)
 
     def _on_replica_stopped(self, group: int, reason: str) -> None:

@@ -495,6 +495,36 @@ def ended_session_returns_behind_fresh() -> None:
     machine._hand_out = giving
 
 
+@plant(
+    "the next single active consumer begins while the one before it holds messages",
+    "suspect,isolate,crash",
+    unaided=True,
+)
+def next_active_does_not_wait() -> None:
+    machine = _machine()
+    choose_active = machine._choose_active
+
+    def planted(self: Any) -> None:
+        kept, self.strict = self.strict, False
+        choose_active(self)
+        self.strict = kept
+
+    machine._choose_active = planted
+
+
+@plant("without a limit, what is given back goes to the head", "none", unaided=True)
+def unlimited_returns_go_to_the_head() -> None:
+    machine = _machine()
+    machine._requeue = lambda self, run: self._return(run, 0)
+
+
+@plant("what was given back to the tail overtakes what was fresh then", "none", unaided=True)
+def tail_overtakes_fresh() -> None:
+    from convoymq.queues.quorum.runs import Tail
+
+    Tail.ahead = lambda self, left: 0  # type: ignore[method-assign]
+
+
 @plant("basic.get passes over what came back", "none", unaided=True)
 def get_passes_over_returned() -> None:
     machine = _machine()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_DELIVER
 from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.delivery_model import InvariantBroken, Place
 from convoymq.sim.referee import Referee
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
@@ -117,12 +117,19 @@ class Watched:
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps=steps, single_active=st.booleans(), limit=st.sampled_from([-1, 0, 2, 20]))
+@given(
+    steps=steps,
+    single_active=st.booleans(),
+    strict=st.booleans(),
+    limit=st.sampled_from([-1, 0, 2, 20]),
+)
 def test_the_machine_gives_what_the_model_gives(
-    steps: list[tuple[Any, ...]], single_active: bool, limit: int
+    steps: list[tuple[Any, ...]], single_active: bool, strict: bool, limit: int
 ) -> None:
     # Bodies of these tests are alike; what is published twice is for the simulator to find.
-    watched = Watched(single_active=single_active, delivery_limit=limit)
+    watched = Watched(
+        single_active=single_active, single_active_strict=strict, delivery_limit=limit
+    )
     watched.referee.model.names_messages = False
     for step in steps:
         watched.step(step)
@@ -259,3 +266,43 @@ def test_one_consumer_is_active_at_a_time() -> None:
     model.waiting.remove(second)
     with pytest.raises(InvariantBroken, match="still holds 1"):
         model._check_activation(second)
+
+
+def test_with_strict_single_active_consumer_the_cancelled_one_is_waited_for() -> None:
+    watched = Watched(single_active=True)
+    watched.publish(A, 1)
+    watched.log.checkout(B, 1, 1)
+    watched.log.checkout(C, 1, 1)
+    watched.seal()
+    watched.log.cancel(B, 1)
+    watched.seal()
+    model = watched.referee.model
+    _, second = model.consumers()
+    model.waiting.remove(second)
+    with pytest.raises(InvariantBroken, match="still holds 1"):
+        model._check_activation(second)
+
+
+def test_with_prefetch_1_everywhere_messages_are_given_in_the_order_of_the_log() -> None:
+    watched = Watched(single_active=True)
+    model = watched.referee.model
+    model.names_messages = False
+    watched.log.checkout(B, 1, 1)
+    watched.publish(A, 3)
+    watched.seal()
+    assert model.in_order
+    with pytest.raises(InvariantBroken, match="the one before it is not settled"):
+        model._check_order()
+    watched.log.settle(B, 1, 0, 0)
+    watched.log.node_down(2)
+    watched.seal()
+    (second,) = (held for consumer in model.consumers() for held in consumer.held.values())
+    model._move(second, Place.READY)
+    model.returned.append(model.fresh.pop())
+    model.fresh.append(second)
+    with pytest.raises(InvariantBroken, match="is given before"):
+        model._check_order()
+    watched.log.checkout(C, 1, 2)
+    entry = watched.log.seal()
+    model.apply(entry.index, entry.data)
+    assert not model.in_order

@@ -40,8 +40,6 @@ class HostCounters:
 
     __slots__ = (
         "bytes_appended",
-        "effects_forwarded",
-        "effects_local",
         "elections",
         "entries_appended",
         "forwards_stale",
@@ -56,8 +54,6 @@ class HostCounters:
             setattr(self, name, 0)
 
     bytes_appended: int
-    effects_forwarded: int
-    effects_local: int
     elections: int
     entries_appended: int
     forwards_stale: int

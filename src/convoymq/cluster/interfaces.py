@@ -18,8 +18,6 @@ EFFECT_DELIVER = 2
 """(kind, session, consumer, first message id, index, command offset in the entry, first record,
 count,
 acquired count, delivery count): hand records [first, first + count) to the consumer."""
-EFFECT_CANCELLED = 3
-"""(kind, session, consumer, reason): the queue ended this consumer."""
 EFFECT_GAP = 4
 """(kind, session, last seq): commands after `last seq` were lost; resend them."""
 EFFECT_TIMER = 5

@@ -62,7 +62,6 @@ from convoymq.cluster.commands import (
 from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
     EFFECT_GAP,
-    EFFECT_NOTE,
     FLAG_NODE_GONE,
     Effect,
 )
@@ -432,8 +431,6 @@ class MetadataMachine:
     def _note(self, change: Change) -> None:
         self.change_count += 1
         self.changes.append(change)
-        fields = {"change": change.kind.value, "vhost": change.vhost, "count": self.change_count}
-        self.effects.append((EFFECT_NOTE, "metadata.changed", fields))
 
     def _bootstrap(self, command: Bootstrap) -> bool:
         if "bootstrapped" in self.settings:

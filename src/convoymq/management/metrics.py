@@ -107,6 +107,11 @@ def _edges(text: _Text, broker: Broker) -> None:
     ):
         text.counter(f"global_{name}_total", value, labels)
     text.gauge("global_consumers", consumers, labels)
+    text.counter(
+        "global_messages_dead_lettered_delivery_limit_total",
+        broker.dropped_over_limit(),
+        {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "disabled"},
+    )
     text.counter("auth_attempts_total", counters.auth_attempts)
     text.counter("auth_attempts_succeeded_total", counters.auth_succeeded)
     text.counter("auth_attempts_failed_total", counters.auth_failed)

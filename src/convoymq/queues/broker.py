@@ -1242,6 +1242,10 @@ class Broker:
         leader, to nodes without a live replica."""
         return self.local.deliveries()
 
+    def dropped_over_limit(self) -> int:
+        """Messages over the delivery limit that were dropped while this node led their queues."""
+        return self.local.dropped_over_limit()
+
 
 def generated_name(prefix: str) -> str:
     """Returns a name that nobody else has: the prefix and 22 characters."""

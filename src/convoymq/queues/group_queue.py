@@ -9,7 +9,6 @@ replica is behind, they come from the leader in link frames:
 |---------|---------|----------|------------------|--------------------------|
 | APPLIED | session | seq      | 0 ok, 1 rejected | body: msgpack reply or – |
 | APPLIED | session | last seq | 2 gap            |                          |
-| APPLIED | session | consumer | 3 cancelled      | body: msgpack reason     |
 
 A leader sends for a node as long as the host does not call that node's replica live; when it starts
 to, it sends everything again that the node may not know (`machine.resend`), because it cannot know
@@ -29,9 +28,9 @@ import msgspec
 from convoymq.cluster.group_time import GroupTime
 from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
-    EFFECT_CANCELLED,
     EFFECT_DELIVER,
     EFFECT_GAP,
+    EFFECT_NOTE,
     EFFECT_TIMER,
     FLAG_NODE_GONE,
     Clock,
@@ -45,12 +44,14 @@ from convoymq.queues.interface import ClientEvents, Queue
 from convoymq.storage.types import EntryGone
 
 STATUS_GAP = 2
-STATUS_CANCELLED = 3
 
 RESEND_AFTER_MS = 1000
 RESEND_DOUBLINGS_MAX = 4
 """A queue may be silent because its disks are behind: every resend without an answer doubles the
 wait for the next one, or the repeats would be what the disks cannot keep up with."""
+DELIVERY_LIMIT = "quorum.delivery_limit"
+NOTE_EVERY_MS = 10_000
+"""Notes of a queue that may come with every message are logged this often, with their sum."""
 TICK_MS = 250
 """How often `tick` wants to be called."""
 
@@ -86,6 +87,9 @@ class Host(Protocol):
 
     def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
         """An entry of the local log and some that follow it."""
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Something for the log file."""
 
     def segment_at(self, group: int, index: int) -> Any:
         """(segment, its file) where an entry lies in one; None elsewhere."""
@@ -152,6 +156,8 @@ class GroupQueue(Queue):
         #: Effects carried out here, and sent to other nodes, by the message.
         self.delivered_local = 0
         self.delivered_forwarded = 0
+        #: Messages that were dropped over the delivery limit while this node led.
+        self.dropped_over_limit = 0
         self._host = host
         self._transport = transport
         self._incarnations = incarnations
@@ -164,6 +170,8 @@ class GroupQueue(Queue):
         self._proxied: set[int] = set()
         self._timer: Any = None
         self._timer_due_ms = 0
+        #: Event -> messages that were noted since it was logged last.
+        self._noted: dict[str, int] = {}
         self._block_index = -1
         self._block = b""
         self._waiting: list[asyncio.Future[None]] = []
@@ -230,6 +238,8 @@ class GroupQueue(Queue):
             if kind >= EFFECT_TIMER:
                 if leads and kind == EFFECT_TIMER:
                     self._arm(effect[1])
+                elif leads and kind == EFFECT_NOTE:
+                    self._on_note(effect[1], effect[2])
                 continue
             session: int = effect[1]
             target = session >> 56
@@ -243,8 +253,6 @@ class GroupQueue(Queue):
                     self._deliver(client, effect)
                 elif kind == EFFECT_GAP:
                     client.on_gap(effect[2])
-                elif kind == EFFECT_CANCELLED:
-                    client.on_cancelled(effect[2], effect[3])
             elif leads:
                 served = live.get(target)
                 if served is None:
@@ -297,10 +305,7 @@ class GroupQueue(Queue):
             client.on_gap(b)
             return
         reply = msgspec.msgpack.decode(body) if body else None
-        if c == STATUS_CANCELLED:
-            client.on_cancelled(b, str(reply))
-        else:
-            client.on_applied(b, c, reply)
+        client.on_applied(b, c, reply)
 
     def on_replica_gone(self) -> None:
         """See `EffectSink`: the leader, which no longer counts on this node's replica, says again
@@ -318,10 +323,9 @@ class GroupQueue(Queue):
         reply: Any = None
         if kind == EFFECT_APPLIED:
             status, reply = effect[3], effect[4]
-        elif kind == EFFECT_GAP:
-            status = STATUS_GAP
         else:
-            status, reply = STATUS_CANCELLED, effect[3]
+            assert kind == EFFECT_GAP
+            status = STATUS_GAP
         packed = b"" if reply is None else msgspec.msgpack.encode(reply)
         frame = batch.frame(
             batch.FRAME_APPLIED, 0, self.group, session, effect[2], status, 0, packed
@@ -345,9 +349,9 @@ class GroupQueue(Queue):
             self._forward(node, effect)
 
     def _forward_transients(self, effects: Sequence[Effect], node: int) -> None:
-        """What the state does not repeat: gaps, cancellations, and messages already settled."""
+        """What the state does not repeat: gaps, and messages already settled."""
         for effect in effects:
-            if effect[0] in (EFFECT_GAP, EFFECT_CANCELLED) and effect[1] >> 56 == node:
+            if effect[0] == EFFECT_GAP and effect[1] >> 56 == node:
                 self._forward(node, effect)
 
     def _read(self, index: int) -> bytes | None:
@@ -436,6 +440,31 @@ class GroupQueue(Queue):
         if replica is not None and replica.is_leader:
             replica.propose(batch.CMD_TICK, 0, 0, 0, b"")
 
+    def _on_note(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Logs what the machine notes. Counts of messages are summed over NOTE_EVERY_MS."""
+        count = fields.get("count")
+        if count is None:
+            self._log(event, fields)
+            return
+        if event == DELIVERY_LIMIT:
+            self.dropped_over_limit += count
+        if event in self._noted:
+            self._noted[event] += count
+        else:
+            self._log(event, fields)
+            self._noted[event] = 0
+            self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event)
+
+    def _log_sum(self, event: str) -> None:
+        count = self._noted.pop(event)
+        if count:
+            self._log(event, {"count": count})
+            self._noted[event] = 0
+            self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event)
+
+    def _log(self, event: str, fields: Mapping[str, Any]) -> None:
+        self._host.note(event, vhost=self.vhost, queue=self.name, group=self.group, **fields)
+
     # --- time, flow, end -----------------------------------------------------------------
 
     def tick(self) -> None:
@@ -501,6 +530,17 @@ class GroupQueue(Queue):
     def local_counts(self) -> tuple[int, int]:
         """(ready messages, consumers) as this node knows."""
 
+    def _online(self) -> list[int]:
+        return [n for n in self.members if n == self.node or self._transport.is_connected(n)]
+
+    @property
+    def state(self) -> str:
+        """`running` while a leader is known; without one `minority`, or `down` while a majority of
+        the members is up and has not elected one."""
+        if self.leader is not None:
+            return "running"
+        return "down" if 2 * len(self._online()) > len(self.members) else "minority"
+
     def info(self) -> dict[str, Any]:
         """What the management API shows, from local knowledge."""
         replica = self._host.replica(self.group)
@@ -511,10 +551,8 @@ class GroupQueue(Queue):
             "group": self.group,
             "leader": self.leader,
             "members": list(self.members),
-            "online": [
-                n for n in self.members if n == self.node or self._transport.is_connected(n)
-            ],
-            "state": "running" if self.leader is not None else "minority",
+            "online": self._online(),
+            "state": self.state,
             "machine_version": replica.machine.version if replica is not None else None,
             "delivered_local": self.delivered_local,
             "delivered_forwarded": self.delivered_forwarded,

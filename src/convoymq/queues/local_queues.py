@@ -157,6 +157,7 @@ class LocalQueues:
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
     _ended: tuple[int, int] = (0, 0)
+    _ended_over_limit: int = 0
     _followed: int = 0
     """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
@@ -227,6 +228,7 @@ class LocalQueues:
         if queue is not None:
             local, proxied = self._ended
             self._ended = (local + queue.delivered_local, proxied + queue.delivered_forwarded)
+            self._ended_over_limit += queue.dropped_over_limit
             queue.on_deleted()
             if group in self.member_of:
                 self.host.remove_group(group)
@@ -353,6 +355,10 @@ class LocalQueues:
             local += queue.delivered_local
             proxied += queue.delivered_forwarded
         return local, proxied
+
+    def dropped_over_limit(self) -> int:
+        """Messages over the delivery limit that were dropped while this node led their queues."""
+        return self._ended_over_limit + sum(q.dropped_over_limit for q in self.queues.values())
 
     # --- places --------------------------------------------------------------------------
 

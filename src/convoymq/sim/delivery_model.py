@@ -145,6 +145,10 @@ class DeliveryModel:
         self.delivery_limit: int = settings.get("delivery_limit", 20)
         self.disconnect_timeout_ms: int = settings.get("disconnect_timeout_ms", 60_000)
         self.single_active: bool = settings.get("single_active", False)
+        self.strict: bool = self.single_active and settings.get("single_active_strict", True)
+        self.in_order = self.strict
+        """Everybody took one message at a time so far, so they are given in the order of the log,
+        repeats included."""
         self.index = 0
         self.time_ms = 0
         self.messages: dict[Key, Message] = {}
@@ -259,6 +263,7 @@ class DeliveryModel:
             if consumer is not None and not consumer.cancelled and consumer.number:
                 body = decode_map(batch.command_body(data, offset), count)
                 consumer.window = int(body["credit"])
+                self._look_at_window(consumer)
         elif kind == batch.CMD_CANCEL:
             if consumer is not None and consumer.number:
                 self._retire(consumer)
@@ -331,6 +336,8 @@ class DeliveryModel:
 
     def _take(self) -> Message:
         """The next message: what came back goes before what is fresh."""
+        if self.in_order:
+            self._check_order()
         message = self.returned.popleft() if self.returned else self.fresh.popleft()
         if message.outs != message.acquired:
             self.fail(
@@ -342,6 +349,17 @@ class DeliveryModel:
         if message.acquired:
             self.redelivered += 1
         return message
+
+    def _check_order(self) -> None:
+        """What single active consumer with prefetch 1 promises: the next message is the oldest that
+        is not settled."""
+        if self.places[Place.HELD]:
+            self.fail("a message is given, and the one before it is not settled")
+        ready = [message.key for message in self.returned]
+        if self.fresh:
+            ready.append(self.fresh[0].key)
+        if min(ready) != ready[0]:
+            self.fail(f"{ready[0]} is given before {min(ready)}")
 
     def _give(self, consumer: Consumer) -> Message:
         message = self._take()
@@ -373,6 +391,14 @@ class DeliveryModel:
             self._move(message, Place.READY)
             self.returned.append(message)
 
+    def _requeue(self, message: Message) -> None:
+        """Without a limit: behind all that is in the queue."""
+        self.in_order = False
+        self.returns += 1
+        message.acquired += 1
+        self._move(message, Place.READY)
+        self.fresh.append(message)
+
     def _return_held(self, consumer: Consumer, failed: int) -> None:
         for message_id in sorted(consumer.held):
             self._return(consumer.held[message_id], failed)
@@ -385,6 +411,9 @@ class DeliveryModel:
             ids = sorted(i for i in consumer.held if first <= i <= last)
         for message_id in ids:
             message = consumer.held.pop(message_id)
+            if kind == batch.CMD_RETURN and not failed and self.delivery_limit < 0:
+                self._requeue(message)
+                continue
             if kind == batch.CMD_RETURN:
                 self._return(message, failed)
                 continue
@@ -431,17 +460,20 @@ class DeliveryModel:
             int(spec.get("priority", 0)),
         )
         session.consumers[number] = consumer
+        self._look_at_window(consumer)
         if self.single_active:
             self._wait(consumer)
         self._answer(session, APPLIED_OK, None)
+
+    def _look_at_window(self, consumer: Consumer) -> None:
+        if consumer.window > 1:
+            self.in_order = False
 
     def _retire(self, consumer: Consumer) -> None:
         """Nothing is given to it any more; it stays until it has settled what it holds."""
         consumer.cancelled = True
         if consumer in self.waiting:
             self.waiting.remove(consumer)
-        if consumer is self.active:
-            self.active = None
 
     def _end(self, session: Session) -> None:
         """The session is over: what its consumers hold was delivered in vain."""
@@ -524,9 +556,10 @@ class DeliveryModel:
             if not self.returned and not self.fresh:
                 break
             came_back = len(self.returned)
+            first = self.returned[0] if self.returned else None
             message = self._give(consumer)
             given += 1
-            if not message.acquired and came_back:
+            if first is not None and message is not first:
                 self.fail(f"{message.key} is fresh, and {came_back} returned ones wait")
             if message.place is not Place.HELD or len(consumer.held) > consumer.window:
                 self.fail(f"{name_of_consumer(consumer)} holds {len(consumer.held)}")
@@ -562,12 +595,16 @@ class DeliveryModel:
         self.waiting.append(consumer)
 
     def _activate(self) -> None:
-        """The active one stays unless its node is suspected, or somebody of a higher priority waits
-        and it has settled all it holds: until then it gets nothing new."""
+        """The active one stays unless it is cancelled or its node is suspected, or somebody of a
+        higher priority waits and it has settled all it holds: until then it gets nothing new. In
+        strict mode it stays in any case for as long as it holds something."""
         active = self.active
-        if active is not None and active.node in self.away:
+        if active is not None and (active.cancelled or active.node in self.away):
+            if self.strict and active.held:
+                return
             active.lost = True
-            self._wait(active)
+            if not active.cancelled:
+                self._wait(active)
             self.active = active = None
         if self.stage_count():
             return
@@ -602,7 +639,7 @@ class DeliveryModel:
                     self.fail(
                         f"{name_of_consumer(chosen)} became active before {name_of_consumer(other)}"
                     )
-            if other.held and not other.cancelled and not other.lost:
+            if other.held and (self.strict or not (other.cancelled or other.lost)):
                 self.fail(
                     f"{name_of_consumer(chosen)} became active, and {name_of_consumer(other)} still"
                     f" holds {len(other.held)}"

@@ -155,6 +155,7 @@ def draw_plan(
         "delivery_limit": rng.choice((20, 20, 2, -1)),
         "disconnect_timeout_ms": rng.choice((500, 3000)),
         "single_active": rng.random() < 0.25,
+        "single_active_strict": Random(seed ^ 0x57A1).random() < 0.75,
     }
     if streams:
         # Small enough for retention to have work within seconds.

@@ -166,7 +166,7 @@ class Referee:
         totals = machine.totals()
         seen = {
             "ready": len(model.fresh) + len(model.returned),
-            "returned_ready": len(model.returned),
+            "returned_ready": sum(1 for m in (*model.returned, *model.fresh) if m.outs),
             "unacked": places[Place.HELD] + places[Place.STAGED],
             "consumers": model.consumer_count() + model.stage_count(),
             "published": len(model.messages),

@@ -142,6 +142,8 @@ class StagedModel(DeliveryModel):
             return SINGLE_ACTIVE
         if len(self.stages) >= STAGES_MAX:
             return STAGE_LIMIT
+        # A stage has many messages at a time, and may give back the later ones first.
+        self.in_order = False
         stage = self.stages[name] = _Stage(self.index, owner, op["ttl_ms"], is_lease=is_lease)
         stage.heard_ms = self.time_ms
         if is_lease:

@@ -268,7 +268,7 @@ class QueueTrace:
             return
         machine = self._machine
         # Of a stream there is nothing to tell: it holds what it was given, up to retention.
-        tells = self.origin.type == "quorum" and machine is not None and not machine.deleted
+        tells = self.origin.type == "quorum" and machine is not None
         if tells and self.rows.index >= self._covered:
             self._picture()
         self.flush(flags)

@@ -69,6 +69,10 @@ class FakeHost:
         self.builders: dict[int, CommandBuilder] = {}
         self.groups: dict[int, Any] = {}
         self.stopped: dict[int, Any] = {}
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+
+    def note(self, event: str, **fields: Any) -> None:
+        self.notes.append((event, fields))
 
     def create_group(
         self, group: int, members: Sequence[int], machine: Any, sink: Any, *,

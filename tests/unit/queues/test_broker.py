@@ -19,6 +19,7 @@ from convoymq.cluster.commands import (
     PutVhost,
 )
 from convoymq.cluster.metadata import User
+from convoymq.management.metrics import render
 from convoymq.model.errors import (
     AccessRefused,
     NotAllowed,
@@ -141,6 +142,24 @@ async def test_a_declared_queue_works_from_every_node(
     await until(lambda: ("cancelled", 1, "deleted") in consumer.heard)
     with pytest.raises(NotFound):
         cluster.nodes[node].broker.find_queue("/", "q")
+
+
+async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: FakeCluster) -> None:
+    await cluster.queue(1, "q", arguments={"x-delivery-limit": 0})
+    node = cluster.nodes[1]
+    reader = channel(cluster, 1, "q")
+    reader.publish(b"poison")
+    reader.consume()
+    await until(lambda: reader.deliveries() == [b"poison"])
+    reader.client.return_(1, [0, 0], failed=True)
+    await until(lambda: node.host.notes)
+    event, fields = node.host.notes[0]
+    assert (event, fields["queue"], fields["count"]) == ("quorum.delivery_limit", "q", 1)
+    name = "rabbitmq_global_messages_dead_lettered_delivery_limit_total"
+    lines = [line for line in render(node.broker, {}).splitlines() if line.startswith(name)]
+    assert [line.rpartition(" ")[2] for line in lines] == ["1"], lines
+    await node.broker.delete_queue("/", "q")
+    assert node.broker.dropped_over_limit() == 1
 
 
 async def test_a_different_redeclare_is_refused(cluster: FakeCluster) -> None:

@@ -480,12 +480,6 @@ class QuorumClient(SessionClient):
             if not self.closed:
                 self._ask(consumer, known)
 
-    def on_cancelled(self, consumer: int, reason: str) -> None:
-        """The queue ended a consumer."""
-        known = self._consumers.pop(consumer, None)
-        if known is not None and not known.cancelled and not self.closed:
-            self._events.on_cancelled(self, consumer, reason)
-
     # --- the end -------------------------------------------------------------------------
 
     def _events_end(self, error: BrokerError, *, published_ok: bool, renew: bool = False) -> None:

@@ -63,8 +63,12 @@ def check_invariants(machine: QuorumMachine) -> None:
                 assert consumer.checked_out.messages, "a cancelled consumer stays for nothing"
             if consumer.state < CANCELLED:
                 count += 1
-            if consumer.state in (UP, QUIESCING):
+            if consumer.state in (UP, QUIESCING) or (
+                machine.strict and machine.single_active and consumer.state == CANCELLED
+            ):
                 actives.append(consumer)
+            if machine.strict and machine.single_active and held:
+                assert consumer is machine.active, "who is not the active consumer holds messages"
     machine.stages.check()
     count += len(machine.stages)
     for stage in machine.stages.by_name.values():
@@ -91,12 +95,26 @@ def check_invariants(machine: QuorumMachine) -> None:
     assert sum(map(COUNT, returned)) == machine.returned.messages
     assert sum(map(SIZE, returned)) == machine.returned.size
     places += returned
+    places += _check_tail(machine)
     live = list(machine.live_ranges())
     _check_fresh(machine.fresh, places, live)
     _check_places(places, live)
     dropped = sum(machine.dropped.values())
     total = machine.ready + unacked + machine.acked + machine.purged + dropped
-    assert machine.deleted or total == machine.published, "messages appeared or vanished"
+    assert total == machine.published, "messages appeared or vanished"
+
+
+def _check_tail(machine: QuorumMachine) -> list[Run]:
+    """Groups of the tail add up, and wait for messages that have entered the queue; its runs."""
+    tail = machine.requeued
+    runs, (_, groups) = tail.runs(), tail.pack_tail()
+    assert sum(map(COUNT, runs)) == tail.messages == sum(count for _, count in groups)
+    assert sum(map(SIZE, runs)) == tail.size
+    assert all(count > 0 for _, count in groups)
+    turns = [entered for entered, _ in groups]
+    assert turns == sorted(set(turns))
+    assert not turns or turns[-1] <= machine.published
+    return runs
 
 
 def _check_fresh(fresh: Fifo, others: list[Run], live: list[tuple[int, int]]) -> None:

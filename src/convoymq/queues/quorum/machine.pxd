@@ -2,7 +2,7 @@
 import cython
 from libc.stdint cimport int64_t, uint64_t
 
-from convoymq.queues.quorum.runs cimport CheckedOut, Fifo
+from convoymq.queues.quorum.runs cimport CheckedOut, Fifo, Tail
 from convoymq.queues.sessions cimport Session, SessionTable
 
 cdef class QueueSession(Session):
@@ -26,9 +26,10 @@ cdef class QuorumMachine(SessionTable):
     cdef public int version
     cdef public dict settings
     cdef public int64_t delivery_limit
-    cdef public bint single_active, deleted
+    cdef public bint single_active, strict
     cdef public uint64_t index, last_active_ms
     cdef public Fifo fresh, returned
+    cdef public Tail requeued
     cdef public dict down_nodes, dropped
     cdef public dict _levels
     cdef public list _priorities, waiting
@@ -54,7 +55,7 @@ cdef class QuorumMachine(SessionTable):
     cdef _assign(self)
     @cython.locals(
         source=Fifo, index=uint64_t, offset=uint64_t, first=uint64_t, count=uint64_t, size=uint64_t,
-        acquired=uint64_t, delivered=uint64_t, message_id=uint64_t,
+        acquired=uint64_t, delivered=uint64_t, message_id=uint64_t, ahead=uint64_t,
     )
     cdef uint64_t _hand_out(self, Consumer consumer, uint64_t limit, bint hold) except? 0
     @cython.locals(run=tuple)

@@ -13,9 +13,17 @@ Consumers: | state     | served | leaves it by                                  
            | UP        | yes    | cancel; quiescing or waiting (single active consumer only) |
            | WAITING   | no     | activation; cancel                                         |
            | QUIESCING | no     | last settle -> WAITING; contender gone -> UP; cancel       |
-           | CANCELLED | no     | last settle -> removed                                     |
+           | CANCELLED | no     | last settle or return -> removed                           |
            | POLLER    | no     | (number 0: holds what basic.get took) end of the session   |
 A consumer of a suspected node keeps its state and is not served until NODE_UP.
+
+Single active consumer: with `single_active_strict` (the default) an active consumer that is
+cancelled or whose node is suspected stays the active one for as long as it holds messages: the
+next one begins when they are settled or back in the queue, so with prefetch 1 nothing overtakes
+them. Without, the next one begins at once (RabbitMQ's rule). See ADR 0027.
+
+Returns: to the end of `returned`, which is served before fresh messages. Without a delivery limit
+what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
 
 Stages (`queues.stages`, ADR 0008) hold messages too, by their own rules, and belong to no session
 and no node. With single active consumer, a stage is who is active.
@@ -27,13 +35,14 @@ active consumer at most one is UP or QUIESCING.
 
 Versions (ADR 0016): 1 is all that is described here. An ENQUEUE's flags for priority and expiration
 (2, 4) mean nothing in version 1, for ever: whatever carries them is served first in, first out, and
-stays until it is settled.
+stays until it is settled. Nodes refuse to publish such messages (ADR 0027).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
 
-Source: RabbitMQ 4.3 behaviour of quorum queues (returns before fresh messages, counts by cause,
-delivery limit tested when a message returns, single active consumer with quiescing).
+Source: RabbitMQ 4.3 behaviour of quorum queues (returns before fresh messages, to the tail without
+a limit, counts by cause, delivery limit tested when a message returns, single active consumer with
+quiescing).
 """
 
 from __future__ import annotations
@@ -48,7 +57,6 @@ import msgspec
 from convoymq.cluster import supported
 from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
-    EFFECT_CANCELLED,
     EFFECT_DELIVER,
     EFFECT_NOTE,
     EFFECT_TIMER,
@@ -69,7 +77,6 @@ from convoymq.queues.sessions import (
 )
 from convoymq.queues.stages import (
     MALFORMED,
-    NO_STAGE,
     SINGLE_ACTIVE,
     TAKE_RUNS_MAX,
     Stage,
@@ -107,8 +114,7 @@ COMMAND_TYPES = {
     1: supported.command_table((
         ENQUEUE, SETTLE, RETURN, DISCARD, CHECKOUT, CANCEL, CREDIT, GET, batch.CMD_PURGE,
         batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN, batch.CMD_NODE_DOWN, batch.CMD_NODE_UP,
-        batch.CMD_TICK, batch.CMD_CONFIG, batch.CMD_DELETE, batch.CMD_PRODUCER, batch.CMD_STAGE,
-        batch.CMD_SESSION_OPEN,
+        batch.CMD_TICK, batch.CMD_PRODUCER, batch.CMD_STAGE, batch.CMD_SESSION_OPEN,
     )),
 }  # fmt: skip
 
@@ -175,8 +181,9 @@ class QuorumMachine(SessionTable):
     """State of one quorum queue. See the module docstring.
 
     Args of the constructor: settings that all replicas agree on: `delivery_limit` (-1 = none),
-    `single_active` (bool), `disconnect_timeout_ms`, `exclusive_honoured` (bool; RabbitMQ's quorum
-    queues ignore the flag of basic.consume, so False).
+    `single_active` (bool), `single_active_strict` (bool), `disconnect_timeout_ms`,
+    `exclusive_honoured` (bool; RabbitMQ's quorum queues ignore the flag of basic.consume, so
+    False).
     """
 
     KIND = "quorum"
@@ -194,6 +201,7 @@ class QuorumMachine(SessionTable):
             "disconnect_timeout_ms": DISCONNECT_TIMEOUT_MS_DEFAULT,
             "exclusive_honoured": False,
             "single_active": False,
+            "single_active_strict": True,
         }
         self.settings.update(settings or {})
         self._clear()
@@ -201,17 +209,20 @@ class QuorumMachine(SessionTable):
     def _clear(self) -> None:
         self.delivery_limit: int = self.settings["delivery_limit"]
         self.single_active: bool = self.settings["single_active"]
+        self.strict: bool = self.settings["single_active_strict"]
         self.index = 0
         self.time_ms = 0
         self.last_active_ms = 0
-        self.deleted = False
         self.fresh = runs.Fifo(False)
         self.returned = runs.Fifo(True)
+        #: What came back to the tail: each group of it behind the messages that were fresh then.
+        self.requeued = runs.Tail()
         self._clear_sessions()
         #: Consumers with credit, by priority, the next to serve on the left. No level is empty.
         self._levels: dict[int, deque[Consumer]] = {}
         self._priorities: list[int] = []
-        #: Single active consumer: who is UP or QUIESCING, and who waits, in order of arrival.
+        #: Single active consumer: who is UP or QUIESCING, or (strict) CANCELLED and still holds
+        #: messages; and who waits, in order of arrival.
         self.active: Consumer | None = None
         self.waiting: list[Consumer] = []
         self.stages = Stages(self)
@@ -247,13 +258,6 @@ class QuorumMachine(SessionTable):
             if kind == ENQUEUE:
                 repeated = 0
                 if count:
-                    if self.deleted:
-                        if self.trace is not None:
-                            self._trace_published(
-                                words.QUEUE_DELETED, session_id, seq, count, index, offset, 0
-                            )
-                        self._reply(session, APPLIED_REJECTED, "deleted")
-                        continue
                     size = batch.enqueue_bytes(data, offset)
                     if session is not None and session.producer is not None:
                         repeated = self._repeated(session, count)
@@ -278,7 +282,9 @@ class QuorumMachine(SessionTable):
                 self._session_command(session, kind, flags, count, arg, data, offset)
             else:
                 self._leader_command(kind, flags, count, arg, data, offset)
-            if self._priorities and (self.fresh.messages or self.returned.messages):
+            if self._priorities and (
+                self.fresh.messages or self.returned.messages or self.requeued.messages
+            ):
                 self._assign()
         self._end_entry()
 
@@ -303,13 +309,11 @@ class QuorumMachine(SessionTable):
             delivered,
         )  # fmt: skip
 
-    def _trace_dropped(self, reason: int, *, held: bool) -> None:
-        """All that is ready, and with `held` what is checked out as well, is about to go."""
-        for owner, number, _, run in self.picture():
+    def _trace_purged(self) -> None:
+        """All that is ready is about to go."""
+        for owner, _, _, run in self.picture():
             if owner is None:
-                self._trace_run(words.DROPPED, 0, reason, 0, 0, run)
-            elif held:
-                self._trace_run(words.DROPPED, words.HELD, reason, owner, number, run)
+                self._trace_run(words.DROPPED, 0, words.PURGED, 0, 0, run)
 
     def _trace_owner(self, flags: int, consumer: Consumer) -> None:
         """A consumer may be served from now on (CAME), or no more (GONE)."""
@@ -331,14 +335,16 @@ class QuorumMachine(SessionTable):
         """Runs in the queue: what `picture` costs."""
         held = sum(consumer.checked_out.run_count() for consumer in self._consumers())
         held += sum(stage.held.run_count() for stage in self.stages.by_name.values())
-        return int(self.fresh.run_count() + self.returned.run_count() + held)
+        ready = self.fresh.run_count() + self.returned.run_count() + self.requeued.run_count()
+        return int(ready + held)
 
     def picture(self) -> list[tuple[int | None, int, int, runs.Run]]:
         """(session, consumer number, first message id, run) of everything in the queue: what is
         ready first (session None), then what is checked out. A stage counts as session
         `stage_session(name)`. Cost: O(runs)."""
         made: list[tuple[int | None, int, int, runs.Run]] = [
-            (None, 0, 0, run) for run in (*self.returned.runs(), *self.fresh.runs())
+            (None, 0, 0, run)
+            for run in (*self.returned.runs(), *self.requeued.runs(), *self.fresh.runs())
         ]
         for consumer in self._consumers():
             made += [
@@ -389,22 +395,17 @@ class QuorumMachine(SessionTable):
                 self._cancel(consumer)
             self._reply(session, APPLIED_OK, None)
         elif kind == batch.CMD_PURGE:
-            count = self.fresh.messages + self.returned.messages
+            count = self.ready
             self.purged += count
             if self.trace is not None:
-                self._trace_dropped(words.PURGED, held=False)
+                self._trace_purged()
             self.fresh.clear()
             self.returned.clear()
+            self.requeued.clear()
             self._reply(session, APPLIED_OK, count)
         elif kind == batch.CMD_SESSION_CLOSE:
             self._applied(session)
             self._end_session(session, failed=True)
-        elif kind == batch.CMD_DELETE:
-            self._reply(session, APPLIED_OK, self.fresh.messages + self.returned.messages)
-            self._delete()
-        elif kind == batch.CMD_CONFIG:
-            self._configure(decode_map(batch.command_body(data, offset), count))
-            self._applied(session)
         elif kind == batch.CMD_PRODUCER:
             self._producer(session, count, data, offset)
         elif kind == batch.CMD_STAGE:
@@ -427,10 +428,6 @@ class QuorumMachine(SessionTable):
             self._node_down(arg, flags & FLAG_NODE_GONE != 0)
         elif kind == batch.CMD_NODE_UP:
             self._node_up(arg, first_u64(data, offset))
-        elif kind == batch.CMD_CONFIG:
-            self._configure(decode_map(batch.command_body(data, offset), count))
-        elif kind == batch.CMD_DELETE:
-            self._delete()
         else:
             raise UnknownCommand(f"a command of type {kind} is not known")
 
@@ -469,7 +466,7 @@ class QuorumMachine(SessionTable):
     def _assign(self) -> None:
         """Hands ready messages to consumers until one side has nothing left."""
         while self._priorities:
-            ready = self.fresh.messages + self.returned.messages
+            ready = self.fresh.messages + self.returned.messages + self.requeued.messages
             if not ready:
                 return
             priority = self._priorities[0]
@@ -495,7 +492,15 @@ class QuorumMachine(SessionTable):
 
     def _hand_out(self, consumer: Consumer, limit: int, hold: bool) -> int:
         """Gives the consumer at most `limit` messages of the next run; returns how many."""
-        source = self.returned if self.returned.messages else self.fresh
+        source = self.returned
+        if not source.messages:
+            source = self.fresh
+            if self.requeued.messages:
+                ahead = self.requeued.ahead(self.published - self.fresh.messages)
+                if ahead:
+                    limit = min(limit, ahead)
+                else:
+                    source = self.requeued
         index, offset, first, count, size, acquired, delivered = source.take(limit)
         message_id = consumer.next_id
         consumer.next_id = message_id + count
@@ -543,10 +548,7 @@ class QuorumMachine(SessionTable):
         if self.single_active:
             self._reply(session, APPLIED_REJECTED, "single_active")
             return
-        if self.deleted:
-            self._reply(session, APPLIED_REJECTED, "deleted")
-            return
-        if not self.fresh.messages and not self.returned.messages:
+        if not self.ready:
             self._reply(session, APPLIED_OK, [])
             return
         poller = session.consumers.get(0)
@@ -557,8 +559,7 @@ class QuorumMachine(SessionTable):
                 self._trace_owner(words.CAME, poller)
         message_id = poller.next_id
         self._hand_out(poller, 1, not settled)
-        ready = self.fresh.messages + self.returned.messages
-        self._reply(session, APPLIED_OK, [message_id, ready])
+        self._reply(session, APPLIED_OK, [message_id, self.ready])
 
     def _release(self, consumer: Consumer, kind: int, failed: int, first: int, last: int) -> None:
         """Takes message ids first … last from the consumer, as far as it still holds them."""
@@ -578,7 +579,10 @@ class QuorumMachine(SessionTable):
                     self._trace_run(
                         words.RETURNED, flags, 0, consumer.session.id, consumer.number, run
                     )
-                self._return(run, failed)
+                if not failed and self.delivery_limit < 0:
+                    self._requeue(run)
+                else:
+                    self._return(run, failed)
         else:
             for run in consumer.checked_out.remove(first, last):
                 if self.trace is not None:
@@ -603,8 +607,19 @@ class QuorumMachine(SessionTable):
             if self.trace is not None:
                 self._trace_run(words.DROPPED, 0, words.OVER_DELIVERY_LIMIT, 0, 0, run)
             self._discard(run, "delivery_limit")
+            self.effects.append((EFFECT_NOTE, "quorum.delivery_limit", {"count": count}))
         else:
             self.returned.push(index, offset, first, count, size, acquired, delivered)
+
+    def _requeue(self, run: runs.Run) -> None:
+        """To the tail: behind all that is in the queue."""
+        index, offset, first, count, size, acquired, delivered = run
+        self.unacked -= count
+        self.unacked_bytes -= size
+        self.returns += count
+        self.requeued.requeue(
+            self.published, index, offset, first, count, size, acquired + 1, delivered
+        )
 
     def _return_all(self, consumer: Consumer, failed: int) -> None:
         """Returns all that a consumer holds, in ascending message id."""
@@ -623,9 +638,7 @@ class QuorumMachine(SessionTable):
     def _checkout(self, session: QueueSession, number: int, spec: dict[str, Any]) -> None:
         exclusive = bool(spec.get("exclusive", False)) and bool(self.settings["exclusive_honoured"])
         refusal = None
-        if self.deleted:
-            refusal = "deleted"
-        elif number == 0 or number in session.consumers:
+        if number == 0 or number in session.consumers:
             refusal = "consumer_exists"
         elif self.settings["exclusive_honoured"] and self.consumer_count:
             others = [c for c in self._consumers() if c.state < CANCELLED]
@@ -667,8 +680,6 @@ class QuorumMachine(SessionTable):
         self.last_active_ms = self.time_ms
         if not consumer.checked_out.messages:
             del consumer.session.consumers[consumer.number]
-        if consumer is self.active:
-            self.active = None
         if self.single_active:
             self._choose_active()
 
@@ -679,11 +690,12 @@ class QuorumMachine(SessionTable):
                 self._serve_last(consumer)
             elif consumer.window <= consumer.checked_out.messages:
                 self._serve_no_more(consumer)
-        elif not consumer.checked_out.messages:
-            if consumer.state == CANCELLED:
-                consumer.session.consumers.pop(consumer.number, None)
-            elif consumer.state == QUIESCING:
-                self._choose_active()
+        if consumer.checked_out.messages:
+            return
+        if consumer.state == CANCELLED:
+            consumer.session.consumers.pop(consumer.number, None)
+        if consumer is self.active and (consumer.state != UP or self.down_nodes):
+            self._choose_active()
 
     def _best_waiting(self) -> Consumer | None:
         """Single active consumer: highest priority among those whose node is up, then arrival."""
@@ -699,8 +711,18 @@ class QuorumMachine(SessionTable):
         """Single active consumer: swaps, quiesces or activates as the rules ask for it now."""
         if self.stages.by_name:
             return
-        best = self._best_waiting()
         active = self.active
+        if active is not None and (
+            active.state == CANCELLED or active.session.node in self.down_nodes
+        ):
+            self._serve_no_more(active)
+            if self.strict and active.checked_out.messages:
+                return
+            if active.state != CANCELLED:
+                active.state = WAITING
+                self.waiting.append(active)
+            self.active = active = None
+        best = self._best_waiting()
         if active is not None:
             if best is None or best.priority <= active.priority:
                 if active.state == QUIESCING:
@@ -760,8 +782,6 @@ class QuorumMachine(SessionTable):
 
     def stage_refusal(self) -> str | None:
         """See `stages.Holder`."""
-        if self.deleted:
-            return NO_STAGE
         if self.single_active and (self.active is not None or self.stages.by_name):
             return SINGLE_ACTIVE
         return None
@@ -786,12 +806,16 @@ class QuorumMachine(SessionTable):
         """See `stages.Holder`: like a delivery, but nobody is told."""
         held = stage.held
         size = held.size
-        again, pieces = held.take_from(self.returned, stage.next, limit, TAKE_RUNS_MAX)
-        taken = again
-        if taken < limit and pieces < TAKE_RUNS_MAX:
-            taken += held.take_from(
-                self.fresh, stage.next + taken, limit - taken, TAKE_RUNS_MAX - pieces
-            )[0]
+        taken = again = pieces = 0
+        while taken < limit and pieces < TAKE_RUNS_MAX and self.ready:
+            source, room = self._next_source()
+            moved, parts = held.take_from(
+                source, stage.next + taken, min(limit - taken, room), TAKE_RUNS_MAX - pieces
+            )
+            taken += moved
+            pieces += parts
+            if source is not self.fresh:
+                again += moved
         if self.trace is not None:
             owner = stage_session(stage.name)
             for message_id, run in held.held_from(stage.next):
@@ -805,6 +829,16 @@ class QuorumMachine(SessionTable):
         self.unacked += taken
         self.unacked_bytes += held.size - size
         return int(taken)
+
+    def _next_source(self) -> tuple[runs.Fifo, int]:
+        """Where the next message is, and how many of them may be taken there in a row. There must
+        be one."""
+        if self.returned.messages:
+            return self.returned, self.returned.messages
+        if self.requeued.messages:
+            ahead = self.requeued.ahead(self.published - self.fresh.messages)
+            return (self.fresh, ahead) if ahead else (self.requeued, self.requeued.together())
+        return self.fresh, self.fresh.messages
 
     def stage_settle(self, stage: Stage, first: int, last: int) -> None:
         """See `stages.Holder`."""
@@ -844,10 +878,6 @@ class QuorumMachine(SessionTable):
             consumer: Consumer
             for consumer in session.consumers.values():
                 self._serve_no_more(consumer)
-                if consumer is self.active:
-                    consumer.state = WAITING
-                    self.waiting.append(consumer)
-                    self.active = None
         if self.single_active:
             self._choose_active()
         due = self._nodes_due_ms()
@@ -900,19 +930,7 @@ class QuorumMachine(SessionTable):
                 due = state[0] + timeout
         return due
 
-    # ------------------------------------------------------ queue as a whole
-
-    def _configure(self, changes: dict[str, Any]) -> None:
-        """Replaces settings; unknown ones are kept for later versions and have no effect."""
-        changes = dict(changes)
-        used = self.sessions or self.stages.by_name
-        if changes.get("single_active", self.single_active) != self.single_active and used:
-            # Which of the running consumers would be the active one is not defined.
-            del changes["single_active"]
-            self.effects.append((EFFECT_NOTE, "quorum.setting_refused", {"name": "single_active"}))
-        self.settings.update(changes)
-        self.delivery_limit = self.settings["delivery_limit"]
-        self.single_active = self.settings["single_active"]
+    # ---------------------------------------------------------- versions
 
     def set_version(self, version: int) -> None:
         """Carries out a `machine version` entry. Raises UnsupportedVersion."""
@@ -921,29 +939,6 @@ class QuorumMachine(SessionTable):
     def command_types(self, version: int) -> bytes:
         """The command types that a version knows (Machine.command_types)."""
         return COMMAND_TYPES[version]
-
-    def _delete(self) -> None:
-        self.deleted = True
-        if self.trace is not None:
-            self._trace_dropped(words.QUEUE_DELETED, held=True)
-        for session in list(self.sessions.values()):
-            for consumer in session.consumers.values():
-                if consumer.state < CANCELLED:
-                    self.effects.append((EFFECT_CANCELLED, session.id, consumer.number, "deleted"))
-                consumer.state = CANCELLED
-                consumer.queued = False
-                consumer.checked_out.remove_all()
-            session.consumers.clear()
-        self._levels.clear()
-        self._priorities = []
-        self.waiting.clear()
-        self.active = None
-        self.stages.clear()
-        self.consumer_count = 0
-        self.unacked = 0
-        self.unacked_bytes = 0
-        self.fresh.clear()
-        self.returned.clear()
 
     # ------------------------------------------------------------ looking at it
 
@@ -957,12 +952,12 @@ class QuorumMachine(SessionTable):
     @property
     def ready(self) -> int:
         """Messages that wait for a consumer."""
-        return self.fresh.messages + self.returned.messages
+        return self.fresh.messages + self.returned.messages + self.requeued.messages
 
     @property
     def ready_bytes(self) -> int:
         """Body bytes of the messages that wait."""
-        return self.fresh.size + self.returned.size
+        return self.fresh.size + self.returned.size + self.requeued.size
 
     def service_queue(self) -> list[tuple[int, int]]:
         """(session, consumer number) in the order in which they will be served."""
@@ -1012,7 +1007,7 @@ class QuorumMachine(SessionTable):
             "unacked": self.unacked,
             "ready_bytes": self.ready_bytes,
             "unacked_bytes": self.unacked_bytes,
-            "returned_ready": self.returned.messages,
+            "returned_ready": self.returned.messages + self.requeued.messages,
             "consumers": self.consumer_count,
             "published": self.published,
             "delivered": self.delivered,
@@ -1027,10 +1022,11 @@ class QuorumMachine(SessionTable):
         return made
 
     def memory_bytes(self) -> int:
-        """Bytes of the packed index: ready, returned and checked out runs."""
+        """Bytes of the packed index: runs that are ready or checked out."""
         held = [consumer.checked_out for consumer in self._consumers()]
         held += [stage.held for stage in self.stages.by_name.values()]
         ready: int = self.fresh.memory_bytes() + self.returned.memory_bytes()
+        ready += self.requeued.memory_bytes()
         return ready + sum(part.memory_bytes() for part in held)
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
@@ -1040,6 +1036,7 @@ class QuorumMachine(SessionTable):
         small entries that lie between; everything else is named entry by entry.
         """
         needed = set(self.returned.indexes())
+        needed.update(self.requeued.indexes())
         for consumer in self._consumers():
             needed.update(consumer.checked_out.indexes())
         for stage in self.stages.by_name.values():
@@ -1110,7 +1107,6 @@ class QuorumMachine(SessionTable):
             "index": self.index,
             "time_ms": self.time_ms,
             "last_active_ms": self.last_active_ms,
-            "deleted": self.deleted,
             "fresh": self.fresh.pack(),
             "returned": self.returned.pack(),
             "sessions": [
@@ -1141,6 +1137,8 @@ class QuorumMachine(SessionTable):
         }
         if self.stages.by_name or self.stages.finished:
             state["stages"] = self.stages.pack()
+        if self.requeued.messages:
+            state["requeued"] = self.requeued.pack_tail()
         return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
@@ -1166,9 +1164,10 @@ class QuorumMachine(SessionTable):
         self.index = known["index"]
         self.time_ms = known["time_ms"]
         self.last_active_ms = known["last_active_ms"]
-        self.deleted = known["deleted"]
         self.fresh.unpack(known["fresh"])
         self.returned.unpack(known["returned"])
+        if "requeued" in known:
+            self.requeued.unpack_tail(known["requeued"])
         for session_id, seq, replies, consumers, producer in known["sessions"]:
             session = QueueSession(session_id)
             session.seq = seq
@@ -1217,7 +1216,9 @@ class QuorumMachine(SessionTable):
         self.unacked_bytes += consumer.checked_out.size
         if consumer.state < CANCELLED:
             self.consumer_count += 1
-        if self.single_active and consumer.state in (UP, QUIESCING):
+        if self.single_active and (
+            consumer.state in (UP, QUIESCING) or (self.strict and consumer.state == CANCELLED)
+        ):
             self.active = consumer
 
     def state_hash(self) -> int:

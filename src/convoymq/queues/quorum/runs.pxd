@@ -41,6 +41,17 @@ cdef class Fifo:
     @cython.locals(head=Py_ssize_t)
     cdef _tidy(self)
 
+cdef class Tail(Fifo):
+    cdef object _groups
+    cpdef requeue(
+        self, uint64_t entered, uint64_t index, uint64_t offset, uint64_t first, uint64_t count,
+        uint64_t size, uint64_t acquired, uint64_t delivered
+    )
+    @cython.locals(before=uint64_t)
+    cpdef uint64_t ahead(self, uint64_t left) except? 0
+    @cython.locals(run=tuple, group=list)
+    cpdef tuple take(self, uint64_t limit)
+
 cdef class CheckedOut:
     cdef Py_ssize_t _head, _end
     cdef object _words

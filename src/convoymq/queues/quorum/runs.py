@@ -16,6 +16,8 @@ Invariants: count > 0 everywhere; ids of a `CheckedOut` ascend and do not overla
 from __future__ import annotations
 
 from array import array
+from collections import deque
+from typing import Any
 
 from convoymq.model.words import words_from_bytes, words_to_bytes
 
@@ -269,6 +271,75 @@ class Fifo:
                 raise ValueError("packed runs: an empty run")
             self.messages += run[3]
             self.size += run[4]
+
+
+class Tail(Fifo):
+    """Runs that came back to the tail of a queue.
+
+    A group of them knows how many fresh messages had ever entered the queue when it came back: its
+    turn comes when so many have left their FIFO.
+    """
+
+    __slots__ = ("_groups",)
+
+    def __init__(self) -> None:
+        Fifo.__init__(self, True)
+        #: [fresh messages before it, messages], in the order of their turns.
+        self._groups: deque[list[int]] = deque()
+
+    def requeue(
+        self,
+        entered: int,
+        index: int,
+        offset: int,
+        first: int,
+        count: int,
+        size: int,
+        acquired: int,
+        delivered: int,
+    ) -> None:
+        """Appends a run, when `entered` fresh messages have entered the queue so far."""
+        groups = self._groups
+        if groups and groups[-1][0] == entered:
+            groups[-1][1] += count
+        else:
+            assert not groups or groups[-1][0] < entered
+            groups.append([entered, count])
+        self.push(index, offset, first, count, size, acquired, delivered)
+
+    def ahead(self, left: int) -> int:
+        """How many fresh messages come before the head run, when `left` have left their FIFO."""
+        before: int = self._groups[0][0]
+        return before - left if before > left else 0
+
+    def together(self) -> int:
+        """How many messages have their turn with the head run."""
+        return self._groups[0][1]
+
+    def take(self, limit: int) -> Run:
+        """As of `Fifo`, within the head group."""
+        group = self._groups[0]
+        run = Fifo.take(self, min(limit, group[1]))
+        group[1] -= run[3]
+        if not group[1]:
+            self._groups.popleft()
+        return run
+
+    def clear(self) -> None:
+        """Drops everything."""
+        Fifo.clear(self)
+        self._groups.clear()
+
+    def pack_tail(self) -> list[Any]:
+        """Plain values: the packed runs, and the groups."""
+        return [self.pack(), [list(group) for group in self._groups]]
+
+    def unpack_tail(self, packed: list[Any]) -> None:
+        """Replaces the content by that of `pack_tail`. Raises ValueError."""
+        self.unpack(packed[0])
+        self._groups = deque([entered, count] for entered, count in packed[1])
+        if sum(group[1] for group in self._groups) != self.messages:
+            raise ValueError("packed runs: groups of the tail do not add up")
 
 
 class CheckedOut:

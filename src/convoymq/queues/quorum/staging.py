@@ -335,9 +335,9 @@ class Staging:
         replica = self._queue.replica()
         if replica is None:
             return None
-        machine: QuorumMachine = replica.machine
-        if machine.deleted:
+        if self._queue.deleted:
             raise missing(self._subject)
+        machine: QuorumMachine = replica.machine
         return machine
 
     def _touch(self, stage: Stage) -> None:
@@ -407,6 +407,9 @@ def ready_runs(
     O(runs that came back) + O(runs listed)."""
     made: list[tuple[int, tuple[int, ...]]] = []
     returned = machine.returned.runs_after(*place, PAGE_RUNS_MAX)
+    if machine.requeued.messages:
+        returned += machine.requeued.runs_after(*place, PAGE_RUNS_MAX)
+        returned.sort()
     listed = 0
     fresh = machine.fresh.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
     for source in (returned, fresh):

@@ -9,7 +9,7 @@ cdef class StreamMachine(SessionTable):
     cdef public int version
     cdef public dict settings, stored, down_nodes
     cdef public uint64_t index
-    cdef public bint deleted, _broken
+    cdef public bint _broken
     cdef public object chunks, segments
     cdef public int64_t next, last_chunk, bytes, open_bytes
     cdef public uint64_t _newest_ms, published, truncated

@@ -54,7 +54,6 @@ from convoymq.queues.sessions import (
     Session,
     SessionTable,
     check_openings,
-    decode_map,
     first_u64,
 )
 from convoymq.streamlog.chunks import ChunkIndex
@@ -79,8 +78,8 @@ REFUSED = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE))
 COMMAND_TYPES = {
     1: supported.command_table((
         ENQUEUE, *WITHOUT_EFFECT, *REFUSED, batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN,
-        batch.CMD_NODE_DOWN, batch.CMD_NODE_UP, batch.CMD_TICK, batch.CMD_CONFIG, batch.CMD_DELETE,
-        batch.CMD_PRODUCER, batch.CMD_STORE_OFFSET, batch.CMD_SESSION_OPEN,
+        batch.CMD_NODE_DOWN, batch.CMD_NODE_UP, batch.CMD_TICK, batch.CMD_PRODUCER,
+        batch.CMD_STORE_OFFSET, batch.CMD_SESSION_OPEN,
     )),
 }  # fmt: skip
 
@@ -112,7 +111,6 @@ class StreamMachine(SessionTable):
     def _clear(self) -> None:
         self.index = 0
         self.time_ms = 0
-        self.deleted = False
         self._clear_sessions()
         self.chunks = ChunkIndex()
         #: Offset of the next message; the first kept one is `first`.
@@ -169,11 +167,6 @@ class StreamMachine(SessionTable):
         self, session: Session | None, index: int, count: int, data: bytes, offset: int
     ) -> None:
         """A chunk: its records get the next offsets."""
-        if self.deleted:
-            self._broken = True
-            self._trace_published(words.QUEUE_DELETED, session, count, index, offset, 0)
-            self._reply(session, APPLIED_REJECTED, "deleted")
-            return
         size = batch.enqueue_bytes(data, offset)
         repeated = 0
         if session is not None and session.producer is not None:
@@ -239,12 +232,6 @@ class StreamMachine(SessionTable):
             self._remove_session(session)
         elif kind == batch.CMD_SESSION_OPEN:
             self._applied(session)
-        elif kind == batch.CMD_DELETE:
-            self._reply(session, APPLIED_OK, self.messages)
-            self._delete()
-        elif kind == batch.CMD_CONFIG:
-            self._configure(decode_map(batch.command_body(data, offset), count))
-            self._applied(session)
         elif kind in REFUSED:
             self._reply(session, APPLIED_REJECTED, f"a stream has no answer to command {kind}")
         else:
@@ -271,10 +258,6 @@ class StreamMachine(SessionTable):
             for session in self._sessions_of(arg):
                 if (session.id >> 24) & 0xFFFFFFFF < incarnation:
                     self._remove_session(session)
-        elif kind == batch.CMD_CONFIG:
-            self._configure(decode_map(batch.command_body(data, offset), count))
-        elif kind == batch.CMD_DELETE:
-            self._delete()
         else:
             raise UnknownCommand(f"a command of type {kind} is not known")
 
@@ -325,12 +308,6 @@ class StreamMachine(SessionTable):
             return None
         return self.segments[0][2] + max_age_ms + 1
 
-    def _configure(self, changes: dict[str, Any]) -> None:
-        """Replaces settings; unknown ones are kept for later versions and have no effect."""
-        self.settings.update(changes)
-        self._retain()
-        self._arm()
-
     def set_version(self, version: int) -> None:
         """Carries out a `machine version` entry. Raises UnsupportedVersion."""
         self.version = supported.check_version(self, version)
@@ -338,13 +315,6 @@ class StreamMachine(SessionTable):
     def command_types(self, version: int) -> bytes:
         """The command types that a version knows (Machine.command_types)."""
         return COMMAND_TYPES[version]
-
-    def _delete(self) -> None:
-        self.deleted = True
-        self.chunks = ChunkIndex()
-        self.segments.clear()
-        self.bytes = 0
-        self.open_bytes = 0
 
     # ---------------------------------------------------------------- looking at it
 
@@ -404,7 +374,7 @@ class StreamMachine(SessionTable):
         ends = [end for end, _, _ in self.segments]
         assert ends == sorted(ends)
         assert set(ends) <= set(offsets)
-        assert self.first == self.truncated or self.deleted
+        assert self.first == self.truncated
         assert self.published == self.next
         for session in self.sessions.values():
             assert session.applied_at == -1
@@ -421,7 +391,6 @@ class StreamMachine(SessionTable):
                 "settings": dict(sorted(self.settings.items())),
                 "index": self.index,
                 "time_ms": self.time_ms,
-                "deleted": self.deleted,
                 "chunks": self.chunks.pack(),
                 "next": self.next,
                 "last_chunk": self.last_chunk,
@@ -457,7 +426,6 @@ class StreamMachine(SessionTable):
         self._clear()
         self.index = known["index"]
         self.time_ms = known["time_ms"]
-        self.deleted = known["deleted"]
         self.chunks.unpack(known["chunks"])
         self.next = known["next"]
         self.last_chunk = known["last_chunk"]

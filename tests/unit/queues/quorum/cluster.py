@@ -206,6 +206,9 @@ class Node:
     def is_replica_live(self, group: int, node: int) -> bool:
         return node in REPLICAS and not self.cluster.nodes[node].stalled
 
+    def note(self, event: str, **fields: Any) -> None:
+        self.cluster.notes.append((self.id, event, fields))
+
     def read_entry(self, group: int, index: int) -> Entry:
         if index > len(self.cluster.log):
             raise EntryGone(index)
@@ -236,6 +239,7 @@ class Cluster:
         self.cut: set[int] = set()
         self.drop_frames: set[int] = set()
         self.frames: list[tuple[int, int, int]] = []
+        self.notes: list[tuple[int, str, dict[str, Any]]] = []
         self.leader: int | None = 1
         self.term = 1
         self.nodes = {id: self.node_class(self, id, settings) for id in NODES}

@@ -386,5 +386,11 @@ def test_single_active_consumer_take_over(ending: str) -> None:
     if ending == "D":
         cluster.expect("ABC", "m2→c2 m3→c2", "c2")
     else:
-        cluster.expect("ABC", "m2→c1 m3→c2", "c2")
+        # Strict: the next one begins when what the old one holds is settled.
+        cluster.expect("ABC", "m2→c1", "", "m3")
+        cluster.propose("1:8 K m2 c1 1")
+        cluster.replicate("A", "C")
+        for name in "ABC":
+            cluster.apply(name)
+        cluster.expect("ABC", "m3→c2", "c2")
     assert cluster.sent[-1] == ("C", "m3", "c2")

@@ -9,7 +9,6 @@ import pytest
 
 from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
-    EFFECT_CANCELLED,
     EFFECT_DELIVER,
     EFFECT_GAP,
     EFFECT_NOTE,
@@ -297,7 +296,7 @@ def test_a_message_is_handed_out_limit_plus_one_times() -> None:
     assert queue.machine.dropped == {"delivery_limit": 1, "rejected": 0}
 
 
-def test_unlimited_and_configured_delivery_limit() -> None:
+def test_without_a_limit_nothing_is_dropped() -> None:
     queue = Queue(delivery_limit=-1)
     queue.log.checkout(B, 1, 1)
     queue.log.publish(A, [7])
@@ -305,10 +304,86 @@ def test_unlimited_and_configured_delivery_limit() -> None:
         queue.log.return_(B, 1, i, i, failed=True)
     queue.step()
     assert queue.machine.unacked == 1
-    queue.log.leader(batch.CMD_CONFIG, body=msgspec.msgpack.encode({"delivery_limit": 2}))
-    queue.log.return_(B, 1, 40, 40, failed=True)
+
+
+def test_what_goes_over_the_limit_is_noted_and_counted() -> None:
+    queue = Queue(delivery_limit=0)
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [1, 1])
+    queue.log.return_(B, 1, 0, 1, failed=True)
+    notes = [e[1:] for e in queue.step() if e[0] == EFFECT_NOTE]
+    assert notes == [("quorum.delivery_limit", {"count": 2})]
+    assert queue.machine.totals()["dropped_delivery_limit"] == 2
+
+
+def places(queue: Queue, effects: list[Any], session: int) -> list[int]:
+    """Entries of what a consumer gets."""
+    return [index for _, index in deliveries(effects, session, 1)]
+
+
+def test_without_a_limit_what_a_client_gives_back_goes_to_the_tail() -> None:
+    queue = Queue(delivery_limit=-1)
+    queue.log.checkout(B, 1, 1)
+    for _ in range(3):
+        queue.log.publish(A, [1])
+        queue.step()
+    queue.log.return_(B, 1, 0, 0)
+    queue.log.publish(A, [1])
+    effects = queue.step()
+    for i in range(1, 4):
+        queue.log.settle(B, 1, i, i)
+        effects += queue.step()
+    # Behind what was there, ahead of what came after it.
+    assert places(queue, effects, B) == [2, 3, 1, 4]
+    again = next(e for e in effects if e[0] == EFFECT_DELIVER and e[4] == 1)
+    assert again[8:10] == (1, 0)
+    assert queue.machine.totals()["redelivered"] == 1
+
+
+@pytest.mark.parametrize("how", ["reject", "close", "timeout"])
+def test_without_a_limit_other_returns_keep_their_place(how: str) -> None:
+    queue = Queue(delivery_limit=-1, disconnect_timeout_ms=10)
+    queue.log.checkout(B, 1, 1)
+    queue.log.checkout(C, 1, 1)
+    queue.log.credit(C, 1, 0)
+    queue.log.publish(A, [1, 1])
     queue.step()
-    assert queue.machine.dropped["delivery_limit"] == 1
+    if how == "reject":
+        queue.log.return_(B, 1, 0, 0, failed=True)
+        effects = queue.step()
+        assert [e[6] for e in effects if e[0] == EFFECT_DELIVER] == [0]
+        return
+    if how == "close":
+        queue.log.close(B)
+    else:
+        queue.log.node_down(2)
+        queue.step()
+        queue.log.leader(batch.CMD_TICK)
+        queue.step(10)
+    queue.log.credit(C, 1, 1)
+    effects = queue.step()
+    assert [e[6] for e in effects if e[0] == EFFECT_DELIVER] == [0]
+
+
+def test_what_went_to_the_tail_is_in_a_snapshot_in_live_ranges_and_purged() -> None:
+    queue = Queue(delivery_limit=-1)
+    queue.log.checkout(B, 1, 1)
+    queue.log.publish(A, [1])
+    queue.step()
+    queue.log.publish(A, [1])
+    queue.log.return_(B, 1, 0, 0)
+    queue.step()
+    machine = queue.machine
+    assert list(machine.live_ranges()) == [(1, 2)]
+    assert machine.totals()["returned_ready"] == 1
+    other = QuorumMachine()
+    other.restore(machine.snapshot())
+    assert other.snapshot() == machine.snapshot()
+    check_invariants(other)
+    assert len(machine.picture()) == 2
+    queue.log.command(A, batch.CMD_PURGE)
+    assert replies(queue.step(), A)[-1][2] == 1
+    assert machine.ready == 0
 
 
 def test_discarded_messages_are_gone() -> None:
@@ -420,23 +495,6 @@ def test_a_restarted_nodes_old_sessions_end() -> None:
     assert list(queue.machine.sessions) == [new]
 
 
-def test_deleting_cancels_every_consumer() -> None:
-    queue = Queue()
-    queue.log.checkout(A, 1)
-    queue.log.checkout(B, 1)
-    queue.log.publish(A, [1] * 30)
-    queue.log.leader(batch.CMD_DELETE)
-    effects = queue.step()
-    assert [e[1:] for e in effects if e[0] == EFFECT_CANCELLED] == [
-        (A, 1, "deleted"),
-        (B, 1, "deleted"),
-    ]
-    queue.log.publish(B, [1])
-    queue.log.checkout(B, 2)
-    assert replies(queue.step(), B) == [(3, 1, "deleted"), (4, 1, "deleted")]
-    assert list(queue.machine.live_ranges()) == []
-
-
 # ----------------------------------------------------- single active consumer
 
 
@@ -492,28 +550,110 @@ def test_quiescing_ends_when_the_contender_goes() -> None:
     assert len(deliveries(effects, A, 1)) == 2
 
 
-def test_a_cancelled_active_consumer_makes_room_at_once() -> None:
-    queue = single()
+def in_turn(queue: Queue) -> None:
+    """Two consumers with prefetch 1; the first has the first of two messages."""
     queue.log.checkout(A, 1, 1)
-    queue.log.checkout(B, 1)
-    queue.log.publish(C, [1, 1])
-    queue.log.cancel(A, 1)
-    queue.step()
-    assert queue.status() == {A: "cancelled", B: "single_active"}
-
-
-def test_a_suspected_active_consumer_waits_and_keeps_its_messages() -> None:
-    queue = single()
-    queue.log.checkout(A, 1)
-    queue.log.checkout(B, 1)
+    queue.log.checkout(B, 1, 1)
     queue.log.publish(C, [1])
+    queue.log.publish(C, [1])
+    queue.step()
+    assert queue.machine.unacked == 1
+
+
+@pytest.mark.parametrize("how", ["settled", "returned", "session ends"])
+def test_a_cancelled_active_consumer_is_followed_when_it_holds_nothing(how: str) -> None:
+    queue = single()
+    in_turn(queue)
+    queue.log.cancel(A, 1)
+    assert deliveries(queue.step(), B, 1) == []
+    assert queue.status() == {A: "cancelled", B: "waiting"}
+    if how == "settled":
+        queue.log.settle(A, 1, 0, 0)
+    elif how == "returned":
+        queue.log.return_(A, 1, 0, 0)
+    else:
+        queue.log.close(A)
+    effects = queue.step()
+    (given,) = [e for e in effects if e[0] == EFFECT_DELIVER]
+    assert (given[1], given[8]) == (B, int(how != "settled"))
+    assert queue.status()[B] == "single_active"
+
+
+def test_a_suspected_active_consumer_is_followed_when_its_messages_are_back() -> None:
+    queue = Queue(single_active=True, disconnect_timeout_ms=100)
+    in_turn(queue)
+    queue.log.node_down(1)
+    assert deliveries(queue.step(), B, 1) == []
+    assert queue.status() == {A: "suspected_down", B: "waiting"}
+    queue.log.leader(batch.CMD_TICK)
+    effects = queue.step(100)
+    (given,) = [e for e in effects if e[0] == EFFECT_DELIVER]
+    assert (given[1], given[6], given[8]) == (B, 0, 1), "the first message, again"
+    queue.log.node_up(1)
+    queue.log.settle(A, 1, 0, 0)
+    queue.step()
+    assert queue.status() == {A: "waiting", B: "single_active"}
+
+
+def test_a_suspected_active_consumer_goes_on_when_its_node_is_back() -> None:
+    queue = single()
+    in_turn(queue)
     queue.log.node_down(1)
     queue.step()
+    queue.log.node_up(1)
+    queue.log.settle(A, 1, 0, 0)
+    assert [i for i, _ in deliveries(queue.step(), A, 1)] == [1]
+    assert queue.status() == {A: "single_active", B: "waiting"}
+
+
+def test_a_suspected_active_consumer_without_messages_is_followed_at_once() -> None:
+    queue = single()
+    queue.log.checkout(A, 1, 1)
+    queue.log.checkout(B, 1, 1)
+    queue.log.node_down(1)
+    queue.log.publish(C, [1])
+    assert len(deliveries(queue.step(), B, 1)) == 1
+
+
+def test_a_suspected_active_consumer_that_settles_late_is_followed() -> None:
+    queue = single()
+    in_turn(queue)
+    queue.log.node_down(1)
+    queue.log.settle(A, 1, 0, 0)
+    assert len(deliveries(queue.step(), B, 1)) == 1
     assert queue.status() == {A: "suspected_down", B: "single_active"}
-    assert queue.machine.unacked == 1
+
+
+def test_who_is_followed_later_is_in_a_snapshot() -> None:
+    queue = single()
+    in_turn(queue)
+    queue.log.cancel(A, 1)
+    queue.step()
+    other = QuorumMachine()
+    other.restore(queue.machine.snapshot())
+    check_invariants(other)
+    queue.log.settle(A, 1, 0, 0)
+    entry = queue.log.seal()
+    assert apply(other, entry) == apply(queue.machine, entry)
+    assert other.snapshot() == queue.machine.snapshot()
+
+
+def test_without_strictness_the_next_consumer_begins_at_once() -> None:
+    """RabbitMQ's rule: what the old one holds is settled or comes back later."""
+    queue = Queue(single_active=True, single_active_strict=False)
+    in_turn(queue)
+    queue.log.node_down(1)
+    assert len(deliveries(queue.step(), B, 1)) == 1
+    assert queue.status() == {A: "suspected_down", B: "single_active"}
+    assert queue.machine.unacked == 2
     queue.log.node_up(1)
     queue.step()
     assert queue.status() == {A: "waiting", B: "single_active"}
+    queue.log.settle(A, 1, 0, 0)
+    queue.log.publish(C, [1])
+    queue.log.cancel(B, 1)
+    assert len(deliveries(queue.step(), A, 1)) == 1
+    assert queue.status() == {A: "single_active", B: "cancelled"}
 
 
 def test_a_suspected_consumer_is_not_activated() -> None:
@@ -537,6 +677,7 @@ def test_a_node_that_is_gone_activates_none_of_its_consumers_as_it_goes() -> Non
     first, second = session_id(2), session_id(2, 2)
     queue.log.publish(first, [1])
     queue.log.checkout(second, 1, priority=1)
+    queue.log.settle(second, 1, 0, 0)
     queue.log.node_down(2)
     queue.log.checkout(A, 1)
     queue.log.checkout(C, 1)
@@ -551,14 +692,6 @@ def test_get_is_refused_with_single_active_consumer() -> None:
     queue = single()
     queue.log.get(A)
     assert replies(queue.step(), A) == [(2, 1, "single_active")]
-
-
-def test_changing_single_active_under_sessions_is_refused() -> None:
-    queue = Queue()
-    queue.log.checkout(A, 1)
-    queue.log.leader(batch.CMD_CONFIG, body=msgspec.msgpack.encode({"single_active": True}))
-    assert [e[0] for e in queue.step()][-1] == EFFECT_NOTE
-    assert queue.status() == {A: "up"}
 
 
 # ---------------------------------------------------------------- what it costs

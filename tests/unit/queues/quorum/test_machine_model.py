@@ -109,6 +109,11 @@ class Naive:
         else:
             self.returned.append(message)
 
+    def requeue(self, message: Message) -> None:
+        """Without a limit, what a client gives back unfailed goes to the tail."""
+        message.acquired += 1
+        self.fresh.append(message)
+
     def forget(self, taker: Taker) -> None:
         if taker.cancelled and not taker.held:
             self.takers.pop((taker.session, taker.number), None)
@@ -233,7 +238,9 @@ class Run:
             if taker is not None:
                 for message_id in range(first, first + more + 1):
                     message = taker.held.pop(message_id, None)
-                    if message is not None and name in ("return", "fail"):
+                    if message is not None and name == "return" and naive.limit < 0:
+                        naive.requeue(message)
+                    elif message is not None and name in ("return", "fail"):
                         naive.take_back(message, name == "fail")
                     elif message is not None and name == "discard":
                         naive.dropped += 1
@@ -287,8 +294,20 @@ class Run:
             naive.forget(taker)
 
 
+def tail_of(machine: Any) -> list[tuple[tuple[int, int, int], int, int]]:
+    """What is fresh, and what came back to the tail, in the order of their turns."""
+    line = [(place, 0, 0) for place in expand(machine.fresh.runs())]
+    runs, (_, groups) = machine.requeued.runs(), machine.requeued.pack_tail()
+    back = [(place, run[5], run[6]) for run in runs for place in expand([run])]
+    left = machine.published - machine.fresh.messages
+    for entered, count in reversed(groups):
+        line[max(0, entered - left) : max(0, entered - left)] = back[len(back) - count :]
+        back = back[: len(back) - count]
+    return line
+
+
 def compare(machine: Any, naive: Naive, effects: list[Any]) -> None:
-    assert expand(machine.fresh.runs()) == [m.place for m in naive.fresh]
+    assert tail_of(machine) == [(m.place, m.acquired, m.delivered) for m in naive.fresh]
     returned = [(p, r[5], r[6]) for r in machine.returned.runs() for p in expand([r])]
     assert returned == [(m.place, m.acquired, m.delivered) for m in naive.returned]
     held = {
@@ -356,12 +375,17 @@ def test_consumers_of_a_node_that_is_back_are_served_by_the_begin_of_their_sessi
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(commands, min_size=30, max_size=90), st.booleans(), st.integers(0, 50))
+@given(
+    st.lists(commands, min_size=30, max_size=90),
+    st.booleans(),
+    st.integers(0, 50),
+    st.sampled_from([-1, 2]),
+)
 def test_snapshot_and_rest_equal_the_whole_log(
-    steps: list[tuple[Any, ...]], single_active: bool, split: int
+    steps: list[tuple[Any, ...]], single_active: bool, split: int, limit: int
 ) -> None:
-    config = {"single_active": single_active, "delivery_limit": 2}
-    run = Run(2)
+    config = {"single_active": single_active, "delivery_limit": limit}
+    run = Run(limit)
     for step in [*steps, ("seal", 1)]:
         run.log.seal(step[1]) if step[0] == "seal" else run.write(step)
     whole = QuorumMachine(config)
@@ -408,10 +432,12 @@ PLAIN = interpreted_machine()
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(commands, min_size=30, max_size=90), st.booleans())
-def test_interpreted_equals_compiled(steps: list[tuple[Any, ...]], single_active: bool) -> None:
-    config = {"single_active": single_active, "delivery_limit": 1}
-    run = Run(1)
+@given(st.lists(commands, min_size=30, max_size=90), st.booleans(), st.sampled_from([-1, 1]))
+def test_interpreted_equals_compiled(
+    steps: list[tuple[Any, ...]], single_active: bool, limit: int
+) -> None:
+    config = {"single_active": single_active, "delivery_limit": limit}
+    run = Run(limit)
     for step in [*steps, ("seal", 1)]:
         run.log.seal(step[1]) if step[0] == "seal" else run.write(step)
     compiled = QuorumMachine(config)

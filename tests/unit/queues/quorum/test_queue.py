@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from convoymq.kernels import batch
 from convoymq.model.errors import NotFound, ResourceLocked, StorageFault, Unavailable
-from convoymq.queues.group_queue import FlowLimits
-from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
+from convoymq.queues.group_queue import NOTE_EVERY_MS, FlowLimits
+from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, publish, spec, tags
 
 
 @pytest.mark.parametrize("publisher", NODES)
@@ -115,17 +116,6 @@ def test_commands_of_the_round_of_an_election_are_not_left_behind() -> None:
     cluster.elect(3)
     cluster.run()
     assert events.confirmed == [1, 2, 3]
-
-
-def test_a_cancellation_reaches_a_node_that_has_to_be_sent_for_from_now_on() -> None:
-    cluster = Cluster()
-    client, events = cluster.nodes[2].open()
-    client.subscribe(spec())
-    cluster.run()
-    cluster.nodes[2].stalled = True
-    cluster.nodes[1].builder.add(batch.CMD_DELETE, 0, 0, 0, 0, 0)
-    cluster.run()
-    assert events.heard[-1] == ("cancelled", 1, "deleted")
 
 
 def test_answers_lost_with_the_old_leader_come_from_the_new_one() -> None:
@@ -590,3 +580,48 @@ def test_every_message_is_settled_once_with_returns_gets_and_closed_channels(see
         c.is_waiting() for n in cluster.nodes.values() for c in n.queue._clients.values()
     )
     assert len(machine.sessions) == sum(len(n.queue._clients) for n in cluster.nodes.values())
+
+
+def test_messages_over_the_limit_are_logged_by_the_leader_and_counted() -> None:
+    """At once, then as a sum."""
+    cluster = Cluster(delivery_limit=0)
+    client, _ = cluster.nodes[2].open()
+    client.subscribe(spec())
+    publish(client, 1, 5)
+    cluster.run()
+    where = {"vhost": "/", "queue": "q", "group": GROUP}
+    for message in range(5):
+        client.return_(1, [message, message], failed=True)
+        cluster.run()
+    assert cluster.notes == [(1, "quorum.delivery_limit", {**where, "count": 1})]
+    cluster.wait(NOTE_EVERY_MS)
+    assert cluster.notes[1:] == [(1, "quorum.delivery_limit", {**where, "count": 4})]
+    cluster.wait(2 * NOTE_EVERY_MS)
+    assert len(cluster.notes) == 2
+    assert cluster.nodes[1].queue.dropped_over_limit == 5
+    assert sum(node.queue.dropped_over_limit for node in cluster.nodes.values()) == 5
+
+
+def test_a_stage_that_expires_is_logged() -> None:
+    cluster = Cluster()
+    client, _ = cluster.nodes[2].open()
+    op = {"op": "open", "stage": "s", "owner": "me", "ttl_ms": 1000}
+    client.stage(msgspec.msgpack.encode(op), lambda reply, error: None)
+    cluster.run()
+    cluster.wait(2000)
+    cluster.run()
+    where = {"vhost": "/", "queue": "q", "group": GROUP}
+    assert cluster.notes == [(1, "quorum.stage_expired", {**where, "stage": "s"})]
+
+
+def test_a_queue_without_a_leader_does_not_run() -> None:
+    cluster = Cluster()
+    queue = cluster.nodes[2].queue
+    assert queue.info()["state"] == "running"
+    cluster.elect(None)
+    assert queue.info()["state"] == "down"
+    cluster.cut = {1, 3}
+    assert queue.info()["state"] == "minority"
+    cluster.cut = set()
+    cluster.elect(3)
+    assert queue.info()["state"] == "running"

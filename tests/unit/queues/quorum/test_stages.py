@@ -335,15 +335,6 @@ def test_with_single_active_consumer_a_stage_is_a_contender() -> None:
     assert bench.counts() == (0, 4)
 
 
-def test_single_active_cannot_be_switched_while_there_are_stages() -> None:
-    bench = Bench()
-    bench.open()
-    bench.log.close(A)
-    bench.log.leader(batch.CMD_CONFIG, body=msgspec.msgpack.encode({"single_active": True}))
-    bench.seal()
-    assert not bench.machine.single_active
-
-
 def test_purge_drops_what_is_ready_and_leaves_what_is_staged() -> None:
     bench = Bench()
     bench.publish(5)
@@ -353,21 +344,6 @@ def test_purge_drops_what_is_ready_and_leaves_what_is_staged() -> None:
     bench.seal()
     assert bench.counts() == (0, 2)
     assert bench.machine.purged == 3
-
-
-def test_a_deleted_queue_has_no_stages() -> None:
-    bench = Bench()
-    bench.publish(5)
-    mine = bench.open()
-    bench.op("take", **mine, max=2, after=0)
-    bench.log.leader(batch.CMD_DELETE)
-    bench.seal()
-    assert bench.counts() == (0, 0)
-    assert not list(bench.machine.live_ranges())
-    assert bench.op("settle", **mine, upto=1) == "no_stage"
-    assert bench.op("open", owner="me", ttl_ms=TTL) == "no_stage"
-    assert bench.op("lease", "l", ttl_ms=TTL, max=1) == "no_stage"
-    assert bench.machine.next_due_ms() is None
 
 
 def test_stages_of_a_queue_are_bounded() -> None:

@@ -467,8 +467,6 @@ async def test_a_deleted_queue_refuses() -> None:
     await asyncio.sleep(0)
     for node in cluster.nodes.values():
         node.queue.on_deleted()
-        if node.own is not None:
-            node.own.machine.deleted = True
     with pytest.raises(NotFound):
         await waiting
     for node in NODES:

@@ -230,16 +230,6 @@ def test_a_timer_is_asked_for_when_the_first_segment_closes() -> None:
     assert EFFECT_TIMER not in [effect[0] for effect in bench.publish(100)]
 
 
-def test_limits_can_be_changed() -> None:
-    bench = Bench(segment_bytes=100)
-    for _ in range(5):
-        bench.publish(100)
-    body = msgspec.msgpack.encode({"max_bytes": 150})
-    bench.log.leader(batch.CMD_CONFIG, body=body)
-    bench.seal()
-    assert bench.machine.messages == 1
-
-
 def test_a_time_is_found() -> None:
     bench = Bench()
     times = []
@@ -316,17 +306,6 @@ def test_resend_repeats_the_answers_of_a_node() -> None:
     bench.seal()
     bench.machine.resend(1)
     assert [effect[1:4] for effect in bench.machine.effects] == [(A, 2, 1), (A, 3, 0)]
-
-
-def test_a_deleted_stream_takes_nothing() -> None:
-    bench = Bench()
-    bench.publish(1)
-    bench.log.command(A, batch.CMD_DELETE)
-    bench.log.publish(A, [1])
-    effects = apply(bench.machine, bench.log.seal())
-    assert [effect[3:] for effect in effects] == [(0, 1), (1, "deleted")]
-    assert bench.machine.messages == 0
-    assert list(bench.machine.live_ranges()) == []
 
 
 def test_a_damaged_snapshot_is_refused() -> None:
