@@ -89,6 +89,24 @@ def test_global_prefetch_is_shared_by_the_channel(
     eventually(lambda: received() == 6, connection=channel.connection)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_global_prefetch_of_nothing_lifts_the_limit(
+    channel: Any, names: Names, cluster: Cluster, kind: str
+) -> None:
+    if kind == "quorum" and cluster.system == "rabbitmq":
+        pytest.skip("RabbitMQ serves no channel-wide limit on quorum queues")
+    queue = declare(channel, names, kind)
+    channel.basic_qos(prefetch_count=3, global_qos=True)
+    inbox = Inbox(channel, queue)
+    publish_confirmed(channel, queue, numbered(10))
+    inbox.wait(3)
+    channel.basic_qos(prefetch_count=0, global_qos=True)
+    inbox.wait(10)
+    publish_confirmed(channel, queue, numbered(10))
+    inbox.wait(20)
+    assert inbox.bodies == numbered(10) * 2
+
+
 def test_consumers_take_turns(channel: Any, queue: str, open_connection: Any) -> None:
     boxes = []
     for node in (0, 1, 2):

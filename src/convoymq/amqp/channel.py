@@ -92,7 +92,7 @@ class Consumer:
 class _Transaction:
     """What tx.commit will do."""
 
-    __slots__ = ("acks", "bytes", "publishes", "refused", "waiting")
+    __slots__ = ("acks", "bytes", "publishes", "refused", "settling", "waiting")
 
     def __init__(self) -> None:
         self.publishes: list[tuple[bytes, int, bytes, int, int]] = []
@@ -100,8 +100,14 @@ class _Transaction:
         self.bytes = 0
         # tag -> answers that are due, while a commit is on its way
         self.waiting: dict[int, int] = {}
-        # a queue did not take one of the publishes
+        # queues that have not applied their acknowledgements yet
+        self.settling = 0
+        # a queue did not take one of the publishes, or was lost with acknowledgements
         self.refused = False
+
+    def is_done(self) -> bool:
+        """Whether every queue has answered."""
+        return not self.waiting and not self.settling
 
 
 #: A delivery that the client cannot take yet: arguments of Lane.deliver.
@@ -475,6 +481,9 @@ class Channel:
         """Close streams that nothing has gone through since this was last called."""
         used = {consumer.client for consumer in self.consumers.values()}
         used |= {slot.client for slot in self.lane.slots if slot is not None and slot.unacked}
+        if self._transaction is not None:
+            taken = (each for _, acks in self._transaction.acks for each in acks)
+            used |= {slot.client for _, _, slot, _ in taken}
         self.lane.forget_routes()
         seen, self._idle_seqs = self._idle_seqs, {}
         for queue, client in list(self._clients.items()):
@@ -776,19 +785,34 @@ class Channel:
             self._publish(*message, self._transaction_tag)
             if self.closed or self.lane.state == frames.LANE_CLOSING:
                 return
+        settled: dict[QueueClient, None] = {}
         for kind, taken in acks:
             self.lane.settle_taken(kind, taken)
+            settled.update((slot.client, None) for _, _, slot, _ in taken)
         self.lane.flush_settles()
+        transaction.settling = len(settled)
+        for client in settled:
+            client.when_settled(self._on_committed)
 
         def committed() -> None:
             if transaction.refused:
                 raise refusals.partial_commit()
             self.send(spec.TxCommitOk())
 
-        if transaction.waiting:
-            self._await(committed)
-        else:
+        if transaction.is_done():
             committed()
+        else:
+            self._await(committed)
+
+    def _on_committed(self, ok: bool) -> None:
+        """A queue has applied its acknowledgements of the commit under way, or was lost."""
+        transaction = self._transaction
+        if transaction is None:
+            return
+        transaction.settling -= 1
+        transaction.refused |= not ok
+        if transaction.is_done():
+            self._answer(spec.TxCommit.METHOD_ID, class_id=spec.TX)
 
     def _tx_rollback(self, _method: spec.TxRollback) -> None:
         transaction = self._transaction
@@ -916,7 +940,7 @@ class Channel:
                     waiting[tag] = left
                 else:
                     waiting.pop(tag, None)
-        if not waiting:
+        if transaction.is_done():
             self._answer(spec.TxCommit.METHOD_ID, class_id=spec.TX)
 
     def on_deliver(

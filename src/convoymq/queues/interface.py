@@ -8,7 +8,7 @@ calls are synchronous and cheap; results come as events, in the same loop round 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -114,7 +114,8 @@ class QueueClient(ABC):
 
     @abstractmethod
     def set_credit(self, consumer: int, credit: int) -> None:
-        """Replaces the consumer's window (global QoS is enforced with this by the channel)."""
+        """Replaces the consumer's window (global QoS is enforced with this by the channel); 0 = no
+        limit asked for, as `ConsumerSpec.prefetch`."""
 
     @abstractmethod
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
@@ -127,6 +128,12 @@ class QueueClient(ABC):
     @abstractmethod
     def discard(self, consumer: int, ranges: Sequence[int]) -> None:
         """Rejects without requeue."""
+
+    @abstractmethod
+    def when_settled(self, call: Callable[[bool], None]) -> None:
+        """Calls back once: True when all that was settled, returned and discarded before is
+        applied or the queue is deleted, False when it is lost. At once where nothing is waited
+        for."""
 
     @abstractmethod
     def get(self, *, no_ack: bool) -> None:

@@ -18,13 +18,14 @@ node was given up). Only when it is still so a second later does the client star
 Publishes wait for as long as it takes once the queue has answered this session; before, they are
 refused after a while.
 
-An ENQUEUE whose note is a callable is answered to that instead of to the channel:
+An ENQUEUE or SETTLE whose note is a callable is answered to that instead of to the channel:
 `note(duplicates, error)`, once: how many of its records were repeats of a producer (0 as well when
 that answer was lost), or why nobody knows whether it is in the queue.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels import batch
@@ -144,6 +145,14 @@ class SessionClient(QueueClient):
         """OPEN or CLOSE."""
         self._target.command(type, 0, self.opening & 0xFFFFFFFF, self.opening >> 32)
 
+    def when_settled(self, call: Callable[[bool], None]) -> None:
+        """See `QueueClient`. An empty SETTLE follows the others: commands are applied in order."""
+
+        def note(_duplicates: int, error: BrokerError | None) -> None:
+            call(error is None)
+
+        self._command(batch.CMD_SETTLE, 0, 0, b"", note)
+
     # --- what the machine says -----------------------------------------------------------
 
     def on_applied(self, seq: int, status: int, reply: Any) -> None:
@@ -188,7 +197,7 @@ class SessionClient(QueueClient):
             self.queue.forget(self)
 
     def _produced(self, command: PendingCommand, seq: int, status: int, reply: Any) -> None:
-        """An ENQUEUE with an owner of its own is applied."""
+        """An ENQUEUE or SETTLE with an owner of its own is applied."""
         error: BrokerError | None = None
         duplicates = 0
         if command.seq == seq:

@@ -22,6 +22,8 @@ from convoymq.model.errors import AccessRefused
 from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
 
+WINDOW_UNLIMITED = 2000
+
 
 class Route(NamedTuple):
     """As the broker door's."""
@@ -41,6 +43,11 @@ class FakeConsumer:
     out: dict[int, tuple[bytes, int, int, int]] = field(default_factory=dict)
 
 
+def window_of(limit: int) -> int:
+    """A queue's own limit stands where nobody asks for one, as in the real ones."""
+    return limit if limit > 0 else WINDOW_UNLIMITED
+
+
 class FakeQueue:
     """A FIFO on sealed batches, in one process."""
 
@@ -57,6 +64,7 @@ class FakeQueue:
         self.clients: list[FakeClient] = []
         self.calls: list[tuple[Any, ...]] = []
         self.confirm = True
+        self.settled: list[Callable[[bool], None]] = []
         self.accept = True
         self.deleted = False
         self.flags: list[int] = []
@@ -91,12 +99,16 @@ class FakeQueue:
                     if command.tags:
                         worked = True
                         client.events.on_published(client, command.tags, self.accept)
+            settled, self.settled = self.settled, []
+            for call in settled:
+                worked = True
+                call(self.accept)
         return self.serve() or worked
 
     def serve(self) -> bool:
         worked = False
         while self.ready:
-            free = [c for c in self.consumers if c.credit == 0 or len(c.out) < c.credit]
+            free = [c for c in self.consumers if len(c.out) < c.credit]
             if not free:
                 break
             consumer = free[0]
@@ -146,7 +158,7 @@ class FakeClient:
             error = refusals.exclusive_consumer(queue_subject(queue.vhost, queue.name))
             self._answer(lambda: self.events.on_subscribed(self, consumer.number, error))
             return
-        queue.consumers.append(FakeConsumer(self, consumer, consumer.prefetch))
+        queue.consumers.append(FakeConsumer(self, consumer, window_of(consumer.prefetch)))
         self._answer(lambda: self.events.on_subscribed(self, consumer.number, None))
 
     def _consumer(self, number: int) -> FakeConsumer:
@@ -161,7 +173,7 @@ class FakeClient:
 
     def set_credit(self, number: int, credit: int) -> None:
         self.queue.calls.append(("credit", number, credit))
-        self._consumer(number).credit = credit
+        self._consumer(number).credit = window_of(credit)
 
     def _taken(self, number: int, ranges: Sequence[int]) -> list[tuple[bytes, int, int, int]]:
         held = self.gets
@@ -190,6 +202,9 @@ class FakeClient:
     def discard(self, number: int, ranges: Sequence[int]) -> None:
         self.queue.calls.append(("discard", number, list(ranges)))
         self._taken(number, ranges)
+
+    def when_settled(self, call: Callable[[bool], None]) -> None:
+        self.queue.settled.append(call)
 
     def get(self, *, no_ack: bool) -> None:
         queue = self.queue

@@ -849,6 +849,68 @@ async def test_transaction_holds_publishes_and_acknowledgements(client: Client) 
     assert isinstance(await client.ask(1, spec.TxCommit()), spec.TxCommitOk)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        spec.BasicAck(delivery_tag=2, multiple=True),
+        spec.BasicNack(delivery_tag=2, multiple=True),
+        spec.BasicNack(delivery_tag=2, multiple=True, requeue=True),
+        spec.BasicReject(delivery_tag=1),
+        spec.BasicReject(delivery_tag=1, requeue=True),
+    ],
+    ids=["ack", "discard", "requeue", "reject", "reject and requeue"],
+)
+async def test_commit_of_acknowledgements_waits_for_every_queue(
+    client: Client, method: spec.Method
+) -> None:
+    await client.declare("p")
+    await client.declare("q")
+    await fill(client, "p", b"a")
+    await fill(client, "q", b"b")
+    client.send(1, spec.BasicGet(queue="p"), spec.BasicGet(queue="q"), spec.TxSelect(), method)
+    await client.heard()
+    queues = client.broker.queues
+    for queue in queues.values():
+        queue.confirm = False
+    client.send(1, spec.TxCommit())
+    assert await client.methods() == []
+    waiting = {name for name, queue in queues.items() if queue.settled}
+    assert waiting == {"p", "q"} if getattr(method, "multiple", False) else {"p"}
+    queues["p"].confirm = True
+    if "q" in waiting:
+        assert await client.methods() == []
+        queues["q"].confirm = True
+    assert isinstance((await client.methods())[0], spec.TxCommitOk)
+
+
+async def test_commit_of_acknowledgements_that_are_lost_is_refused(client: Client) -> None:
+    queue = await client.declare("q")
+    await fill(client, "q", b"a")
+    client.send(1, spec.BasicGet(queue="q"), spec.TxSelect(), spec.BasicAck(delivery_tag=1))
+    await client.heard()
+    queue.accept = False
+    await refused(client, 406, "partial tx completion", spec.TxCommit())
+
+
+async def test_acknowledgements_of_a_transaction_keep_their_stream_open(
+    make_client: MakeClient,
+) -> None:
+    client = make_client(AmqpSettings(clients_per_channel_max=2))
+    await client.open()
+    await client.channel()
+    held = await client.declare("held")
+    await fill(client, "held", b"a")
+    client.send(1, spec.BasicGet(queue="held"), spec.TxSelect(), spec.BasicAck(delivery_tag=1))
+    await client.heard()
+    for number in range(6):
+        await client.declare(f"q{number}")
+        client.send(1, spec.BasicGet(queue=f"q{number}"))
+        await client.heard()
+    assert ("close",) not in held.calls
+    assert isinstance(await client.ask(1, spec.TxCommit()), spec.TxCommitOk)
+    assert ("settle", 0, [0, 0]) in held.calls
+
+
 async def test_rollback_restores_deliveries(client: Client) -> None:
     queue = await client.declare("q")
     await fill(client, "q", b"a", b"b", b"c")

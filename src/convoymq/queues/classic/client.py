@@ -5,7 +5,7 @@ Both kinds build the same commands; only the way of the sealed batch and of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,6 +39,7 @@ from convoymq.queues.classic.machine import (
     GOT,
     PURGED,
     SUBSCRIBED,
+    WINDOW_DEFAULT,
 )
 from convoymq.queues.interface import ClientEvents, ConsumerSpec, QueueClient
 
@@ -85,7 +86,7 @@ class ClassicClient(QueueClient):
 
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
-        body = msgspec.msgpack.encode({"credit": credit})
+        body = msgspec.msgpack.encode({"credit": credit if credit > 0 else WINDOW_DEFAULT})
         self._target.command(CMD_CREDIT, 0, len(body), consumer, body)
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:
@@ -100,6 +101,10 @@ class ClassicClient(QueueClient):
     def discard(self, consumer: int, ranges: Sequence[int]) -> None:
         """Rejects without requeue."""
         self._target.command(CMD_DISCARD, 0, len(ranges) // 2, consumer, pack_ranges(ranges))
+
+    def when_settled(self, call: Callable[[bool], None]) -> None:
+        """See `QueueClient`. An empty SETTLE follows the others: commands are applied in order."""
+        self._target.command(CMD_SETTLE, 0, 0, 0, b"", call)
 
     def get(self, *, no_ack: bool) -> None:
         """basic.get."""
@@ -157,8 +162,12 @@ class ClassicClient(QueueClient):
     def on_unsafe(self, seq: int) -> None:
         """The disk refused the batch up to `seq`: its publishes are refused."""
         for command in self._target.applied(seq):
-            if command.type == CMD_ENQUEUE and command.tags and not self.closed:
+            if self.closed:
+                continue
+            if command.type == CMD_ENQUEUE and command.tags:
                 self._events.on_published(self, command.tags, False)
+            elif command.type == CMD_SETTLE and command.note is not None:
+                command.note(False)
 
     def on_flow(self, blocked: bool) -> None:
         """The queue cannot keep up, or can again."""
@@ -180,6 +189,9 @@ class ClassicClient(QueueClient):
             if command.type == CMD_ENQUEUE:
                 if command.tags:
                     self._events.on_published(self, command.tags, published_ok)
+            elif command.type == CMD_SETTLE:
+                if command.note is not None:
+                    command.note(published_ok)
             elif command.type == CMD_CHECKOUT:
                 self._events.on_subscribed(self, command.note, error)
             elif command.type == CMD_CANCEL:
@@ -191,7 +203,11 @@ class ClassicClient(QueueClient):
 
     def _on_applied(self, seq: int, rejected: Sequence[int]) -> None:
         confirmed: list[int] = []
+        settled: list[Callable[[bool], None]] = []
         for command in self._target.applied(seq):
+            if command.type == CMD_SETTLE and command.note is not None:
+                settled.append(command.note)
+                continue
             if command.type != CMD_ENQUEUE or not command.tags:
                 continue
             if command.seq in rejected:
@@ -202,6 +218,8 @@ class ClassicClient(QueueClient):
                 confirmed += command.tags
         if confirmed:
             self._events.on_published(self, confirmed, True)
+        for call in settled:
+            call(True)
 
     def _got_nothing(self, error: Refused) -> None:
         self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)

@@ -26,6 +26,7 @@ from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
 from convoymq.queues.interface import ClientEvents, ConsumerSpec
+from convoymq.queues.quorum.machine import WINDOW_UNLIMITED
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
 from convoymq.queues.stages import stage_refused
@@ -117,7 +118,7 @@ class QuorumClient(SessionClient):
 
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
-        body = msgspec.msgpack.encode({"credit": credit})
+        body = msgspec.msgpack.encode({"credit": credit if credit > 0 else WINDOW_UNLIMITED})
         self._command(batch.CMD_CREDIT, len(body), consumer, body)
 
     def settle(self, consumer: int, ranges: Sequence[int]) -> None:

@@ -291,6 +291,10 @@ class StreamClient(SessionClient):
         """A log loses nothing: as `settle`."""
         self._release(consumer, ranges, done=True)
 
+    def when_settled(self, call: Callable[[bool], None]) -> None:
+        """See `QueueClient`: acknowledgements only make room here."""
+        call(True)
+
     def _release(self, consumer: int, ranges: Sequence[int], *, done: bool) -> None:
         reader = self._readers.get(consumer)
         if reader is None:

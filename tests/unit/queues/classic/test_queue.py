@@ -51,6 +51,75 @@ def test_messages_are_confirmed_and_delivered_in_order(
     assert channel.deliveries() == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("place", [1, 2])
+def test_credit_of_nothing_lifts_the_limit(nodes: dict[int, Node], place: int) -> None:
+    record = queue_record()
+    nodes[1].open(record)
+    channel = nodes[place].channel(nodes[place].open(record))
+    channel.consume(prefetch=2)
+    channel.publish(*[b"%d" % number for number in range(9)])
+    settle(nodes)
+    assert len(channel.deliveries()) == 2
+    channel.client.set_credit(1, 0)
+    settle(nodes)
+    assert len(channel.deliveries()) == 9
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_settled_is_said_when_it_is_applied(nodes: dict[int, Node], place: int) -> None:
+    record = queue_record()
+    home = nodes[1].open(record)
+    channel = nodes[place].channel(nodes[place].open(record))
+    channel.consume()
+    channel.publish(b"a", b"b", b"c")
+    settle(nodes)
+    held: list[tuple[bool, int]] = []
+
+    def note(ok: bool) -> None:
+        held.append((ok, home.machine.ready_count))
+
+    channel.client.cancel(1)
+    channel.client.settle(1, [0, 0])
+    channel.client.discard(1, [2, 2])
+    channel.client.return_(1, [1, 1], failed=False)
+    channel.client.when_settled(note)
+    assert held == []
+    settle(nodes)
+    assert held == [(True, 1)]
+
+
+def test_what_a_lost_home_did_not_settle_is_said(nodes: dict[int, Node]) -> None:
+    record = queue_record(durable=True)
+    nodes[1].open(record)
+    channel = nodes[2].channel(nodes[2].open(record))
+    channel.consume()
+    channel.publish(b"a")
+    settle(nodes)
+    held: list[bool] = []
+    nodes[2].wire.down.add(1)
+    channel.client.settle(1, [0, 0])
+    channel.client.when_settled(held.append)
+    nodes[2].host.on_node_down(1)
+    settle(nodes)
+    assert held == [False]
+    channel.client.when_settled(held.append)
+    settle(nodes)
+    assert held == [False, False]
+
+
+def test_settles_of_a_deleted_queue_are_answered(nodes: dict[int, Node]) -> None:
+    channel = nodes[1].channel(nodes[1].open(queue_record()))
+    channel.consume()
+    channel.publish(b"a")
+    settle(nodes)
+    held: list[bool] = []
+    channel.client.settle(1, [0, 0])
+    channel.client.when_settled(held.append)
+    nodes[1].host.delete(1)
+    settle(nodes)
+    assert held == [True]
+
+
 def test_a_durable_queue_confirms_only_what_is_on_disk(nodes: dict[int, Node]) -> None:
     queue = nodes[1].open(queue_record(durable=True))
     channel = nodes[1].channel(queue)

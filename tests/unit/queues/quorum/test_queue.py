@@ -625,3 +625,48 @@ def test_a_queue_without_a_leader_does_not_run() -> None:
     cluster.cut = set()
     cluster.elect(3)
     assert queue.info()["state"] == "running"
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_credit_of_nothing_lifts_the_limit(node: int) -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[node].open()
+    client.subscribe(spec(prefetch=2))
+    publish(client, 1, 9)
+    cluster.run()
+    assert tags(events) == [1, 2]
+    client.set_credit(1, 0)
+    cluster.run()
+    assert tags(events) == list(range(1, 10))
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_settled_is_said_when_it_is_applied(node: int) -> None:
+    cluster = Cluster()
+    client, _ = cluster.nodes[node].open()
+    client.subscribe(spec())
+    publish(client, 1, 3)
+    cluster.run()
+    said: list[bool] = []
+    client.settle(1, (0, 0))
+    client.return_(1, (1, 1), failed=False)
+    client.discard(1, (2, 2))
+    client.when_settled(said.append)
+    assert said == []
+    cluster.run()
+    assert said == [True]
+    machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
+    assert (machine.acked, machine.dropped["rejected"]) == (1, 1)
+
+
+def test_settles_of_a_deleted_queue_are_answered() -> None:
+    cluster = Cluster()
+    client, _ = cluster.nodes[1].open()
+    client.subscribe(spec())
+    publish(client, 1, 1)
+    cluster.run()
+    said: list[bool] = []
+    client.settle(1, (0, 0))
+    client.when_settled(said.append)
+    client.on_deleted()
+    assert said == [True]

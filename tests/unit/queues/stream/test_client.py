@@ -482,3 +482,18 @@ def test_the_leader_is_not_needed_to_begin() -> None:
     cluster.run()
     assert offsets(events) == [0, 1]
     assert GROUP == 7
+
+
+def test_credit_of_nothing_lifts_the_limit_and_nobody_waits_for_settles() -> None:
+    cluster = filled(10)
+    client, events = cluster.nodes[1].open()
+    client.subscribe(reading(FIRST, prefetch=3))
+    cluster.run()
+    assert offsets(events) == [0, 1, 2]
+    client.set_credit(1, 0)
+    cluster.run()
+    assert offsets(events) == list(range(10))
+    said: list[bool] = []
+    client.settle(1, (0, 9))
+    client.when_settled(said.append)
+    assert said == [True]
