@@ -89,6 +89,13 @@ def test_method_is_refused(limited_channel: RawPeer, cluster: Cluster, case: str
     assert_channel_error(limited_channel, 403, refusal(cluster, right, subject), type(method))
 
 
+def test_declaring_a_generated_name_is_refused(limited_channel: RawPeer) -> None:
+    limited_channel.send(1, spec.Queue.Declare(queue="", exclusive=True))
+    closed = limited_channel.expect(spec.Channel.Close)
+    assert closed.reply_code == 403
+    assert "access to queue 'amq.gen-" in closed.reply_text
+
+
 def test_publish_is_refused(limited_channel: RawPeer, cluster: Cluster) -> None:
     limited_channel.publish(1, b"x", exchange="amq.direct", routing_key="k")
     assert_channel_error(

@@ -143,6 +143,8 @@ class Channel:
         self._reply_slot: Slot | None = None
         self._flowing: set[QueueClient] = set()
         self._asked: Callable[..., None] | None = None
+        #: The queue that is being deleted, and cancels of its consumers: delete-ok goes first.
+        self._deleting: tuple[str, list[spec.BasicCancel]] | None = None
         self._permitted: set[tuple[str, str, str]] = set()
         self._permitted_epoch = 0
         self._counted = [0, 0]
@@ -217,12 +219,15 @@ class Channel:
         self.send(spec.ChannelFlowOk(active=True))
 
     def _close(self, _method: spec.ChannelClose) -> None:
+        crossing = self.closed
         self.terminate()
         self.connection.send(self.number, spec.ChannelCloseOk())
-        self.connection.forget_channel(self)
+        if not crossing:
+            self.connection.forget_channel(self)
 
     def _close_ok(self, _method: spec.ChannelCloseOk) -> None:
-        self.terminate()
+        if not self.closed:
+            raise CommandFault("unimplemented method")
         self.connection.forget_channel(self)
 
     def _access(self, _method: spec.AccessRequest) -> None:
@@ -280,14 +285,13 @@ class Channel:
 
     def _exchange_declare(self, method: spec.ExchangeDeclare) -> None:
         name = _stripped(method.exchange)
+        if not name:
+            raise refusals.default_exchange_untouchable()
         if method.passive:
-            if name:
-                self.broker.passive_declare_exchange(self.connection.vhost, name)
+            self.broker.passive_declare_exchange(self.connection.vhost, name)
             if not method.nowait:
                 self.send(spec.ExchangeDeclareOk())
             return
-        if not name:
-            raise refusals.default_exchange_untouchable()
         self._check("configure", "exchange", name)
         alternate = method.arguments.get("alternate-exchange")
         if alternate is not None and isinstance(alternate.value, bytes):
@@ -364,13 +368,14 @@ class Channel:
         if name == REPLY_QUEUE or name.startswith(REPLY_PREFIX):
             self._ask(self._declare_reply(name, method.nowait), method)
             return
+        generated = ""
         if not method.passive:
-            if name:
-                self._check("configure", "queue", name)
+            if not name:
+                generated = generated_name("amq.gen-")
+            self._check("configure", "queue", name or generated)
             target = method.arguments.get("x-dead-letter-exchange")
             if target is not None and isinstance(target.value, bytes):
-                if name:
-                    self._check("read", "queue", name)
+                self._check("read", "queue", name or generated)
                 self._check("write", "exchange", target.value.decode("utf-8", "replace"))
 
         async def work() -> None:
@@ -386,6 +391,7 @@ class Channel:
                     arguments=method.arguments,
                     owner=self.connection.id,
                     user=self.connection.user,
+                    generated=generated,
                 )
             self._last_queue = declared[0]
             if not method.nowait:
@@ -451,16 +457,23 @@ class Channel:
         self._check("configure", "queue", name)
 
         async def work() -> None:
-            count = await self.broker.delete_queue(
-                self.connection.vhost,
-                name,
-                if_unused=method.if_unused,
-                if_empty=method.if_empty,
-                owner=self.connection.id,
-                user=self.connection.user,
-            )
-            if not method.nowait:
-                self.send(spec.QueueDeleteOk(message_count=count))
+            held: list[spec.BasicCancel] = []
+            self._deleting = (name, held)
+            try:
+                count = await self.broker.delete_queue(
+                    self.connection.vhost,
+                    name,
+                    if_unused=method.if_unused,
+                    if_empty=method.if_empty,
+                    owner=self.connection.id,
+                    user=self.connection.user,
+                )
+                if not method.nowait:
+                    self.send(spec.QueueDeleteOk(message_count=count))
+            finally:
+                self._deleting = None
+                for cancel in held:
+                    self.send(cancel)
 
         self._ask(work(), method)
 
@@ -1058,7 +1071,11 @@ class Channel:
             self._go_on()
             return
         if self.connection.capabilities.consumer_cancel_notify:
-            self.send(spec.BasicCancel(consumer_tag=found.tag, nowait=True))
+            cancel = spec.BasicCancel(consumer_tag=found.tag, nowait=True)
+            if self._deleting is not None and self._deleting[0] == found.queue.name:
+                self._deleting[1].append(cancel)
+            else:
+                self.send(cancel)
 
     def on_get(
         self,

@@ -5,9 +5,14 @@
     START        start-ok (→ authentication)                TUNE
     TUNE         tune-ok                                    OPENING
     OPENING      open                                       OPEN
-    OPEN         everything                                 CLOSING (our close), CLOSED (theirs)
+    OPEN         everything                                 CLOSING (our close), LEAVING (theirs)
     CLOSING      close, close-ok; the rest is dropped       CLOSED
+    LEAVING      close; the rest is dropped                 LINGERING (close-ok is sent)
+    LINGERING    close; the rest is dropped                 CLOSED (the peer closes, or too late)
     CLOSED       nothing
+
+A peer may still write when its close is answered: closing the socket under it would turn the
+close-ok that it has not read yet into a reset.
 
 The object knows no socket: a `Shell` reads and writes for it, the frame kernel scans for it.
 Source: AMQP 0-9-1 and RabbitMQ 4.3 behaviour.
@@ -27,7 +32,7 @@ import structlog
 from convoymq import __version__
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.channel import Channel
-from convoymq.amqp.codec import decode_method, encode_method
+from convoymq.amqp.codec import HEARTBEAT, decode_method, encode_method
 from convoymq.amqp.errors import REPLIES, Reply, Scope, reply_for
 from convoymq.amqp.handshake import (
     SERVER_CAPABILITIES,
@@ -45,8 +50,6 @@ from convoymq.model.errors import (
     AccessRefused,
     BrokerError,
     ChannelFault,
-    CommandFault,
-    NotAllowed,
     PeerError,
     UnexpectedFrame,
 )
@@ -71,7 +74,13 @@ class State(Enum):
     OPENING = "opening"
     OPEN = "running"
     CLOSING = "closing"
+    LEAVING = "leaving"
+    LINGERING = "lingering"
     CLOSED = "closed"
+
+
+#: Nothing is refused or closed by the server any more.
+_ENDING = frozenset((State.CLOSING, State.LEAVING, State.LINGERING, State.CLOSED))
 
 
 class Timer(Protocol):
@@ -149,6 +158,7 @@ class Connection:
         self._publishes = False
         self._down = False
         self._finishing = False
+        self._may_linger = True
         self._vhost_open = False
         self._silent_ticks = 0
         self._seen_received = 0
@@ -365,8 +375,8 @@ class Connection:
         if isinstance(method, spec.ConnectionClose) and channel == 0:
             self._closed_by_client()
             return
-        if self.state is State.CLOSING:
-            if isinstance(method, spec.ConnectionCloseOk):
+        if self.state in _ENDING:
+            if self.state is State.CLOSING and isinstance(method, spec.ConnectionCloseOk):
                 self._finish()
             return
         if self.state is State.OPEN:
@@ -385,31 +395,30 @@ class Connection:
             case State.OPENING, spec.ConnectionOpen():
                 self._open(method)
             case _:
-                raise CommandFault(f"unexpected method in connection state {self.state.value}")
+                raise self._unexpected()
+
+    def _unexpected(self) -> ChannelFault:
+        return ChannelFault(f"unexpected method in connection state {self.state.value}")
 
     def _connection_method(self, method: spec.Method) -> None:
         match method:
             case spec.ConnectionUpdateSecret():
-                self._pause("secret")
-                self.shell.spawn(self._update_secret(method))
+                self._update_secret()
             case spec.ConnectionBlocked() | spec.ConnectionUnblocked():
                 pass
-            case _ if method.CLASS_ID == spec.CONNECTION:
-                raise CommandFault("unexpected method in connection state running")
             case _:
-                raise CommandFault(f"{method.NAME} on channel 0")
+                raise self._unexpected()
 
     def _channel_method(self, number: int, method: spec.Method) -> None:
         channel = self.channels.get(number)
-        if method.CLASS_ID == spec.CONNECTION:
-            raise CommandFault(f"{method.NAME} on channel {number}")
         if channel is not None:
             channel.handle(method)
             return
+        # It is the count that was agreed on; any number may be used.
+        if len(self.channels) >= self.channel_max:
+            raise refusals.too_many_channels(len(self.channels), self.channel_max)
         if not isinstance(method, spec.ChannelOpen):
             raise ChannelFault("expected 'channel.open'")
-        if number > self.channel_max:
-            raise refusals.too_many_channels(len(self.channels), self.channel_max)
         self.channels[number] = Channel(self, number)
         self.broker.counters.channels_opened += 1
         self.send(number, spec.ChannelOpenOk())
@@ -436,7 +445,7 @@ class Connection:
         )
 
     def _handshake_late(self) -> None:
-        if self.state not in (State.OPEN, State.CLOSING, State.CLOSED):
+        if self.state is not State.OPEN and self.state not in _ENDING:
             log.warning("amqp.handshake_timeout", connection=self.name, state=self.state.value)
             self._tear_down()
 
@@ -461,7 +470,7 @@ class Connection:
             log.exception("amqp.authentication_failed", connection=self.name)
             self.refuse(BrokerError("internal error"), 0, 10, 11)
             return
-        if self._down:
+        if self.state is not State.AUTHENTICATING:
             return
         self.state = State.TUNE
         settings = self.settings
@@ -482,7 +491,7 @@ class Connection:
 
     def _login_refused(self, error: BrokerError, user: str) -> None:
         log.warning("amqp.login_refused", connection=self.name, user=user, reason=error.text)
-        if self._down:
+        if self.state is not State.AUTHENTICATING:
             return
         if self.capabilities.authentication_failure_close:
             if not isinstance(error, AccessRefused):
@@ -500,7 +509,7 @@ class Connection:
         self.wire.frame_max = agreed.frame_max
         self.state = State.OPENING
         if agreed.heartbeat_s:
-            self._later(agreed.heartbeat_s / 2, self._beat)
+            self._later(agreed.heartbeat_s / 2, self._first_beat)
 
     def _open(self, method: spec.ConnectionOpen) -> None:
         self.broker.open_vhost(self.user, method.virtual_host)
@@ -521,21 +530,12 @@ class Connection:
             client=text_of(self.client_properties, "product"),
         )
 
-    async def _update_secret(self, method: spec.ConnectionUpdateSecret) -> None:
-        try:
-            user = await self.broker.authenticate(self.user.name, method.new_secret, self.peer[0])
-        except BrokerError as error:
-            refused = NotAllowed("New secret was refused by one of the backends")
-            log.warning("amqp.secret_refused", connection=self.name, reason=error.text)
-            self.refuse(refused, 0, spec.CONNECTION, method.METHOD_ID)
-            return
-        if self._down:
-            return
-        self.user = user
+    def _update_secret(self) -> None:
+        """Passwords do not expire, so any secret will do: what the user may now is asked again."""
+        self.broker.open_vhost(self.user, self.vhost)
         for channel in list(self.channels.values()):
             channel.check_again()
         self.send(0, spec.ConnectionUpdateSecretOk())
-        self._resume("secret")
 
     # --- late acknowledgements ---------------------------------------------------------------
 
@@ -555,14 +555,22 @@ class Connection:
 
     # --- heartbeats --------------------------------------------------------------------------
 
+    def _first_beat(self) -> None:
+        """A heartbeat comes after the first half interval even when open-ok has just been sent."""
+        self._seen_sent = self.wire.sent
+        self._beat()
+
     def _beat(self) -> None:
         """Every half interval: send something when nothing was sent, and notice a silent peer."""
         if self._down:
             return
         wire = self.wire
-        if wire.sent == self._seen_sent and not wire.output_bytes:
+        output = wire.sent + wire.output_bytes
+        if output == self._seen_sent and not wire.output_bytes:
             wire.send_frame(spec.FRAME_HEARTBEAT, 0, b"")
-        self._seen_sent = wire.sent
+            # It counts as nothing sent: an idle connection has one every time.
+            output += len(HEARTBEAT)
+        self._seen_sent = output
         if wire.received != self._seen_received or self._pauses:
             self._silent_ticks = 0
         else:
@@ -591,7 +599,7 @@ class Connection:
 
     def refuse(self, error: BrokerError, channel: int, class_id: int, method_id: int) -> None:
         """Close the channel or the connection, as the error asks for."""
-        if self.state in (State.CLOSING, State.CLOSED):
+        if self.state in _ENDING:
             return
         reply = reply_for(error)
         found = self.channels.get(channel)
@@ -612,6 +620,7 @@ class Connection:
                 method_id=method_id,
             ),
         )
+        found.lane.drain()
         self.lane_resumed()
 
     def forget_channel(self, channel: Channel) -> None:
@@ -623,14 +632,18 @@ class Connection:
 
     def close(self, reason: str) -> None:
         """Close on an operator's behalf: 320 CONNECTION_FORCED."""
-        if self.state in (State.CLOSING, State.CLOSED):
+        if self.state is State.LINGERING:
+            self._tear_down()
+            return
+        self._may_linger = False
+        if self.state in _ENDING:
             return
         self._close_by_server(
             Reply(320, f"CONNECTION_FORCED - {reason}"[:255], Scope.CONNECTION), 0, 0
         )
 
     def _close_by_server(self, reply: Reply, class_id: int, method_id: int) -> None:
-        if self.state in (State.CLOSING, State.CLOSED):
+        if self.state in _ENDING:
             return
         log.warning(
             "amqp.connection_error", connection=self.name, code=reply.code, reason=reply.text
@@ -651,17 +664,31 @@ class Connection:
             ),
         )
         self._later(self.settings.close_timeout_s, self._tear_down)
-        # What was paused has to be read again, or the close-ok is never seen.
+        self._read_to_the_end()
+
+    def _read_to_the_end(self) -> None:
+        """What was paused has to be read again, or what ends the connection is never seen."""
         self._pauses.clear()
         self.wire.paused = False
         self.wire.alarmed = False
         self.shell.set_reading(True)
 
     def _closed_by_client(self) -> None:
-        self.state = State.CLOSING
+        if self.state in (State.CLOSING, State.LINGERING):
+            # Theirs crosses ours, or is repeated.
+            self.send(0, spec.ConnectionCloseOk())
+            return
+        if self.state is State.LEAVING:
+            return
+        opened = self.state is State.OPEN
+        self.state = State.LEAVING
         self.wire.state = frames.WIRE_CLOSING
         self._end_channels()
-        self.shell.spawn(self._close_politely())
+        if opened:
+            self.shell.spawn(self._close_politely())
+        else:
+            self.send(0, spec.ConnectionCloseOk())
+            self._finish()
 
     async def _close_politely(self) -> None:
         """Exclusive queues go before close-ok: clients rely on it."""
@@ -669,7 +696,22 @@ class Connection:
             await self._leave()
         finally:
             self.send(0, spec.ConnectionCloseOk())
+            self._linger()
+
+    def _linger(self) -> None:
+        """Wait for the peer to close the socket, and drop what it still sends."""
+        if self._down:
+            return
+        if not self._may_linger:
             self._finish()
+            return
+        self.state = State.LINGERING
+        linger_s = self.settings.linger_timeout_s
+        if self.heartbeat_s:
+            linger_s = min(linger_s, self.heartbeat_s)
+        self._cancel_timers()
+        self._later(linger_s, self._tear_down)
+        self._read_to_the_end()
 
     def _end_channels(self) -> None:
         for channel in list(self.channels.values()):

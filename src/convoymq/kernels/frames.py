@@ -27,7 +27,7 @@ WIRE_CLOSED = 3
 
 LANE_OPEN = 0
 LANE_BUSY = 1  # an answer is being worked on: frames are kept
-LANE_CLOSING = 2  # channel.close was sent: everything but close and close-ok is dropped
+LANE_CLOSING = 2  # channel.close was sent: all but close, close-ok and a second open is dropped
 
 MODE_PLAIN = 0
 MODE_CONFIRM = 1
@@ -584,11 +584,16 @@ class Lane:
         self.state = LANE_CLOSING
         self.expect = 0
         _free(cython.address(self.stage))
-        _free(cython.address(self.backlog))
         _drop_routes(self)
+
+    def drain(self):
+        """Once channel.close was sent: hears a close among the frames that were kept."""
+        if self.state == LANE_CLOSING and not self.pumping:
+            _pump_backlog(self)
 
     def detach(self):
         self.close()
+        _free(cython.address(self.backlog))
         lanes: list = self.wire.lanes
         if self.number < len(lanes) and lanes[self.number] is self:
             lanes[self.number] = None
@@ -1819,7 +1824,11 @@ def _lane_frame(
     if lane.state == 2:
         if type == 1 and size >= 4:
             method = _load32(q + 7)
-            if method == ((20 << 16) | 40) or method == ((20 << 16) | 41):
+            if (
+                method == ((20 << 16) | 40)
+                or method == ((20 << 16) | 41)
+                or method == ((20 << 16) | 10)
+            ):
                 wire.owner.on_method(lane.number, _copy(q + 7, size))
         return size + 8
     if not kept and (lane.state == 1 or lane.backlog.end > lane.backlog.start):
@@ -1870,7 +1879,8 @@ def _lane_frame(
 @cython.cfunc
 @cython.exceptval(-1)
 def _pump_backlog(lane: Lane) -> cython.int:
-    """Works through the frames that were kept while the lane was busy."""
+    """Works through the frames that were kept while the lane was busy; those of a lane that closes
+    meanwhile are looked through for a close."""
     wire: Wire = lane.wire
     taken: Buffer = lane.backlog
     lane.backlog.p = cython.NULL
@@ -1880,7 +1890,12 @@ def _pump_backlog(lane: Lane) -> cython.int:
     lane.pumping = True
     at: cython.Py_ssize_t = taken.start
     try:
-        while at < taken.end and lane.state == 0 and wire.state == 1 and not wire.alarmed:
+        while (
+            at < taken.end
+            and lane.state != 1
+            and wire.state == 1
+            and (lane.state == 2 or not wire.alarmed)
+        ):
             q: cython.p_uchar = taken.p + at
             used: cython.Py_ssize_t = _lane_frame(
                 wire, lane, q, q[0], _load32(q + 3), taken.end - at, True
@@ -1920,7 +1935,7 @@ def _frame(
     if wire.state != 1:
         return size + 8
     if type == 8:
-        _fault(wire, 501, f"heartbeat frame on channel {channel}", 0, 0, 0)
+        _fault(wire, 505, f"heartbeat frame on channel {channel}", 0, 0, 0)
         return size + 8
     found = wire.lanes[channel] if channel < len(wire.lanes) else None
     if found is None:

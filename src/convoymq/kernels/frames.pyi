@@ -136,7 +136,9 @@ class Lane:
     def remove_slot(self, slot: Slot) -> None:
         """Forgets a consumer. Raises ValueError while deliveries are unacknowledged."""
     def close(self) -> None:
-        """Drops everything that arrives from now on but channel.close and close-ok."""
+        """Drops everything that arrives from now on but channel.close, close-ok and open."""
+    def drain(self) -> None:
+        """Hears those among the frames that were kept while the channel was busy."""
     def detach(self) -> None:
         """Closes, and gives the number back."""
     def resume(self) -> None:

@@ -679,11 +679,14 @@ class Broker:
         arguments: Table = EMPTY,
         owner: int | None = None,
         user: User | None = None,
+        generated: str = "",
     ) -> tuple[str, int, int]:
         """Declares a queue and waits until it can serve.
 
+        Args:
+            generated: the name to take when `name` is empty; empty: one is made.
         Returns:
-            Name (generated when empty), ready messages, consumers.
+            Name, ready messages, consumers.
         Raises:
             PreconditionFailed: a different one exists, or it cannot be made so.
             ResourceLocked: it belongs to another connection.
@@ -704,7 +707,7 @@ class Broker:
             node_default=QueueType(self.default_queue_type("")),
         )
         if server_named:
-            name = generated_name("amq.gen-")
+            name = generated or generated_name("amq.gen-")
         owner_name = self._owner(owner) if exclusive else None
         await self._until_gone(vhost, name)
         properties: dict[str, Any] = {

@@ -284,6 +284,7 @@ class FakeBroker:
         )
         self.connections = SimpleNamespace(add=self._add, remove=self._remove)
         self.open: list[Any] = []
+        self.vhosts = {"/"}
         self.refuse: set[tuple[str, str, str]] = set()
         self.routed: list[tuple[Any, ...]] = []
         self.replies: dict[str, Callable[[bytes], None]] = {}
@@ -302,12 +303,12 @@ class FakeBroker:
 
     async def authenticate(self, user: str, password: bytes, host: str) -> Any:
         await asyncio.sleep(0)
-        if (user, password) not in (("guest", b"guest"), ("guest", b"fresh")):
+        if (user, password) != ("guest", b"guest"):
             raise AccessRefused("no")
         return SimpleNamespace(name=user, tags=("administrator",))
 
     def open_vhost(self, user: Any, vhost: str) -> None:
-        if vhost != "/":
+        if vhost not in self.vhosts:
             raise refusals.vhost_missing(vhost)
 
     def close_vhost(self, user: Any, vhost: str) -> None:
@@ -361,9 +362,10 @@ class FakeBroker:
         arguments: Table,
         owner: int,
         user: Any,
+        generated: str = "",
     ) -> tuple[str, int, int]:
         await self._wait()
-        name = name or "amq.gen-1"
+        name = name or generated
         if name not in self.queues:
             kind = arguments.get("x-queue-type")
             self.queues[name] = FakeQueue(
@@ -383,6 +385,7 @@ class FakeBroker:
     async def delete_queue(
         self, vhost: str, name: str, *, if_unused: bool, if_empty: bool, owner: int, user: Any
     ) -> int:
+        await self._wait()
         queue = self.queues.pop(name, None)
         self.topology.bump()
         if queue is None:

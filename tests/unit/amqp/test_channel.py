@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from convoymq.amqp import _spec as spec
+from convoymq.amqp import channel as channel_module
 from convoymq.amqp import codec
 from convoymq.amqp.connection import State
 from convoymq.amqp.settings import AmqpSettings
@@ -589,9 +591,41 @@ async def test_deleted_queue_cancels_its_consumers(client: Client) -> None:
     client.send(1, spec.QueueDelete(queue="q"))
     answers = await client.methods()
     assert answers == [
-        spec.BasicCancel(consumer_tag="t", nowait=True),
         spec.QueueDeleteOk(message_count=0),
+        spec.BasicCancel(consumer_tag="t", nowait=True),
     ]
+
+
+async def test_a_silent_delete_and_another_channel_hear_the_cancel(client: Client) -> None:
+    await client.declare("q")
+    await consume(client)
+    client.send(1, spec.QueueDelete(queue="q", nowait=True))
+    assert await client.methods() == [spec.BasicCancel(consumer_tag="t", nowait=True)]
+    await client.channel(2)
+    await client.declare("q")
+    await consume(client)
+    client.send(2, spec.QueueDelete(queue="q"))
+    heard = {(message.channel, type(message.method)) for message in await client.heard()}
+    assert heard == {(1, spec.BasicCancel), (2, spec.QueueDeleteOk)}
+
+
+@pytest.mark.parametrize("deleted", ["p", "q"])
+async def test_only_cancels_of_a_deleted_queue_wait_for_its_delete(
+    client: Client, broker: FakeBroker, deleted: str
+) -> None:
+    queue = await client.declare("q")
+    await client.declare("p")
+    await consume(client)
+    broker.gate = asyncio.Event()
+    client.send(1, spec.QueueDelete(queue=deleted))
+    await client.settled()
+    consumer = queue.consumers[0]
+    consumer.client.events.on_cancelled(consumer.client, 1, "deleted")
+    cancel = spec.BasicCancel(consumer_tag="t", nowait=True)
+    assert await client.methods() == ([cancel] if deleted == "p" else [])
+    broker.gate.set()
+    expected: list[spec.Method] = [spec.QueueDeleteOk(message_count=0)]
+    assert await client.methods() == (expected if deleted == "p" else [*expected, cancel])
 
 
 async def test_get(client: Client) -> None:
@@ -720,10 +754,25 @@ async def test_names_lose_line_breaks(client: Client, broker: FakeBroker) -> Non
 
 async def test_empty_names_mean_the_last_declared_queue(client: Client, broker: FakeBroker) -> None:
     answer = await client.ask(1, spec.QueueDeclare(queue=""))
-    assert answer.queue == "amq.gen-1"
+    assert re.fullmatch(r"amq\.gen-[A-Za-z0-9_-]{22}", answer.queue)
     await client.ask(1, spec.QueueBind(exchange="amq.direct"))
-    assert broker.bindings == [("amq.direct", "amq.gen-1", "amq.gen-1")]
+    assert broker.bindings == [("amq.direct", answer.queue, answer.queue)]
     assert isinstance(await client.ask(1, spec.QueuePurge()), spec.QueuePurgeOk)
+
+
+@pytest.mark.parametrize("permission", ["configure", "read"])
+async def test_generated_names_need_the_permissions_of_others(
+    client: Client, broker: FakeBroker, permission: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "generated_name", lambda prefix: prefix + "name")
+    broker.refuse.add((permission, "queue", "amq.gen-name"))
+    await refused(
+        client,
+        403,
+        f"{permission} access to queue 'amq.gen-name' in vhost '/' refused for user 'guest'",
+        spec.QueueDeclare(queue="", arguments=Table.of({"x-dead-letter-exchange": "amq.direct"})),
+    )
+    assert broker.queues == {}
 
 
 async def test_default_exchange_is_untouchable(client: Client) -> None:
@@ -731,6 +780,8 @@ async def test_default_exchange_is_untouchable(client: Client) -> None:
     await client.declare("q")
     for method in (
         spec.ExchangeDeclare(exchange=""),
+        spec.ExchangeDeclare(exchange="", passive=True),
+        spec.ExchangeDeclare(exchange="\r\n", passive=True),
         spec.ExchangeDelete(exchange=""),
         spec.QueueBind(queue="q", exchange=""),
         spec.QueueUnbind(queue="q", exchange=""),
@@ -812,7 +863,10 @@ async def test_small_methods(client: Client) -> None:
     [
         (spec.ChannelFlow(active=False), 540, "NOT_IMPLEMENTED - active=false"),
         (spec.BasicQos(prefetch_size=1), 540, "NOT_IMPLEMENTED - prefetch_size!=0 (1)"),
-        (spec.ConnectionTuneOk(), 503, "COMMAND_INVALID - connection.tune-ok on channel 1"),
+        (spec.ConnectionTuneOk(), 503, "COMMAND_INVALID - unimplemented method"),
+        (spec.ConnectionClose(), 503, "COMMAND_INVALID - unimplemented method"),
+        (spec.ConnectionUpdateSecret(), 503, "COMMAND_INVALID - unimplemented method"),
+        (spec.ChannelCloseOk(), 503, "COMMAND_INVALID - unimplemented method"),
         (spec.BasicDeliver(), 503, "COMMAND_INVALID - unimplemented method"),
     ],
 )
@@ -822,6 +876,40 @@ async def test_methods_that_close_the_connection(
     close = await client.ask(1, method)
     assert isinstance(close, spec.ConnectionClose)
     assert (close.reply_code, close.reply_text) == (code, text)
+
+
+def channel_close() -> spec.ChannelClose:
+    return spec.ChannelClose(reply_code=200, reply_text="bye")
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_closes_that_cross_leave_the_channel_closing(
+    client: Client, broker: FakeBroker, busy: bool
+) -> None:
+    failing: spec.Method = spec.QueueDeclare(queue="none", passive=True)
+    if not busy:
+        # Refused at once, before the next frame is looked at.
+        failing = spec.ExchangeDeclare(exchange="none", passive=True)
+    client.send(1, failing, spec.ConfirmSelect(), channel_close(), spec.ConfirmSelect())
+    answers = await client.methods()
+    assert [type(answer) for answer in answers] == [spec.ChannelClose, spec.ChannelCloseOk]
+    assert answers[0].reply_code == 404
+    client.send(1, spec.ConfirmSelect(), channel_close())
+    assert await client.methods() == [spec.ChannelCloseOk()]
+    client.send(1, spec.ChannelCloseOk())
+    assert await client.methods() == []
+    await client.channel(1)
+    assert client.state is State.OPEN
+
+
+async def test_a_channel_that_closes_is_not_opened_again(client: Client) -> None:
+    close = await client.ask(1, spec.ExchangeDeclare(exchange="none", passive=True))
+    assert isinstance(close, spec.ChannelClose)
+    again = await client.ask(1, spec.ChannelOpen())
+    assert (again.reply_code, again.reply_text) == (
+        504,
+        "CHANNEL_ERROR - second 'channel.open' seen",
+    )
 
 
 # --- transactions ----------------------------------------------------------------------------

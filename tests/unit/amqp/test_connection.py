@@ -173,16 +173,19 @@ async def test_unknown_vhost(make_client: MakeClient) -> None:
 async def test_methods_out_of_order_close_the_connection(make_client: MakeClient) -> None:
     client = await started(make_client)
     close = await client.ask(0, spec.ConnectionOpen(virtual_host="/"))
-    assert close.reply_code == 503
+    assert (close.reply_code, close.reply_text) == (
+        504,
+        "CHANNEL_ERROR - unexpected method in connection state starting",
+    )
 
 
 async def test_heartbeats_are_sent_and_expected(make_client: MakeClient) -> None:
     client = await tuning(make_client)
     client.send(0, spec.ConnectionTuneOk(channel_max=1, frame_max=4096, heartbeat=10))
     await client.ask(0, spec.ConnectionOpen(virtual_host="/"))
-    client.shell.advance(5)
-    client.shell.advance(5)
-    assert "heartbeat" in await client.methods()
+    for _ in range(4):
+        client.shell.advance(5)
+        assert await client.methods() == ["heartbeat"]
     client.send_bytes(codec.HEARTBEAT)
     client.shell.advance(19)
     assert not client.gone()
@@ -197,8 +200,81 @@ async def test_close_is_answered_after_exclusive_queues_are_gone(
     answer = await client.ask(0, spec.ConnectionClose(reply_code=200, reply_text="bye"))
     assert isinstance(answer, spec.ConnectionCloseOk)
     assert broker.closed == [client.connection.id]
-    assert client.gone()
     assert broker.open == []
+    assert not client.gone()
+
+
+async def test_a_closed_connection_is_read_until_the_peer_closes_it(client: Client) -> None:
+    bye = spec.ConnectionClose(reply_code=200, reply_text="bye")
+    assert isinstance(await client.ask(0, bye), spec.ConnectionCloseOk)
+    client.publish("", "q", b"late")
+    client.send(1, spec.QueueDeclare(queue="q"))
+    client.send_bytes(codec.HEARTBEAT + codec.frame(9, 0, b"") + bytes(100))
+    assert await client.methods() == []
+    assert client.reads()
+    client.connection.eof()
+    assert client.gone()
+
+
+async def test_a_repeated_close_is_answered_again(client: Client) -> None:
+    bye = spec.ConnectionClose(reply_code=200, reply_text="bye")
+    for _ in range(3):
+        assert isinstance(await client.ask(0, bye), spec.ConnectionCloseOk)
+    assert not client.gone()
+
+
+@pytest.mark.parametrize(("heartbeat_s", "limit_s"), [(0, 30), (60, 30), (10, 10)])
+async def test_a_peer_that_does_not_close_has_its_time(
+    make_client: MakeClient, heartbeat_s: int, limit_s: int
+) -> None:
+    client = await tuning(make_client)
+    client.send(0, spec.ConnectionTuneOk(channel_max=1, frame_max=4096, heartbeat=heartbeat_s))
+    await client.ask(0, spec.ConnectionOpen(virtual_host="/"))
+    await client.ask(0, spec.ConnectionClose(reply_code=200, reply_text="bye"))
+    client.shell.advance(limit_s - 0.1)
+    assert not client.gone()
+    client.shell.advance(0.2)
+    assert client.gone()
+
+
+async def test_a_stop_does_not_wait_for_who_has_said_all(client: Client) -> None:
+    await client.ask(0, spec.ConnectionClose(reply_code=200, reply_text="bye"))
+    client.connection.close("shutdown")
+    assert client.gone()
+
+
+async def test_a_stop_while_a_close_is_answered(client: Client) -> None:
+    client.send(0, spec.ConnectionClose(reply_code=200, reply_text="bye"))
+    client.connection.close("shutdown")
+    assert [type(method) for method in await client.methods()] == [spec.ConnectionCloseOk]
+    assert client.gone()
+
+
+async def test_connection_closes_that_cross(client: Client) -> None:
+    client.connection.close("shutdown")
+    client.send(0, spec.ConnectionClose(reply_code=200, reply_text="bye"))
+    answers = await client.methods()
+    assert [type(each) for each in answers] == [spec.ConnectionClose, spec.ConnectionCloseOk]
+    assert not client.gone()
+    client.send(0, spec.ConnectionCloseOk())
+    await client.settled()
+    assert client.gone()
+
+
+async def test_close_before_open_ends_the_socket(make_client: MakeClient) -> None:
+    client = await tuning(make_client)
+    bye = spec.ConnectionClose(reply_code=200, reply_text="bye")
+    assert isinstance(await client.ask(0, bye), spec.ConnectionCloseOk)
+    assert client.gone()
+
+
+async def test_a_stop_while_a_password_is_checked(make_client: MakeClient) -> None:
+    client = await started(make_client)
+    client.send(0, start_ok())
+    client.connection.close("shutdown")
+    (close,) = await client.methods()
+    assert close.reply_code == 320
+    assert client.state is State.CLOSING
 
 
 async def test_lost_socket_gives_everything_back(client: Client, broker: FakeBroker) -> None:
@@ -252,6 +328,51 @@ async def test_channel_max_is_enforced(make_client: MakeClient) -> None:
         530,
         "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)",
     )
+
+
+async def test_any_channel_number_may_be_used(make_client: MakeClient) -> None:
+    client = make_client(AmqpSettings(channel_max=2))
+    await client.open()
+    await client.channel(65535)
+    await client.channel(7)
+    assert (await client.ask(1, spec.BasicQos())).reply_code == 530
+
+
+@pytest.mark.parametrize(
+    "method", [spec.ChannelOpen(), spec.ChannelClose(), spec.BasicQos(), spec.ConnectionOpen()]
+)
+async def test_what_is_not_for_channel_0_is_a_channel_error(
+    client: Client, method: spec.Method
+) -> None:
+    close = await client.ask(0, method)
+    assert (close.reply_code, close.reply_text, close.class_id, close.method_id) == (
+        504,
+        "CHANNEL_ERROR - unexpected method in connection state running",
+        method.CLASS_ID,
+        method.METHOD_ID,
+    )
+
+
+@pytest.mark.parametrize("number", [1, 9])
+async def test_heartbeats_belong_on_channel_0(client: Client, number: int) -> None:
+    client.send_bytes(codec.frame(8, number, b""))
+    (close,) = await client.methods()
+    assert (close.reply_code, close.class_id, close.method_id) == (505, 0, 0)
+
+
+async def test_connection_methods_on_a_channel_that_is_not_open(client: Client) -> None:
+    close = await client.ask(2, spec.ConnectionClose())
+    assert (close.reply_code, close.reply_text) == (504, "CHANNEL_ERROR - expected 'channel.open'")
+
+
+@pytest.mark.parametrize(("size", "code"), [(8192, 503), (8193, 501)])
+async def test_frames_before_tuning_are_bounded(
+    make_client: MakeClient, size: int, code: int
+) -> None:
+    client = await started(make_client)
+    client.send_bytes(codec.frame(1, 0, bytes(size)))
+    (close,) = await client.methods()
+    assert close.reply_code == code
 
 
 async def test_unknown_method_is_503(client: Client) -> None:
@@ -311,8 +432,16 @@ async def test_update_secret_asks_for_permissions_again(client: Client, broker: 
     client.publish("", "q")
     (close,) = await client.methods()
     assert close.reply_code == 403
-    bad = await client.ask(0, spec.ConnectionUpdateSecret(new_secret=b"bad", reason="r"))
-    assert bad.reply_code == 530
+
+
+async def test_any_secret_will_do_and_a_user_without_the_vhost_is_refused(
+    client: Client, broker: FakeBroker
+) -> None:
+    secret = spec.ConnectionUpdateSecret(new_secret=b"neither password nor token", reason="r")
+    assert isinstance(await client.ask(0, secret), spec.ConnectionUpdateSecretOk)
+    broker.vhosts.clear()
+    close = await client.ask(0, secret)
+    assert (close.reply_code, close.class_id, close.method_id) == (530, 10, 70)
 
 
 async def test_update_secret_ends_channels_whose_consumers_lost_their_permission(

@@ -118,7 +118,7 @@ def naive_scan(data: bytes, channels: Sequence[int]) -> list[Event]:
             at += size + 8
             if kind == 8:
                 if channel or size:
-                    raise Fault(501)
+                    raise Fault(505 if channel else 501)
             elif channel not in channels:
                 if kind != 1:
                     raise Fault(505)
