@@ -163,8 +163,168 @@ def test_flat_events(spark: SparkSession, tmp_path: Path) -> None:
     assert table(spark, tmp_path / "t") == {1: "uno"}
 
 
+def test_equal_positions_are_decided_by_the_offset(spark: SparkSession, tmp_path: Path) -> None:
+    """The rows of one transaction may share a position. However batches are cut, the later event
+    wins, and an event that comes again changes nothing."""
+    events = [
+        {"op": "u", "after": {"id": key, "name": f"{key}-{n}"}, "source": {"pos": 5}}
+        for n in range(3)
+        for key in range(2)
+    ]
+    spec = {"schema": SCHEMA, "keys": ("id",)}
+    for name, cuts in {"one": [6], "two": [3, 3], "late": [6, 2], "single": [1] * 6}.items():
+        path = tmp_path / name
+        rules = Events(position_field="source.pos")
+        applier = Applier(spark, TableSpec(path=str(path), **spec), events=rules)  # type: ignore[arg-type]
+        first = 0
+        for batch, count in enumerate(cuts):
+            if name == "late" and batch:
+                first = 1
+            applier.write(frame(spark, events[first : first + count], first), batch)
+            first += count
+        assert table(spark, path) == {0: "0-2", 1: "1-2"}, name
+
+
+WIDE = (
+    "id bigint, small tinyint, price decimal(5,2), huge decimal(38,0), ratio double, flag boolean, "
+    "day date, at timestamp, place struct<street:string, number:int>, tags array<int>, "
+    "counts map<string,decimal(5,2)>, raw binary"
+)
+MISFITS = [
+    ("small", '"abc"'),
+    ("small", "1.9"),
+    ("small", '"7"'),
+    ("small", "200"),
+    ("id", "12345678901234567890"),
+    ("price", "12345.6"),
+    ("price", "1.239"),
+    ("price", '"1,5"'),
+    ("huge", "1.9"),
+    ("ratio", "1e400"),
+    ("ratio", '"much"'),
+    ("flag", "1"),
+    ("flag", '"true"'),
+    ("day", '"2020-13-45"'),
+    ("day", "18000"),
+    ("at", '"noon"'),
+    ("place", "5"),
+    ("place", '{"street": "x", "number": "y"}'),
+    ("tags", '[1, "x"]'),
+    ("tags", "[1, 3000000000]"),
+    ("counts", '{"a": 1.005}'),
+    ("counts", "[]"),
+    ("raw", '"!!"'),
+]
+FITS = {
+    "id": "-9223372036854775808",
+    "small": "-128",
+    "price": "-123.45",
+    "huge": "12345678901234567890123456789012345678",
+    "ratio": "0.1",
+    "flag": "true",
+    "day": '"2020-01-02"',
+    "at": '"2020-01-02T03:04:05Z"',
+    "place": '{"street": "x", "number": 1, "more": [1]}',
+    "tags": "[1, null]",
+    "counts": '{"a": 1.5, "b": "2.50"}',
+    "raw": '"aGk="',
+}
+
+
+@pytest.mark.parametrize("envelope", ["debezium", "payload", "flat"])
+def test_a_value_that_does_not_fit_is_never_written_as_null(
+    spark: SparkSession, tmp_path: Path, envelope: str
+) -> None:
+    """A good row is followed by events with one value of another kind each: all are diverted with
+    the column's name, and the row stays as it was."""
+
+    def event(row: dict[str, str]) -> bytes:
+        text = ", ".join(f'"{name}": {value}' for name, value in row.items())
+        if envelope == "flat":
+            return f'{{"op": "update", {text}}}'.encode()
+        text = f'{{"op": "u", "before": null, "after": {{{text}}}}}'
+        return (f'{{"payload": {text}}}' if envelope == "payload" else text).encode()
+
+    spec = TableSpec(path=str(tmp_path / "t"), schema=WIDE, keys=("id",))
+    rules = Events(envelope="flat" if envelope == "flat" else "debezium")
+    bad = str(tmp_path / "bad")
+    applier = Applier(spark, spec, events=rules, bad_path=bad)
+    good = {**FITS, "id": "7"}
+    applier.write(frame(spark, [event(FITS), event(good), event({"id": "8", "day": "null"})]), 0)
+    before = sorted(map(str, pipeline.rows(spark, spec.path).collect()))
+    assert len(before) == 3, spark.read.parquet(bad).select("reason").collect()
+    applier.write(frame(spark, [event({**good, n: v}) for n, v in MISFITS], 10), 1)
+    assert sorted(map(str, pipeline.rows(spark, spec.path).collect())) == before
+    reasons = spark.read.parquet(bad).orderBy("offset").collect()
+    assert [row.offset for row in reasons] == list(range(10, 10 + len(MISFITS)))
+    for row, (name, value) in zip(reasons, MISFITS, strict=True):
+        assert row.reason.startswith(f"{name}: ") or "does not fit" in row.reason, (name, value)
+    strict = Applier(spark, spec, events=rules)
+    with pytest.raises(pipeline.BadEvent, match="t/0@41: small: abc does not fit tinyint"):
+        strict.write(frame(spark, [event({**good, "small": '"abc"'})], 41), 2)
+
+
+def test_a_number_keeps_its_digits(spark: SparkSession, tmp_path: Path) -> None:
+    """What passes through a double on its way loses the last ones."""
+    price = "1234567890123456789.0123456789"
+    text = f'{{"op": "c", "after": {{"id": 1, "price": {price}}}}}'
+    spec = TableSpec(path=str(tmp_path / "t"), schema="id int, price decimal(38,10)", keys=("id",))
+    Applier(spark, spec).write(frame(spark, [text.encode()]), 0)
+    (row,) = pipeline.rows(spark, spec.path).collect()
+    assert str(row.price) == price
+
+
+def test_a_table_gets_the_columns_that_its_schema_has_gained(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "t")
+    first = TableSpec(path=path, schema=SCHEMA, keys=("id",))
+    wider = TableSpec(path=path, schema=f"{SCHEMA}, city string", keys=("id",))
+    rows = [{"op": "c", "after": {"id": n, "name": f"v{n}", "city": f"c{n}"}} for n in range(2)]
+    Applier(spark, first).write(frame(spark, rows), 0)
+    pipeline._fit_table(pipeline._Target(spark, wider))
+    Applier(spark, wider).write(frame(spark, rows[:1], 2), 1)
+    found = {row.id: row.city for row in pipeline.rows(spark, path).collect()}
+    assert found == {0: "c0", 1: None}
+    for spec, text in (
+        (first, r"columns \['city'\]"),
+        (
+            TableSpec(path=path, schema="id string, name string, city string", keys=("id",)),
+            "bigint",
+        ),
+        (TableSpec(path=path, schema=wider.schema, keys=("name",)), "named by id"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            pipeline.apply(
+                spark,
+                servers="127.0.0.1:1",
+                stream="s",
+                tables=[spec],
+                checkpoint=tmp_path / "state",
+            )
+
+
+@pytest.mark.parametrize("op", ["drop", "delay", "D", "deleted", "Update", "insert-ignore", ""])
+@pytest.mark.parametrize("envelope", ["debezium", "flat"])
+def test_only_a_known_operation_changes_a_row(
+    spark: SparkSession, tmp_path: Path, envelope: str, op: str
+) -> None:
+    spec = TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",))
+    row = {"id": 1, "name": "x"}
+    change = (
+        {"op": op, "before": row, "after": row} if envelope == "debezium" else {"op": op, **row}
+    )
+    known = op == "D" or (op, envelope) == ("Update", "flat")
+    applier = Applier(spark, spec, events=Events(envelope=envelope), bad_path=str(tmp_path / "bad"))
+    applier.write(frame(spark, [{"op": "c", "after": row, **row}, change]), 0)
+    assert table(spark, tmp_path / "t") == ({} if op == "D" else {1: "x"})
+    assert applier.report.diverted == (not known)
+
+
 BAD: list[tuple[Any, str]] = [
     (b"{nope", "not JSON"),
+    (b'{"op": "c", "after": {"id": 1', "not JSON"),
+    (b'{"op": "c", "after": {"id": 1, "name": "\xff"}}', "not UTF-8"),
     ({"after": {"id": 1}}, "without an operation"),
     ({"op": "x", "after": {"id": 1}}, "unknown operation"),
     ({"op": "c", "after": {"name": "x"}}, "without its key"),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
@@ -14,6 +18,7 @@ from pyspark.sql import functions as f
 
 from convoymq.spark.errors import OptionError
 from convoymq.spark.pipelines import archive as pipeline
+from convoymq.spark.pipelines import manifest
 from convoymq.spark.pipelines.manifest import Archive, Manifest, ManifestError
 
 COLUMNS = ("topic", "date")
@@ -90,6 +95,147 @@ def test_a_batch_cut_anywhere_counts_once(
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])
+@pytest.mark.parametrize("point", ["staged", "moved"])
+def test_a_driver_that_was_replaced_changes_nothing(
+    spark: SparkSession, tmp_path: Path, format: str, point: str
+) -> None:
+    """The older driver stops in mid-batch, its replacement archives the batch, and then the older
+    one goes on: it ends, and every file that counts is there."""
+    Archiver(tmp_path, format).write(messages(spark, 0, 100), 0)
+    older, newer = Archiver(tmp_path, format), Archiver(tmp_path, format)
+
+    def replaced(reached: str, batch_id: int) -> None:
+        if reached == point:
+            newer.write(messages(spark, 100, 50), 1)
+
+    older.write._probe = replaced
+    with pytest.raises(pipeline.SupersededError, match="another run"):
+        older.write(messages(spark, 100, 50), 1)
+    newer.write(messages(spark, 150, 50), 2)
+    assert offsets(pipeline.archived(spark, tmp_path)) == list(range(200))
+    assert older.sink.applied() == 2
+    if format == "parquet":
+        assert Archive(tmp_path).check() == []
+        assert list(Archive(tmp_path).orphans()) == []
+    assert not list((tmp_path / "_staging").iterdir())
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_driver_that_dies_when_it_was_replaced_leaves_nothing(
+    spark: SparkSession, tmp_path: Path, format: str
+) -> None:
+    """It has moved its files, and neither commits nor removes them."""
+    older = Archiver(tmp_path, format)
+    older.write(messages(spark, 0, 10), 0)
+    older.stop = ("moved", 1)
+    with pytest.raises(Cut):
+        older.write(messages(spark, 10, 10), 1)
+    newer = Archiver(tmp_path, format)
+    newer.write(messages(spark, 10, 10), 1)
+    assert ds.dataset(tmp_path / "data", format="parquet").count_rows() == 20
+    assert not list((tmp_path / "_staging").iterdir())
+
+
+def test_what_a_task_has_not_committed_is_not_archived(spark: SparkSession, tmp_path: Path) -> None:
+    archiver = Archiver(tmp_path, "parquet")
+    stray = "_temporary/0/task_1/topic=x/date=2023-11-14"
+
+    def leave(point: str, batch_id: int) -> None:
+        if point == "staged":
+            (staging,) = (tmp_path / "_staging").iterdir()
+            (place := staging / stray).mkdir(parents=True)
+            found = next(each for each in staging.rglob("*.parquet"))
+            shutil.copy(found, place / "part-1.parquet")
+
+    archiver.write._probe = leave
+    archiver.write(messages(spark, 0, 10), 0)
+    assert offsets(pipeline.archived(spark, tmp_path)) == list(range(10))
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_batch_is_not_committed_twice_by_two_runs(
+    spark: SparkSession, tmp_path: Path, format: str
+) -> None:
+    """The second guard, should the first one fail: what is applied is looked up with the commit."""
+    first, second = Archiver(tmp_path, format), Archiver(tmp_path, format)
+    first.write(messages(spark, 0, 10, "a"), 0)
+    second.sink.begin()
+    staged: list[Any] = []
+    second.sink.commit(1, staged, [], {})
+    with pytest.raises(pipeline.SupersededError):
+        second.sink.commit(1, staged, [], {})
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_stream_that_was_declared_again_is_another_stream(
+    spark: SparkSession, tmp_path: Path, format: str
+) -> None:
+    """Its offsets begin anew; the checkpoint says which stream a batch is of."""
+    archiver = Archiver(tmp_path / "target", format)
+    archiver.write._checkpoint = tmp_path / "checkpoint"
+    (offsets_of := tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+    for batch_id, group in enumerate((7, 9)):
+        known = json.dumps({"v": 1, "p": {NAME: {"0": 10}}, "g": {NAME: group}})
+        (offsets_of / str(batch_id)).write_text(f"v1\n{{}}\n{known}\n")
+        archiver.write(messages(spark, 0, 10), batch_id)
+    assert offsets(pipeline.archived(spark, tmp_path / "target")) == sorted([*range(10)] * 2)
+    assert archiver.report.ranges == {f"{NAME}/0": [0, 10]}
+    other = Archiver(tmp_path / "target", format, app="b" * 32)
+    other.write._checkpoint = tmp_path / "checkpoint"
+    with pytest.raises(pipeline.OverlapError):
+        other.write(messages(spark, 5, 10), 0)
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_files_with_more_columns_are_read_and_joined(
+    spark: SparkSession, tmp_path: Path, format: str
+) -> None:
+    """`includeHeaders` may be turned on and off between runs."""
+    archiver = Archiver(tmp_path, format, compact=4)
+    for batch in range(8):
+        part = messages(spark, batch * 10, 10).coalesce(1)
+        if batch % 2:
+            part = part.withColumn("headers", f.lit("h"))
+        archiver.write(part, batch)
+    assert archiver.report.compacted > 0
+    found = pipeline.archived(spark, tmp_path)
+    assert offsets(found) == list(range(80))
+    assert found.where("headers = 'h'").count() == 40
+    if format == "parquet":
+        assert Archive(tmp_path).check() == []
+        assert len(Archive(tmp_path).paths()) == 2
+    else:
+        assert "headers" in {field.name for field in DeltaTable(str(tmp_path)).schema().fields}
+
+
+def test_reading_parquet_needs_no_deltalake(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Archiver(tmp_path, "parquet").write(messages(spark, 0, 10), 0)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    assert pipeline.archived(spark, tmp_path).count() == 10
+
+
+def test_a_commit_does_not_read_the_history(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archiver = Archiver(tmp_path, "delta")
+    limits: list[int | None] = []
+    history = DeltaTable.history
+
+    def counted(table: DeltaTable, limit: int | None = None) -> Any:
+        limits.append(limit)
+        return history(table, limit)
+
+    for batch in range(3):
+        archiver.write(messages(spark, batch * 10, 10), batch)
+    monkeypatch.setattr(DeltaTable, "history", counted)
+    archiver.write(messages(spark, 30, 10), 3)
+    assert limits
+    assert set(limits) == {4}
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_offsets_that_are_there_are_refused(
     spark: SparkSession, tmp_path: Path, format: str
 ) -> None:
@@ -161,8 +307,114 @@ def test_two_writers_never_make_the_same_version(tmp_path: Path) -> None:
     assert done.applied == {"other": 1, "slow": 1}
 
 
+@pytest.mark.parametrize("stall", [1, 19, 20, 30, 200])
+def test_a_number_that_was_pruned_is_not_given_again(tmp_path: Path, stall: int) -> None:
+    """A writer stops between reading a version and making the next, while another goes on."""
+    first, second = Archive(tmp_path), Archive(tmp_path)
+    calls = []
+
+    def slow(now: Manifest) -> Manifest:
+        calls.append(now.version)
+        if len(calls) == 1:
+            for number in range(stall):
+                second.commit(lambda current, n=number: replace(current, applied={"other": n}))
+        return replace(now, applied={**now.applied, "slow": 1})
+
+    done = first.commit(slow)
+    assert calls == [0, stall]
+    assert first.current() == done
+    assert done.applied == {"other": stall - 1, "slow": 1}
+    assert done.version == stall + 1
+
+
+def test_a_writer_that_was_away_for_too_long_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops behind its link, and nobody can tell any more whether that counted."""
+    monkeypatch.setattr(manifest, "ANCESTORS_KEPT", 3)
+    first, second = Archive(tmp_path), Archive(tmp_path)
+    sync = manifest.sync_directory
+
+    def stall(path: Path) -> None:
+        sync(path)
+        monkeypatch.setattr(manifest, "sync_directory", sync)
+        for number in range(5):
+            second.commit(lambda current, n=number: replace(current, applied={"other": n}))
+
+    monkeypatch.setattr(manifest, "sync_directory", stall)
+    with pytest.raises(ManifestError, match="start again"):
+        first.commit(lambda now: replace(now, applied={"slow": 1}))
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_a_version_counts_although_others_followed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    first, second = Archive(tmp_path), Archive(tmp_path)
+    sync = manifest.sync_directory
+
+    def stall(path: Path) -> None:
+        monkeypatch.setattr(manifest, "sync_directory", sync)
+        for number in range(others):
+            second.commit(lambda now, n=number: replace(now, applied={**now.applied, "n": n}))
+
+    monkeypatch.setattr(manifest, "sync_directory", stall)
+    assert first.commit(lambda now: replace(now, applied={"slow": 1})).version == 1
+    assert first.current().version == 1 + others
+    assert first.current().applied["slow"] == 1
+
+
+def test_a_commit_writes_few_files_of_a_large_archive(tmp_path: Path) -> None:
+    """Goal: what a commit writes does not grow with the archive. Method: count what versions
+    name."""
+    archive = Archive(tmp_path)
+    files = tuple(archived_file(number) for number in range(2000))
+    archive.commit(lambda now: replace(now, files=files))
+    sizes = []
+    for number in range(2000, 2200):
+        done = archive.commit(
+            lambda now, n=number: replace(now, files=(*now.files, archived_file(n)))
+        )
+        text = (tmp_path / "_manifest" / f"{done.version:020d}.json").read_text()
+        sizes.append(len(json.loads(text)["added"]))
+    assert max(sizes) <= manifest.CHANGES_MIN
+    assert Archive(tmp_path).current().files == (*files, *map(archived_file, range(2000, 2200)))
+    gone = archive.commit(lambda now: replace(now, files=now.files[5:]))
+    assert Archive(tmp_path).current().files == gone.files
+    lists = list((tmp_path / "_manifest").glob("files-*"))
+    assert 1 <= len(lists) <= 2, "lists that no version refers to are removed"
+
+
+def archived_file(number: int) -> manifest.ArchivedFile:
+    return manifest.ArchivedFile(
+        path=f"data/{number}", rows=1, bytes=1, app="a", first_batch=number, last_batch=number
+    )
+
+
+def test_files_go_before_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who dies between the two leaves no file that no version knows."""
+    archive = Archive(tmp_path)
+    (tmp_path / "old").touch()
+    removed = (manifest.RemovedFile(path="old", at=0.0),)
+    archive.commit(lambda now: replace(now, removed=removed))
+    monkeypatch.setattr(archive, "commit", lambda change: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        archive.remove_replaced(0.0)
+    assert not (tmp_path / "old").exists()
+    assert Archive(tmp_path).remove_replaced(0.0) == 1
+    assert Archive(tmp_path).current().removed == ()
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": "other"}', '{"format": "convoymq-archive/1"}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": "other"}',
+        '{"format": "convoymq-archive/2"}',
+        '{"format": "convoymq-archive/1"}',
+    ],
 )
 def test_a_damaged_manifest_is_refused(tmp_path: Path, text: str) -> None:
     archive = Archive(tmp_path)
@@ -177,7 +429,7 @@ def test_old_versions_go(tmp_path: Path) -> None:
     for _ in range(30):
         archive.commit(lambda now: Manifest())
     assert archive.current().version == 30
-    assert len(list((tmp_path / "_manifest").iterdir())) == 20
+    assert len(list((tmp_path / "_manifest").glob("0*.json"))) == 20
     assert json.loads((tmp_path / "_manifest" / f"{30:020d}.json").read_text())["version"] == 30
 
 

@@ -2,16 +2,21 @@
 
 Per micro-batch and table: the latest event of each key (by position), one MERGE into the table, and
 in the same commit an app transaction with the batch's id, so that a batch that is repeated after a
-crash between MERGE and checkpoint changes nothing. Two columns make the MERGE safe against events
-that come late: `_position` (a row is only replaced by a younger event) and `_deleted` (a tombstone
-stays, or an older insert would bring the row back). `purge` removes tombstones by age, `rows` reads
-a table without them.
+crash between MERGE and checkpoint changes nothing. Three columns make the MERGE safe against late
+events: `_position` and `_offset` (a row is only replaced by a younger event: one of a higher
+position, or of the same position and a higher offset) and `_deleted` (a tombstone stays, or an
+older insert would bring the row back). `purge` removes tombstones by age, `rows` reads a table
+without them.
+
+An event is applied whole or not at all: JSON that Spark would read as NULL, or as another number,
+because it does not fit the schema, is a bad event.
 
 Each table has its own transactions: replays are safe, several tables are not one atomic step.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -31,9 +36,24 @@ if TYPE_CHECKING:
 MERGE_ROWS_MAX = 1_000_000
 """Rows of one MERGE: they pass through the driver. More are merged in slices by key."""
 POSITION = "_position"
+OFFSET = "_offset"
 DELETED = "_deleted"
 CHANGED_AT = "_changed_at"
-META = (POSITION, DELETED, CHANGED_AT)
+META = (POSITION, OFFSET, DELETED, CHANGED_AT)
+CORRUPT = "_corrupt_record"
+KEYS_PROPERTY = "convoymq.keys"
+"""Of the Delta table: the columns that name a row."""
+
+UPSERTS = {"debezium": ("c", "r", "u"), "flat": ("c", "create", "i", "insert", "r", "read", "u",
+                                                 "update", "upsert")}  # fmt: skip
+DELETES = {"debezium": ("d",), "flat": ("d", "delete")}
+YOUNGER = (
+    f"s.{POSITION} > t.{POSITION} OR "
+    f"(s.{POSITION} = t.{POSITION} AND s.{OFFSET} > coalesce(t.{OFFSET}, -1))"
+)
+"""When an event replaces a row. Inside a batch the order is the same."""
+INTEGERS = ("tinyint", "smallint", "int", "bigint")
+INFINITIES = ("Infinity", "+Infinity", "-Infinity", "INF", "+INF", "-INF")
 
 Probe = Callable[[str, str, int], None]
 """Called with (point, table, batch id) at `merging` and `merged`: tests stop a batch there."""
@@ -62,9 +82,10 @@ class Events:
     """How events are written: JSON, and where in it to find what.
 
     `debezium`: {"op": "c" | "r" | "u" | "d", "before": row, "after": row, "source": {"table": …}},
-    also inside {"payload": …}. `flat`: the row itself with a field (default `op`) that says insert,
-    update or delete (their first letters do), and a field (default `table`) that names the table.
-    In both an empty message is a tombstone of a log and says nothing new.
+    also inside {"payload": …}. `flat`: the row itself with a field (default `op`) that says what
+    happened (c, create, i, insert, r, read, u, update, upsert; d, delete; in any case of letters),
+    and a field (default `table`) that names the table. In both a row is whole: a column that it
+    lacks is NULL. An empty message is a tombstone of a log and says nothing new.
     """
 
     envelope: str = "debezium"
@@ -72,7 +93,8 @@ class Events:
     table_field: str = "table"
     position_field: str = ""
     """A number that orders events (a log position), by its path in the JSON: `source.pos`. Empty:
-    the message's offset. Use it where a snapshot and the log are interleaved."""
+    the message's offset. Use it where a snapshot and the log are interleaved. Of events with equal
+    positions the one with the higher offset is the later."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +153,8 @@ def apply(
     rules = events or Events()
     targets = [_Target(spark, spec) for spec in tables]
     _check(targets, rules)
+    for target in targets:
+        _fit_table(target)
     place = Path(checkpoint)
     report = ApplyReport(tables={target.label: TableReport() for target in targets})
     writer = _BatchApplier(targets, rules, app_id(place), report, bad_path, probe)
@@ -159,10 +183,12 @@ def rows(spark: SparkSession, path: str) -> DataFrame:
     from deltalake import DeltaTable
     from pyspark.sql import functions as f
 
-    uris = DeltaTable(path).file_uris()
+    table = DeltaTable(path)
+    uris = table.file_uris()
     if not uris:
         raise SourceError(f"{path}: the table has no rows yet")
-    return spark.read.parquet(*uris).where(~f.col(DELETED)).drop(*META)
+    # Files that are older than a column do not have it.
+    return spark.read.schema(_schema_of(table)).parquet(*uris).where(~f.col(DELETED)).drop(*META)
 
 
 def purge(path: str, older_than: timedelta) -> int:
@@ -195,7 +221,7 @@ class _Target:
         missing = [key for key in spec.keys if key not in names]
         if not spec.keys or missing:
             raise OptionError(f"table {self.label}: keys {spec.keys} are not columns of {names}")
-        taken = [name for name in names if name in META]
+        taken = [name for name in names if name in (*META, CORRUPT)]
         if taken:
             raise OptionError(f"table {self.label}: columns {taken} are the pipeline's own")
 
@@ -253,16 +279,23 @@ class _BatchApplier:
         parsed = _parsed(batch, self._rules, target.row)
         if target.spec.name:
             parsed = parsed.where(f.col("_table") == target.spec.name)
-        bad = parsed.where(_reason(target).isNotNull())
-        self._divert(bad.withColumn("reason", _reason(target)), target.label, batch_id)
-        good = parsed.where(_reason(target).isNull())
+        reason = _reason(target, self._rules)
+        bad = parsed.where(reason.isNotNull())
+        self._divert(bad.withColumn("reason", reason), target.label, batch_id)
+        good = parsed.where(reason.isNull())
         latest = Window.partitionBy(*[f.col(f"_row.{key}") for key in target.spec.keys]).orderBy(
             f.col(POSITION).desc(), f.col("offset").desc()
         )
         chosen = (
             good.withColumn("_rank", f.row_number().over(latest))
             .where("_rank = 1")
-            .select("_row.*", POSITION, DELETED, f.col("timestamp").alias(CHANGED_AT))
+            .select(
+                "_row.*",
+                POSITION,
+                f.col("offset").alias(OFFSET),
+                DELETED,
+                f.col("timestamp").alias(CHANGED_AT),
+            )
             .persist()
         )
         try:
@@ -271,7 +304,7 @@ class _BatchApplier:
                 return
             path = target.spec.path
             if not DeltaTable.is_deltatable(path):
-                _create(path, chosen)
+                _create(path, chosen, target)
             slices = -(-keys // MERGE_ROWS_MAX)
             done = 0
             for number in range(slices):
@@ -345,28 +378,105 @@ def _table_name(rules: Events) -> Column:
 
 
 def _parsed(batch: DataFrame, rules: Events, row: StructType) -> DataFrame:
-    """Adds `_table`, `_op`, `_row` (the row, or what named it before it was deleted), `_deleted`
-    and `_position`."""
+    """Adds `_table`, `_op`, `_row` (the row, or what named it before it was deleted), `_text` (the
+    same row, every value as the text of its JSON), `_misread` (something does not fit the schema),
+    `_deleted` and `_position`."""
     from pyspark.sql import functions as f
 
-    op = f.lower(f.substring(_json_path(rules, _op_path(rules)), 1, 1))
-    deleted = op == "d"
-    if rules.envelope == "flat":
-        found = f.from_json(_text(), row)
-    else:
-        before, after = _json_path(rules, "before"), _json_path(rules, "after")
-        found = f.from_json(f.when(deleted, before).otherwise(after), row)
+    batch = batch.withColumn("_op", f.lower(_json_path(rules, _op_path(rules))))
+    deleted = f.coalesce(f.col("_op").isin(*DELETES[rules.envelope]), f.lit(False))
+    parsed = batch.withColumns(
+        {
+            "_good": f.from_json(_text(), _message(rules, row, corrupt=True)),
+            "_wide": f.from_json(_text(), _message(rules, _as_text(row), corrupt=False)),
+        }
+    )
+
+    def row_of(parsed_name: str) -> Column:
+        if rules.envelope == "flat":
+            names = [f.col(f"{parsed_name}.`{name}`") for name in row.fieldNames()]
+            return f.when(f.col(parsed_name).isNotNull(), f.struct(*names))
+        sides = []
+        for side in ("before", "after"):
+            inner = f.col(f"{parsed_name}.payload.{side}")
+            sides.append(f.coalesce(inner, f.col(f"{parsed_name}.{side}")))
+        return f.when(deleted, sides[0]).otherwise(sides[1])
+
     position = (
-        _json_path(rules, rules.position_field).cast("long")
+        _json_path(rules, rules.position_field).try_cast("long")
         if rules.position_field
         else f.col("offset")
     )
     return (
-        batch.withColumn("_table", _table_name(rules))
-        .withColumn("_op", op)
-        .withColumn("_row", found)
+        parsed.withColumn("_table", _table_name(rules))
+        .withColumn("_row", row_of("_good"))
+        .withColumn("_text", row_of("_wide"))
+        .withColumn("_misread", f.col(f"_good.{CORRUPT}").isNotNull())
         .withColumn(DELETED, deleted)
         .withColumn(POSITION, position)
+    )
+
+
+def _message(rules: Events, row: StructType, *, corrupt: bool) -> StructType:
+    """The type of an event whose rows are of this type. Read at once, because a part that is cut
+    out as text first has lost digits of its numbers."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    noted = [StructField(CORRUPT, StringType())] if corrupt else []
+    if rules.envelope == "flat":
+        return StructType([*row.fields, *noted])
+    sides = [StructField("before", row), StructField("after", row)]
+    return StructType([*sides, StructField("payload", StructType(sides)), *noted])
+
+
+def _as_text(type: Any) -> Any:
+    """The type with text in the place of every value."""
+    from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+
+    match type:
+        case StructType():
+            return StructType([StructField(each.name, _as_text(each.dataType)) for each in type])
+        case ArrayType():
+            return ArrayType(_as_text(type.elementType))
+        case MapType():
+            return MapType(type.keyType, _as_text(type.valueType))
+    return StringType()
+
+
+def _misfit(value: Column, text: Column, type: Any) -> Column:
+    """Whether a value is not what its JSON says: NULL, or another number."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import ArrayType, DecimalType, MapType, StructType
+
+    lost = text.isNotNull() & value.isNull()
+    name = type.simpleString()
+    match type:
+        case StructType():
+            for each in type:
+                inner = value.getField(each.name), text.getField(each.name)
+                lost = lost | _misfit(*inner, each.dataType)
+        case ArrayType():
+            lost = lost | _any_misfit(value, text, type.elementType)
+        case MapType():
+            inner = f.map_values(value), f.map_values(text)
+            lost = lost | _any_misfit(*inner, type.valueType)
+        case DecimalType():
+            # As doubles: Spark's text of a long fraction is that of the nearest double.
+            same = text.try_cast("double") == value.cast("double")
+            lost = lost | (text.isNotNull() & ~f.coalesce(same, f.lit(False)))
+        case _ if name in INTEGERS:
+            # A byte of 200 is read as -56.
+            lost = lost | (text.try_cast("decimal(38,0)") != value)
+        case _ if name in ("float", "double"):
+            lost = lost | ((f.abs(value) == float("inf")) & ~text.isin(*INFINITIES))
+    return f.coalesce(lost, f.lit(False))
+
+
+def _any_misfit(values: Column, texts: Column, type: Any) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.exists(
+        f.zip_with(values, texts, lambda a, b: _misfit(a, b, type)), lambda wrong: wrong
     )
 
 
@@ -374,28 +484,91 @@ def _op_path(rules: Events) -> str:
     return "op" if rules.envelope == "debezium" else rules.op_field
 
 
-def _reason(target: _Target) -> Column:
+def _reason(target: _Target, rules: Events) -> Column:
     """Why an event can't be applied; null = it can."""
     from pyspark.sql import functions as f
 
+    known = (*UPSERTS[rules.envelope], *DELETES[rules.envelope])
+    reason = (
+        f.when(~f.is_valid_utf8(_text()), f.lit("not UTF-8"))
+        .when(f.col("_op").isNull(), f.lit("not JSON, or without an operation"))
+        .when(~f.col("_op").isin(*known), f.concat(f.lit("unknown operation "), f.col("_op")))
+    )
+    for each in target.row:
+        text = f.col("_text").getField(each.name)
+        name = each.dataType.simpleString()
+        shown = f.substring(text if "<" not in name else f.to_json(text), 1, 60)
+        reason = reason.when(
+            _misfit(f.col("_row").getField(each.name), text, each.dataType),
+            f.concat(f.lit(f"{each.name}: "), shown, f.lit(f" does not fit {name}")),
+        )
     missing = f.lit(False)
     for key in target.spec.keys:
-        missing = missing | f.col(f"_row.{key}").isNull()
+        missing = missing | f.col("_row").getField(key).isNull()
     return (
-        f.when(f.col("_op").isNull(), f.lit("not JSON, or without an operation"))
-        .when(~f.col("_op").isin("c", "r", "i", "u", "d"), f.lit("unknown operation"))
+        reason.when(f.col("_misread"), f.lit("a value that does not fit the schema"))
         .when(f.col("_row").isNull() | missing, f.lit("without its key"))
         .when(f.col(POSITION).isNull(), f.lit("without its position"))
     )
 
 
-def _create(path: str, chosen: DataFrame) -> None:
+def _create(path: str, chosen: DataFrame, target: _Target) -> None:
     from deltalake import DeltaTable, Schema
 
     if "://" not in path:
         Path(path).mkdir(parents=True, exist_ok=True)
     empty = chosen.limit(0).toArrow()
-    DeltaTable.create(path, Schema.from_arrow(empty.schema), mode="ignore")
+    DeltaTable.create(
+        path,
+        Schema.from_arrow(empty.schema),
+        mode="ignore",
+        configuration={KEYS_PROPERTY: ",".join(target.spec.keys)},
+        raise_if_key_not_exists=False,
+    )
+
+
+def _schema_of(table: Any) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(table.schema().to_json()))
+
+
+def _fit_table(target: _Target) -> None:
+    """Adds columns of the schema that an existing table lacks: NULL until the next event of a row.
+
+    Raises:
+        OptionError: the table has other keys, other types, or columns that the schema lacks.
+    """
+    from deltalake import DeltaTable, Schema
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    path, label = target.spec.path, target.label
+    if not DeltaTable.is_deltatable(path):
+        return
+    table = DeltaTable(path)
+    held = {each.name: each.dataType for each in _schema_of(table)}
+    if not {POSITION, DELETED, CHANGED_AT} <= held.keys():
+        raise OptionError(f"table {label}: {path} is a table that this pipeline has not made")
+    keys = table.metadata().configuration.get(KEYS_PROPERTY, ",".join(target.spec.keys))
+    if set(keys.split(",")) != set(target.spec.keys):
+        raise OptionError(f"table {label}: its rows are named by {keys}, not {target.spec.keys}")
+    unknown = sorted(held.keys() - {*target.row.fieldNames(), *META})
+    if unknown:
+        raise OptionError(f"table {label} has columns {unknown}, which are not in the schema")
+    fresh = []
+    for each in (*target.row, StructField(OFFSET, LongType())):
+        known = held.get(each.name)
+        if known is None:
+            fresh.append(StructField(each.name, each.dataType))
+        elif known.simpleString() != each.dataType.simpleString():
+            raise OptionError(
+                f"table {label}: column {each.name} is {known.simpleString()}, "
+                f"not {each.dataType.simpleString()}"
+            )
+    if fresh:
+        fields = Schema.from_arrow(to_arrow_schema(StructType(fresh))).fields
+        table.alter.add_columns(list(fields))
 
 
 def _merge(table: Any, part: DataFrame, target: _Target, app: str, batch_id: int) -> None:
@@ -410,7 +583,7 @@ def _merge(table: Any, part: DataFrame, target: _Target, app: str, batch_id: int
             target_alias="t",
             commit_properties=CommitProperties(app_transactions=[Transaction(app, batch_id)]),
         )
-        .when_matched_update_all(f"s.{POSITION} > t.{POSITION}")
+        .when_matched_update_all(YOUNGER)
         .when_not_matched_insert_all()
         .execute()
     )

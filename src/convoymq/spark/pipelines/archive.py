@@ -3,16 +3,21 @@
 Each source is a streaming query; a micro-batch is written by Spark to a staging directory, moved to
 its place and then made to count in one atomic step: the next version of the manifest
 (`manifest.py`) or a Delta commit with an app transaction. Spark gives a repeated batch the same
-rows, so a batch id that counts already is skipped, and one that was cut short is written again over
-what it left.
+rows, so a batch id that counts already is skipped.
+
+Two drivers may hold one checkpoint: an older one that was only stopped, and its replacement. Every
+attempt at a batch writes files with names of its own, and who begins takes the pipeline over in the
+manifest: from then on an older run can't commit, and what it left can be removed (ADR 0030).
 
 A second guard does not depend on the checkpoint: offsets of a stream are absolute, so a batch that
-overlaps what the archive has of a stream is refused (somebody has deleted the checkpoint).
+overlaps what the archive has of a stream is refused (somebody has deleted the checkpoint). A stream
+that was deleted and declared again is another stream: ranges carry its group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -27,6 +32,7 @@ from urllib.parse import quote, unquote
 
 from convoymq.spark.errors import OptionError, SourceError
 from convoymq.spark.pipelines.manifest import (
+    ATTEMPTS_MAX,
     Archive,
     ArchivedFile,
     Manifest,
@@ -41,6 +47,9 @@ if TYPE_CHECKING:
 APP_FILE = "convoymq-app"
 COMPACT_BYTES = 128 << 20
 """A compaction joins files to about this size."""
+RANGES_ID = "convoymq/ranges"
+RANGES_KEY = "convoymq.ranges"
+"""In a Delta table: the transaction that each commit of ours makes, and what it says of ranges."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 Ranges = dict[str, list[int]]
@@ -74,6 +83,10 @@ class OverlapError(SourceError):
     """A batch holds offsets that the archive already has."""
 
 
+class SupersededError(SourceError):
+    """Another run of this pipeline has begun since: this one may not commit any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Staged:
     """A file that Spark has written for a batch."""
@@ -83,6 +96,8 @@ class _Staged:
     """`column=value/…` below the data directory."""
     rows: int
     bytes: int
+    schema: str
+    """A name of its columns and types."""
 
 
 def archive(
@@ -144,7 +159,9 @@ def archive(
         place = base / name
         sink = _sink(format, root, app_id(place))
         columns = tuple(dict.fromkeys((column, *partition_by)))
-        writer = _BatchWriter(sink, columns, report, compact_files, keep_replaced_s, probe)
+        writer = _BatchWriter(
+            sink, columns, report, compact_files, keep_replaced_s, probe, checkpoint=place
+        )
         stream = (
             frame.writeStream.queryName(f"archive {name}")
             .foreachBatch(writer)
@@ -174,23 +191,26 @@ def archived(spark: SparkSession, target: str | os.PathLike[str]) -> DataFrame:
     Raises:
         SourceError: there is nothing yet.
     """
-    from deltalake import DeltaTable
-
     root = Path(target)
-    if not DeltaTable.is_deltatable(str(root)):
-        archive = Archive(root)
-        paths = archive.paths()
-        if not paths:
-            raise SourceError(f"{root}: nothing is archived there")
-        return spark.read.option("basePath", str(archive.data)).parquet(*paths)
-    return _delta_rows(spark, DeltaTable(str(root)), root)
+    if (root / "_delta_log").is_dir():
+        from deltalake import DeltaTable
+
+        return _delta_rows(spark, DeltaTable(str(root)), root)
+    archive = Archive(root)
+    held = archive.current()
+    if not held.files:
+        raise SourceError(f"{root}: nothing is archived there")
+    reader = spark.read.option("basePath", str(archive.data))
+    if len({file.schema for file in held.files}) > 1:
+        # Else Spark would take the columns of one file for those of all.
+        reader = reader.option("mergeSchema", "true")
+    return reader.parquet(*archive.paths(held))
 
 
 def _delta_rows(spark: SparkSession, table: Any, root: Path) -> DataFrame:
     import functools
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
 
     names = table.metadata().partition_columns
@@ -203,12 +223,12 @@ def _delta_rows(spark: SparkSession, table: Any, root: Path) -> DataFrame:
         raise SourceError(f"{root}: nothing is archived there")
     parts = []
     for values, paths in groups.items():
-        part = spark.read.parquet(*paths)
+        part = spark.read.option("mergeSchema", "true").parquet(*paths)
         for name, value in zip(names, values, strict=True):
             kind = {"integer": "int"}.get(kinds[name], kinds[name])
             part = part.withColumn(name, f.lit(value).cast(kind))
         parts.append(part)
-    return functools.reduce(DataFrame.unionByName, parts)
+    return functools.reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
 
 
 def _sources(
@@ -257,7 +277,10 @@ class _BatchWriter:
         compact_files: int,
         keep_replaced_s: float,
         probe: Probe | None,
+        *,
+        checkpoint: Path | None = None,
     ) -> None:
+        self._checkpoint = checkpoint
         self._sink = sink
         self._columns = columns
         self._report = report
@@ -267,32 +290,51 @@ class _BatchWriter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         sink, report = self._sink, self._report
+        sink.begin()
         if sink.applied() >= batch_id:
             report.skipped += 1
             return
-        staging = sink.staging / f"{sink.app}-{batch_id:010d}"
-        shutil.rmtree(staging, ignore_errors=True)
+        attempt = uuid.uuid4().hex[:8]
+        staging = sink.staging / f"{sink.app}-{batch_id:010d}-{attempt}"
         batch.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         rows = _with_time_columns(batch, self._columns)
         rows.write.partitionBy(*self._columns).parquet(str(staging))
         self._probe("staged", batch_id)
         staged = _staged_files(staging)
-        ranges = _ranges(staged)
-        sink.undo(batch_id)
+        ranges = _ranges(staged, self._incarnations(batch_id))
+        sink.clean(keep=staging)
         sink.check(ranges)
-        moved = sink.move(staged, batch_id)
+        moved = sink.move(staged, batch_id, attempt)
         self._probe("moved", batch_id)
-        sink.commit(batch_id, staged, moved, ranges)
+        try:
+            sink.commit(batch_id, staged, moved, ranges)
+        except SourceError:
+            # It is known now that these files will never count.
+            sink.undo(sink.plan(batch_id, attempt))
+            raise
         self._probe("committed", batch_id)
         shutil.rmtree(staging, ignore_errors=True)
-        sink.forget_plan(batch_id)
+        sink.plan(batch_id, attempt).unlink(missing_ok=True)
         report.batches += 1
         report.files += len(moved)
         report.rows += sum(file.rows for file in moved)
-        merge_ranges(report.ranges, ranges)
+        merge_ranges(report.ranges, {key.rpartition("@")[0] or key: ranges[key] for key in ranges})
         # A query that never ends must not leave more and more small files behind.
         if self._compact_files and (batch_id + 1) % self._compact_files == 0:
             report.compacted += sink.compact(self._compact_files, self._keep_replaced_s)
+
+    def _incarnations(self, batch_id: int) -> dict[str, int]:
+        """The group of each stream, as the checkpoint has it for this batch."""
+        if self._checkpoint is None:
+            return {}
+        try:
+            text = (self._checkpoint / "offsets" / str(batch_id)).read_text()
+            known = json.loads(text.splitlines()[2])
+        except (FileNotFoundError, IndexError, ValueError) as error:
+            raise SourceError(
+                f"{self._checkpoint}: the offsets of batch {batch_id} can't be read: {error!r}"
+            ) from error
+        return {str(name): int(group) for name, group in known.get("g", {}).items()}
 
 
 def _with_time_columns(batch: DataFrame, columns: Sequence[str]) -> DataFrame:
@@ -312,17 +354,22 @@ def _staged_files(staging: Path) -> list[_Staged]:
 
     found = []
     for path in sorted(staging.rglob("*.parquet")):
-        rows = pq.read_metadata(path).num_rows
-        if rows:
-            folder = path.parent.relative_to(staging).as_posix()
-            found.append(_Staged(path, folder, rows, path.stat().st_size))
+        place = path.parent.relative_to(staging)
+        # `_temporary` holds what tasks have begun and not committed.
+        if any(part.startswith(("_", ".")) for part in place.parts):
+            continue
+        facts = pq.read_metadata(path)
+        if facts.num_rows:
+            schema = facts.schema.to_arrow_schema().remove_metadata()
+            name = hashlib.sha256(schema.serialize()).hexdigest()[:16]
+            size = path.stat().st_size
+            found.append(_Staged(path, place.as_posix(), facts.num_rows, size, name))
     return found
 
 
-def _ranges(staged: Sequence[_Staged]) -> Ranges:
+def _ranges(staged: Sequence[_Staged], incarnations: Mapping[str, int]) -> Ranges:
     """First and next offset of each stream and partition; nothing for queues, whose offsets are
     those of a stage."""
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     ranges: Ranges = {}
@@ -333,10 +380,9 @@ def _ranges(staged: Sequence[_Staged]) -> Ranges:
         table = pq.ParquetFile(file.path).read(columns=["partition", "offset"])
         groups = table.group_by("partition").aggregate([("offset", "min"), ("offset", "max")])
         for row in groups.to_pylist():
-            key = f"{unquote(value)}/{row['partition']}"
+            group = incarnations.get(topic := unquote(value), 0)
+            key = f"{topic}/{row['partition']}" + (f"@{group}" if group else "")
             merge_ranges(ranges, {key: [row["offset_min"], row["offset_max"] + 1]})
-        counted = pc.count_distinct(table["partition"]).as_py()
-        assert counted == groups.num_rows
     return ranges
 
 
@@ -371,6 +417,34 @@ class _Sink:
         self.app = app
         self.data = data
         self.staging = root / "_staging"
+        self.run = uuid.uuid4().hex
+        """This run of the pipeline: the last one that began may commit."""
+        self._begun = False
+
+    def begin(self) -> None:
+        """Takes the pipeline over from earlier runs, and removes what they left. Once."""
+        if not self._begun:
+            self.take_over()
+            self._begun = True
+            self.clean()
+
+    def take_over(self) -> None:
+        """Notes this run as the one that may commit."""
+        raise NotImplementedError
+
+    def is_fenced(self) -> bool:
+        """Whether earlier runs are kept from committing. Raises SupersededError."""
+        return True
+
+    def counted(self) -> set[str]:
+        """Paths of the files that count or did. Raises SupersededError when this run may not
+        commit any more, as of the same version."""
+        raise NotImplementedError
+
+    def _superseded(self) -> SupersededError:
+        return SupersededError(
+            f"{self.root}: another run of pipeline {self.app} has begun: this one is out of date"
+        )
 
     def applied(self) -> int:
         """The last batch that counts; -1 = none."""
@@ -402,27 +476,59 @@ class _Sink:
         """The directory where a file belongs."""
         return self.data / file.folder
 
-    def _plan(self, batch_id: int) -> Path:
-        return self.staging / f"{self.app}-{batch_id:010d}.plan"
+    def plan(self, batch_id: int, attempt: str) -> Path:
+        """The file that names what an attempt moves: on disk before it moves anything."""
+        return self.staging / f"{self.app}-{batch_id:010d}-{attempt}.plan"
 
-    def undo(self, batch_id: int) -> None:
-        """Removes what an attempt at this batch moved and did not commit."""
-        plan = self._plan(batch_id)
-        if plan.exists():
+    def clean(self, keep: Path | None = None) -> None:
+        """Removes what other attempts of this pipeline left. None of them can commit any more:
+        they belong to runs that were taken over from, or this run has given them up.
+
+        Raises:
+            SupersededError: this run has been taken over from.
+        """
+        if not self.is_fenced():
+            return
+        self.counted()
+        # First what is staged: an older run that still works can't move anything afterwards.
+        for place in self.staging.glob(f"{self.app}-*"):
+            if place.is_dir() and place != keep:
+                shutil.rmtree(place, ignore_errors=True)
+            elif place.suffix in (".parquet", ".draft"):
+                place.unlink(missing_ok=True)
+        for plan in self.staging.glob(f"{self.app}-*.plan"):
+            self.undo(plan, self.counted())
+
+    def undo(self, plan: Path, counted: set[str] | None = None) -> None:
+        """Removes the files that a plan names and that do not count; then the plan."""
+        known = self.names() if counted is None else counted
+        # Another run may have done it already.
+        with contextlib.suppress(FileNotFoundError):
             for name in json.loads(plan.read_text()):
-                (self.root / name).unlink(missing_ok=True)
+                if name not in known:
+                    (self.root / name).unlink(missing_ok=True)
             plan.unlink()
 
-    def forget_plan(self, batch_id: int) -> None:
-        """The batch counts: nothing to undo any more."""
-        self._plan(batch_id).unlink(missing_ok=True)
+    def names(self) -> set[str]:
+        """Paths of the files that count or did, whichever run may commit."""
+        raise NotImplementedError
 
-    def move(self, staged: Sequence[_Staged], batch_id: int) -> list[ArchivedFile]:
+    def write_plan(self, plan: Path, names: Sequence[str]) -> None:
+        """Puts a plan on disk."""
+        self.staging.mkdir(parents=True, exist_ok=True)
+        draft = plan.with_suffix(".draft")
+        draft.write_text(json.dumps(names))
+        sync_files([draft])
+        os.replace(draft, plan)
+        sync_directory(self.staging)
+
+    def move(self, staged: Sequence[_Staged], batch_id: int, attempt: str) -> list[ArchivedFile]:
         """Moves a batch's files to their places; a plan that is on disk first tells which."""
         files = []
         moves = []
         for number, file in enumerate(staged):
-            place = self.place(file) / f"{self.app[:12]}-{batch_id:010d}-{number:05d}.parquet"
+            name = f"{self.app[:12]}-{batch_id:010d}-{attempt}-{number:05d}.parquet"
+            place = self.place(file) / name
             moves.append((file.path, place))
             files.append(
                 ArchivedFile(
@@ -432,15 +538,10 @@ class _Sink:
                     app=self.app,
                     first_batch=batch_id,
                     last_batch=batch_id,
+                    schema=file.schema,
                 )
             )
-        self.staging.mkdir(parents=True, exist_ok=True)
-        plan = self._plan(batch_id)
-        draft = plan.with_suffix(".draft")
-        draft.write_text(json.dumps([file.path for file in files]))
-        sync_files([draft])
-        os.replace(draft, plan)
-        sync_directory(self.staging)
+        self.write_plan(self.plan(batch_id, attempt), [file.path for file in files])
         for source, place in moves:
             place.parent.mkdir(parents=True, exist_ok=True)
             os.replace(source, place)
@@ -457,6 +558,21 @@ class _ParquetSink(_Sink):
         self.archive = Archive(root)
         super().__init__(root, app, self.archive.data)
 
+    def take_over(self) -> None:
+        self.archive.commit(lambda now: replace(now, runs={**now.runs, self.app: self.run}))
+
+    def counted(self) -> set[str]:
+        now = self.archive.current()
+        if self._begun and now.runs.get(self.app) != self.run:
+            raise self._superseded()
+        return self._names(now)
+
+    def names(self) -> set[str]:
+        return self._names(self.archive.current())
+
+    def _names(self, now: Manifest) -> set[str]:
+        return {file.path for file in now.files} | {file.path for file in now.removed}
+
     def check(self, ranges: Ranges) -> None:
         check_overlap(self.archive.current().ranges, ranges)
 
@@ -471,8 +587,8 @@ class _ParquetSink(_Sink):
         ranges: Ranges,
     ) -> None:
         def change(now: Manifest) -> Manifest:
-            if now.applied.get(self.app, -1) >= batch_id:
-                raise OverlapError(f"batch {batch_id} was archived by another run of this pipeline")
+            if now.runs.get(self.app) != self.run or now.applied.get(self.app, -1) >= batch_id:
+                raise self._superseded()
             check_overlap(now.ranges, ranges)
             held = {key: list(value) for key, value in now.ranges.get(self.app, {}).items()}
             merge_ranges(held, ranges)
@@ -501,9 +617,11 @@ class _ParquetSink(_Sink):
     def _join(self, folder: str, group: Sequence[ArchivedFile]) -> int:
         import pyarrow.parquet as pq
 
-        place = self.root / folder / f"joined-{uuid.uuid4().hex}.parquet"
-        draft = self.staging / place.name
-        self.staging.mkdir(parents=True, exist_ok=True)
+        number = uuid.uuid4().hex
+        place = self.root / folder / f"joined-{number}.parquet"
+        draft = self.staging / f"{self.app}-joined-{number}.parquet"
+        plan = draft.with_suffix(".plan")
+        self.write_plan(plan, [place.relative_to(self.root).as_posix()])
         schema = pq.read_schema(self.root / group[0].path)
         rows = 0
         with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
@@ -514,8 +632,13 @@ class _ParquetSink(_Sink):
                     rows += part.num_rows
         if rows != sum(file.rows for file in group):
             draft.unlink()
+            plan.unlink()
             raise SourceError(f"{folder}: files hold {rows} rows, the manifest says otherwise")
-        os.replace(draft, place)
+        try:
+            os.replace(draft, place)
+        except FileNotFoundError:
+            # A later run of the pipeline has removed what this one left.
+            return 0
         sync_files([place])
         joined = ArchivedFile(
             path=place.relative_to(self.root).as_posix(),
@@ -524,6 +647,7 @@ class _ParquetSink(_Sink):
             app=group[0].app,
             first_batch=min(file.first_batch for file in group),
             last_batch=max(file.last_batch for file in group),
+            schema=group[0].schema,
         )
         gone = {file.path for file in group}
         at = time.time()
@@ -536,10 +660,11 @@ class _ParquetSink(_Sink):
             return replace(now, files=(*kept, joined), removed=(*now.removed, *removed))
 
         done = self.archive.commit(change)
-        if joined not in done.files:
-            place.unlink()
-            return 0
-        return len(gone)
+        counts = joined in done.files
+        if not counts:
+            place.unlink(missing_ok=True)
+        plan.unlink(missing_ok=True)
+        return len(gone) if counts else 0
 
     def totals(self) -> tuple[int, int]:
         now = self.archive.current()
@@ -547,18 +672,29 @@ class _ParquetSink(_Sink):
 
 
 def _groups(files: Sequence[ArchivedFile]) -> list[list[ArchivedFile]]:
-    """Files of one directory in groups of at least two that make about one large file."""
+    """Files of one directory in groups of at least two that make about one large file: of one
+    pipeline, and with the same columns, which options may change from run to run."""
     groups: list[list[ArchivedFile]] = []
     group: list[ArchivedFile] = []
     size = 0
-    for file in sorted(files, key=lambda each: (each.app, each.first_batch)):
-        if group and (size + file.bytes > COMPACT_BYTES or file.app != group[0].app):
+    for file in sorted(files, key=lambda each: (each.app, each.schema, each.first_batch)):
+        alike = group and (file.app, file.schema) == (group[0].app, group[0].schema)
+        if group and (size + file.bytes > COMPACT_BYTES or not alike):
             groups.append(group)
             group, size = [], 0
         group.append(file)
         size += file.bytes
     groups.append(group)
     return [group for group in groups if len(group) > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """What a version adds to a Delta table."""
+
+    actions: Sequence[Any]
+    versions: Mapping[str, int]
+    ranges: Ranges
 
 
 class _DeltaSink(_Sink):
@@ -569,6 +705,8 @@ class _DeltaSink(_Sink):
 
     def __init__(self, root: Path, app: str) -> None:
         super().__init__(root, app, root / "data")
+        self._run_id = f"{app}/run"
+        self._epoch = 0
 
     def place(self, file: _Staged) -> Path:
         return self.data
@@ -583,6 +721,44 @@ class _DeltaSink(_Sink):
         version = None if table is None else table.transaction_version(self.app)
         return -1 if version is None else int(version)
 
+    def take_over(self) -> None:
+        # Where there is no table there is nothing to take over yet, and nothing to fence with.
+        if self._table() is not None:
+            self._transact(self._take)
+
+    def _take(self, table: Any) -> _Commit:
+        last = table.transaction_version(self._run_id) or 0
+        if self._begun and last:
+            # Another run made the table.
+            raise self._superseded()
+        self._epoch = last + 1
+        return _Commit((), {}, {})
+
+    def is_fenced(self) -> bool:
+        if not self._epoch and self._table() is not None:
+            self._transact(self._take)
+        return self._epoch > 0
+
+    def names(self) -> set[str]:
+        table = self._table()
+        return set() if table is None else self._names(table)
+
+    def _names(self, table: Any) -> set[str]:
+        import pyarrow as pa
+
+        return set(pa.table(table.get_add_actions(flatten=True))["path"].to_pylist())
+
+    def counted(self) -> set[str]:
+        table = self._table()
+        if table is None:
+            return set()
+        self._check_run(table)
+        return self._names(table)
+
+    def _check_run(self, table: Any) -> None:
+        if self._begun and (table.transaction_version(self._run_id) or 0) != self._epoch:
+            raise self._superseded()
+
     def check(self, ranges: Ranges) -> None:
         table = self._table()
         if table is not None:
@@ -595,18 +771,15 @@ class _DeltaSink(_Sink):
         files: Sequence[ArchivedFile],
         ranges: Ranges,
     ) -> None:
-        from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction
 
-        table = self._table()
-        if table is None:
+        if self._table() is None:
             if not files:
                 return
-            table = self._create(staged[0].folder, files[0].path)
-        known = self._ranges(table)
-        check_overlap(known, ranges)
-        held = known.get(self.app, {})
-        merge_ranges(held, ranges)
+            self._create(staged[0].folder, files[0].path)
+        self.is_fenced()
+        self._check_run(self._table())
+        self._widen(files)
         actions = [
             AddAction(
                 path=file.path,
@@ -618,18 +791,48 @@ class _DeltaSink(_Sink):
             )
             for source, file in zip(staged, files, strict=True)
         ]
-        table.create_write_transaction(
-            actions,
-            "append",
-            table.schema(),
-            table.metadata().partition_columns,
-            commit_properties=CommitProperties(
-                app_transactions=[Transaction(self.app, batch_id)],
-                custom_metadata={"convoymq.app": self.app, "convoymq.ranges": json.dumps(held)},
-            ),
-        )
 
-    def _create(self, folder: str, path: str) -> Any:
+        def change(table: Any) -> _Commit:
+            self._check_run(table)
+            last = table.transaction_version(self.app)
+            if last is not None and last >= batch_id:
+                raise self._superseded()
+            return _Commit(actions, {self.app: batch_id}, ranges)
+
+        self._transact(change)
+
+    def _transact(self, change: Callable[[Any], _Commit]) -> None:
+        """Makes the next version. Each names the run and the ranges as transactions, so that Delta
+        refuses a version that was made meanwhile by another run, or by another pipeline that could
+        overlap; then `change` looks at the table again."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        for _ in range(ATTEMPTS_MAX):
+            table = self._table()
+            wanted = change(table)
+            known = self._ranges(table)
+            check_overlap(known, wanted.ranges)
+            merge_ranges(known.setdefault(self.app, {}), wanted.ranges)
+            number = (table.transaction_version(RANGES_ID) or 0) + 1
+            versions = {self._run_id: self._epoch, RANGES_ID: number, **wanted.versions}
+            try:
+                table.create_write_transaction(
+                    list(wanted.actions),
+                    "append",
+                    table.schema(),
+                    table.metadata().partition_columns,
+                    commit_properties=CommitProperties(
+                        app_transactions=[Transaction(*each) for each in versions.items()],
+                        custom_metadata={RANGES_KEY: json.dumps(known)},
+                    ),
+                )
+            except CommitFailedError:
+                continue
+            return
+        raise SourceError(f"{self.root}: too many writers")
+
+    def _create(self, folder: str, path: str) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
         from deltalake import DeltaTable, Schema
@@ -639,24 +842,52 @@ class _DeltaSink(_Sink):
         kinds = {"date": pa.date32(), "hour": pa.int32()}
         for name in names:
             schema = schema.append(pa.field(name, kinds.get(name, pa.string())))
-        return DeltaTable.create(
+        # A later batch may come without a column that this one has.
+        schema = pa.schema([field.with_nullable(True) for field in schema])
+        DeltaTable.create(
             str(self.root), Schema.from_arrow(schema), mode="ignore", partition_by=names
         )
 
+    def _widen(self, files: Sequence[ArchivedFile]) -> None:
+        """Adds columns that the table lacks: options may ask for more than they did before."""
+        import pyarrow.parquet as pq
+        from deltalake import Field, Schema
+
+        table = self._table()
+        known = {field.name for field in table.schema().fields}
+        fresh: dict[str, Any] = {}
+        for path in {file.schema: file.path for file in files}.values():
+            schema = pq.read_schema(self.root / path).remove_metadata()
+            fields = Schema.from_arrow(schema).fields
+            # What is archived already does not have them.
+            fresh |= {
+                field.name: Field(field.name, field.type, nullable=True)
+                for field in fields
+                if field.name not in known
+            }
+        if fresh:
+            table.alter.add_columns(list(fresh.values()))
+
     def _ranges(self, table: Any) -> dict[str, Ranges]:
-        """What each app has archived: its latest commit says."""
-        found: dict[str, Ranges] = {}
-        for commit in table.history():
-            app = commit.get("convoymq.app")
-            if app and app not in found:
-                found[app] = json.loads(commit["convoymq.ranges"])
-        return found
+        """What each pipeline has archived: every commit of any of them says it of all."""
+        for limit in (4, 64, None):
+            for commit in table.history(limit):
+                if RANGES_KEY in commit:
+                    found: dict[str, Ranges] = json.loads(commit[RANGES_KEY])
+                    return found
+        return {}
 
     def compact(self, files_min: int, keep_s: float) -> int:
+        from deltalake.exceptions import CommitFailedError
+
         table = self._table()
         if table is None or len(table.file_uris()) < files_min:
             return 0
-        return int(table.optimize.compact(target_size=COMPACT_BYTES)["numFilesRemoved"])
+        try:
+            return int(table.optimize.compact(target_size=COMPACT_BYTES)["numFilesRemoved"])
+        except CommitFailedError:
+            # Another pipeline was at it.
+            return 0
 
     def totals(self) -> tuple[int, int]:
         table = self._table()
