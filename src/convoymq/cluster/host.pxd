@@ -10,6 +10,7 @@ cdef class Watched:
     cdef public tuple members
     cdef public CommandBuilder builder
     cdef public int64_t leader, term, asked_at, turn
+    cdef public bint wanted
 
 cdef class ReplicaHost:
     cdef public int node
@@ -21,6 +22,7 @@ cdef class ReplicaHost:
     cdef public list _dirty, _apply, _notices, _holding, _batches_due
     cdef public bint _woken, _damaged, _queued, release_due
     cdef public int64_t _numbers, _holding_since
+    cdef public object _deferred
     cdef public object _holding_timer
     @cython.locals(replica=Replica)
     cpdef _take(self, int node, bytes data)

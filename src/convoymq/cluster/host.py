@@ -11,6 +11,7 @@ leader by asking the members, and forwards.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,10 @@ EARLY_FRAMES_MAX = 64
 EARLY_GROUPS_MAX = 4096
 ROUNDS_MAX = 8
 ASK_LEADER_MS = 200
+IDLE_ELECTIONS_MS = 10
+IDLE_ELECTIONS = 10
+"""Groups that nobody uses elect a new leader so many at a time, at least so far apart: thousands at
+once would keep those waiting that are in use. A node that is late begins fewer."""
 
 
 class HostCounters:
@@ -89,7 +94,9 @@ class GroupStatus:
 class Watched:
     """A group without a replica here."""
 
-    __slots__ = ("asked_at", "builder", "group", "leader", "members", "sink", "term", "turn")
+    __slots__ = (
+        "asked_at", "builder", "group", "leader", "members", "sink", "term", "turn", "wanted",
+    )  # fmt: skip
 
     def __init__(self, group: int, members: Sequence[int], sink: EffectSink) -> None:
         self.group = group
@@ -100,6 +107,8 @@ class Watched:
         self.term = 0
         self.asked_at = 0
         self.turn = 0
+        #: Commands wait for a leader.
+        self.wanted = False
 
 
 class ReplicaHost:
@@ -161,6 +170,8 @@ class ReplicaHost:
         self._holding_since = 0
         self._holding_timer: Any = None
         self.release_due = False
+        #: Replicas of groups that nobody uses whose election waits for its turn.
+        self._deferred: deque[Replica] = deque()
         #: Replicas whose open batch waits for company.
         self._batches_due: list[Replica] = []
         self._woken = False
@@ -183,6 +194,7 @@ class ReplicaHost:
         sink: EffectSink,
         *,
         leader_hint: int = 0,
+        founder: tuple[int, int] = (0, 0),
         learner: bool = False,
         wiped: bool = False,
     ) -> Replica:
@@ -191,6 +203,8 @@ class ReplicaHost:
         Args:
             members: those that the group began with; the log knows better once it has entries.
             leader_hint: the node that stands for the first election at once.
+            founder: the node, in which incarnation, that leads term 1 without an election; the same
+                for all members, and durable before the first of them is created (ADR 0026).
             learner: this node joins a group that exists.
             wiped: this node's data was lost after it had become a member.
 
@@ -212,8 +226,11 @@ class ReplicaHost:
         builder.on_full = lambda: self._on_full(replica)
         if builder.used:
             self.mark_dirty(replica)
-        hurry = fresh and not learner and not wiped and leader_hint == self.node
-        replica.start(hurry=hurry, new=wiped or learner)
+        new = wiped or learner
+        hurry = fresh and not new and leader_hint == self.node
+        if founder[0] and not new:
+            replica.found(founder[0], fresh and founder == (self.node, self.incarnation))
+        replica.start(hurry=hurry, new=new)
         for node, data in self._early.pop(group, ()):
             self.on_frame(node, data)
         return replica
@@ -410,6 +427,7 @@ class ReplicaHost:
                 )
             return
         self._tell_leader(replica, node)
+        replica.hurry()
 
     def _tell_leader(self, replica: Replica, node: int) -> None:
         leader = replica.established_leader
@@ -436,6 +454,8 @@ class ReplicaHost:
             return
         if message[0] == LEADER_IS and message[1] == 0:
             self._tell_leader(replica, node)
+            if len(message) > 2 and message[2]:
+                replica.hurry()
             return
         replica.on_message(node, message)
 
@@ -460,6 +480,7 @@ class ReplicaHost:
             self._forget_leader(watched)
             return
         watched.leader = leader
+        watched.wanted = False
         watched.sink.on_leader(watched.group, leader, term)
 
     def _forget_leader(self, watched: Watched) -> None:
@@ -476,7 +497,7 @@ class ReplicaHost:
         if near:
             watched.turn += 1
             node = near[watched.turn % len(near)]
-            self.send_raft(node, watched.group, (LEADER_IS, 0, 0))
+            self.send_raft(node, watched.group, (LEADER_IS, 0, int(watched.wanted)))
 
     def on_link_up(self, node: int, incarnation: int, supports: Supports | None = None) -> None:
         """The link to a node is up, the node answers.
@@ -589,6 +610,19 @@ class ReplicaHost:
         if self.now - self._holding_since >= self.config.linger_ms:
             self.release_due = True
 
+    def defer_election(self, replica: Replica) -> None:
+        """Puts the election of a group that nobody uses at the end of the line."""
+        if not self._deferred:
+            self.clock.call_later(IDLE_ELECTIONS_MS, self._begin_elections)
+        self._deferred.append(replica)
+
+    def _begin_elections(self) -> None:
+        begun = 0
+        while self._deferred and begun < IDLE_ELECTIONS:
+            begun += self._deferred.popleft().begin_election()
+        if self._deferred:
+            self.clock.call_later(IDLE_ELECTIONS_MS, self._begin_elections)
+
     def _held_long(self) -> None:
         self.now = self.clock.monotonic_ms()
         self.release()
@@ -620,6 +654,7 @@ class ReplicaHost:
             self.transport.send(watched.leader, forward)
         else:
             watched.builder.take_loose()
+            watched.wanted = True
 
     def end_of_round(self) -> None:
         """Seals, flushes, applies, tells; until nothing is dirty, at most a few times."""

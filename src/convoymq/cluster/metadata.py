@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -65,6 +65,7 @@ from convoymq.cluster.interfaces import (
     FLAG_NODE_GONE,
     Effect,
 )
+from convoymq.cluster.metadata_index import QueueIndex
 from convoymq.cluster.metadata_records import (
     Change,
     ChangeKind,
@@ -154,6 +155,7 @@ class MetadataMachine:
 
     def _clear(self) -> None:
         self.vhosts: dict[str, Vhost] = {}
+        self.queue_index = QueueIndex()
         self.users: dict[str, User] = {}
         self.permissions: dict[tuple[str, str], PermissionSet] = {}
         self.topic_permissions: dict[tuple[str, str], dict[str, TopicPermission]] = {}
@@ -289,6 +291,7 @@ class MetadataMachine:
                 assert 0 < record.group < self.next_group
                 assert record.group not in groups
                 groups.add(record.group)
+        self.queue_index.check_invariants(list(self.records()))
         for user, where in (*self.permissions, *self.topic_permissions):
             assert user in self.users
             assert where in self.vhosts
@@ -342,7 +345,7 @@ class MetadataMachine:
 
     def _node_gone(self, node: int) -> None:
         # Its connections are gone for everybody who could ask: names of exclusive queues get free.
-        self._delete_where(lambda record: record.owner is not None and record.home == node)
+        self._delete_all([record for record in self.queue_index.owned() if record.home == node])
 
     # --- commands ------------------------------------------------------------------------
 
@@ -405,7 +408,7 @@ class MetadataMachine:
                 )
                 return self._changed(bool(removed), command.vhost)
             case OwnerGone():
-                return self._delete_where(lambda record: record.owner == command.owner)
+                return self._delete_all(self.queue_index.owned_by(command.owner))
             case Join():
                 return self._join(command)
             case PutNode():
@@ -553,9 +556,12 @@ class MetadataMachine:
                 members=command.members,
                 owner=command.owner,
                 created_ms=time_ms,
+                # Who starts again does not know whether it has led before.
+                founder=(command.members[0], self.incarnations.get(command.members[0], 0)),
             )
             self.next_group += 1
             vhost.queues[command.name] = record
+            self.queue_index.put(record)
             self._note(Change(ChangeKind.QUEUE_CREATED, record, vhost=command.vhost))
         record = vhost.queues[command.name]
         return {"created": created, "group": record.group}
@@ -572,11 +578,14 @@ class MetadataMachine:
     def _remove_record(self, vhost: Vhost, record: QueueRecord) -> Removed:
         removed = vhost.topology.delete_queue(record.name)
         del vhost.queues[record.name]
+        self.queue_index.drop(record)
         self._note(Change(ChangeKind.QUEUE_DELETED, record, vhost=vhost.name))
         return removed
 
     def _delete_where(self, condition: Callable[[QueueRecord], bool]) -> int:
-        found = [record for record in self.records() if condition(record)]
+        return self._delete_all([record for record in self.records() if condition(record)])
+
+    def _delete_all(self, found: Sequence[QueueRecord]) -> int:
         for record in sorted(found, key=lambda record: record.group):
             self._remove_record(self.vhosts[record.vhost], record)
         return len(found)
@@ -598,6 +607,7 @@ class MetadataMachine:
             joined=tuple(member for member in command.members if member in joined),
         )
         vhost.queues[command.name] = changed
+        self.queue_index.put(changed)
         self._note(Change(ChangeKind.QUEUE_MEMBERS, changed, vhost=vhost.name))
         return True
 

@@ -53,6 +53,8 @@ class QueueRecord:
     """Members that came later: they start without a vote."""
     config: tuple[int, int] = (0, 0)
     """Term and index of the membership entry that `members` are from; (0, 0) = the first."""
+    founder: tuple[int, int] = (0, 0)
+    """Node and incarnation that lead the first term of the group without an election (ADR 0026)."""
 
     @property
     def home(self) -> int:

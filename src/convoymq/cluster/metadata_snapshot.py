@@ -50,6 +50,7 @@ def to_builtins(tree: MetadataMachine) -> dict[str, Any]:
                         r.created_ms,
                         r.joined,
                         r.config,
+                        r.founder,
                     ]
                     for r in _sorted_values(v.queues)
                 ],
@@ -101,7 +102,7 @@ def fill(tree: MetadataMachine, raw: dict[str, Any]) -> None:
         vhost = Vhost(
             name, Topology.from_builtins(topology), description, tuple(tags), default_type
         )
-        for queue, group, kind, durable, members, owner, created, joined, config in queues:
+        for queue, group, kind, durable, members, owner, created, joined, config, founder in queues:
             vhost.queues[queue] = QueueRecord(
                 vhost=name,
                 name=queue,
@@ -113,7 +114,9 @@ def fill(tree: MetadataMachine, raw: dict[str, Any]) -> None:
                 created_ms=created,
                 joined=tuple(joined),
                 config=(config[0], config[1]),
+                founder=(founder[0], founder[1]),
             )
+            tree.queue_index.put(vhost.queues[queue])
         tree.vhosts[name] = vhost
     for name, password_hash, algorithm, tags in raw["users"]:
         tree.users[name] = User(

@@ -103,6 +103,10 @@ class Replica:
         self.time = GroupTime(host.clock)
         self._transfer_began = 0
         self._election: Any = None
+        #: The next election waits for its turn among groups that nobody uses.
+        self._spread = False
+        #: It does: the host has it in its line.
+        self._deferred = False
         self._timers: dict[int, Any] = {}
         config = host.config
         self.core: RaftCore = host.core_class(
@@ -121,12 +125,22 @@ class Replica:
 
     # Life.
 
+    def found(self, founder: int, leads: bool) -> None:
+        """Begins the group's first term, which has its leader already. Before `start`.
+
+        Args:
+            leads: this replica is that leader, and was never in the group before.
+        """
+        self.core.found(founder, leads)
+
     def start(self, *, hurry: bool, new: bool) -> None:
         """Takes up the state that the log holds and begins to take part.
 
         `new`: when there is nothing, something may have been promised nevertheless.
         """
         log = self.log
+        # Who uses the group will say so.
+        self._spread = self.group != 0 and log.last_index > 0
         if log.damaged is None:
             try:
                 self._recover(hurry)
@@ -143,6 +157,10 @@ class Replica:
             self.core.quarantine(True)
             self.core.on_log_lost()
         self.run_effects()
+        self._spread = False
+        if self.core.role == LEADER:
+            # The founder: nothing older than its term has to be applied first.
+            self._established()
 
     def _recover(self, hurry: bool) -> None:
         log = self.log
@@ -222,6 +240,12 @@ class Replica:
         return self.core.leader or None
 
     @property
+    def can_commit(self) -> bool:
+        """Leader: it has committed something in its term, or a majority is linked."""
+        core = self.core
+        return core.commit_index >= core.term_start or core.reaches_majority()
+
+    @property
     def term(self) -> int:
         """Current term."""
         return self.core.term
@@ -278,6 +302,8 @@ class Replica:
             self.host.transport.send(leader, builder.take_forward(self.group, core.term))
         else:
             builder.take_loose()
+            if self._deferred:
+                self.hurry()
 
     def _may_wait(self) -> bool:
         """Settles that free nothing anybody waits for go out with what comes next (ADR 0012)."""
@@ -593,10 +619,29 @@ class Replica:
 
     def _arm(self, delay_ms: int) -> None:
         self._disarm()
-        if not self.dead:
+        if self._spread and not self.dead:
+            self._spread = False
+            self._deferred = True
+            self.host.defer_election(self)
+        elif not self.dead:
             self._election = self.host.clock.call_later(delay_ms, self._on_election_timer)
 
+    def hurry(self) -> None:
+        """Somebody wants the group to be led: an election that waits for its turn begins soon."""
+        if self._deferred:
+            self._arm(self.core.quick_delay_ms())
+
+    def begin_election(self) -> bool:
+        """It is the turn of the group, if it still needs one."""
+        if self.dead or not self._deferred:
+            return False
+        # Several members have their turn now: one of them stands first.
+        wait_ms = self.core.place_in_line() * self.host.config.election_min_ms * 4
+        self._arm(wait_ms + self.core.quick_delay_ms())
+        return True
+
     def _disarm(self) -> None:
+        self._deferred = False
         if self._election is not None:
             self._election.cancel()
             self._election = None
@@ -611,8 +656,9 @@ class Replica:
         core = self.core
         if core.role != LEADER:
             return
-        self.host.note("raft.role_changed", group=self.group, term=core.term, role="leader")
-        self.host.counters.elections += 1
+        if not core.founded:
+            self.host.note("raft.role_changed", group=self.group, term=core.term, role="leader")
+            self.host.counters.elections += 1
         # Commands that were collected for another leader stay pending with their sessions.
         if self.builder.used:
             self.builder.take_loose()
@@ -751,8 +797,10 @@ class Replica:
             if node not in core.members.nodes:
                 self.send_raft(node, (LEADER_IS, core.term, self.host.node))
             self._propose_state_of(node)
-        # The machine says its due times again.
-        self.propose(batch.CMD_TICK)
+        next_due_ms = getattr(self.machine, "next_due_ms", None)
+        if next_due_ms is None or next_due_ms() is not None:
+            # The machine says its due times again.
+            self.propose(batch.CMD_TICK)
         self.host.active.add(self.group)
         self._raise_version()
 
@@ -960,6 +1008,7 @@ class Replica:
         core = self.core
         if self.faulty:
             return
+        self._spread = self.group != 0 and not self.builder.used and not self._is_used()
         core.on_suspected(node)
         if core.role == LEADER:
             if self.builder.used:
@@ -970,6 +1019,10 @@ class Replica:
         elif core.leader == node and self._known_leader == (node, core.term):
             self.sink.on_leader(self.group, None, core.term)
         self.run_effects()
+        self._spread = False
+
+    def _is_used(self) -> bool:
+        return bool(self.machine.session_nodes())
 
     def is_live(self, node: int) -> bool:
         """Leader: does that node's own replica serve its sessions?"""

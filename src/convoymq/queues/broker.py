@@ -256,6 +256,8 @@ class Broker:
                 self._incarnations[node] = self.host.incarnation_of(node)
         self.metadata.watch(self._on_change)
         self._reconcile()
+        while self._reconciling:
+            await asyncio.sleep(0)
         self._tick()
         self.spawn(self._learn_alarms())
 
@@ -298,7 +300,7 @@ class Broker:
     def _free_names(self) -> None:
         """As the tree's leader, ends the exclusive queues of nodes whose processes are gone."""
         # Kept until it is done: the process that is gone may have been the leader.
-        held = {record.home for record in self.metadata.tree.records() if record.owner is not None}
+        held = {record.home for record in self.metadata.tree.queue_index.owned()}
         tree = self.host.replica(0)
         if tree is not None and tree.is_leader:
             for node in sorted(self._gone & held):
@@ -807,8 +809,8 @@ class Broker:
     async def connection_closed(self, owner: int) -> None:
         """Deletes the exclusive queues of a connection that is gone."""
         name = self._owner(owner)
-        if any(record.owner == name for record in self.metadata.tree.records()):
-            assert name is not None
+        assert name is not None
+        if self.metadata.tree.queue_index.owned_by(name):
             await self._change(OwnerGone(owner=name))
 
     async def _change(self, command: Command) -> Any:
@@ -886,6 +888,9 @@ class Broker:
                 self.classic.delete(group)
             elif not record.type.is_replicated and record.home == self.node_id:
                 self._face(record)
+        if followed.more and not self._reconciling:
+            self._reconciling = True
+            self._loop.call_soon(self._reconcile)
 
     def _face(self, record: QueueRecord) -> Queue | None:
         """This node's face of a queue; None when its files are damaged, or its type not served."""

@@ -52,6 +52,7 @@ wait for the next one, or the repeats would be what the disks cannot keep up wit
 DELIVERY_LIMIT = "quorum.delivery_limit"
 NOTE_EVERY_MS = 10_000
 """Notes of a queue that may come with every message are logged this often, with their sum."""
+READY_POLL_S = 0.05
 TICK_MS = 250
 """How often `tick` wants to be called."""
 
@@ -61,7 +62,11 @@ class Replica(Protocol):
 
     machine: Any
     is_leader: bool
+    can_commit: bool
     time: GroupTime
+
+    def hurry(self) -> None:
+        """Somebody waits for a leader."""
 
     def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
         """The leader's own command."""
@@ -504,16 +509,33 @@ class GroupQueue(Queue):
     # --- looking at it -------------------------------------------------------------------
 
     async def ready(self, timeout: float) -> None:
-        """Waits until a leader is known. Raises Unavailable."""
-        if self.leader is not None or self._host.leader_of(self.group) is not None:
+        """Waits until a leader is known, which can commit. Raises Unavailable."""
+        if self._is_led():
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
         try:
             async with asyncio.timeout(timeout):
-                await waiter
+                await self._until_led()
         except TimeoutError:
             raise Unavailable(f"queue '{self.name}' has no leader") from None
+
+    def _is_led(self) -> bool:
+        if self.leader is None and self._host.leader_of(self.group) is None:
+            return False
+        replica = self._host.replica(self.group)
+        # The founder of a group leads before anybody has answered it.
+        return replica is None or not replica.is_leader or replica.can_commit
+
+    async def _until_led(self) -> None:
+        replica = self._host.replica(self.group)
+        if replica is not None:
+            replica.hurry()
+        while not self._is_led():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            # Nothing is said when nodes come that make a majority.
+            await asyncio.wait({waiter}, timeout=READY_POLL_S)
+            if not waiter.done():
+                self._waiting.remove(waiter)
 
     async def counts(self) -> tuple[int, int]:
         """(ready messages, consumers), from the leader where there is one."""

@@ -40,6 +40,9 @@ from convoymq.routing.types import QueueType
 from convoymq.trace.recorder import QueueTrace, Traces
 
 TRACE_ARGUMENT = "x-trace"
+SLICE_QUEUES = 64
+"""Queues that one `reconcile` opens, ends or looks at: a node that starts with thousands serves its
+links and clients in between."""
 
 
 class GroupHost(Protocol):
@@ -56,6 +59,7 @@ class GroupHost(Protocol):
         sink: Any,
         *,
         leader_hint: int = 0,
+        founder: tuple[int, int] = (0, 0),
         learner: bool = False,
         wiped: bool = False,
     ) -> Any:
@@ -117,6 +121,8 @@ class Followed:
     touched: set[int]
     everything: bool = False
     """Changes may have been missed: what no record names was deleted."""
+    more: bool = False
+    """Not all that is due was done: `reconcile` is to be called again soon."""
 
 
 def make_machine(record: QueueRecord, arguments: Table) -> QuorumMachine | StreamMachine:
@@ -192,24 +198,27 @@ class LocalQueues:
         return True
 
     def reconcile(self) -> Followed:
-        """Makes this node's replicated queues be what the tree says."""
+        """Makes this node's replicated queues be what the tree says, some at a time."""
         if self.is_behind:
             self._touched = None
             return Followed({}, set())
         self._followed = self.tree.applied_index
         touched, self._touched = self._touched, set()
-        wanted = {record.group: record for record in self.tree.records()}
+        wanted = self.tree.queue_index.by_group
         everything = touched is None
         if touched is None:
             touched = {*wanted, *self.queues}
             self._remove_strangers(set(wanted))
-        for group in sorted(touched):
+        order = sorted(touched)
+        touched = set(order[:SLICE_QUEUES])
+        self._touched.update(order[SLICE_QUEUES:])
+        for group in order[:SLICE_QUEUES]:
             record = wanted.get(group)
             if record is None:
                 self._end_queue(group)
             elif record.type.is_replicated:
                 self._follow_members(record)
-        return Followed(wanted, touched, everything)
+        return Followed(wanted, touched, everything, bool(self._touched))
 
     @property
     def is_behind(self) -> bool:
@@ -304,6 +313,7 @@ class LocalQueues:
             machine,
             queue,
             leader_hint=record.home,
+            founder=record.founder,
             learner=self.node in record.joined and not wiped,
             wiped=wiped,
         )
@@ -388,10 +398,9 @@ class LocalQueues:
         classic = kind is None or kind.term() == QueueType.CLASSIC.value
         wish = arguments.get("x-queue-leader-locator")
         locator = LOCATORS.get(wish.term() if wish is not None else default_locator, CLIENT_LOCAL)
-        records = list(self.tree.records()) if len(running) > 1 else []
         leaders: dict[int, int] = {}
         if locator == BALANCED:
-            for record in records:
+            for record in self.tree.records() if len(running) > 1 else ():
                 # Where nobody is known to lead, the designated leader is expected to.
                 node = self.host.leader_of(record.group) if record.type.is_replicated else None
                 node = node or record.home
@@ -399,16 +408,12 @@ class LocalQueues:
         leader = choose_leader(locator, client_node=self.node, running=running, leaders=leaders)
         if classic:
             return (leader,)
-        replicas: dict[int, int] = {}
-        for record in records:
-            for member in record.members:
-                replicas[member] = replicas.get(member, 0) + 1
         return choose_members(
             self.group_size_for(arguments),
             leader=leader,
             nodes=set(self.tree.nodes) | {self.node},
             running=running,
-            replicas=replicas,
+            replicas=self.tree.queue_index.replicas,
         )
 
 

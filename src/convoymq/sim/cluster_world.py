@@ -145,6 +145,7 @@ class ClusterWorld(World):
         self.checkers[group] = ClusterChecker(
             group, self.referees[group], self.plan.hash_every, self.trace
         )
+        self.checkers[group].founded = group != 0
 
     def new_id(self) -> str:
         """32 random hex digits."""

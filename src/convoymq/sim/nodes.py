@@ -256,6 +256,7 @@ class SimNode:
             self.make_machine(dict(known.settings), group),
             queue,
             leader_hint=known.hint,
+            founder=known.founder,
             learner=joins,
             wiped=group in self.wiped,
         )

@@ -26,7 +26,7 @@ from convoymq.sim.disk import PowerLost
 from convoymq.sim.faults import Injector, Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.network import Network
-from convoymq.sim.nodes import SimNode
+from convoymq.sim.nodes import FIRST_INCARNATION, SimNode
 from convoymq.sim.referee import Referee
 from convoymq.sim.stages import StageChannel, StagedReferee
 from convoymq.sim.streams import StreamChannel, StreamReferee
@@ -59,6 +59,8 @@ class GroupPlace:
     """Node -> (members that its replica began with, whether it joined a group that existed)."""
     hint: int
     settings: dict[str, Any]
+    founder: tuple[int, int] = (0, 0)
+    """Who leads the first term without an election; (0, 0) = nobody."""
     leaving: set[int] = field(default_factory=set)
     """Nodes that have a replica until their removal is committed."""
 
@@ -118,7 +120,10 @@ class World:
             members = set(rng.sample(sorted(self.nodes), size))
             settings = dict(plan.settings)
             began = dict.fromkeys(sorted(members), (frozenset(members), False))
-            self.groups[group] = GroupPlace(members, began, rng.choice(sorted(members)), settings)
+            hint = rng.choice(sorted(members))
+            # Some groups begin with an election, as the tree's does.
+            founder = (hint, FIRST_INCARNATION) if group % 4 else (0, 0)
+            self.groups[group] = GroupPlace(members, began, hint, settings, founder)
             if plan.streams:
                 self.referees[group] = StreamReferee(group)
             else:
@@ -127,6 +132,7 @@ class World:
             self.checkers[group] = GroupChecker(
                 group, self.referees[group], plan.hash_every, self.trace
             )
+            self.checkers[group].founded = founder != (0, 0)
         self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
         for group, place in self.groups.items():
             self.trace.add("world", f"group {group} on {sorted(place.members)} {place.settings}")

@@ -230,6 +230,12 @@ class GroupLog:
         self._wal.add_control(KIND_VOTE, self.group, voted_for, term)
         self._wal.tell((self, term, voted_for))
 
+    def assume_vote(self, term: int, voted_for: int) -> None:
+        """Takes a term and vote that follow from what is durable elsewhere: nothing is written."""
+        check(self.term == 0, f"group {self.group}: term {self.term} is saved")
+        self.term = term
+        self.voted_for = voted_for
+
     def vote_written(self, term: int, voted_for: int) -> None:
         """The WAL made a vote durable."""
         if not self.removed:

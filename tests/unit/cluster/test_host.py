@@ -274,6 +274,104 @@ def test_commands_of_every_node_reach_every_machine(net: Net) -> None:
     assert all(sink.leaders[-1] == net.leader for sink in net.sinks.values())
 
 
+def test_a_new_group_is_led_before_anything_is_sent_or_written() -> None:
+    net = Net()
+    founder = (2, net.time)
+    for node in (1, 2, 3):
+        net.add(node, (1, 2, 3), founder=founder)
+        assert [n for n in net.sinks if net.sinks[n].leaders] == ([2] if node > 1 else [])
+    assert net.leader == 2
+    assert net.hosts[2].groups[GROUP].can_commit
+    net.put(2, 6)
+    net.run(300)
+    net.put(1, 5)
+    net.run(300)
+    assert [sorted(m.values) for m in net.machines.values()] == [[5, 6]] * 3
+    assert [net.hosts[n].groups[GROUP].term for n in (1, 2, 3)] == [1, 1, 1]
+    assert not [note for note in net.notes if note[1] == "raft.role_changed"]
+
+
+def test_a_founder_without_a_majority_leads_and_cannot_commit() -> None:
+    net = Net()
+    net.add(2, (1, 2, 3), founder=(2, net.time))
+    assert net.leader == 2
+    assert not net.hosts[2].groups[GROUP].can_commit
+
+
+def test_a_founder_in_its_next_life_is_elected_as_everybody() -> None:
+    net = Net()
+    founder = (2, net.time - 1)
+    for node in (1, 2, 3):
+        net.add(node, (1, 2, 3), founder=founder)
+    assert not any(host.groups[GROUP].is_leader for host in net.hosts.values())
+    net.run(1000)
+    assert net.hosts[net.leader].groups[GROUP].term == 2
+
+
+def full_of_elections(net: Net, but: int) -> None:
+    """Three seconds of groups wait for their elections on all nodes but one."""
+
+    class Other:
+        def begin_election(self) -> bool:
+            return True
+
+    other: Any = Other()
+    for node, host in net.hosts.items():
+        if node != but:
+            for _ in range(3000):
+                host.defer_election(other)
+
+
+def test_a_group_that_nobody_uses_elects_when_it_is_its_turn(net: Net) -> None:
+    old = net.leader
+    full_of_elections(net, old)
+    net.isolate(old)
+    net.run(2000)
+    assert not any(h.groups[GROUP].is_leader for n, h in net.hosts.items() if n != old)
+    net.run(2000)
+    assert net.leader != old
+
+
+def test_a_command_hurries_the_election(net: Net) -> None:
+    old = net.leader
+    full_of_elections(net, old)
+    net.isolate(old)
+    net.run(500)
+    other = min(n for n in net.hosts if n != old)
+    net.put(other, 7)
+    net.run(500)
+    assert net.leader == other
+
+
+def test_a_group_in_use_elects_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    monkeypatch.setattr(ListMachine, "session_nodes", lambda _: frozenset({2}))
+    for node in (1, 2, 3):
+        net.add(node, (1, 2, 3))
+    net.run(1000)
+    old = net.leader
+    full_of_elections(net, old)
+    net.isolate(old)
+    net.run(500)
+    assert net.leader != old
+
+
+def test_a_watcher_with_commands_hurries_an_election() -> None:
+    net = Net()
+    for node in (1, 2, 3):
+        net.add(node, (1, 2, 3))
+    net.watch(4, (1, 2, 3))
+    net.run(1000)
+    old = net.leader
+    full_of_elections(net, old)
+    net.isolate(old)
+    net.run(300)
+    assert not any(h.groups[GROUP].is_leader for n, h in net.hosts.items() if n not in (4, old))
+    net.hosts[4].builder_of(GROUP).add(CMD_PURGE, 0, 4 << 56 | 1, 9, 0, 9)
+    net.run(1000)
+    assert net.leader != old
+
+
 def test_a_quiet_group_sends_nothing(net: Net) -> None:
     net.run(2000)
     before = net.sent

@@ -76,11 +76,14 @@ class FakeHost:
 
     def create_group(
         self, group: int, members: Sequence[int], machine: Any, sink: Any, *,
-        leader_hint: int = 0, learner: bool = False, wiped: bool = False,
+        leader_hint: int = 0, founder: tuple[int, int] = (0, 0), learner: bool = False,
+        wiped: bool = False,
     ) -> Any:  # fmt: skip
         known = self.cluster.groups.setdefault(group, Group(group, leader_hint or members[0]))
         replica = SimpleNamespace(machine=machine, is_leader=known.leader == self.node)
         replica.faulty = False
+        replica.can_commit = True
+        replica.hurry = lambda: None
         replica.core = SimpleNamespace(
             amnesiac=False, quarantined=False, progress={}, commit_index=0
         )

@@ -16,7 +16,12 @@ from convoymq.cluster.metadata import (
 )
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.model.tables import EMPTY, Table
-from convoymq.queues.local_queues import LocalQueues, machine_settings, stream_settings
+from convoymq.queues.local_queues import (
+    SLICE_QUEUES,
+    LocalQueues,
+    machine_settings,
+    stream_settings,
+)
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
@@ -92,6 +97,7 @@ class World:
             created_ms=0,
             joined=joined,
         )
+        self.tree.queue_index.put(record)
         self.tree.next_group = max(self.tree.next_group, group + 1)
         kind = ChangeKind.QUEUE_CREATED if known is None else ChangeKind.QUEUE_MEMBERS
         assert self.local.on_change(Change(kind, record, vhost="/"))
@@ -100,12 +106,28 @@ class World:
         vhost = self.tree.vhosts["/"]
         vhost.topology.delete_queue(name)
         record = vhost.queues.pop(name)
+        self.tree.queue_index.drop(record)
         assert self.local.on_change(Change(ChangeKind.QUEUE_DELETED, record, vhost="/"))
 
     def reconciled(self) -> list[tuple[Any, ...]]:
         self.local.reconcile()
         calls, self.host.calls = self.host.calls, []
         return calls
+
+
+def test_thousands_of_queues_are_opened_some_at_a_time() -> None:
+    world = World()
+    count = 2 * SLICE_QUEUES + 5
+    for number in range(1, count + 1):
+        world.put(f"q{number}", number, 1, 2)
+    opened = []
+    for left in (True, True, False):
+        assert world.local.reconcile().more is left
+        calls, world.host.calls = world.host.calls, []
+        assert len(calls) <= SLICE_QUEUES
+        opened += [call[1] for call in calls]
+    assert opened == list(range(1, count + 1))
+    assert world.reconciled() == []
 
 
 def test_a_queue_is_opened_left_and_ended() -> None:
@@ -151,7 +173,7 @@ def test_a_restored_tree_has_everything_looked_at() -> None:
     world = World()
     world.put("q", 1, 1)
     world.reconciled()
-    world.tree.vhosts["/"].queues.clear()
+    world.tree.queue_index.drop(world.tree.vhosts["/"].queues.pop("q"))
     assert world.local.on_change(Change(ChangeKind.RESTORED))
     assert world.local.reconcile().everything
     assert world.host.calls == [("remove", 1)]
@@ -164,13 +186,16 @@ def test_a_tree_that_is_being_rebuilt_ends_nothing() -> None:
     world.tree.applied_index = 5
     world.reconciled()
     record = world.tree.vhosts["/"].queues.pop("q")
+    world.tree.queue_index.drop(record)
     world.tree.applied_index = 0
     assert world.local.on_change(Change(ChangeKind.RESTORED))
     assert world.reconciled() == []
     world.tree.applied_index = 2
     world.put("q", 1, 2, 3)
     assert world.reconciled() == []
+    world.tree.queue_index.drop(world.tree.vhosts["/"].queues["q"])
     world.tree.vhosts["/"].queues["q"] = record
+    world.tree.queue_index.put(record)
     world.tree.applied_index = 5
     assert world.reconciled() == []
     world.tree.applied_index = 6

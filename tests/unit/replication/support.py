@@ -63,6 +63,10 @@ class MemoryLog:
         self.written_index = min(self.written_index, index - 1)
         self._jobs.append(("truncate", index))
 
+    def assume_vote(self, term: int, voted_for: int) -> None:
+        assert self.term == 0
+        self.term, self.voted_for = term, voted_for
+
     def save_vote(self, term: int, voted_for: int) -> None:
         marks = 256 <= self.voted_for < voted_for
         assert term > self.term or (term == self.term and self.voted_for in (0, voted_for)) or marks
@@ -118,6 +122,7 @@ class Cluster:
         seed: int = 0,
         core_class: type[RaftCore] = RaftCore,
         automatic: bool = True,
+        founder: int = 0,
     ) -> None:
         self.random = random.Random(seed)
         self.core_class = core_class
@@ -132,6 +137,9 @@ class Cluster:
         self.committed: list[Item] = []
         self.sent: list[tuple[int, int, tuple[Any, ...]]] = []
         self.incarnation = 100
+        #: Leads term 1 without an election, in its first life.
+        self.founder = founder
+        self.lived: set[int] = set()
         #: Nodes that may have been members before the life that their disk knows.
         self.joined: set[int] = set()
         for node in sorted(self.members.voters):
@@ -160,6 +168,9 @@ class Cluster:
         found = [
             (item.index, _members(item)) for item in log.items if item.kind == ENTRY_MEMBERSHIP
         ]
+        if self.founder and node in self.members.voters and node not in self.joined:
+            core.found(self.founder, node == self.founder and node not in self.lived)
+        self.lived.add(node)
         core.start(found)
         if node in self.joined and not log.items and not log.term:
             core.quarantine(True)

@@ -27,6 +27,62 @@ def test_a_majority_elects_one_leader() -> None:
     assert [cluster.cores[n].leader for n in (1, 2, 3)] == [2, 2, 2]
 
 
+def test_a_founder_leads_the_first_term_without_asking_or_writing() -> None:
+    cluster = Cluster(3, founder=2)
+    leader = cluster.cores[2]
+    assert (leader.role, leader.term) == (types.LEADER, 1)
+    assert not messages(cluster, types.PRE_VOTE, 2) + messages(cluster, types.VOTE, 2)
+    cluster.settle()
+    assert leader.commit_index == 1
+    assert [cluster.cores[n].leader for n in (1, 2, 3)] == [2, 2, 2]
+    assert [log.disk_vote for log in cluster.logs.values()] == [(0, 0)] * 3
+
+
+def test_nobody_votes_in_the_term_of_the_founder() -> None:
+    cluster = Cluster(3, founder=2)
+    cluster.cores[1].on_message(3, (types.VOTE, 1, 0, 0))
+    cluster.drain(1)
+    cluster.flush(1)
+    assert messages(cluster, types.VOTE_REPLY, 1) == [(3, (types.VOTE_REPLY, 1, False))]
+
+
+def test_a_founder_that_starts_again_does_not_lead_its_term_again() -> None:
+    """What it sent may be with the others, and never reached its own disk."""
+    cluster = Cluster(3, founder=2)
+    sent = cluster.propose(2)
+    assert sent is not None
+    for _ in range(3):
+        for other in (1, 3):
+            while cluster.deliver(2, other) or cluster.deliver(other, 2):
+                pass
+            cluster.flush(other)
+    assert sent in cluster.logs[1].disk
+    assert not cluster.logs[2].disk
+    cluster.crash(2)
+    cluster.start(2)
+    again = cluster.cores[2]
+    assert (again.role, again.term, again.voted_for) == (types.FOLLOWER, 1, 2)
+    for other in (1, 3):
+        cluster.connect(2, other)
+    cluster.settle()
+    cluster.fire(1)
+    cluster.settle()
+    leader = cluster.leader
+    assert leader is not None
+    assert leader.term > 1
+    assert sent in cluster.logs[2].items
+
+
+def test_a_follower_replaces_a_founder_that_it_never_heard() -> None:
+    cluster = Cluster(3, founder=2)
+    cluster.crash(2)
+    cluster.fire(1)
+    cluster.settle()
+    leader = cluster.leader
+    assert leader is not None
+    assert leader.term == 2
+
+
 def test_an_idle_group_sends_nothing() -> None:
     cluster = Cluster(3)
     cluster.elect(1)

@@ -18,7 +18,7 @@ cdef class RaftCore:
     cdef public set _votes
     cdef public int64_t _vote_waiting
     cdef public int _attempts
-    cdef public bint _in_contact, _armed
+    cdef public bint _in_contact, _armed, founded
     cdef public object _forced
     cpdef bint _log_is_up_to_date(self, int64_t last_index, int64_t last_term)
     cpdef bint _may_commit(self, int64_t index)

@@ -7,6 +7,7 @@
 | CANDIDATE     | LEADER         | a majority voted for it, its own vote being durable             |
 | FOLLOWER      | CANDIDATE      | TIMEOUT_NOW from the leader (transfer)                          |
 | LEADER        | FOLLOWER       | no answers of a majority, or its removal is committed           |
+| FOLLOWER      | LEADER         | start of the founder of a new group: term 1 is its own          |
 | any           | CANDIDATE      | the operator's configuration for a lost majority                |
 | any           | FOLLOWER       | a higher term; an append of the same term (not as leader)       |
 
@@ -69,7 +70,8 @@ from convoymq.replication.raft.types import (
 ENTRY_MEMBERSHIP = 2
 ENTRY_HEADER_SIZE = 48
 QUICK_DELAY_SHARE = 0.5
-"""A follower whose leader just failed waits up to this share of the base; retries wait longer."""
+"""A follower whose leader just failed waits up to half of this share of the base, and the whole of
+it for each member that should stand before; retries wait longer."""
 
 
 QUESTIONS_MAX = 10
@@ -155,6 +157,8 @@ class RaftCore:
         self._armed = False
         #: The configuration of `force_membership`, until it is in the log.
         self._forced: Membership | None = None
+        #: This replica leads term 1 as the group's founder.
+        self.founded = False
 
     # Rules: small, so that a planted bug is one of them overridden.
 
@@ -213,6 +217,23 @@ class RaftCore:
 
     # Start and time.
 
+    def found(self, founder: int, leads: bool) -> None:
+        """Takes term 1 as begun and the vote in it as given to the founder. Before `start`.
+
+        What decided so (the record of the queue) is durable and the same for all members: nothing
+        has to be asked or written for it. A replica that has saved a term is further already.
+
+        Args:
+            leads: this node is the founder, in the only life in which it may take that term: the
+                one before may have led it and lost what it had not yet written.
+        """
+        if self.term:
+            return
+        self.log.assume_vote(1, founder)
+        self.term = self.durable_term = 1
+        self.voted_for = self.durable_vote = founder
+        self.founded = leads and not self.log.last_index
+
     def start(
         self, memberships: Sequence[tuple[int, Membership]] = (), hurry: bool = False
     ) -> None:
@@ -222,6 +243,9 @@ class RaftCore:
         """
         self.memberships.extend(memberships)
         self.members = self._latest()[1]
+        if self.founded:
+            self._become_leader()
+            return
         self._arm(0.0 if hurry or self.members.voters == {self.node} else 1.0)
         if self.amnesiac:
             self._ask_to_rejoin()
@@ -231,11 +255,24 @@ class RaftCore:
         if share == 0.0:
             delay = 0.0
         elif share < 1.0:
-            delay = self.election_ms * (0.02 + share * self.random())
+            delay = self.quick_delay_ms()
         else:
             delay = self.election_ms * (0.5 + 1.5 * self.random()) * min(max(self._attempts, 1), 4)
         self._armed = True
         self.effects.append((ARM, int(delay)))
+
+    def quick_delay_ms(self) -> int:
+        """A random wait that is short, and longer for each member that should stand before."""
+        share = self.place_in_line() + 0.5 * self.random()
+        return int(self.election_ms * (0.02 + QUICK_DELAY_SHARE * share))
+
+    def place_in_line(self) -> int:
+        """How many reachable voters should stand for an election before this one: another one goes
+        first in each group, and two that stand at once would split the votes."""
+        heirs = [n for n in self.members.voters if n == self.node or n in self.connected]
+        if self.node not in heirs:
+            return len(heirs)
+        return (sorted(heirs).index(self.node) + self.group) % len(heirs)
 
     def _disarm(self) -> None:
         if self._armed:
@@ -246,7 +283,7 @@ class RaftCore:
         """The timer that ARM asked for has run out."""
         self._armed = False
         if self.role == LEADER:
-            if not self._reaches_majority():
+            if not self.reaches_majority():
                 self._become_follower(self.term, 0)
             return
         if self.amnesiac:
@@ -254,7 +291,7 @@ class RaftCore:
             return
         if self.leader and self._in_contact and self.leader in self.connected:
             return
-        if not self._may_stand() or not self._reaches_majority():
+        if not self._may_stand() or not self.reaches_majority():
             self._forget_leader()
             if self.node in self.members.nodes and self._attempts < QUESTIONS_MAX:
                 # Never granted, but the leader answers it with an append.
@@ -266,7 +303,8 @@ class RaftCore:
             return
         self._start_pre_vote()
 
-    def _reaches_majority(self) -> bool:
+    def reaches_majority(self) -> bool:
+        """Whether so many members are linked, and answer, that something can be committed."""
         present = {self.node}
         present.update(self.connected)
         if self.role == LEADER:
@@ -282,14 +320,14 @@ class RaftCore:
             return
         peer.silent = True
         self.pace_due = True
-        if not self._armed and not self._reaches_majority():
+        if not self._armed and not self.reaches_majority():
             self._arm(1.0)
 
     def on_answer(self, peer: Progress) -> None:
         """Leader: a peer was silent and makes progress again."""
         peer.silent = False
         self.pace_due = True
-        if self._armed and self._reaches_majority():
+        if self._armed and self.reaches_majority():
             self._disarm()
 
     def on_suspected(self, node: int) -> None:
@@ -302,7 +340,7 @@ class RaftCore:
                 self.pace_due = True
             if node == self.transfer_target:
                 self.transfer_target = 0
-            if not self._armed and not self._reaches_majority():
+            if not self._armed and not self.reaches_majority():
                 self._arm(1.0)
         elif self.leader == node or not self.leader:
             self._in_contact = False
@@ -315,7 +353,7 @@ class RaftCore:
             peer = self.progress.get(node)
             if peer is not None:
                 self._reconnect(peer)
-            if self._armed and self._reaches_majority():
+            if self._armed and self.reaches_majority():
                 self._disarm()
             return
         if node not in self.members.nodes and self.node in self.members.voters:
@@ -397,6 +435,7 @@ class RaftCore:
         self.role = FOLLOWER
         self.leader = leader
         self._votes.clear()
+        self.founded = False
         if was_leader:
             if not leader:
                 # Its links stay up: without a word the others would wait for it for ever.
@@ -902,11 +941,11 @@ class RaftCore:
             return "the recovering replica must be the only voter"
         if self.quarantined or self.amnesiac:
             return "this replica has lost its own data"
-        if self.role == LEADER and self._reaches_majority():
+        if self.role == LEADER and self.reaches_majority():
             return "this replica leads, with a majority"
         if self.role != LEADER and self.leader and self.leader in self.connected:
             return f"node {self.leader} leads"
-        if self.role != LEADER and self._reaches_majority() and self._attempts < ATTEMPTS_LOST:
+        if self.role != LEADER and self.reaches_majority() and self._attempts < ATTEMPTS_LOST:
             return "a majority can be reached: an election may still succeed"
         self._become_follower(self.term, 0)
         learners = [self.new_learner(each.node) for each in members.learners]

@@ -97,6 +97,9 @@ class Log(Protocol):
     def truncate_from(self, index: int) -> None:
         """Removes the entries >= index."""
 
+    def assume_vote(self, term: int, voted_for: int) -> None:
+        """Takes a term and vote that follow from what is durable elsewhere."""
+
     def save_vote(self, term: int, voted_for: int) -> None:
         """Records term and vote; durable when the shell calls `RaftCore.on_vote_written`."""
 

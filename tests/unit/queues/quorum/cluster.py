@@ -137,6 +137,11 @@ class Replica:
         self.machine = node.make_machine(settings)
         self.time = GroupTime(node.cluster.clock)
         self.applied = 0
+        self.can_commit = True
+        self.hurried = 0
+
+    def hurry(self) -> None:
+        self.hurried += 1
 
     @property
     def is_leader(self) -> bool:

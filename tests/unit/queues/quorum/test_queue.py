@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -423,6 +424,23 @@ async def test_ready_waits_for_a_leader() -> None:
     cluster.elect(None)
     with pytest.raises(Unavailable):
         await cluster.nodes[1].queue.ready(0.01)
+    own = cluster.nodes[1].own
+    assert own is not None
+    # An election that waits for its turn does so no more.
+    assert own.hurried
+
+
+async def test_ready_waits_for_a_leader_that_can_commit() -> None:
+    cluster = Cluster()
+    own = cluster.nodes[1].own
+    assert own is not None
+    own.can_commit = False
+    with pytest.raises(Unavailable):
+        await cluster.nodes[1].queue.ready(0.01)
+    waiting = asyncio.ensure_future(cluster.nodes[1].queue.ready(5.0))
+    await asyncio.sleep(0)
+    own.can_commit = True
+    await waiting
 
 
 async def test_counts_and_info_come_from_the_machine() -> None:
