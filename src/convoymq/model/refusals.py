@@ -151,10 +151,18 @@ def foreign_argument(key: str, subject: Subject, queue_type: str) -> Preconditio
     )
 
 
-def unserved_argument(key: str, subject: Subject, queue_type: str) -> PreconditionFailed:
-    """An argument that RabbitMQ knows and this broker does not serve yet."""
+def unserved_argument(
+    key: str, subject: Subject, queue_type: str, *, by_classic: bool = False
+) -> PreconditionFailed:
+    """An argument that RabbitMQ knows and this broker does not serve yet.
+
+    Args:
+        by_classic: classic queues do.
+    """
+    hint = "; queues with x-queue-type 'classic' serve it and are not replicated"
     return PreconditionFailed(
-        f"invalid arg '{key}' for {subject}: not served yet by {queue_type} queues",
+        f"invalid arg '{key}' for {subject}: not served yet by {queue_type} queues"
+        + (hint if by_classic else ""),
         subject=subject,
     )
 

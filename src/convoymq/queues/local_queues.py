@@ -36,6 +36,7 @@ from convoymq.queues.session_audit import Ask as AskSessions
 from convoymq.queues.stage_reads import Ask
 from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
 from convoymq.queues.stream.queue import AskNode, StreamQueue
+from convoymq.routing.queue_arguments import takes_over_strictly
 from convoymq.routing.types import QueueType
 from convoymq.trace.recorder import QueueTrace, Traces
 
@@ -426,6 +427,8 @@ def machine_settings(arguments: Table) -> dict[str, Any]:
     single = arguments.get("x-single-active-consumer")
     if single is not None:
         settings["single_active"] = bool(single.value)
+    if not takes_over_strictly(arguments):
+        settings["single_active_strict"] = False
     return settings
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from convoymq.model.tables import Table
-from convoymq.routing.queue_arguments import TYPE_ARGUMENT, serves
+from convoymq.routing.queue_arguments import TYPE_ARGUMENT
 from convoymq.routing.types import QueueType
 
 
@@ -19,14 +19,15 @@ def with_default_type(
 ) -> Table:
     """Return the arguments with `x-queue-type` filled in; to be called before every declare.
 
-    The virtual host's default comes before the node's. Quorum is taken only where properties and
-    arguments fit it; everything else becomes classic, which is written as no argument at all.
-    A redeclare gets the same treatment, so it compares equal.
+    The virtual host's default comes before the node's. A replicated type is taken where the
+    properties fit it, whatever the arguments: one that it does not serve is refused by name, rather
+    than making a queue that is not replicated. Everything else becomes classic, which is written as
+    no argument at all. A redeclare gets the same treatment, so it compares equal.
     """
     if TYPE_ARGUMENT in arguments:
         return arguments
     wanted = vhost_default or node_default
     fits = durable and not exclusive and not auto_delete and not server_named
-    if wanted is QueueType.QUORUM and fits and serves(wanted, arguments):
+    if wanted.is_replicated and fits:
         return arguments.with_field(TYPE_ARGUMENT, wanted.value)
     return arguments

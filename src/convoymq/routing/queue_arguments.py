@@ -27,6 +27,9 @@ from convoymq.routing.types import QueueType
 TYPE_ARGUMENT = "x-queue-type"
 DURATION_MS_MAX = 315_360_000_000
 PRIORITY_MAX = 255
+TAKE_OVER_ARGUMENT = "x-single-active-take-over"
+STRICT = "strict"
+IMMEDIATE = "immediate"
 SEGMENT_ARGUMENT = "x-stream-max-segment-size-bytes"
 SEGMENT_BYTES_MAX = 3_000_000_000
 
@@ -157,6 +160,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("x-queue-version", _queue_version, _CLASSIC, _QUORUM | _STREAM),
     Rule("x-single-active-consumer", _boolean, _BOTH, _STREAM),
+    # Ours: when the next consumer becomes active (docs/adr/0027-refused-until-served.md).
+    Rule(
+        TAKE_OVER_ARGUMENT,
+        _one_of("invalid_single_active_take_over", STRICT, IMMEDIATE),
+        _BOTH,
+        _STREAM,
+    ),
     Rule(TYPE_ARGUMENT, _queue_type, _ALL),
     Rule("x-quorum-initial-group-size", _integer(1), _QUORUM, _CLASSIC | _STREAM),
     # Classic queues keep it like any key they have never heard of.
@@ -225,16 +235,18 @@ def check_arguments(subject: Subject, arguments: Table) -> QueueType:
             raise foreign_argument(rule.name, subject, queue_type.value)
     for rule, _ in present:
         if queue_type not in rule.served_by:
-            raise unserved_argument(rule.name, subject, queue_type.value)
+            by_classic = QueueType.CLASSIC in rule.served_by and "quorum" not in rule.name
+            raise unserved_argument(rule.name, subject, queue_type.value, by_classic=by_classic)
     segment = arguments.get(SEGMENT_ARGUMENT)
     if segment and isinstance(segment.value, int) and segment.value > SEGMENT_BYTES_MAX:
         raise segment_too_large(subject)
     return queue_type
 
 
-def serves(queue_type: QueueType, arguments: Table) -> bool:
-    """Whether queues of that type serve all these arguments; values are not looked at."""
-    return all(queue_type in rule.served_by for rule in RULES if rule.name in arguments)
+def takes_over_strictly(arguments: Table) -> bool:
+    """Whether the next single active consumer waits until the one before it holds nothing."""
+    field = arguments.get(TAKE_OVER_ARGUMENT)
+    return field is None or field.term() != IMMEDIATE
 
 
 def check_properties(

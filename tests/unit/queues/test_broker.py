@@ -120,7 +120,11 @@ async def test_the_default_type_follows_the_properties(cluster: FakeCluster) -> 
     assert await type_of(auto_delete=True) == "classic"
     assert await type_of(exclusive=True, owner=1) == "classic"
     assert await type_of(name="") == "classic"
-    assert await type_of(arguments={"x-expires": 1000}) == "classic"
+    for refused in ({"x-expires": 1000}, {"x-message-ttl": 5}, {"x-max-length": 1}):
+        with pytest.raises(PreconditionFailed, match="not served yet by quorum queues"):
+            await type_of(arguments=refused)
+        assert await type_of(arguments=refused, durable=False) == "classic"
+        assert await type_of(arguments={**refused, "x-queue-type": "classic"}) == "classic"
     assert await type_of(arguments={"x-queue-type": "classic"}) == "classic"
 
 

@@ -211,6 +211,9 @@ def test_settings_come_from_the_declaration() -> None:
     declared = Table.of({"x-delivery-limit": 3, "x-single-active-consumer": True})
     assert machine_settings(declared) == {"delivery_limit": 3, "single_active": True}
     assert machine_settings(EMPTY) == {}
+    at_once = Table.of({"x-single-active-take-over": "immediate"})
+    assert machine_settings(at_once) == {"single_active_strict": False}
+    assert machine_settings(Table.of({"x-single-active-take-over": "strict"})) == {}
     assert stream_settings(Table.of({"x-max-length-bytes": 5, "x-max-age": "1h"})) == {
         "max_bytes": 5,
         "max_age_ms": 3_600_000,

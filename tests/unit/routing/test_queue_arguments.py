@@ -92,6 +92,33 @@ def test_arguments_of_another_type_are_refused(arguments: Mapping[str, object], 
         ("x-max-length", 1),
         ("x-max-length-bytes", 0),
         ("x-overflow", "drop-head"),
+    ],
+)
+def test_what_only_classic_queues_serve_yet_is_named(key: str, value: object) -> None:
+    arguments = {"x-queue-type": "quorum", key: value}
+    assert refusal(arguments) == (
+        f"invalid arg '{key}' for {Q}: not served yet by quorum queues;"
+        " queues with x-queue-type 'classic' serve it and are not replicated"
+    )
+    del arguments["x-queue-type"]
+    assert accepted(arguments) is QueueType.CLASSIC
+    # A durable queue of no type is a quorum queue: nothing makes it an unreplicated one silently.
+    assert default_type(arguments) == "quorum"
+    assert default_type(arguments, durable=False) == "classic"
+
+
+def test_when_the_next_single_active_consumer_begins_can_be_said() -> None:
+    key = "x-single-active-take-over"
+    for queue_type in ("quorum", "classic"):
+        for value in ("strict", "immediate"):
+            assert accepted({"x-queue-type": queue_type, key: value}).value == queue_type
+        assert "invalid_single_active_take_over" in refusal({"x-queue-type": queue_type, key: "x"})
+    assert key in refusal({"x-queue-type": "stream", key: "strict"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
         ("x-dead-letter-exchange", ""),
         ("x-dead-letter-strategy", "at-least-once"),
         ("x-consumer-timeout", 1),
@@ -195,7 +222,7 @@ def test_the_default_type_is_taken_where_it_fits() -> None:
     assert default_type({}, exclusive=True) == "classic"
     assert default_type({}, auto_delete=True) == "classic"
     assert default_type({}, server_named=True) == "classic"
-    assert default_type({"x-queue-mode": "lazy"}) == "classic"
+    assert default_type({"x-queue-mode": "lazy"}) == "quorum"
     assert default_type({"x-queue-type": "classic"}) == "classic"
 
 
@@ -205,6 +232,11 @@ def test_the_virtual_host_decides_before_the_node() -> None:
         vhost_default=QueueType.CLASSIC, node_default=QueueType.QUORUM,
     )  # fmt: skip
     assert len(table) == 0
+    table = with_default_type(
+        Table.of({}), durable=True, exclusive=False, auto_delete=False, server_named=False,
+        vhost_default=QueueType.STREAM, node_default=QueueType.QUORUM,
+    )  # fmt: skip
+    assert table.to_plain() == {"x-queue-type": "stream"}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ position is below every ready one, a record is in exactly one place, and a block
 records that live.
 
 Rules that differ from a quorum queue: a returned message goes back to its original position; a
-consumer can be exclusive; expiry and length limits act on the head only.
+consumer can be exclusive; expiry and length limits act on the head only. Nothing is handed out
+after its time: with a time of 0 a message is handed out in the batch that brings it, or not at all.
+With single active consumer and `single_active_strict`, the next one becomes active when a cancelled
+one holds nothing any more, as in a quorum queue (ADR 0027).
 """
 
 from __future__ import annotations
@@ -94,6 +97,7 @@ class Limits:
     bytes_max: int | None = None
     overflow: str = DROP_HEAD
     single_active: bool = False
+    single_active_strict: bool = True
     expires_ms: int | None = None
 
 
@@ -142,6 +146,8 @@ class ClassicMachine:
         """Some message had a time limit."""
         self.memory_bytes = 0
         self.last_used_ms = 0
+        self.now_ms = 0
+        """Time of the present input."""
         self.published = 0
         self.delivered = 0
         self.acknowledged = 0
@@ -151,6 +157,7 @@ class ClassicMachine:
 
     def apply(self, data: bytes, now_ms: int) -> None:
         """Applies a sealed batch of commands. Raises ValueError when it is malformed."""
+        self.now_ms = now_ms
         done: dict[int, int] = {}
         rejected: dict[int, list[int]] = {}
         for kind, flags, session_id, seq, count, arg, offset, length in commands(data):
@@ -201,9 +208,8 @@ class ClassicMachine:
 
     def tick(self, now_ms: int) -> None:
         """Drops what has expired at the head, and ends stages that nobody was heard of."""
-        self._expire(now_ms)
-        if self.stages.expire(now_ms):
-            self._serve(now_ms)
+        self.stages.expire(now_ms)
+        self._serve(now_ms)
 
     def stage(
         self, op: Mapping[str, Any], epoch: int, now_ms: int
@@ -299,15 +305,12 @@ class ClassicMachine:
         if self.limits.overflow == DROP_HEAD and self._overflows():
             # Consumers come first: what they take does not count against the limit.
             self._serve(now_ms)
-            while self._overflows() and self.ready_count:
-                self.forget(self.take_head(1))
 
     def _expiry(self, own_ms: int | None, now_ms: int) -> int:
         waits = [wait for wait in (own_ms, self.limits.message_ttl_ms) if wait is not None]
         if waits:
             self.may_expire = True
-        # A time of 0 still reaches a consumer that is ready in this round.
-        return now_ms + max(min(waits), 1) if waits else 0
+        return now_ms + min(waits) if waits else 0
 
     def _overflows(self) -> bool:
         limits = self.limits
@@ -367,13 +370,19 @@ class ClassicMachine:
         if self.limits.single_active and self.active is None and self.service and not self.stages:
             self.active = self.service[0]
 
+    def _give_way(self, consumer: Consumer) -> None:
+        """Single active consumer: a cancelled one makes room; if strict, when it holds nothing."""
+        waits = self.limits.single_active_strict and consumer.outstanding
+        if self.active is consumer and not waits:
+            self.active = None
+            self.choose_active()
+
     def _leave(self, consumer: Consumer, now_ms: int) -> None:
         consumer.cancelled = True
         self.last_used_ms = now_ms
         if consumer in self.service:
             self.service.remove(consumer)
-        if self.active is consumer:
-            self.active = self.service[0] if self.service else None
+        self._give_way(consumer)
 
     def _close(self, session_id: int, session: Session, now_ms: int) -> None:
         had = False
@@ -382,6 +391,7 @@ class ClassicMachine:
                 had = True
                 self._leave(consumer, now_ms)
             self.give_back(consumer.release(0, consumer.next_id))
+            self._give_way(consumer)
         del self.sessions[session_id]
         if had:
             self.check_unused()
@@ -392,7 +402,6 @@ class ClassicMachine:
             self.effects.append((UNUSED,))
 
     def _get(self, session_id: int, session: Session, settle: bool, now_ms: int) -> None:
-        self._expire(now_ms)
         self.last_used_ms = now_ms
         if not self.ready_count:
             self.effects.append((GOT, session_id, None, 0, 0, 0, 0))
@@ -439,6 +448,7 @@ class ClassicMachine:
     def _drop_if_done(self, session: Session, consumer: Consumer) -> None:
         if consumer.cancelled and not consumer.outstanding:
             session.consumers.pop(consumer.number, None)
+            self._give_way(consumer)
 
     def give_back(self, runs: list[Run]) -> None:
         """Returns messages that were checked out to their old places."""
@@ -452,7 +462,16 @@ class ClassicMachine:
     # --- handing out ---------------------------------------------------------------------
 
     def _serve(self, now_ms: int) -> None:
+        """Hands out what can be, drops what nobody took in time and what exceeds the length."""
+        self.now_ms = now_ms
+        self._hand_out_ready()
         self._expire(now_ms)
+        if self.limits.overflow == DROP_HEAD:
+            while self.ready_count and self._overflows():
+                self.forget(self.take_head(1))
+
+    def _hand_out_ready(self) -> None:
+        self.drop_late()
         while self.ready_count:
             candidates = self._candidates()
             if not candidates:
@@ -466,13 +485,15 @@ class ClassicMachine:
                 served.append(consumer)
                 limit = 1 if turns else consumer.window - consumer.outstanding
                 self._hand_out(consumer, self.take_head(limit))
+                self.drop_late()
             if turns:
                 self._rotate(served)
 
     def _candidates(self) -> list[Consumer]:
         if self.limits.single_active:
             one = self.active
-            return [one] if one is not None and one.outstanding < one.window else []
+            fits = one is not None and not one.cancelled and one.outstanding < one.window
+            return [one] if one is not None and fits else []
         found: list[Consumer] = []
         for consumer in self.service:
             if found and consumer.priority != found[0].priority:
@@ -518,6 +539,11 @@ class ClassicMachine:
         self.ready_bytes -= run.body_bytes()
         self.delivered_to = max(self.delivered_to, run.position + run.count)
         return run
+
+    def drop_late(self) -> None:
+        """Drops messages at the head whose time is over: they must not be handed out."""
+        if self.may_expire:
+            self._expire(self.now_ms - 1)
 
     def _expire(self, now_ms: int) -> None:
         for source in (self.returned, self.ready):

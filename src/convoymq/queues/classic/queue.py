@@ -36,6 +36,7 @@ from convoymq.queues.classic.records import Traits, traits_of
 from convoymq.queues.classic.runs import Block
 from convoymq.queues.classic.staging import AwayStages, HomeStages
 from convoymq.queues.interface import ClientEvents, Queue, QueueClient
+from convoymq.routing.queue_arguments import takes_over_strictly
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.host import ClassicHost
@@ -62,6 +63,7 @@ def limits_from(arguments: Table) -> Limits:
         if overflow is not None and overflow.term().startswith(REJECT_PUBLISH)
         else DROP_HEAD,
         single_active=bool(single is not None and single.value),
+        single_active_strict=takes_over_strictly(arguments),
         expires_ms=number("x-expires"),
     )
 
@@ -137,6 +139,7 @@ class LocalQueue(HomeStages, ClassicQueue):
         super().__init__(host, record, arguments)
         self.durable = record.durable and record.owner is None
         self.machine = ClassicMachine(self.limits, self._load)
+        self.machine.last_used_ms = host.now_ms()
         self.log = ClassicLog(directory, host.writer, sync=self.durable)
         self._gated: deque[tuple[list[bool], list[Effect]]] = deque()
         self._handed_out = 0
@@ -242,7 +245,9 @@ class LocalQueue(HomeStages, ClassicQueue):
             "state": "running" if self.ended is None else "stopped",
             "node": self.host.node_name(self.record.home),
             "stages": machine.stages.infos(),
-            "single_active_consumer_tag": active.tag if active is not None else None,
+            "single_active_consumer_tag": (
+                active.tag if active is not None and not active.cancelled else None
+            ),
             "message_stats": {
                 "publish": machine.published,
                 "deliver_get": machine.delivered,
@@ -414,7 +419,6 @@ class LocalQueue(HomeStages, ClassicQueue):
             self.machine.next_position, next_position + 1, self._handed_out
         )
         self.machine.delivered_to = self._handed_out
-        self.machine.last_used_ms = now_ms
         self.log.collect()
 
 

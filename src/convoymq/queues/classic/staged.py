@@ -42,6 +42,7 @@ class StageHolder:
         machine, held = self._machine, stage.held
         taken = 0
         for _ in range(TAKE_RUNS_MAX):
+            machine.drop_late()
             if taken >= limit or not machine.ready_count:
                 break
             run = machine.take_head(limit - taken)

@@ -208,7 +208,45 @@ def test_one_single_active_consumer_at_a_time(nodes: dict[int, Node]) -> None:
     one.client.cancel(1)
     two.publish(b"c")
     settle(nodes)
-    assert two.deliveries() == [b"c"]
+    # It follows when the cancelled one holds nothing, so nothing is overtaken.
+    assert two.deliveries() == []
+    one.client.settle(1, [0, 0])
+    settle(nodes)
+    assert two.deliveries() == []
+    one.client.return_(1, [1, 1], failed=False)
+    settle(nodes)
+    assert two.deliveries() == [b"b", b"c"]
+
+
+def test_a_cancelled_single_active_consumer_whose_channel_closes_is_followed(
+    nodes: dict[int, Node],
+) -> None:
+    queue = nodes[1].open(queue_record(), x_single_active_consumer=True)
+    one, two = nodes[1].channel(queue), nodes[1].channel(queue)
+    one.consume(prefetch=1)
+    two.consume(prefetch=1)
+    one.publish(b"a", b"b")
+    settle(nodes)
+    one.client.cancel(1)
+    settle(nodes)
+    assert (two.deliveries(), queue.info()["single_active_consumer_tag"]) == ([], None)
+    one.client.close()
+    settle(nodes)
+    assert two.deliveries() == [b"a"]
+
+
+def test_a_single_active_consumer_can_be_followed_at_once(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(
+        queue_record(), x_single_active_consumer=True, x_single_active_take_over="immediate"
+    )
+    one, two = nodes[1].channel(queue), nodes[1].channel(queue)
+    one.consume(prefetch=1)
+    two.consume(prefetch=1)
+    one.publish(b"a", b"b")
+    settle(nodes)
+    one.client.cancel(1)
+    settle(nodes)
+    assert two.deliveries() == [b"b"]
 
 
 def test_the_last_consumer_to_leave_is_reported(nodes: dict[int, Node]) -> None:
@@ -249,6 +287,86 @@ def test_messages_expire_at_the_head(nodes: dict[int, Node], time: Time) -> None
     assert queue.machine.ready_count == 2
     time.pass_by(600)
     assert queue.machine.ready_count == 0
+    queue.machine.check_invariants()
+
+
+def test_a_time_of_0_is_for_who_takes_the_message_at_once(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record(), x_message_ttl=0)
+    channel = nodes[1].channel(queue)
+    channel.publish(b"a")
+    channel.client.get(no_ack=True)
+    settle(nodes)
+    assert channel.heard[-1] == ("got", None, 0, 0, 0, None)
+    assert queue.machine.ready_count == 0
+    channel.consume(prefetch=1)
+    channel.publish(b"b", b"c")
+    settle(nodes)
+    assert channel.deliveries() == [b"b"]
+    assert queue.machine.ready_count == 0
+    channel.client.return_(1, [0, 0], failed=False)
+    settle(nodes)
+    queue.machine.check_invariants()
+
+
+@pytest.mark.parametrize("taker", ["get", "consumer", "stage"])
+def test_what_expired_behind_a_live_head_is_not_handed_out(
+    nodes: dict[int, Node], time: Time, taker: str
+) -> None:
+    queue = nodes[1].open(queue_record())
+    channel = nodes[1].channel(queue)
+    channel.publish(b"a")
+    channel.publish(b"b", expiration="10")
+    channel.publish(b"c")
+    settle(nodes)
+    time.pass_by(20)
+    machine = queue.machine
+    if taker == "get":
+        for _ in range(3):
+            channel.client.get(no_ack=True)
+        settle(nodes)
+        assert [heard[1] for heard in channel.heard if heard[0] == "got"] == [b"a", b"c", None]
+    elif taker == "consumer":
+        channel.consume()
+        settle(nodes)
+        assert channel.deliveries() == [b"a", b"c"]
+    else:
+        op = {"op": "lease", "stage": "s", "ttl_ms": 1000, "max": 5}
+        _, answer = machine.stage(op, 1, time.ms)
+        assert answer is not None
+        assert answer["next"] == 2
+    assert machine.ready_count == 0
+    machine.check_invariants()
+
+
+def test_an_unused_queue_expires_after_its_time_and_not_before(
+    nodes: dict[int, Node], time: Time
+) -> None:
+    nodes[1].open(queue_record(), x_expires=5000)
+    for _ in range(4):
+        time.pass_by(1000)
+    assert nodes[1].reports == []
+    time.pass_by(1000)
+    assert nodes[1].reports == [("expired", 1)]
+
+
+@pytest.mark.parametrize("how", ["requeue", "close"])
+def test_the_length_holds_after_a_requeue(nodes: dict[int, Node], how: str) -> None:
+    queue = nodes[1].open(queue_record(), x_max_length=2)
+    channel, publisher = nodes[1].channel(queue), nodes[1].channel(queue)
+    channel.consume(prefetch=1)
+    publisher.publish(b"a", b"b", b"c")
+    settle(nodes)
+    assert queue.machine.ready_count == 2
+    if how == "requeue":
+        channel.client.cancel(1)
+        channel.client.return_(1, [0, 0], failed=False)
+    else:
+        channel.client.close()
+    settle(nodes)
+    assert queue.machine.ready_count == 2
+    publisher.client.get(no_ack=True)
+    settle(nodes)
+    assert publisher.heard[-1][1] == b"b"
     queue.machine.check_invariants()
 
 
