@@ -55,6 +55,7 @@ from convoymq.model.errors import (
     ReplicaStopped,
     Unavailable,
 )
+from convoymq.model.process import resident_bytes
 from convoymq.recovery import Recovery
 from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
@@ -821,12 +822,6 @@ class Node:
 
 
 # -- resources of the machine ----------------------------------------------------------------
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_disk_bytes(path: Path) -> int:

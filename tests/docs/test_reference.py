@@ -12,6 +12,7 @@ from typer.main import get_command
 from convoymq.cli.app import app
 from convoymq.cluster.host import HostCounters
 from convoymq.fetch.edge import FetchEdge
+from convoymq.management.metric_help import HELP
 from convoymq.management.metrics import render
 from convoymq.model import config
 from convoymq.trace.recorder import Traces, TraceSettings
@@ -82,7 +83,7 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
         broker.edge_metrics = FetchEdge(broker=broker).metrics
         broker.traces = Traces(tmp_path, 1, 1, TraceSettings())
         broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1}]
-        info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit"), 1)
+        info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
         text = render(broker, info)
     names = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
@@ -91,3 +92,6 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
     page = (DOCS / "metrics.md").read_text()
     missing = sorted(name for name in names if f"`{name}`" not in page)
     assert not missing, f"docs/metrics.md does not explain {', '.join(missing)}"
+    missing = sorted(names - HELP.keys())
+    assert not missing, f"management/metric_help.py has no text for {', '.join(missing)}"
+    assert not HELP.keys() - names, "management/metric_help.py explains what there is not"

@@ -8,19 +8,30 @@ broker become HTTP errors in one table.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
+import math
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from convoymq.management import metrics
+from convoymq.management.bodies import (
+    BODY_BYTES_MAX,
+    LARGE_BODY_BYTES_MAX,
+    ApiError,
+    Bodies,
+    bad_request,
+)
 from convoymq.management.resources import Rates
 from convoymq.model.errors import (
     AccessRefused,
@@ -29,22 +40,19 @@ from convoymq.model.errors import (
     ResourceLocked,
     Unavailable,
 )
+from convoymq.model.patterns import Pattern, compile_pattern
 from convoymq.queues.broker import Broker, User
 
-BODY_BYTES_MAX = 64 << 20
+log = structlog.get_logger()
+
+FAILED_LOGIN_DELAY_S = 3.0
+"""As for AMQP: silence slows guessing down."""
+FILTER_TIMEOUT_S = 5.0
+NUMBER_DIGITS_MAX = 18
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 500
 LOGIN_TAGS = frozenset({"management", "policymaker", "monitoring", "administrator"})
 WWW_AUTHENTICATE = 'Basic realm="RabbitMQ Management"'
-
-
-class ApiError(BrokerError):
-    """An answer other than success: HTTP status, short name, reason."""
-
-    def __init__(self, status: int, error: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.error = error
 
 
 def object_not_found() -> ApiError:
@@ -58,10 +66,11 @@ class Call:
 
     broker: Broker
     rates: Rates
+    bodies: Bodies
     request: Request
     user: User
     path: dict[str, str]
-    body: Any
+    message_bytes_max: int
 
     @property
     def is_administrator(self) -> bool:
@@ -102,13 +111,22 @@ class Call:
         """A query parameter that is true."""
         return self.request.query_params.get(name, "") == "true"
 
-    def json(self) -> dict[str, Any]:
-        """The body as an object; empty means none of its keys. Raises 400."""
-        if self.body is None:
+    async def json(self, most: int = BODY_BYTES_MAX) -> dict[str, Any]:
+        """The body as an object; empty means none of its keys. To be called after the permission
+        checks: only who may do it makes the node read and parse. Raises ApiError."""
+        body = await self.bodies.read(self.request, most)
+        if body is None:
             return {}
-        if not isinstance(self.body, dict):
-            raise ApiError(400, "bad_request", "the body must be a JSON object")
-        return self.body
+        if not isinstance(body, dict):
+            raise bad_request("the body must be a JSON object")
+        return body
+
+
+def number(text: str) -> int | None:
+    """The number that `text` is in decimal digits, or None."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
+        return None
+    return int(text)
 
 
 Handler = Callable[[Call], Awaitable[Any]]
@@ -134,23 +152,32 @@ class Status:
         self.location = location
 
 
-def make_api(broker: Broker) -> ASGIApp:
+def make_api(
+    broker: Broker,
+    *,
+    bodies: Bodies | None = None,
+    failed_login_delay_s: float = FAILED_LOGIN_DELAY_S,
+    message_bytes_max: int = LARGE_BODY_BYTES_MAX,
+) -> ASGIApp:
     """Returns the application for the HTTP API."""
     from convoymq.management import handlers
 
     assert handlers.ROUTES is ROUTES
-    rates = Rates()
+    api = _Api(broker, bodies or Bodies(), failed_login_delay_s, message_bytes_max)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
         try:
-            response = await _answer(broker, rates, request)
+            response = await api.answer(request)
         except ApiError as error:
             response = _refusal(error.status, error.error, error.text)
         except BrokerError as error:
-            response = _broker_refusal(error)
+            response = _broker_refusal(error, request.method)
+        except Exception:
+            log.exception("management.request_failed", method=request.method, path=scope["path"])
+            response = _refusal(500, "internal_error", "the log of the node says more")
         response.headers["cache-control"] = "no-cache"
         await response(scope, receive, send)
 
@@ -165,10 +192,9 @@ def make_metrics(broker: Broker) -> ASGIApp:
             return
         path = scope["path"].rstrip("/")
         if path in ("/metrics", "/metrics/per-object"):
-            text = metrics.render(
-                broker, broker.node_info(), per_object=path.endswith("per-object")
+            response = _metrics(
+                broker, Request(scope, receive), per_object=path.endswith("per-object")
             )
-            response = Response(text, media_type=metrics.CONTENT_TYPE)
         else:
             response = Response("Not Found", 404)
         await response(scope, receive, send)
@@ -176,35 +202,113 @@ def make_metrics(broker: Broker) -> ASGIApp:
     return app
 
 
-async def _answer(broker: Broker, rates: Rates, request: Request) -> Response:
-    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
-    segments = [unquote(part.decode("ascii", "replace")) for part in raw.split(b"/")[1:]]
-    if segments == ["metrics"]:
-        return Response(metrics.render(broker, broker.node_info()), media_type=metrics.CONTENT_TYPE)
-    if not segments or segments[0] != "api":
-        if segments == [""]:
-            return Response("ConvoyMQ: the HTTP API is under /api\n", media_type="text/plain")
-        raise object_not_found()
-    segments = segments[1:]
-    if segments and not segments[-1]:
-        segments.pop()
-    handler, path, listing = _find(request.method, segments)
-    user = await _authenticate(broker, request)
-    call = Call(broker, rates, request, user, path, await _read_body(request))
-    result = await handler(call)
-    if isinstance(result, Status):
-        headers = {"location": result.location} if result.location else None
-        return Response(status_code=result.status, headers=headers)
-    status = 200
-    if isinstance(result, tuple):
-        status, result = result
-    if listing:
-        result = paged(result, request)
-    return Response(
-        json.dumps(result, default=str, ensure_ascii=False),
-        status,
-        media_type="application/json",
+def _metrics(broker: Broker, request: Request, *, per_object: bool = False) -> Response:
+    open_metrics = metrics.wants_open_metrics(request.headers.get("accept", ""))
+    text = metrics.render(
+        broker, broker.node_info(), per_object=per_object, open_metrics=open_metrics
     )
+    kind = metrics.OPEN_METRICS_TYPE if open_metrics else metrics.CONTENT_TYPE
+    return Response(text, headers={"content-type": kind})
+
+
+@dataclass(slots=True)
+class _Api:
+    broker: Broker
+    bodies: Bodies
+    failed_login_delay_s: float
+    message_bytes_max: int
+    rates: Rates = field(default_factory=Rates)
+
+    async def answer(self, request: Request) -> Response:
+        segments = _segments(request)
+        if segments == ["metrics"]:
+            return _metrics(self.broker, request)
+        if not segments or segments[0] != "api":
+            if segments == [""]:
+                return Response("ConvoyMQ: the HTTP API is under /api\n", media_type="text/plain")
+            raise object_not_found()
+        segments = segments[1:]
+        if segments and not segments[-1]:
+            segments.pop()
+        handler, path, listing = _find(request.method, segments)
+        user = await self._authenticate(request)
+        call = Call(
+            self.broker, self.rates, self.bodies, request, user, path, self.message_bytes_max
+        )
+        result = await handler(call)
+        if isinstance(result, Status):
+            headers = {"location": result.location} if result.location else None
+            return Response(status_code=result.status, headers=headers)
+        status = 200
+        if isinstance(result, tuple):
+            status, result = result
+        if listing:
+            result = await paged(result, request)
+        return Response(as_json(result), status, media_type="application/json")
+
+    async def _authenticate(self, request: Request) -> User:
+        given = request.headers.get("authorization")
+        if given is None:
+            # A browser asks without a name first, to hear that one is wanted.
+            raise ApiError(401, "not_authorized", "Login failed")
+        name = ""
+        peer = request.client.host if request.client is not None else ""
+        try:
+            name, password = _credentials(given)
+            user = await self.broker.authenticate(name, password, peer)
+        except (ValueError, AccessRefused) as error:
+            reason = error.text if isinstance(error, AccessRefused) else "malformed credentials"
+            log.warning("management.login_refused", peer=peer, user=name, reason=reason)
+            await asyncio.sleep(self.failed_login_delay_s)
+            raise ApiError(401, "not_authorized", "Login failed") from None
+        if not LOGIN_TAGS.intersection(user.tags):
+            raise ApiError(401, "not_authorized", "Not management user")
+        return user
+
+
+def _segments(request: Request) -> list[str]:
+    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+    try:
+        return [unquote_to_bytes(part).decode() for part in raw.split(b"/")[1:]]
+    except UnicodeDecodeError:
+        # No name of anything has such bytes.
+        raise object_not_found() from None
+
+
+def _credentials(header: str) -> tuple[str, bytes]:
+    """Name and password of basic authentication. Raises ValueError."""
+    kind, _, encoded = header.partition(" ")
+    if kind.lower() != "basic":
+        raise ValueError(kind)
+    try:
+        name, separator, password = base64.b64decode(encoded).partition(b":")
+    except binascii.Error as error:
+        raise ValueError(str(error)) from None
+    if not separator:
+        raise ValueError("no password")
+    return name.decode(), password
+
+
+def as_json(value: Any) -> bytes:
+    """Returns the bytes of an answer. What JSON has no form for (a number that is none, half a
+    surrogate pair: tables of AMQP clients have such) becomes null or `?`."""
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), default=str, ensure_ascii=False)
+    return text.encode("utf-8", "replace")
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+        case _:
+            return value
 
 
 def _find(method: str, segments: list[str]) -> tuple[Handler, dict[str, str], bool]:
@@ -232,49 +336,17 @@ def _find(method: str, segments: list[str]) -> tuple[Handler, dict[str, str], bo
     raise object_not_found()
 
 
-async def _authenticate(broker: Broker, request: Request) -> User:
-    kind, _, encoded = request.headers.get("authorization", "").partition(" ")
-    try:
-        if kind.lower() != "basic":
-            raise ValueError(kind)
-        name, separator, password = base64.b64decode(encoded).partition(b":")
-        if not separator:
-            raise ValueError("no password")
-        peer = request.client.host if request.client is not None else ""
-        user = await broker.authenticate(name.decode(), password, peer)
-    except (ValueError, binascii.Error, AccessRefused):
-        raise ApiError(401, "not_authorized", "Login failed") from None
-    if not LOGIN_TAGS.intersection(user.tags):
-        raise ApiError(401, "not_authorized", "Not management user")
-    return user
-
-
-async def _read_body(request: Request) -> Any:
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > BODY_BYTES_MAX:
-            raise ApiError(400, "bad_request", f"a body has at most {BODY_BYTES_MAX} bytes")
-        parts.append(part)
-    data = b"".join(parts)
-    if not data:
-        return None
-    try:
-        return json.loads(data)
-    except ValueError:
-        raise ApiError(400, "bad_request", "the body is not JSON") from None
-
-
 def _refusal(status: int, error: str, reason: str) -> Response:
     headers = {"www-authenticate": WWW_AUTHENTICATE} if status == 401 else None
     return JSONResponse({"error": error, "reason": reason}, status, headers=headers)
 
 
-def _broker_refusal(error: BrokerError) -> Response:
+def _broker_refusal(error: BrokerError, method: str) -> Response:
     match error:
         case NotFound():
-            return _refusal(404, "Object Not Found", error.text)
+            if method in ("GET", "HEAD", "DELETE"):
+                return _refusal(404, "Object Not Found", "Not Found")
+            return _refusal(404, "not_found", error.text)
         case AccessRefused():
             return _refusal(401, "not_authorized", f"403 ACCESS_REFUSED - {error.text}")
         case ResourceLocked():
@@ -288,11 +360,15 @@ def _broker_refusal(error: BrokerError) -> Response:
 # --- filters, order, pages and columns of lists ------------------------------------------------
 
 
-def paged(rows: Any, request: Request) -> Any:
+async def paged(rows: Any, request: Request) -> Any:
     """Applies `name`, `use_regex`, `sort`, `columns` and the page parameters to a list."""
     query = request.query_params
     total = len(rows)
-    rows = _filtered(rows, query.get("name", ""), query.get("use_regex", "") == "true")
+    name = query.get("name", "")
+    if name and query.get("use_regex", "") == "true":
+        rows = await matching(rows, name)
+    elif name:
+        rows = [row for row in rows if name.lower() in _name(row).lower()]
     sort = query.get("sort")
     if sort:
         rows = sorted(rows, key=lambda row: _sort_key(_dig(row, sort)))
@@ -301,13 +377,23 @@ def paged(rows: Any, request: Request) -> Any:
     columns = [name for name in query.get("columns", "").split(",") if name]
     if "page" not in query and query.get("pagination", "") != "true":
         return _columns(rows, columns)
-    page = _positive(query.get("page", "1"), "page")
-    size = _positive(query.get("page_size", str(PAGE_SIZE_DEFAULT)), "page_size")
-    if size > PAGE_SIZE_MAX:
-        raise ApiError(400, "bad_request", f"page_size is at most {PAGE_SIZE_MAX}")
+    page = number(query.get("page", "1"))
+    size = number(query.get("page_size", str(PAGE_SIZE_DEFAULT)))
+    if page is None or size is None:
+        raise bad_request("Pagination parameters are invalid")
+    if page < 1 or not 1 <= size <= PAGE_SIZE_MAX:
+        raise ApiError(
+            400,
+            "invalid_pagination_parameters",
+            f"Invalid pagination parameters: page number {page}, page size {size}",
+        )
     pages = max(1, -(-len(rows) // size))
     if page > pages:
-        raise ApiError(400, "page_out_of_range", f"page {page} of {pages}")
+        raise ApiError(
+            400,
+            "page_out_of_range",
+            f"Page out of range, page: {page} page size: {size}, len: {len(rows)}",
+        )
     items = rows[(page - 1) * size : page * size]
     return {
         "items": _columns(items, columns),
@@ -320,24 +406,32 @@ def paged(rows: Any, request: Request) -> Any:
     }
 
 
-def _filtered(rows: Any, name: str, use_regex: bool) -> Any:
-    if not name:
-        return rows
-    if not use_regex:
-        return [row for row in rows if name.lower() in str(row.get("name", "")).lower()]
-    import re
-
+async def matching(
+    rows: list[dict[str, Any]], expression: str, *, ignore_case: bool = True
+) -> list[dict[str, Any]]:
+    """Returns the rows whose name an expression of the user's matches. Off the loop: each match is
+    short, but there may be many. Raises ApiError."""
     try:
-        pattern = re.compile(name, re.IGNORECASE)
-    except re.error as error:
-        raise ApiError(400, "bad_request", f"name is not a regular expression: {error}") from None
-    return [row for row in rows if pattern.search(str(row.get("name", "")))]
+        pattern = compile_pattern(expression, ignore_case=ignore_case)
+    except BrokerError as error:
+        raise bad_request(f"not a regular expression that is served: {error.text}") from None
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(None, _matching, rows, pattern)
 
 
-def _positive(text: str, name: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise ApiError(400, "bad_request", f"{name} is not a positive number")
-    return int(text)
+def _matching(rows: list[dict[str, Any]], pattern: Pattern) -> list[dict[str, Any]]:
+    end = time.monotonic() + FILTER_TIMEOUT_S
+    found = []
+    for row in rows:
+        if time.monotonic() > end:
+            raise bad_request("the regular expression takes too long for so many rows")
+        if pattern.search(_name(row)):
+            found.append(row)
+    return found
+
+
+def _name(row: dict[str, Any]) -> str:
+    return str(row.get("name", ""))
 
 
 def _dig(row: Any, path: str) -> Any:
@@ -368,6 +462,10 @@ def _columns(rows: list[dict[str, Any]], columns: list[str]) -> list[dict[str, A
             place = kept
             for parent in parents:
                 place = place.setdefault(parent, {})
-            place[last] = value
+                if not isinstance(place, dict) or place is row.get(parent):
+                    # All of the parent is shown already.
+                    break
+            else:
+                place[last] = value
         made.append(kept)
     return made

@@ -1,23 +1,45 @@
 """Definitions: the whole tree as one JSON document, out and in.
 
 Import merges: it creates what is missing and leaves what exists with other properties as it is.
-Order: users, virtual hosts, permissions, queues and exchanges, bindings.
+Order: users, virtual hosts, permissions, queues and exchanges, bindings. What is not served
+(policies, parameters, limits, protected virtual hosts, parts with other names) is refused by name
+before anything is changed; empty lists and objects of it are fine, as exports hold them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convoymq import __version__
 from convoymq.cluster.access import SHA256
-from convoymq.cluster.commands import PutPermission, PutTopicPermission, PutUser, PutVhost
+from convoymq.cluster.commands import (
+    PutPermission,
+    PutSetting,
+    PutTopicPermission,
+    PutUser,
+    PutVhost,
+)
 from convoymq.management import resources
 from convoymq.management.messages import table_from_json
 from convoymq.model.errors import PreconditionFailed
+from convoymq.model.tables import Table
 from convoymq.queues.broker import Broker
 from convoymq.routing.types import RESERVED_PREFIX
 
+NAMED_MAX = 20
+"""Of what is refused, how much the answer names."""
+
+#: What a document says of itself.
+_NOTES = frozenset((
+    "rabbit_version", "rabbitmq_version", "product_name", "product_version",
+    "rabbitmq_definition_format", "original_cluster_name", "original_vhost_name", "explanation",
+    "description", "metadata", "default_queue_type",
+))  # fmt: skip
+_PARTS = ("policies", "parameters", "queues", "exchanges", "bindings")
+_ACCESS = ("users", "vhosts", "permissions", "topic_permissions", "global_parameters")
+#: The name is taken over; the identity belongs to the cluster that was exported.
+_GLOBAL_PARAMETERS = frozenset(("cluster_name", "internal_cluster_id", "cluster_tags"))
 _ENTITY = ("name", "vhost", "durable", "auto_delete", "arguments")
 
 
@@ -79,7 +101,7 @@ def export(broker: Broker, vhost: str | None = None) -> dict[str, Any]:
             "permissions": resources.permissions(broker),
             "topic_permissions": resources.topic_permissions(broker),
             "parameters": [],
-            "global_parameters": [],
+            "global_parameters": [{"name": "cluster_name", "value": broker.cluster_name}],
             "policies": [],
         }
     return document | {"queues": queues, "exchanges": exchanges, "bindings": bindings}
@@ -91,77 +113,155 @@ async def load(broker: Broker, document: Mapping[str, Any], vhost: str | None = 
     Raises:
         PreconditionFailed: a part of it is malformed or not acceptable; what came before stays.
     """
-    try:
-        if vhost is None:
-            await _load_access(broker, document)
-        await _load_topology(broker, document, vhost)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise PreconditionFailed(f"malformed definitions: {error!r}") from error
+    refused = list(unserved(document, single=vhost is not None))
+    if refused:
+        named = ", ".join(refused[:NAMED_MAX])
+        more = f" and {len(refused) - NAMED_MAX} more" if len(refused) > NAMED_MAX else ""
+        raise PreconditionFailed(f"not served, so nothing was imported: {named}{more}")
+    if vhost is None:
+        await _load_access(broker, document)
+    await _load_topology(broker, document, vhost)
+
+
+def unserved(document: Mapping[str, Any], *, single: bool = False) -> Iterator[str]:
+    """Yields the names of what a document asks for and this broker does not do.
+
+    Raises:
+        PreconditionFailed: a part that should be a list of objects is something else.
+    """
+    for key, value in document.items():
+        known = key in _NOTES or key in _PARTS or (key in _ACCESS and not single)
+        if not known and value not in ([], {}, None, ""):
+            yield f"{key}"
+    for key in (*_PARTS, *_ACCESS):
+        rows = document.get(key) or ()
+        if not isinstance(rows, list | tuple) or not all(isinstance(row, dict) for row in rows):
+            raise PreconditionFailed(f"malformed definitions: {key} is not a list of objects")
+    for row in document.get("policies") or ():
+        yield _place("policy", row)
+    for row in document.get("parameters") or ():
+        yield _place(f"parameter of {row.get('component')}", row)
+    for row in document.get("global_parameters") or ():
+        if str(row.get("name")) not in _GLOBAL_PARAMETERS:
+            yield _place("global parameter", row)
+    for word, key in (("user", "users"), ("virtual host", "vhosts")):
+        for row in document.get(key) or ():
+            if row.get("limits"):
+                yield f"limits of {word} '{row.get('name')}'"
+    for row in document.get("vhosts") or ():
+        yield from unserved_of_vhost(str(row.get("name")), row)
+
+
+def unserved_of_vhost(name: str, row: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the names of what a virtual host's JSON asks for and this broker does not do."""
+    meta = row.get("metadata")
+    if row.get("tracing") in (True, "true"):
+        yield f"tracing of virtual host '{name}'"
+    for source in (row, meta if isinstance(meta, dict) else {}):
+        if source.get("protected_from_deletion") in (True, "true"):
+            yield f"protection from deletion of virtual host '{name}'"
+
+
+def _place(word: str, row: Mapping[str, Any]) -> str:
+    where = f" in virtual host '{row['vhost']}'" if "vhost" in row else ""
+    return f"{word} '{row.get('name')}'{where}"
 
 
 async def _load_access(broker: Broker, document: Mapping[str, Any]) -> None:
     store = broker.metadata
-    for user in document.get("users", ()):
+    for row in document.get("global_parameters") or ():
+        if row.get("name") == "cluster_name":
+            name = _text(row, "value")
+            await store.execute(PutSetting(name="cluster_name", value=name))
+    for user in document.get("users") or ():
         await store.execute(
             PutUser(
-                name=user["name"],
-                password_hash=user.get("password_hash", ""),
-                algorithm=user.get("hashing_algorithm", SHA256),
+                name=_text(user, "name"),
+                password_hash=_text(user, "password_hash", ""),
+                algorithm=_text(user, "hashing_algorithm", SHA256),
                 tags=tags_of(user.get("tags", ())),
             )
         )
-    for vhost in document.get("vhosts", ()):
-        if vhost["name"] not in store.tree.vhosts:
-            await store.execute(vhost_command(vhost["name"], vhost))
-    for rule in document.get("permissions", ()):
-        await store.execute(
-            PutPermission(**{k: rule[k] for k in ("user", "vhost", "configure", "write", "read")})
-        )
-    for rule in document.get("topic_permissions", ()):
-        await store.execute(
-            PutTopicPermission(
-                **{k: rule[k] for k in ("user", "vhost", "exchange", "write", "read")}
-            )
-        )
+    for vhost in document.get("vhosts") or ():
+        name = _text(vhost, "name")
+        if name not in store.tree.vhosts:
+            await store.execute(vhost_command(name, vhost))
+    for rule in document.get("permissions") or ():
+        keys = ("user", "vhost", "configure", "write", "read")
+        await store.execute(PutPermission(**{key: _text(rule, key) for key in keys}))
+    for rule in document.get("topic_permissions") or ():
+        keys = ("user", "vhost", "exchange", "write", "read")
+        await store.execute(PutTopicPermission(**{key: _text(rule, key) for key in keys}))
 
 
 async def _load_topology(broker: Broker, document: Mapping[str, Any], only: str | None) -> None:
     tree = broker.metadata.tree
-    for row in document.get("exchanges", ()):
-        vhost = only or row["vhost"]
+    for row in document.get("exchanges") or ():
+        vhost, name = only or _text(row, "vhost"), _text(row, "name")
         known = tree.vhosts.get(vhost)
-        if known is None or all(e.name != row["name"] for e in known.topology.exchanges()):
+        if known is None or known.topology.find_exchange(name) is None:
             await broker.declare_exchange(
                 vhost,
-                row["name"],
-                row["type"],
-                durable=bool(row.get("durable", True)),
-                auto_delete=bool(row.get("auto_delete", False)),
-                internal=bool(row.get("internal", False)),
-                arguments=table_from_json(row.get("arguments") or {}),
+                name,
+                _text(row, "type"),
+                durable=truth(row.get("durable", True)),
+                auto_delete=truth(row.get("auto_delete", False)),
+                internal=truth(row.get("internal", False)),
+                arguments=_table(row),
             )
-    for row in document.get("queues", ()):
-        vhost = only or row["vhost"]
+    for row in document.get("queues") or ():
+        vhost, name = only or _text(row, "vhost"), _text(row, "name")
         known = tree.vhosts.get(vhost)
-        if known is None or row["name"] not in known.queues:
+        if known is None or name not in known.queues:
             await broker.declare_queue(
                 vhost,
-                row["name"],
-                durable=bool(row.get("durable", True)),
+                name,
+                durable=truth(row.get("durable", True)),
                 exclusive=False,
-                auto_delete=bool(row.get("auto_delete", False)),
-                arguments=table_from_json(row.get("arguments") or {}),
+                auto_delete=truth(row.get("auto_delete", False)),
+                arguments=_table(row),
             )
-    for row in document.get("bindings", ()):
-        vhost = only or row["vhost"]
-        bind = broker.bind_queue if row["destination_type"] == "queue" else broker.bind_exchange
-        arguments = table_from_json(row.get("arguments") or {})
-        await bind(vhost, row["destination"], row["source"], row.get("routing_key", ""), arguments)
+    for row in document.get("bindings") or ():
+        kind = _text(row, "destination_type")
+        if kind not in ("queue", "exchange"):
+            raise PreconditionFailed("malformed definitions: destination_type of a binding")
+        bind = broker.bind_queue if kind == "queue" else broker.bind_exchange
+        await bind(
+            only or _text(row, "vhost"),
+            _text(row, "destination"),
+            _text(row, "source"),
+            _text(row, "routing_key", ""),
+            _table(row),
+        )
+
+
+def _text(row: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    value = row.get(key, default)
+    if not isinstance(value, str):
+        raise PreconditionFailed(f"malformed definitions: {key} is missing or not a string")
+    return value
+
+
+def _table(row: Mapping[str, Any]) -> Table:
+    value = row.get("arguments") or {}
+    if not isinstance(value, dict):
+        raise PreconditionFailed("malformed definitions: arguments are not an object")
+    return table_from_json(value)
+
+
+def truth(value: Any) -> bool:
+    """Returns a boolean that may have been written as text."""
+    return value is True or value == "true"
 
 
 def vhost_command(name: str, body: Mapping[str, Any]) -> PutVhost:
     """Returns the command for a virtual host's JSON."""
+    refused = list(unserved_of_vhost(name, body))
+    if refused:
+        raise PreconditionFailed(f"not served: {', '.join(refused)}")
     meta = body.get("metadata") or {}
+    if not isinstance(meta, dict):
+        raise PreconditionFailed("key metadata is not an object")
     default = body.get("default_queue_type") or meta.get("default_queue_type") or ""
     return PutVhost(
         name=name,
@@ -172,6 +272,8 @@ def vhost_command(name: str, body: Mapping[str, Any]) -> PutVhost:
 
 
 def tags_of(value: Any) -> tuple[str, ...]:
-    """Returns tags given as a list or as words between commas."""
+    """Returns tags given as a list or as words between commas. Raises PreconditionFailed."""
+    if not isinstance(value, str | list | tuple):
+        raise PreconditionFailed("tags are neither a list nor words between commas")
     words = value.split(",") if isinstance(value, str) else value
     return tuple(str(word).strip() for word in words if str(word).strip())

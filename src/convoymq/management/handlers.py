@@ -22,21 +22,18 @@ from convoymq.cluster.commands import (
     PutUser,
 )
 from convoymq.management import definitions, messages, resources
-from convoymq.management.app import (
-    ROUTES,
-    ApiError,
-    Call,
-    Status,
-    object_not_found,
-    route,
-)
-from convoymq.model.errors import PreconditionFailed
+from convoymq.management.app import ROUTES, Call, Status, matching, number, object_not_found, route
+from convoymq.management.bodies import LARGE_BODY_BYTES_MAX, ApiError, bad_request
+from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.model.tables import Table
 from convoymq.routing.types import Binding, Destination, DestinationKind, QueueType
 
 ALIAS = "amq.default"
 CREATED = 201
 DONE = 204
+ALIVENESS_QUEUE = "aliveness-test"
+REASON_CHARS_MAX = 100
+"""Of why a connection is closed: with the rest of the text it has to fit into a short string."""
 
 
 def _put(created: bool) -> Status:
@@ -50,15 +47,22 @@ async def _change(call: Call, command: Command) -> bool:
 def _text(body: dict[str, Any], key: str, default: str | None = None) -> str:
     value = body.get(key, default)
     if not isinstance(value, str):
-        raise ApiError(400, "bad_request", f"key {key} is missing or not a string")
+        raise bad_request(f"key {key} is missing or not a string")
     return value
 
 
 def _table(body: dict[str, Any], key: str = "arguments") -> Table:
-    value = body.get(key) or {}
+    return messages.table_from_json(_object(body, key))
+
+
+def _object(body: dict[str, Any], key: str) -> dict[str, Any]:
+    value = body.get(key)
+    if value is None or value == []:
+        # An empty list is what clients in PHP and Lua make of an empty object.
+        return {}
     if not isinstance(value, dict):
-        raise ApiError(400, "bad_request", f"key {key} is not an object")
-    return messages.table_from_json(value)
+        raise bad_request(f"key {key} is not an object")
+    return value
 
 
 def _exchange_name(name: str) -> str:
@@ -91,7 +95,8 @@ async def cluster_name(call: Call) -> Any:
 @route("PUT", "cluster-name")
 async def set_cluster_name(call: Call) -> Any:
     call.need(call.is_administrator)
-    await _change(call, PutSetting(name="cluster_name", value=_text(call.json(), "name")))
+    name = _text(await call.json(), "name")
+    await _change(call, PutSetting(name="cluster_name", value=name))
     return Status(DONE)
 
 
@@ -136,10 +141,10 @@ async def forget_node(call: Call) -> Any:
 async def groups_of_node(call: Call) -> Any:
     """How many groups have the node as a member; a forgotten one should end with 0."""
     call.need(call.is_monitor)
-    text = call.path["node"]
-    if not text.isdecimal() or call.broker.keeper is None:
+    node = number(call.path["node"])
+    if node is None or call.broker.keeper is None:
         raise object_not_found()
-    return {"groups": call.broker.keeper.groups_with(int(text))}
+    return {"groups": call.broker.keeper.groups_with(node)}
 
 
 @route("GET", "convoy/node")
@@ -223,25 +228,54 @@ async def deprecated_features(call: Call) -> Any:
     return []
 
 
-@route("GET", "policies", listing=True)
-async def policies(call: Call) -> Any:
-    return []
+def _none_of(pattern: str, *, of_vhost: bool = False) -> None:
+    """Registers a list of what is not served: always empty."""
+
+    @route("GET", pattern, listing=True)
+    async def listed(call: Call) -> Any:
+        if of_vhost:
+            call.vhost()
+        return []
 
 
-@route("GET", "policies/{vhost}", listing=True)
-async def policies_of(call: Call) -> Any:
-    call.vhost()
-    return []
+def _refuse(word: str, *patterns: str) -> None:
+    """Registers paths that would change what is not served: refused by name."""
+
+    async def refused(call: Call) -> Any:
+        call.need("policymaker" in call.user.tags or call.is_administrator)
+        raise bad_request(f"{word} are not served by this release")
+
+    for pattern in patterns:
+        for method in ("PUT", "DELETE"):
+            route(method, pattern)(refused)
 
 
-@route("GET", "parameters", listing=True)
-async def parameters(call: Call) -> Any:
-    return []
+for _path in ("policies", "operator-policies", "vhost-limits", "parameters"):
+    _none_of(_path)
+_none_of("user-limits")
+_none_of("parameters/{component}")
+for _path in ("policies/{vhost}", "operator-policies/{vhost}", "vhost-limits/{vhost}"):
+    _none_of(_path, of_vhost=True)
+_none_of("parameters/{component}/{vhost}", of_vhost=True)
+_refuse("policies", "policies/{vhost}/{name}")
+_refuse("operator policies", "operator-policies/{vhost}/{name}")
+_refuse("parameters", "parameters/{component}/{vhost}/{name}")
+_refuse("global parameters", "global-parameters/{name}")
+_refuse("limits of virtual hosts", "vhost-limits/{vhost}/{name}")
+_refuse("limits of users", "user-limits/{user}/{name}")
 
 
 @route("GET", "global-parameters", listing=True)
 async def global_parameters(call: Call) -> Any:
     return [{"name": "cluster_name", "value": call.broker.cluster_name}]
+
+
+@route("GET", "global-parameters/{name}")
+async def global_parameter(call: Call) -> Any:
+    for row in await global_parameters(call):
+        if row["name"] == call.path["name"]:
+            return row
+    raise object_not_found()
 
 
 # --- definitions -------------------------------------------------------------------------
@@ -256,7 +290,7 @@ async def get_definitions(call: Call) -> Any:
 @route("POST", "definitions")
 async def post_definitions(call: Call) -> Any:
     call.need(call.is_administrator)
-    await definitions.load(call.broker, call.json())
+    await definitions.load(call.broker, await call.json(LARGE_BODY_BYTES_MAX))
     return Status(DONE)
 
 
@@ -269,7 +303,8 @@ async def get_definitions_of(call: Call) -> Any:
 @route("POST", "definitions/{vhost}")
 async def post_definitions_of(call: Call) -> Any:
     call.need(call.is_administrator)
-    await definitions.load(call.broker, call.json(), call.vhost())
+    vhost = call.vhost()
+    await definitions.load(call.broker, await call.json(LARGE_BODY_BYTES_MAX), vhost)
     return Status(DONE)
 
 
@@ -289,7 +324,8 @@ async def connections(call: Call) -> Any:
 
 @route("GET", "vhosts/{vhost}/connections", listing=True)
 async def connections_in(call: Call) -> Any:
-    return resources.visible_rows(await connections(call), {call.vhost()})
+    vhost = call.vhost()
+    return resources.visible_rows(await connections(call), {vhost})
 
 
 @route("GET", "connections/username/{user}", listing=True)
@@ -305,13 +341,26 @@ async def connection(call: Call) -> Any:
     raise object_not_found()
 
 
+@route("DELETE", "connections/username/{user}")
+async def close_connections_of(call: Call) -> Any:
+    call.need(call.is_administrator or call.path["user"] == call.user.name)
+    for row in await connections_by(call):
+        await call.broker.close_connection(row["name"], _reason(call))
+    return Status(DONE)
+
+
 @route("DELETE", "connections/{name}")
 async def close_connection(call: Call) -> Any:
-    await connection(call)
-    reason = call.request.headers.get("x-reason") or "Closed via management plugin"
-    if not await call.broker.close_connection(call.path["name"], reason):
+    row = await connection(call)
+    call.need(call.is_administrator or row.get("user") == call.user.name)
+    if not await call.broker.close_connection(call.path["name"], _reason(call)):
         raise object_not_found()
     return Status(DONE)
+
+
+def _reason(call: Call) -> str:
+    given = call.request.headers.get("x-reason") or "Closed via management plugin"
+    return given[:REASON_CHARS_MAX]
 
 
 @route("GET", "connections/{name}/channels", listing=True)
@@ -329,7 +378,8 @@ async def channels(call: Call) -> Any:
 
 @route("GET", "vhosts/{vhost}/channels", listing=True)
 async def channels_in(call: Call) -> Any:
-    return resources.visible_rows(await channels(call), {call.vhost()})
+    vhost = call.vhost()
+    return resources.visible_rows(await channels(call), {vhost})
 
 
 @route("GET", "channels/{name}")
@@ -370,21 +420,26 @@ async def exchanges_in(call: Call) -> Any:
 async def exchange(call: Call) -> Any:
     vhost = call.vhost()
     topology = call.broker.metadata.tree.vhosts[vhost].topology
-    return resources.exchange_row(vhost, topology.exchange(_exchange_name(call.path["name"])))
+    try:
+        found = topology.exchange(_exchange_name(call.path["name"]))
+    except NotFound:
+        raise object_not_found() from None
+    return resources.exchange_row(vhost, found)
 
 
 @route("PUT", "exchanges/{vhost}/{name}")
 async def put_exchange(call: Call) -> Any:
-    vhost, body = call.vhost(), call.json()
+    vhost = call.vhost()
     name = _exchange_name(call.path["name"])
     call.may("configure", "exchange", name)
+    body = await call.json()
     created = await call.broker.declare_exchange(
         vhost,
         name,
         _text(body, "type", "direct"),
-        durable=_truth(body.get("durable", True)),
-        auto_delete=_truth(body.get("auto_delete", False)),
-        internal=_truth(body.get("internal", False)),
+        durable=definitions.truth(body.get("durable", True)),
+        auto_delete=definitions.truth(body.get("auto_delete", False)),
+        internal=definitions.truth(body.get("internal", False)),
         arguments=_table(body),
         user=call.user,
     )
@@ -402,17 +457,26 @@ async def delete_exchange(call: Call) -> Any:
 
 @route("POST", "exchanges/{vhost}/{name}/publish")
 async def publish(call: Call) -> Any:
-    vhost, body = call.vhost(), call.json()
+    vhost = call.vhost()
     name = _exchange_name(call.path["name"])
-    routing_key = _text(body, "routing_key")
     call.may("write", "exchange", name)
-    call.broker.check_topic_permission(call.user, vhost, "write", name, routing_key)
+    try:
+        return await _publish(call, vhost, name, await call.json(LARGE_BODY_BYTES_MAX))
+    except NotFound as error:
+        # As RabbitMQ answers: what is missing is not the path.
+        raise bad_request(f"404 NOT_FOUND - {error.text}") from None
+
+
+async def _publish(call: Call, vhost: str, name: str, body: dict[str, Any]) -> dict[str, bool]:
+    routing_key = _text(body, "routing_key")
     routed = await messages.publish(
         call.broker,
         vhost,
         name,
         routing_key=routing_key,
-        properties=body.get("properties") or {},
+        properties=_object(body, "properties"),
+        user=call.user,
+        size_max=call.message_bytes_max,
         payload=_text(body, "payload"),
         payload_encoding=_text(body, "payload_encoding", "string"),
     )
@@ -456,8 +520,9 @@ async def queues_detailed(call: Call) -> Any:
 
 @route("GET", "queues/{vhost}", listing=True)
 async def queues_in(call: Call) -> Any:
+    vhost = call.vhost()
     rows = await resources.queues(call.broker, call.rates)
-    return resources.visible_rows(rows, {call.vhost()})
+    return resources.visible_rows(rows, {vhost})
 
 
 @route("GET", "queues/{vhost}/{name}")
@@ -467,10 +532,14 @@ async def queue(call: Call) -> Any:
     if record is None:
         raise object_not_found()
     live = (await broker.queue_infos()).get(record.group)
+    consumers = await broker.list_consumers()
     row = resources.queue_row(broker, record, live, call.rates)
+    if row is None:
+        # It went away meanwhile.
+        raise object_not_found()
     row["consumer_details"] = [
         consumer
-        for consumer in await broker.list_consumers()
+        for consumer in consumers
         if consumer.get("queue") == {"name": record.name, "vhost": record.vhost}
     ]
     return row
@@ -478,26 +547,33 @@ async def queue(call: Call) -> Any:
 
 @route("PUT", "queues/{vhost}/{name}")
 async def put_queue(call: Call) -> Any:
-    vhost, body, name = call.vhost(), call.json(), call.path["name"]
+    vhost, name = call.vhost(), call.path["name"]
     call.may("configure", "queue", name)
-    exists = name in call.broker.metadata.tree.vhosts[vhost].queues
+    body = await call.json()
+    place = call.broker.metadata.tree.vhosts.get(vhost)
+    exists = place is not None and name in place.queues
     await call.broker.declare_queue(
         vhost,
         name,
-        durable=_truth(body.get("durable", True)),
+        durable=definitions.truth(body.get("durable", True)),
         exclusive=False,
-        auto_delete=_truth(body.get("auto_delete", False)),
+        auto_delete=definitions.truth(body.get("auto_delete", False)),
         arguments=_table(body),
         user=call.user,
     )
     return _put(not exists)
 
 
-@route("DELETE", "queues/{vhost}/{name}")
-async def delete_queue(call: Call) -> Any:
+def _existing_queue(call: Call) -> tuple[str, str]:
     vhost, name = call.vhost(), call.path["name"]
     if name not in call.broker.metadata.tree.vhosts[vhost].queues:
         raise object_not_found()
+    return vhost, name
+
+
+@route("DELETE", "queues/{vhost}/{name}")
+async def delete_queue(call: Call) -> Any:
+    vhost, name = _existing_queue(call)
     call.may("configure", "queue", name)
     await call.broker.delete_queue(
         vhost, name, if_unused=call.flag("if-unused"), if_empty=call.flag("if-empty")
@@ -512,7 +588,7 @@ async def queue_bindings(call: Call) -> Any:
 
 @route("DELETE", "queues/{vhost}/{name}/contents")
 async def purge_queue(call: Call) -> Any:
-    vhost, name = call.vhost(), call.path["name"]
+    vhost, name = _existing_queue(call)
     call.may("read", "queue", name)
     await messages.purge(call.broker, vhost, name)
     return Status(DONE)
@@ -520,29 +596,35 @@ async def purge_queue(call: Call) -> Any:
 
 @route("POST", "queues/{vhost}/{name}/get")
 async def get_messages(call: Call) -> Any:
-    vhost, name, body = call.vhost(), call.path["name"], call.json()
+    vhost, name = call.vhost(), call.path["name"]
     call.may("read", "queue", name)
-    try:
-        count = int(body.get("count", 1))
-        truncate = None if body.get("truncate") is None else int(body["truncate"])
-    except (TypeError, ValueError):
-        raise ApiError(400, "bad_request", "count and truncate are numbers") from None
+    body = await call.json()
+    count = _number(body, "count", 1)
     return await messages.get_messages(
         call.broker,
         vhost,
         name,
-        count=count,
+        count=1 if count is None else count,
         ack_mode=_text(body, "ackmode", "ack_requeue_true"),
         encoding=_text(body, "encoding", "auto"),
-        truncate=truncate,
+        truncate=_number(body, "truncate", None),
     )
+
+
+def _number(body: dict[str, Any], key: str, default: int | None) -> int | None:
+    """A number, or text that is one; not negative."""
+    value = body.get(key, default)
+    found = number(value) if isinstance(value, str) else value
+    if value is None or (type(found) is int and found >= 0):
+        return found
+    raise bad_request(f"key {key} is not a number")
 
 
 @route("GET", "queues/quorum/{vhost}/{name}/status")
 async def quorum_status(call: Call) -> Any:
     row = await queue(call)
     if row["type"] != QueueType.QUORUM.value:
-        raise ApiError(400, "bad_request", "not a quorum queue")
+        raise bad_request("not a quorum queue")
 
     def state(name: str) -> str:
         if name not in row["online"]:
@@ -604,11 +686,12 @@ async def bindings_between(call: Call) -> Any:
 
 @route("POST", "bindings/{vhost}/e/{source}/{kind}/{destination}")
 async def post_binding(call: Call) -> Any:
-    vhost, body = call.vhost(), call.json()
+    vhost = call.vhost()
     source, destination = _ends(call)
-    routing_key, arguments = _text(body, "routing_key", ""), _table(body)
     call.may("write", destination.kind.value, destination.name)
     call.may("read", "exchange", source)
+    body = await call.json()
+    routing_key, arguments = _text(body, "routing_key", ""), _table(body)
     call.broker.check_topic_permission(call.user, vhost, "read", source, routing_key)
     bind = (
         call.broker.bind_queue
@@ -650,6 +733,7 @@ def _found_binding(
     call: Call, vhost: str, source: str, destination: Destination, row: dict[str, Any]
 ) -> Binding:
     topology = call.broker.metadata.tree.vhosts[vhost].topology
+    # Nothing is awaited between the row and this.
     for found in topology.bindings(source=source, destination=destination):
         if resources.binding_row(vhost, found)["properties_key"] == row["properties_key"]:
             return found
@@ -666,15 +750,18 @@ async def vhosts(call: Call) -> Any:
 
 @route("GET", "vhosts/{vhost}")
 async def vhost(call: Call) -> Any:
-    (row,) = await resources.vhosts(call.broker, call.rates, {call.vhost()})
-    return row
+    rows = await resources.vhosts(call.broker, call.rates, {call.vhost()})
+    if not rows:
+        # It went away meanwhile.
+        raise object_not_found()
+    return rows[0]
 
 
 @route("PUT", "vhosts/{vhost}")
 async def put_vhost(call: Call) -> Any:
     call.need(call.is_administrator)
     name = call.path["vhost"]
-    created = await _change(call, definitions.vhost_command(name, call.json()))
+    created = await _change(call, definitions.vhost_command(name, await call.json()))
     if created:
         # As RabbitMQ does: who makes a virtual host through the API may use it.
         await _change(
@@ -731,9 +818,9 @@ async def user(call: Call) -> Any:
 @route("PUT", "users/{user}")
 async def put_user(call: Call) -> Any:
     call.need(call.is_administrator)
-    body = call.json()
+    body = await call.json()
     if "tags" not in body:
-        raise ApiError(400, "bad_request", "key tags is missing")
+        raise bad_request("key tags is missing")
     algorithm = _text(body, "hashing_algorithm", SHA256)
     if body.get("password"):
         password_hash, algorithm = hash_sha256(_text(body, "password").encode()), SHA256
@@ -758,8 +845,11 @@ async def delete_user(call: Call) -> Any:
 @route("POST", "users/bulk-delete")
 async def delete_users(call: Call) -> Any:
     call.need(call.is_administrator)
-    for name in call.json().get("users", ()):
-        await _change(call, DeleteUser(name=str(name)))
+    names = (await call.json()).get("users")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise bad_request("key users is not a list of names")
+    for name in names:
+        await _change(call, DeleteUser(name=name))
     return Status(DONE)
 
 
@@ -794,7 +884,7 @@ async def permission(call: Call) -> Any:
 @route("PUT", "permissions/{vhost}/{user}")
 async def put_permission(call: Call) -> Any:
     call.need(call.is_administrator)
-    body = call.json()
+    body = await call.json()
     command = PutPermission(
         user=call.path["user"],
         vhost=call.path["vhost"],
@@ -820,17 +910,29 @@ async def topic_permissions(call: Call) -> Any:
 
 @route("GET", "topic-permissions/{vhost}/{user}", listing=True)
 async def topic_permission(call: Call) -> Any:
-    return [
+    rows = [
         row
         for row in await topic_permissions(call)
         if row["vhost"] == call.path["vhost"] and row["user"] == call.path["user"]
     ]
+    if not rows:
+        raise object_not_found()
+    return rows
+
+
+@route("GET", "topic-permissions/{vhost}/{user}/{exchange}", listing=True)
+async def topic_permission_of_exchange(call: Call) -> Any:
+    name = call.path["exchange"]
+    rows = [row for row in await topic_permission(call) if row["exchange"] == name]
+    if not rows:
+        raise object_not_found()
+    return rows
 
 
 @route("PUT", "topic-permissions/{vhost}/{user}")
 async def put_topic_permission(call: Call) -> Any:
     call.need(call.is_administrator)
-    body = call.json()
+    body = await call.json()
     command = PutTopicPermission(
         user=call.path["user"],
         vhost=call.path["vhost"],
@@ -843,8 +945,18 @@ async def put_topic_permission(call: Call) -> Any:
 
 @route("DELETE", "topic-permissions/{vhost}/{user}")
 async def delete_topic_permission(call: Call) -> Any:
-    call.need(call.is_administrator)
+    await topic_permission(call)
     await _change(call, DeleteTopicPermission(user=call.path["user"], vhost=call.path["vhost"]))
+    return Status(DONE)
+
+
+@route("DELETE", "topic-permissions/{vhost}/{user}/{exchange}")
+async def delete_topic_permission_of_exchange(call: Call) -> Any:
+    await topic_permission_of_exchange(call)
+    command = DeleteTopicPermission(
+        user=call.path["user"], vhost=call.path["vhost"], exchange=call.path["exchange"]
+    )
+    await _change(call, command)
     return Status(DONE)
 
 
@@ -861,8 +973,28 @@ def _unhealthy(reason: str, **more: Any) -> tuple[int, dict[str, Any]]:
 
 @route("GET", "aliveness-test/{vhost}")
 async def aliveness(call: Call) -> Any:
-    call.vhost()
-    return _healthy()
+    """Declares a queue, publishes a message and gets it: with the user's permissions."""
+    vhost = call.vhost()
+    for permission in ("configure", "write", "read"):
+        call.may(permission, "queue", ALIVENESS_QUEUE)
+    call.may("write", "exchange", "")
+    broker = call.broker
+    try:
+        await broker.declare_queue(
+            vhost, ALIVENESS_QUEUE, durable=False, exclusive=False, auto_delete=False,
+            arguments=messages.table_from_json({"x-queue-type": QueueType.CLASSIC.value}),
+        )  # fmt: skip
+        await messages.publish(
+            broker, vhost, "", routing_key=ALIVENESS_QUEUE, properties={}, payload="test_message",
+            payload_encoding="string", user=call.user, size_max=call.message_bytes_max,
+        )  # fmt: skip
+        rows = await messages.get_messages(
+            broker, vhost, ALIVENESS_QUEUE, count=1, ack_mode="ack_requeue_false", encoding="auto",
+            truncate=None,
+        )  # fmt: skip
+    except BrokerError as error:
+        return _unhealthy(error.text)
+    return _healthy() if rows else _unhealthy("the message did not come back")
 
 
 @route("GET", "health/checks/alarms")
@@ -884,17 +1016,43 @@ async def check_local_alarms(call: Call) -> Any:
 
 @route("GET", "health/checks/virtual-hosts")
 async def check_virtual_hosts(call: Call) -> Any:
+    """Fails when a queue of a virtual host is not served on this node because of its files."""
+    broken = _broken_here(call)
+    if broken:
+        hosts = sorted({row["virtual_host"] for row in broken})
+        reason = "Some virtual hosts have queues that are stopped on this node"
+        return _unhealthy(reason, **{"virtual-hosts": hosts, "queues": broken})
     return _healthy()
+
+
+def _broken_here(call: Call) -> list[dict[str, str]]:
+    """Queues with damaged files, or with a replica that was stopped, on this node."""
+    broker = call.broker
+    groups = {*broker.classic.damaged, *broker.host.stopped}
+    return [
+        {"name": record.name, "virtual_host": record.vhost, "type": record.type.value}
+        for record in broker.metadata.tree.records()
+        if record.group in groups
+    ]
 
 
 @route("GET", "health/checks/is-in-service")
 async def check_in_service(call: Call) -> Any:
-    return _healthy()
+    """Fails while this node can't change anything, or takes no AMQP clients."""
+    return _metadata_health(call) if _takes_clients(call) else _unhealthy("no AMQP listener")
 
 
 @route("GET", "health/checks/ready-to-serve-clients")
 async def check_ready(call: Call) -> Any:
-    return _metadata_health(call)
+    """As is-in-service, and publishers are not blocked."""
+    alarms = sorted(call.broker.alarms)
+    if alarms:
+        return _unhealthy("publishers are blocked by an alarm", alarms=alarms)
+    return await check_in_service(call)
+
+
+def _takes_clients(call: Call) -> bool:
+    return any(row["protocol"] in ("amqp", "amqp/ssl") for row in _own_listeners(call))
 
 
 @route("GET", "health/checks/metadata-store/initialized")
@@ -904,6 +1062,9 @@ async def check_metadata(call: Call) -> Any:
 
 @route("GET", "health/checks/metadata-store/initialized/with-data")
 async def check_metadata_data(call: Call) -> Any:
+    tree = call.broker.metadata.tree
+    if not tree.vhosts or call.broker.node_id not in tree.nodes:
+        return _unhealthy("the metadata store has no data")
     return _metadata_health(call)
 
 
@@ -942,15 +1103,21 @@ async def check_quorum_critical(call: Call) -> Any:
 
 @route("GET", "health/checks/node-is-mirror-sync-critical")
 async def check_mirrors(call: Call) -> Any:
-    return _healthy()
+    raise ApiError(
+        404,
+        "Object Not Found",
+        "this check is not served: there are no mirrored queues; ask node-is-quorum-critical",
+    )
 
 
 @route("GET", "health/checks/port-listener/{port}")
 async def check_port(call: Call) -> Any:
     ports = [row["port"] for row in _own_listeners(call)]
-    wanted = call.path["port"]
-    if wanted.isdigit() and int(wanted) in ports:
-        return {"status": "ok", "port": int(wanted)}
+    wanted = number(call.path["port"])
+    if wanted is None:
+        raise bad_request("not a port")
+    if wanted in ports:
+        return {"status": "ok", "port": wanted}
     return _unhealthy("No active listener", missing=wanted, ports=ports)
 
 
@@ -971,37 +1138,31 @@ def _own_listeners(call: Call) -> list[dict[str, Any]]:
 
 @route("GET", "health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}/pattern/{p}")
 async def check_leaders(call: Call) -> Any:
-    rows = await queues_in(call)
-    return _leaderless(rows, call.path["p"])
+    return await _leaderless(await queues_in(call), call.path["p"])
 
 
 @route("GET", "health/checks/quorum-queues-without-elected-leaders/all-vhosts/pattern/{p}")
 async def check_all_leaders(call: Call) -> Any:
-    return _leaderless(await queues(call), call.path["p"])
+    return await _leaderless(await queues(call), call.path["p"])
 
 
-def _leaderless(rows: list[dict[str, Any]], pattern: str) -> Any:
-    import re
-
-    try:
-        compiled = re.compile(pattern)
-    except re.error:
-        raise ApiError(400, "bad_request", "not a regular expression") from None
+async def _leaderless(rows: list[dict[str, Any]], pattern: str) -> Any:
     missing = [
         {"name": row["name"], "virtual_host": row["vhost"], "type": "quorum"}
-        for row in rows
-        if row["type"] == "quorum" and "leader" not in row and compiled.search(row["name"])
+        for row in await matching(rows, pattern, ignore_case=False)
+        if row["type"] == "quorum" and row.get("leader") is None
     ]
     return _unhealthy("queues without a leader", queues=missing) if missing else _healthy()
 
 
 @route("GET", "healthchecks/node")
 async def health_node(call: Call) -> Any:
+    """The old check of everything: 200 in any case, as there."""
+    for check in (check_local_alarms, check_virtual_hosts, check_metadata_data):
+        found = await check(call)
+        if isinstance(found, tuple):
+            return {"status": "failed", "reason": found[1]["reason"]}
     return _healthy()
-
-
-def _truth(value: Any) -> bool:
-    return value is True or value == "true"
 
 
 __all__ = ["ROUTES", "__version__"]

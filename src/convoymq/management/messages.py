@@ -8,10 +8,17 @@ import binascii
 import contextlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from convoymq.cluster.metadata import User
 from convoymq.kernels.batch import record as record_of
-from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
+from convoymq.model.errors import Misuse, PreconditionFailed, Unavailable
+from convoymq.model.refusals import (
+    invalid_copy_header,
+    invalid_expiration,
+    message_too_big,
+    wrong_user_id,
+)
 from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
 from convoymq.queues.broker import Broker
 from convoymq.queues.interface import Queue, QueueClient
@@ -21,6 +28,10 @@ ANSWER_TIMEOUT_S = 30.0
 GET_COUNT_MAX = 10_000
 BASIC = 60
 END = b"\xce"
+IMPERSONATOR = "impersonator"
+"""A user with this tag may publish in the name of others."""
+
+_Kind = TypeVar("_Kind", str, int)
 
 ACK_MODES = (
     "ack_requeue_true",
@@ -63,22 +74,37 @@ def build_record(
         if value is None:
             continue
         flags |= 1 << bit
-        try:
-            if kind == "s":
-                encoded += _short(str(value))
-            elif kind == "F":
-                encoded += encode_table(Table.of(value))
-            elif kind == "B":
-                encoded += struct.pack(">B", value)
-            else:
-                encoded += struct.pack(">Q", value)
-        except (struct.error, BrokerError, TypeError, AttributeError) as error:
-            raise PreconditionFailed(f"property {name} is not acceptable: {error}") from error
+        if kind == "s":
+            encoded += _short(_of_type(name, value, str))
+        elif kind == "F":
+            encoded += encode_table(_headers(value))
+        else:
+            most = 0xFF if kind == "B" else (1 << 64) - 1
+            if not 0 <= _of_type(name, value, int) <= most:
+                raise PreconditionFailed(f"property {name} is not a number from 0 to {most}")
+            encoded += struct.pack(">B" if kind == "B" else ">Q", value)
     payload = struct.pack(">HHQH", BASIC, 0, len(body), flags) + encoded
     parts = [_short(exchange), _short(routing_key), _frame(2, payload)]
     for at in range(0, len(body), FRAME_BODY_MAX):
         parts.append(_frame(3, body[at : at + FRAME_BODY_MAX]))
     return b"".join(parts)
+
+
+def _of_type(name: str, value: Any, wanted: type[_Kind]) -> _Kind:
+    if type(value) is not wanted:
+        word = "a string" if wanted is str else "a number"
+        raise PreconditionFailed(f"property {name} is not {word}")
+    return value
+
+
+def _headers(value: Any) -> Table:
+    if isinstance(value, Table):
+        return value
+    if isinstance(value, Mapping):
+        return table_from_json(value)
+    if value == []:
+        return Table.of({})
+    raise PreconditionFailed("property headers is not an object")
 
 
 def read_record(data: bytes) -> tuple[str, str, dict[str, Any], bytes]:
@@ -111,8 +137,15 @@ def read_record(data: bytes) -> tuple[str, str, dict[str, Any], bytes]:
 
 
 def table_from_json(values: Mapping[str, Any]) -> Table:
-    """Returns arguments as they come in JSON: numbers `l`, strings `S`, booleans `t`."""
-    return Table.of(values)
+    """Returns arguments as they come in JSON: numbers `l`, strings `S`, booleans `t`.
+
+    Raises:
+        PreconditionFailed: a value has no form in a table, or there are too many.
+    """
+    try:
+        return Table.of(values)
+    except Misuse as error:
+        raise PreconditionFailed(error.text) from error
 
 
 def plain(value: Any) -> Any:
@@ -221,6 +254,8 @@ async def get_messages(
     """Takes up to `count` messages, and settles or returns them as `ack_mode` says."""
     if ack_mode not in ACK_MODES:
         raise PreconditionFailed(f"ackmode must be one of {', '.join(ACK_MODES)}")
+    if encoding not in ("auto", "base64"):
+        raise PreconditionFailed("encoding must be auto or base64")
     shot = OneShot(broker, broker.find_queue(vhost, name))
     rows: list[dict[str, Any]] = []
     ids: list[int] = []
@@ -254,12 +289,17 @@ async def publish(
     properties: Mapping[str, Any],
     payload: str,
     payload_encoding: str,
+    user: User,
+    size_max: int,
 ) -> bool:
     """Publishes one message and waits until it is safe; False when no queue got it.
+    The permission to write to the exchange has been checked.
 
     Raises:
         PreconditionFailed: the payload does not fit its encoding, or a queue refused it.
     """
+    if payload_encoding not in ("string", "base64"):
+        raise PreconditionFailed("payload_encoding must be string or base64")
     try:
         body = (
             base64.b64decode(payload, validate=True)
@@ -268,9 +308,23 @@ async def publish(
         )
     except (binascii.Error, ValueError) as error:
         raise PreconditionFailed(f"payload is not base64: {error}") from error
-    headers = properties.get("headers")
-    table = Table.of(headers) if isinstance(headers, Mapping) else None
-    route = broker.route(vhost, exchange, (routing_key,), table)
+    if len(body) > size_max:
+        raise message_too_big(len(body), size_max)
+    for name, _, kind in _PROPERTIES:
+        if kind == "s" and properties.get(name) is not None:
+            _of_type(name, properties[name], str)
+    claimed, expiration = properties.get("user_id"), properties.get("expiration")
+    if claimed is not None and claimed != user.name and IMPERSONATOR not in user.tags:
+        raise wrong_user_id(claimed, user.name)
+    if expiration is not None and not (expiration.isascii() and expiration.isdecimal()):
+        raise invalid_expiration(expiration, "no_integer")
+    headers = _headers(properties.get("headers") or {})
+    keys = dict.fromkeys((routing_key, *_copies(headers, "CC"), *_copies(headers, "BCC")))
+    for key in keys:
+        broker.check_topic_permission(user, vhost, "write", exchange, key)
+    route = broker.route(vhost, exchange, tuple(keys), headers)
+    kept = headers.without("BCC")
+    properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
     data = build_record(exchange, routing_key, properties, body)
     flags = 4 if properties.get("expiration") is not None else 0
     shots = [OneShot(broker, queue) for queue in route.queues]
@@ -285,6 +339,19 @@ async def publish(
         for shot in shots:
             shot.client.close()
     return bool(shots)
+
+
+def _copies(headers: Table, name: str) -> list[str]:
+    """The routing keys in the CC or BCC header. Raises PreconditionFailed."""
+    field = headers.get(name)
+    items = () if field is None else field.value
+    if not isinstance(items, tuple):
+        assert field is not None
+        raise invalid_copy_header(name, field.type_name)
+    for item in items:
+        if item.code != "S":
+            raise invalid_copy_header(name, item.type_name)
+    return [str(plain(item)) for item in items]
 
 
 def _row(

@@ -5,27 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from convoymq import __version__
+from convoymq.management.metric_help import HELP
 from convoymq.management.resources import COMPATIBLE_VERSION
 from convoymq.queues.broker import Broker
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+OWN = "convoy_"
+
+
+def wants_open_metrics(accept: str) -> bool:
+    """Whether a client would rather have the OpenMetrics form, as Prometheus says of itself."""
+    return "application/openmetrics-text" in accept
 
 
 class _Text:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._seen: set[str] = set()
+    """Families with their samples, in the order of their first sample."""
+
+    def __init__(self, *, open_metrics: bool) -> None:
+        self._open_metrics = open_metrics
+        self._families: dict[str, list[str]] = {}
 
     def add(self, kind: str, name: str, value: float, labels: dict[str, str] | None = None) -> None:
-        full = f"rabbitmq_{name}" if not name.startswith("convoy_") else name
-        if full not in self._seen:
-            self._seen.add(full)
-            self.lines.append(f"# TYPE {full} {kind}")
+        full = name if name.startswith(OWN) else f"rabbitmq_{name}"
+        lines = self._families.get(full)
+        if lines is None:
+            # The family of a counter has no _total in OpenMetrics; its samples have.
+            family = full.removesuffix("_total") if self._open_metrics else full
+            help_text = HELP.get(full, "docs/metrics.md says what this is")
+            lines = [f"# TYPE {family} {kind}", f"# HELP {family} {help_text}"]
+            self._families[full] = lines
         shown = ""
         if labels:
             pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
             shown = f"{{{pairs}}}"
-        self.lines.append(f"{full}{shown} {value:g}" if value < 1e6 else f"{full}{shown} {value}")
+        lines.append(f"{full}{shown} {value:g}" if value < 1e6 else f"{full}{shown} {value}")
 
     def gauge(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
         self.add("gauge", name, value, labels)
@@ -33,14 +47,26 @@ class _Text:
     def counter(self, name: str, value: float, labels: dict[str, str] | None = None) -> None:
         self.add("counter", name, value, labels)
 
+    def render(self) -> str:
+        lines = [line for family in self._families.values() for line in family]
+        if self._open_metrics:
+            lines.append("# EOF")
+        return "\n".join(lines) + "\n"
+
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def render(broker: Broker, node_info: dict[str, Any], *, per_object: bool = False) -> str:
+def render(
+    broker: Broker,
+    node_info: dict[str, Any],
+    *,
+    per_object: bool = False,
+    open_metrics: bool = False,
+) -> str:
     """Returns the metrics. `per_object`: a line per queue instead of sums."""
-    text = _Text()
+    text = _Text(open_metrics=open_metrics)
     _identity(text, broker)
     _edges(text, broker)
     _queues(text, broker, per_object=per_object)
@@ -52,7 +78,7 @@ def render(broker: Broker, node_info: dict[str, Any], *, per_object: bool = Fals
         text.counter("convoy_trace_write_errors_total", broker.traces.write_errors)
     for kind, name, labels, value in broker.edge_metrics():
         text.add(kind, name, value, labels)
-    return "\n".join(text.lines) + "\n"
+    return text.render()
 
 
 def _identity(text: _Text, broker: Broker) -> None:
@@ -118,7 +144,10 @@ def _edges(text: _Text, broker: Broker) -> None:
 
 
 def _queues(text: _Text, broker: Broker, *, per_object: bool) -> None:
-    rows = broker.local_queue_infos()
+    infos = {row["group"]: row for row in broker.local_queue_infos()}
+    records = {record.group: record for record in broker.metadata.tree.records()}
+    # A queue that is being deleted is here for a moment longer than in the tree.
+    rows = [(records[group], row) for group, row in infos.items() if group in records]
     text.gauge("queues", len(rows))
     for metric, key in (
         ("queue_messages", "messages"),
@@ -130,15 +159,24 @@ def _queues(text: _Text, broker: Broker, *, per_object: bool) -> None:
         ("queue_process_memory_bytes", "memory"),
     ):
         if not per_object:
-            text.gauge(metric, sum(row.get(key) or 0 for row in rows))
+            text.gauge(metric, sum(row.get(key) or 0 for _, row in rows))
             continue
-        for row in rows:
-            text.gauge(metric, row.get(key) or 0, {"vhost": row["vhost"], "queue": row["name"]})
+        for record, row in rows:
+            text.gauge(metric, row.get(key) or 0, {"vhost": record.vhost, "queue": record.name})
+    leaderless = sum(
+        1
+        for record in records.values()
+        if record.type.is_replicated
+        and broker.node_id in record.members
+        and broker.host.leader_of(record.group) is None
+    )
+    text.gauge("convoy_queues_leaderless", leaderless)
 
 
 def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
     for metric, key in (
         ("process_open_fds", "fd_used"),
+        ("convoy_process_threads", "proc_used"),
         ("process_max_fds", "fd_total"),
         ("process_resident_memory_bytes", "mem_used"),
         ("resident_memory_limit_bytes", "mem_limit"),
@@ -151,7 +189,8 @@ def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
     alarms = broker.alarms_of(broker.node_id)
     text.gauge("alarms_memory_used_watermark", int("memory" in alarms))
     text.gauge("alarms_free_disk_space_watermark", int("disk" in alarms))
-    text.gauge("alarms_file_descriptor_limit", 0)
+    used, most = info.get("fd_used", 0), info.get("fd_total", 1)
+    text.gauge("alarms_file_descriptor_limit", int(used >= most))
     text.gauge("convoy_clock_skew_ms", broker.clock_skew()[0])
 
 

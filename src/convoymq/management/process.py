@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+from convoymq.model.process import PAGE_BYTES, RESIDENT_PAGES, THREADS, process_stat
+
+_OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+def open_files() -> int:
+    """Returns how many file descriptors are open."""
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1
+    except OSError as error:
+        if error.errno not in _OUT_OF_FILES:
+            raise
+        # The listing itself needs one: none is left.
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+@cache
+def threads_max() -> int:
+    """Returns how many threads the machine may have."""
+    try:
+        return int(Path("/proc/sys/kernel/threads-max").read_text())
+    except OSError:
+        return 0
 
 
 def process_info(
     data_directory: Path | None = None, memory_limit: int = 0, disk_limit: int = 0
 ) -> dict[str, Any]:
-    """Returns memory, files and disk under the names that the HTTP API uses; sizes in bytes."""
-    statm = Path("/proc/self/statm").read_text().split()
-    files = os.listdir("/proc/self/fd")
+    """Returns memory, files, threads and disk under the names that the HTTP API uses; sizes in
+    bytes. Its processes are threads here."""
+    stat = process_stat()
     info: dict[str, Any] = {
         "os_pid": str(os.getpid()),
-        "mem_used": int(statm[1]) * PAGE_BYTES,
+        "mem_used": stat[RESIDENT_PAGES] * PAGE_BYTES,
         "mem_limit": memory_limit,
-        "fd_used": len(files),
+        "fd_used": open_files(),
         "fd_total": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "proc_used": 1,
-        "proc_total": 1,
+        "proc_used": stat[THREADS],
+        "proc_total": threads_max(),
         "processors": os.cpu_count() or 1,
         "run_queue": 0,
         "disk_free_limit": disk_limit,

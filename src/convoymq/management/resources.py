@@ -117,7 +117,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> dict[str,
             "consumers": sum(row.get("consumers", 0) for row in rows),
         },
         "listeners": listeners(broker),
-        "contexts": [],
+        "contexts": contexts(broker),
         "statistics_db_event_queue": 0,
         "default_queue_type": broker.default_queue_type(""),
         "disable_stats": False,
@@ -157,10 +157,27 @@ def listeners(broker: Broker) -> list[dict[str, Any]]:
                         "node": node.name,
                         "protocol": protocol,
                         "ip_address": host.strip("[]"),
-                        "port": int(port) if port.isdigit() else 0,
+                        "port": int(port) if port.isascii() and port.isdecimal() else 0,
                     }
                 )
     return rows
+
+
+def contexts(broker: Broker, node: str | None = None) -> list[dict[str, Any]]:
+    """The HTTP servers of all nodes, or of one."""
+    words = {"http": "RabbitMQ Management", "http/prometheus": "RabbitMQ Prometheus"}
+    return [
+        {
+            "node": row["node"],
+            "description": words[row["protocol"]],
+            "path": "/" if row["protocol"] == "http" else "/metrics",
+            "ip": row["ip_address"],
+            "port": str(row["port"]),
+            "ssl_opts": [],
+        }
+        for row in listeners(broker)
+        if row["protocol"] in words and node in (None, row["node"])
+    ]
 
 
 async def nodes(broker: Broker) -> list[dict[str, Any]]:
@@ -177,6 +194,7 @@ async def nodes(broker: Broker) -> list[dict[str, Any]]:
             "addresses": record.addresses,
             "being_drained": False,
             "partitions": [],
+            "contexts": contexts(broker, record.name),
             "cluster_links": [],
             "applications": [],
             "auth_mechanisms": [{"name": "PLAIN", "description": "", "enabled": True}],
@@ -189,6 +207,8 @@ async def nodes(broker: Broker) -> list[dict[str, Any]]:
         }
         if live is not None:
             row |= {key: value for key, value in live.items() if key != "counters"}
+            row["sockets_used"] = live.get("connections", 0)
+            row["sockets_total"] = live.get("fd_total", 0)
         rows.append(row)
     return rows
 
@@ -240,20 +260,27 @@ def vhost_row(vhost: Vhost) -> dict[str, Any]:
 async def queues(broker: Broker, rates: Rates) -> list[dict[str, Any]]:
     """All queues, with what their leading nodes say of them."""
     live = await broker.queue_infos()
-    return [
+    rows = (
         queue_row(broker, record, live.get(record.group), rates)
         for vhost in broker.metadata.tree.vhosts.values()
         for _, record in sorted(vhost.queues.items())
-    ]
+    )
+    return [row for row in rows if row is not None]
 
 
 def queue_row(
     broker: Broker, record: QueueRecord, live: dict[str, Any] | None, rates: Rates
-) -> dict[str, Any]:
-    """One queue."""
-    topology = broker.metadata.tree.vhosts[record.vhost].topology
-    declared = topology.find_queue(record.name)
-    assert declared is not None
+) -> dict[str, Any] | None:
+    """One queue; None when it is gone.
+
+    Its state is `running` while somebody leads it: a replicated queue is `minority` while no
+    majority of its members is up, and `down` while one is but has no leader yet; a classic queue is
+    `down` while its node is, and `crashed` when its files are damaged.
+    """
+    vhost = broker.metadata.tree.vhosts.get(record.vhost)
+    declared = vhost.topology.find_queue(record.name) if vhost is not None else None
+    if declared is None:
+        return None
     row: dict[str, Any] = {
         "name": record.name,
         "vhost": record.vhost,
@@ -266,18 +293,22 @@ def queue_row(
         "policy": None,
         "operator_policy": None,
         "effective_policy_definition": {},
-        "state": "running" if live is not None else "down",
+        "state": "down",
     }
     replicated = record.type.is_replicated
     if replicated:
         row["members"] = [broker.node_name_of(node) for node in record.members]
         row["online"] = [broker.node_name_of(node) for node in record.members if broker.is_up(node)]
-        if live is None:
-            majority = 2 * len(row["online"]) > len(row["members"])
-            row["state"] = "running" if majority else "minority"
+        if 2 * len(row["online"]) <= len(row["members"]):
+            row["state"] = "minority"
+    elif record.home == broker.node_id and record.group in broker.classic.damaged:
+        row["state"] = "crashed"
     if live is None:
         return row
     facts = dict(live)
+    leader = facts.get("leader")
+    if replicated:
+        facts["state"] = row["state"] if leader is None else "running"
     stopped = facts.pop("stopped_members", {})
     row["stopped"] = {broker.node_name_of(node): reason for node, reason in stopped.items()}
     totals = facts.pop("totals", None) or facts.pop("message_stats", None) or {}
@@ -285,8 +316,8 @@ def queue_row(
         facts.pop(hidden, None)
     row |= {key: value for key, value in facts.items() if value is not None}
     row["type"] = record.type.value
-    if replicated and live.get("leader") is not None:
-        row["node"] = row["leader"] = broker.node_name_of(live["leader"])
+    if replicated and leader is not None:
+        row["node"] = row["leader"] = broker.node_name_of(leader)
     row.setdefault("messages", 0)
     counters = {key: value for key, value in totals.items() if isinstance(value, int)}
     key = f"queue.{record.group}"

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +30,16 @@ CONNECTIONS_MAX = 1024
 STOP_TIMEOUT_S = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """How long a client may take."""
+
+    head_s: float = 10.0
+    """For a request's head, and for a body that nobody wants to read."""
+    answer_s: float = 30.0
+    """Between two of its reads of an answer."""
+
+
 class ManagementServer:
     """The HTTP endpoints of one node."""
 
@@ -37,12 +48,21 @@ class ManagementServer:
         broker: Broker,
         api: Sequence[tuple[str, int]],
         prometheus: Sequence[tuple[str, int]] = (),
+        *,
+        message_bytes_max: int | None = None,
+        times: Times | None = None,
     ) -> None:
-        """`api`, `prometheus`: addresses as (host, port); port 0 takes a free one."""
+        """
+        Args:
+            api, prometheus: addresses as (host, port); port 0 takes a free one.
+            message_bytes_max: body limit of messages; None = what fits into a request.
+        """
         self._broker = broker
+        self._message_bytes_max = message_bytes_max
+        times = times or Times()
         self._listeners = [
-            *(_Listener(address, self._make_api) for address in api),
-            *(_Listener(address, self._make_metrics) for address in prometheus),
+            *(_Listener(address, self._make_api, times) for address in api),
+            *(_Listener(address, self._make_metrics, times) for address in prometheus),
         ]
 
     @property
@@ -67,7 +87,9 @@ class ManagementServer:
     def _make_api(self) -> ASGIApp:
         from convoymq.management.app import make_api
 
-        return make_api(self._broker)
+        if self._message_bytes_max is None:
+            return make_api(self._broker)
+        return make_api(self._broker, message_bytes_max=self._message_bytes_max)
 
     def _make_metrics(self) -> ASGIApp:
         from convoymq.management.app import make_metrics
@@ -100,14 +122,18 @@ class Management(ManagementServer):
             broker,
             [(address.host, address.port) for address in config.management.tcp],
             [(address.host, address.port) for address in config.management.prometheus],
+            message_bytes_max=config.amqp.max_message_size,
         )
 
 
 class _Listener:
     """One socket and, after the first connection, the server behind it."""
 
-    def __init__(self, address: tuple[str, int], make_app: Callable[[], ASGIApp]) -> None:
+    def __init__(
+        self, address: tuple[str, int], make_app: Callable[[], ASGIApp], times: Times
+    ) -> None:
         self._address = address
+        self._times = times
         self._make_app = make_app
         self._socket: socket.socket | None = None
         self._server: Any = None
@@ -138,7 +164,7 @@ class _Listener:
         # The import takes a tenth of a second; in a thread it does not stop the loop for that long.
         make_server = await loop.run_in_executor(None, _import_server)
         app = await loop.run_in_executor(None, self._make_app)
-        self._server = make_server(app)
+        self._server = make_server(app, self._times)
         await self._server.serve(sockets=[sock])
 
     async def close(self) -> None:
@@ -163,8 +189,10 @@ class _Listener:
         sock.close()
 
 
-def _import_server() -> Callable[[ASGIApp], Any]:
+def _import_server() -> Callable[[ASGIApp, Times], Any]:
+    import h11
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Server(uvicorn.Server):
         """Leaves signals to the node."""
@@ -173,11 +201,70 @@ def _import_server() -> Callable[[ASGIApp], Any]:
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    def make(app: ASGIApp) -> Server:
+    class Protocol(H11Protocol):
+        """Ends connections that keep a request or an answer waiting; uvicorn bounds idle ones."""
+
+        times = Times()
+        _head_timer: asyncio.TimerHandle | None = None
+        _answer_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch_head()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch_head()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._answer_timer = self.loop.call_later(
+                self.times.answer_s, self._give_up, "answer not read"
+            )
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._answer_timer is not None:
+                self._answer_timer.cancel()
+                self._answer_timer = None
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            for timer in (self._head_timer, self._answer_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._head_timer = self._answer_timer = None
+
+        def _watch_head(self) -> None:
+            """The time for a head runs while no request is answered, and no idle time runs."""
+            busy = self.cycle is not None and not self.cycle.response_complete
+            idle = (
+                self.timeout_keep_alive_task is not None
+                and self.conn.their_state is h11.IDLE
+                and not self.conn.trailing_data[0]
+            )
+            if busy or idle or self.transport.is_closing():
+                if self._head_timer is not None:
+                    self._head_timer.cancel()
+                    self._head_timer = None
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(
+                    self.times.head_s, self._give_up, "no whole request"
+                )
+
+        def _give_up(self, reason: str) -> None:
+            log.info("management.slow_client", peer=self.client, reason=reason)
+            self.transport.abort()
+
+    def make(app: ASGIApp, times: Times) -> Server:
         config = uvicorn.Config(
             app,
             loop="none",
-            http="h11",
+            http=type("Protocol", (Protocol,), {"times": times}),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,0 +1,182 @@
+"""Each health check, sound and failing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from convoymq.cluster.commands import PutNode
+from convoymq.model.errors import StorageFault
+from tests.unit.management.test_api import api, client, cluster, ok
+from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
+
+__all__ = ["api", "cluster"]
+
+HEALTHY = {"status": "ok"}
+
+
+@pytest.fixture(autouse=True)
+async def listening(cluster: FakeCluster) -> None:
+    """The nodes have announced where they listen."""
+    for number in cluster.nodes:
+        addresses = {"amqp": f"127.0.0.1:567{number}", "http": f"127.0.0.1:1567{number}"}
+        await announce(cluster, number, addresses)
+
+
+async def announce(cluster: FakeCluster, number: int, addresses: dict[str, str]) -> None:
+    await cluster.nodes[1].store.execute(
+        PutNode(id=number, name=f"n{number}", incarnation=INCARNATION, addresses=addresses)
+    )
+
+
+async def check(api: httpx.AsyncClient, name: str, status: int = 200) -> Any:
+    return await ok(api.get(f"/health/checks/{name}"), status)
+
+
+async def test_a_sound_cluster_passes_all(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
+    await cluster.queue(1, "q")
+    for name in (
+        "alarms", "local-alarms", "virtual-hosts", "is-in-service", "ready-to-serve-clients",
+        "node-is-quorum-critical", "metadata-store/initialized", "reached-target-cluster-size",
+        "metadata-store/initialized/with-data",
+        "quorum-queues-without-elected-leaders/all-vhosts/pattern/.*",
+        "quorum-queues-without-elected-leaders/vhost/%2F/pattern/.*",
+    ):  # fmt: skip
+        assert await check(api, name) == HEALTHY
+    assert (await check(api, "port-listener/5671"))["port"] == 5671
+    assert (await check(api, "protocol-listener/amqp"))["protocol"] == "amqp"
+    assert await ok(api.get("/aliveness-test/%2F")) == HEALTHY
+    assert await ok(api.get("/aliveness-test/%2F")) == HEALTHY
+    assert await ok(api.get("/healthchecks/node")) == HEALTHY
+
+
+async def test_an_alarm_fails_its_checks(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
+    cluster.nodes[2].broker.set_alarm("memory", True)
+    await until(lambda: cluster.nodes[1].broker.alarms)
+    assert (await check(api, "alarms", 503))["alarms"] == [{"node": "n2", "resource": "memory"}]
+    assert await check(api, "local-alarms") == HEALTHY
+    # Publishers are blocked on every node.
+    assert (await check(api, "ready-to-serve-clients", 503))["alarms"] == ["memory"]
+    assert await check(api, "is-in-service") == HEALTHY
+    cluster.nodes[1].broker.set_alarm("disk", True)
+    assert (await check(api, "local-alarms", 503))["alarms"] == ["disk"]
+    answer = await ok(api.get("/healthchecks/node"))
+    assert answer == {"status": "failed", "reason": "resource alarm(s) in effect"}
+
+
+async def test_damaged_and_stopped_queues_fail_their_virtual_host(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    broker = cluster.nodes[1].broker
+    await cluster.queue(1, "c", arguments={"x-queue-type": "classic"})
+    (record,) = broker.metadata.tree.records()
+    broker.classic.damaged[record.group] = StorageFault("torn")
+    answer = await check(api, "virtual-hosts", 503)
+    assert answer["virtual-hosts"] == ["/"]
+    assert answer["queues"] == [{"name": "c", "virtual_host": "/", "type": "classic"}]
+    assert (await ok(api.get("/healthchecks/node")))["status"] == "failed"
+    del broker.classic.queues[record.group]
+    assert (await ok(api.get("/queues/%2F/c")))["state"] == "crashed"
+    broker.classic.damaged.clear()
+    assert await check(api, "virtual-hosts") == HEALTHY
+    await cluster.queue(1, "q")
+    group = max(record.group for record in broker.metadata.tree.records())
+    cluster.nodes[1].host.stopped[group] = SimpleNamespace(stopped="entry 7")
+    assert (await check(api, "virtual-hosts", 503))["queues"][0]["name"] == "q"
+
+
+async def test_a_node_without_majority_is_not_in_service(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    cluster.nodes[1].store.leader = None
+    for name in (
+        "is-in-service", "ready-to-serve-clients", "metadata-store/initialized",
+        "metadata-store/initialized/with-data",
+    ):  # fmt: skip
+        assert (await check(api, name, 503))["reason"] == "the metadata store has no leader"
+    assert (await ok(api.get("/healthchecks/node")))["status"] == "failed"
+
+
+async def test_a_node_without_listener_is_not_in_service(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await announce(cluster, 1, {})
+    for name in ("is-in-service", "ready-to-serve-clients"):
+        assert (await check(api, name, 503))["reason"] == "no AMQP listener"
+    assert (await check(api, "port-listener/5671", 503))["missing"] == 5671
+    assert (await check(api, "protocol-listener/amqp", 503))["protocols"] == []
+    await ok(api.get("/health/checks/port-listener/²"), 400)
+
+
+async def test_an_empty_metadata_store_has_no_data(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    del cluster.nodes[1].machine.nodes[1]
+    answer = await check(api, "metadata-store/initialized/with-data", 503)
+    assert answer["reason"] == "the metadata store has no data"
+
+
+async def test_nodes_that_are_away_are_missed(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
+    await cluster.queue(1, "q")
+    cluster.down.add(3)
+    answer = await check(api, "node-is-quorum-critical", 503)
+    assert answer["queues"][0]["name"] == "q"
+    assert (await check(api, "reached-target-cluster-size", 503))["reason"] == "2 of 3 nodes run"
+
+
+async def test_the_aliveness_test_fails_with_what_it_does(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    assert await ok(api.get("/aliveness-test/%2F")) == HEALTHY
+    classic = cluster.nodes[1].broker.classic
+    (group,) = classic.queues
+    classic.damaged[group] = StorageFault("torn")
+    face = classic.queues.pop(group)
+    answer = await ok(api.get("/aliveness-test/%2F"), 503)
+    assert "crashed" in answer["reason"]
+    classic.damaged.clear()
+    classic.queues[group] = face
+    await ok(api.put("/users/weak", json={"password": "p", "tags": "management"}), 201)
+    rules = {"configure": "", "write": "", "read": ""}
+    await ok(api.put("/permissions/%2F/weak", json=rules), 201)
+    async with client(cluster, "weak", "p") as weak:
+        await ok(weak.get("/aliveness-test/%2F"), 401)
+
+
+async def test_leaderless_queues_are_not_running(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q")
+    assert (await ok(api.get("/queues/%2F/q")))["state"] == "running"
+    (record,) = cluster.nodes[1].broker.metadata.tree.records()
+    for node in cluster.nodes.values():
+        replica = node.host.groups.get(record.group)
+        if replica is not None:
+            replica.is_leader = False
+    cluster.groups[record.group].leader = None  # type: ignore[assignment]
+    row = await ok(api.get("/queues/%2F/q"))
+    assert (row["state"], row.get("leader")) == ("down", None)
+    assert (await ok(api.get("/queues")))[0]["state"] == "down"
+    pattern = "quorum-queues-without-elected-leaders/all-vhosts/pattern"
+    missing = [{"name": "q", "virtual_host": "/", "type": "quorum"}]
+    assert (await check(api, f"{pattern}/%5Eq", 503))["queues"] == missing
+    assert await check(api, f"{pattern}/%5EQ") == HEALTHY
+    await check(api, f"{pattern}/(", 400)
+    await check(api, f"{pattern}/(a)%5C1", 400)
+    assert "convoy_queues_leaderless 1\n" in await metrics_text(api)
+    cluster.down.update((2, 3))
+    assert (await ok(api.get("/queues/%2F/q")))["state"] == "minority"
+
+
+async def metrics_text(api: httpx.AsyncClient) -> str:
+    answer = await api.get("http://api/metrics")
+    assert answer.status_code == 200
+    return answer.text
+
+
+async def test_checks_of_what_there_is_not_are_refused_by_name(api: httpx.AsyncClient) -> None:
+    answer = await check(api, "node-is-mirror-sync-critical", 404)
+    assert "not served" in answer["reason"]
