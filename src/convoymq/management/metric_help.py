@@ -33,6 +33,8 @@ HELP: dict[str, str] = {
     "rabbitmq_global_messages_get_empty_total": "Calls of basic.get that found nothing",
     "rabbitmq_global_messages_redelivered_total":
         "Deliveries that were not the first of their message",
+    "rabbitmq_global_messages_dead_lettered_delivery_limit_total":
+        "Messages dropped after too many failed deliveries",
     "rabbitmq_global_messages_acknowledged_total": "Messages acknowledged",
     "convoy_fetch_connections": "Open connections of the columnar protocol",
     "convoy_fetch_requests_total": "Requests of the columnar protocol",
