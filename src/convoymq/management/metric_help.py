@@ -88,8 +88,6 @@ HELP: dict[str, str] = {
     "convoy_raft_forwards_stale_total": "Batches of commands dropped because of another term",
     "convoy_raft_snapshots_sent_total": "Snapshots sent to replicas too far behind for the log",
     "convoy_raft_snapshots_installed_total": "Snapshots installed",
-    "convoy_raft_effects_local_total": "Effects of queues carried out here",
-    "convoy_raft_effects_forwarded_total": "Effects of queues sent to other nodes",
     "convoy_clock_skew_ms": "How far this node's clock is ahead of the median of all",
     "convoy_link_sent_bytes_total": "Bytes sent to another node",
     "convoy_link_received_bytes_total": "Bytes received from another node",
