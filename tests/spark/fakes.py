@@ -15,6 +15,7 @@ import pyarrow as pa
 from convoymq.client import errors
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
 from convoymq.kernels import columns as bits
+from convoymq.queues.sessions import Written
 from convoymq.queues.stages import REASONS, Refusal, Stage, Stages
 from convoymq.spark.frames import binary_buffers, header_buffers
 
@@ -86,7 +87,7 @@ class FakeStream:
     group: int
     messages: list[Message] = field(default_factory=list)
     first: int = 0
-    producers: dict[str, int] = field(default_factory=dict)
+    written: dict[str, Written] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
     sizes_known: bool = True
     """Whether the node that is asked has a replica."""
@@ -299,6 +300,7 @@ class FakeClient:
         routing_key: str | None = None,
         producer: str | None = None,
         sequence: int = 0,
+        digest: bytes | None = None,
     ) -> ProduceResult:
         self._called("produce")
         parsed = bits.ColumnFrame(frame)
@@ -308,14 +310,14 @@ class FakeClient:
         messages = messages_of(parsed, routing_key)
         if stream is not None:
             kept: Any = self._stream(stream)
-            last = kept.producers.get(producer or "", -1)
-            fresh = [m for i, m in enumerate(messages) if sequence + i > last]
-            for message in fresh:
+            duplicates = 0
+            if producer is not None:
+                assert digest is not None
+                writer = kept.written.setdefault(producer, Written())
+                duplicates = writer.repeated(sequence, len(messages), digest)
+            for message in messages[duplicates:]:
                 message.time_ms = T0_MS + kept.end
                 kept.messages.append(message)
-            if producer is not None:
-                kept.producers[producer] = max(last, sequence + len(messages) - 1)
-            duplicates = len(messages) - len(fresh)
             return ProduceResult(count=len(messages), duplicates=duplicates, unroutable=0)
         unroutable = 0
         for message in messages:

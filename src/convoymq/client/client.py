@@ -225,6 +225,7 @@ class Client:
         routing_key: str | None = None,
         producer: str | None = None,
         sequence: int = 0,
+        digest: bytes | None = None,
     ) -> ProduceResult:
         """Publishes the rows of a columnar frame and returns when all are safe.
 
@@ -234,6 +235,9 @@ class Client:
             routing_key: with `exchange`; None = the column of that name.
             producer, sequence: the producer's name and the number of row 0. Rows that are not above
                 the last number of that name in a target are dropped there.
+            digest: 16 bytes that stand for the rows and their place, for rows whose order may
+                change when they are sent again: then only rows are dropped that a request of this
+                name and digest has brought, whatever their numbers are.
 
         Raises:
             MaybeProduced: without a producer, the connection broke before the answer.
@@ -245,6 +249,7 @@ class Client:
             "routing_key": routing_key,
             "producer": producer,
             "sequence": sequence,
+            "digest": digest,
         }
         answer = self._call(Op.PRODUCE, fields, frame, again=producer is not None)
         return ProduceResult(

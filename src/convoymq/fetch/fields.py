@@ -11,11 +11,13 @@ from convoymq.model.columnar import ColumnarError, ErrorCode
 INT64_MAX = (1 << 63) - 1
 COLUMNS_ALL = 1023
 SECRET_BYTES_MAX = 4096
+DIGEST_BYTES = 16
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 Text = Annotated[str, msgspec.Meta(max_length=255)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 Columns = Annotated[int, msgspec.Meta(ge=1, le=COLUMNS_ALL)]
 Compression = Literal["", "zstd", "lz4"]
 
@@ -66,6 +68,7 @@ class Produce(msgspec.Struct, frozen=True, kw_only=True):
     routing_key: Text | None = None
     producer: Name | None = None
     sequence: Offset = 0
+    digest: Digest | None = None
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):

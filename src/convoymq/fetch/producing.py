@@ -350,7 +350,7 @@ class Producing(ClientEvents):
                     client = await self._ready_client(queue)
                     if batch.error is not None:
                         return
-                    self._command(client, command, producer, request.sequence, batch)
+                    self._command(client, command, producer, request, batch)
         batch.whole = True
         batch.check()
 
@@ -359,14 +359,16 @@ class Producing(ClientEvents):
         client: QueueClient,
         command: Command,
         producer: bytes | None,
-        sequence: int,
+        request: Produce,
         batch: _Batch,
     ) -> None:
         """One ENQUEUE, behind its PRODUCER: nothing of this session may come between them."""
         target = client.target
         if producer is not None:
-            number = (sequence + command.first).to_bytes(8, "little")
-            target.command(CMD_PRODUCER, 0, len(producer), 0, number + producer)
+            number = (request.sequence + command.first).to_bytes(8, "little")
+            digest = request.digest or b""
+            body = number + producer + digest
+            target.command(CMD_PRODUCER, 0, len(producer), len(digest), body)
         batch.appended = True
         batch.waiting += 1
 
@@ -463,6 +465,9 @@ def _check(request: Produce) -> None:
         raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
     if request.producer is not None and len(request.producer.encode()) > PRODUCER_BYTES_MAX:
         text = f"PRODUCE: producer has more than {PRODUCER_BYTES_MAX} bytes"
+        raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
+    if request.digest is not None and request.producer is None:
+        text = "PRODUCE: a digest needs a producer"
         raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
 
 

@@ -13,7 +13,8 @@ cdef class Session:
 cdef class SessionTable:
     cdef public list effects
     cdef public uint64_t time_ms, duplicates
-    cdef public dict sessions, openings, producers
+    cdef public dict sessions, openings, producers, written
+    cdef public Py_ssize_t _requests_known
     cdef public list _touched
     cdef public set _gaps
     cdef public object _nodes

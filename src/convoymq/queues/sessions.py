@@ -28,13 +28,18 @@ sequence first + i. Records at or below the last known sequence of the name are 
 sequences rise these are the first ones. Gaps are fine. Names that were not heard of for
 `PRODUCER_KEPT_MS` of logged time are forgotten, and so are the oldest beyond `PRODUCERS_MAX`.
 
-Source: docs/formats/entries-and-frames.md (session rule), ADR 0007 section 5.
+A PRODUCER with a digest is of a writer whose rows may come in another order when they come again.
+Then a sequence says only where a row stood, and a record is dropped when a request of this name and
+digest has brought it: the digest is that of the request's rows and their place (`Written`). What is
+not known is appended, so an order that changes costs duplicates and never records.
+
+Source: docs/formats/entries-and-frames.md (session rule), ADR 0007 section 5, ADR 0029.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -54,6 +59,14 @@ PRODUCERS_MAX = 65_536
 PRODUCER_KEPT_MS = 7 * 24 * 3600 * 1000
 PRODUCER_NAME_BYTES_MAX = 255
 
+DIGEST_BYTES = 16
+#: The upper bits of a sequence are its epoch: a micro-batch's number.
+EPOCH_SHIFT = 32
+#: Of one writer, its latest epochs and requests; of all writers together.
+EPOCHS_KEPT_MAX = 8
+REQUESTS_KEPT_MAX = 8192
+REQUESTS_OF_ALL_MAX = 262_144
+
 
 class Session:
     """One ordered command stream: its last seq and its latest replies."""
@@ -68,8 +81,9 @@ class Session:
         self.replies: list[tuple[int, int, Any]] = []
         #: Where in `effects` this entry's APPLIED of the session lies; -1 = none yet.
         self.applied_at = -1
-        #: (name, first sequence) of the next ENQUEUE; None = it comes from no named producer.
-        self.producer: tuple[bytes, int] | None = None
+        #: (name, first sequence, digest or nothing) of the next ENQUEUE; None = it comes from no
+        #: named producer.
+        self.producer: tuple[bytes, int, bytes] | None = None
 
 
 class Openings:
@@ -121,6 +135,50 @@ def _first(passed_over: tuple[int, int]) -> int:
     return passed_over[0]
 
 
+class Written:
+    """What a writer whose requests have digests has brought, by epoch and digest."""
+
+    __slots__ = ("epochs", "heard_ms", "requests")
+
+    def __init__(self) -> None:
+        #: Epoch -> digest -> (first, last) sequence; both in the order in which they came.
+        self.epochs: dict[int, dict[bytes, tuple[int, int]]] = {}
+        self.heard_ms = 0
+        self.requests = 0
+        """In all epochs."""
+
+    def repeated(self, first: int, count: int, digest: bytes) -> int:
+        """How many of the first of `count` records are known; notes them all."""
+        epoch = first >> EPOCH_SHIFT
+        requests = self.epochs.get(epoch)
+        if requests is None:
+            requests = self.epochs[epoch] = {}
+            if len(self.epochs) > EPOCHS_KEPT_MAX:
+                self.requests -= len(self.epochs.pop(next(iter(self.epochs))))
+        end = first + count - 1
+        known = requests.get(digest)
+        if known is not None and known[0] <= first:
+            # Inside a request sequences rise, with gaps where rows went to other targets.
+            requests[digest] = (known[0], max(known[1], end))
+            return min(max(known[1] + 1 - first, 0), count)
+        # A request may come in several commands: what stood before this one is not known here.
+        requests[digest] = (first, end)
+        if known is None:
+            self.requests += 1
+            if self.requests > REQUESTS_KEPT_MAX:
+                self._forget_oldest()
+        return 0
+
+    def _forget_oldest(self) -> None:
+        epoch, requests = next(iter(self.epochs.items()))
+        # By an iterator: looking for the first key again and again is slow in a large dict.
+        for digest in list(requests)[: max(1, len(requests) // 8)]:
+            del requests[digest]
+            self.requests -= 1
+        if not requests:
+            del self.epochs[epoch]
+
+
 class SessionTable:
     """Base of the machines: `sessions`, `producers`, and the answers that go to `effects`."""
 
@@ -137,6 +195,9 @@ class SessionTable:
         self.openings: dict[int, Openings] = {}
         #: Name -> (last sequence, when it was last heard of, ms), the longest silent first.
         self.producers: dict[bytes, tuple[int, int]] = {}
+        #: Name -> what a writer with digests has brought, the longest silent first.
+        self.written: dict[bytes, Written] = {}
+        self._requests_known = 0
         #: Messages that were dropped as repeats of a producer.
         self.duplicates = 0
         self._nodes: frozenset[int] | None = None
@@ -242,41 +303,75 @@ class SessionTable:
 
     # ---------------------------------------------------------------- producers
 
-    def _producer(self, session: Session, count: int, data: bytes, offset: int) -> None:
-        """PRODUCER: names the producer of the session's next ENQUEUE."""
+    def _producer(self, session: Session, count: int, arg: int, data: bytes, offset: int) -> None:
+        """PRODUCER: names the producer of the session's next ENQUEUE; `arg`: bytes of its digest,
+        which stand behind the name."""
         body = batch.command_body(data, offset)
-        if not 0 < count <= min(PRODUCER_NAME_BYTES_MAX, len(body) - 8):
+        if not 0 < count <= min(PRODUCER_NAME_BYTES_MAX, len(body) - 8 - arg) or arg not in (
+            0,
+            DIGEST_BYTES,
+        ):
             self._reply(session, APPLIED_REJECTED, "malformed producer")
             return
-        session.producer = (body[8 : 8 + count], int.from_bytes(body[:8], "little"))
+        end = 8 + count
+        first = int.from_bytes(body[:8], "little")
+        session.producer = (body[8:end], first, body[end : end + arg])
         self._answer(session)
 
     def _repeated(self, session: Session, count: int) -> int:
         """Takes the producer off the session for an ENQUEUE of `count` records and returns how many
         of the first of them are repeats."""
         assert session.producer is not None
-        name, first = session.producer
+        name, first, digest = session.producer
         session.producer = None
-        producers = self.producers
-        last, _ = producers.pop(name, (-1, 0))
-        repeated = min(max(last + 1 - first, 0), count)
-        # Put back at the end: the longest silent stay in front.
-        producers[name] = (max(last, first + count - 1), self.time_ms)
-        if len(producers) > PRODUCERS_MAX:
-            del producers[next(iter(producers))]
+        if digest:
+            repeated = self._repeated_request(name, first, count, digest)
+        else:
+            producers = self.producers
+            last, _ = producers.pop(name, (-1, 0))
+            repeated = min(max(last + 1 - first, 0), count)
+            # Put back at the end: the longest silent stay in front.
+            producers[name] = (max(last, first + count - 1), self.time_ms)
+            if len(producers) > PRODUCERS_MAX:
+                del producers[next(iter(producers))]
         self._forget_producers()
         self.duplicates += repeated
         return repeated
 
+    def _repeated_request(self, name: bytes, first: int, count: int, digest: bytes) -> int:
+        writers = self.written
+        writer = writers.pop(name, None)
+        if writer is None:
+            writer = Written()
+        writers[name] = writer
+        writer.heard_ms = self.time_ms
+        before = writer.requests
+        repeated = writer.repeated(first, count, digest)
+        self._requests_known += writer.requests - before
+        while len(writers) > 1 and (
+            len(writers) > PRODUCERS_MAX or self._requests_known > REQUESTS_OF_ALL_MAX
+        ):
+            self._forget_writer(next(iter(writers)))
+        return repeated
+
+    def _forget_writer(self, name: bytes) -> None:
+        self._requests_known -= self.written.pop(name).requests
+
     def _forget_producers(self) -> None:
         """Drops the names that were silent for too long."""
-        producers = self.producers
         horizon = self.time_ms - PRODUCER_KEPT_MS
+        producers = self.producers
         while producers:
             name = next(iter(producers))
             if producers[name][1] >= horizon:
-                return
+                break
             del producers[name]
+        writers = self.written
+        while writers:
+            name = next(iter(writers))
+            if writers[name].heard_ms >= horizon:
+                break
+            self._forget_writer(name)
 
     # ---------------------------------------------------------------- snapshots
 
@@ -297,6 +392,55 @@ class SessionTable:
 
     def _unpack_producers(self, packed: Iterable[tuple[bytes, int, int]]) -> None:
         self.producers = {name: (last, heard) for name, last, heard in packed}
+
+    def _pack_written(self) -> list[Any]:
+        return [
+            [
+                name,
+                writer.heard_ms,
+                [
+                    [epoch, [[digest, *known] for digest, known in requests.items()]]
+                    for epoch, requests in writer.epochs.items()
+                ],
+            ]
+            for name, writer in self.written.items()
+        ]
+
+    def _unpack_written(self, packed: Iterable[Any]) -> None:
+        self._requests_known = 0
+        self.written = {}
+        for name, heard, epochs in packed:
+            writer = self.written[name] = Written()
+            writer.heard_ms = heard
+            for epoch, requests in epochs:
+                writer.epochs[epoch] = {digest: (first, last) for digest, first, last in requests}
+                writer.requests += len(requests)
+            self._requests_known += writer.requests
+
+
+def pack_producer(session: Session) -> list[Any] | None:
+    """What a session's next ENQUEUE comes from; without a digest the snapshot mentions none."""
+    found = session.producer
+    return None if found is None else list(found if found[2] else found[:2])
+
+
+def unpack_producer(packed: Sequence[Any] | None) -> tuple[bytes, int, bytes] | None:
+    """The reverse of `pack_producer`."""
+    if not packed:
+        return None
+    return packed[0], packed[1], packed[2] if len(packed) > 2 else b""
+
+
+def check_written(table: SessionTable) -> None:
+    """Asserts what `Written` promises, and that all requests are counted."""
+    assert table._requests_known == sum(writer.requests for writer in table.written.values())
+    for writer in table.written.values():
+        assert len(writer.epochs) <= EPOCHS_KEPT_MAX
+        assert writer.requests == sum(map(len, writer.epochs.values())) <= REQUESTS_KEPT_MAX
+        for epoch, requests in writer.epochs.items():
+            for first, last in requests.values():
+                assert first >> EPOCH_SHIFT == epoch
+                assert first <= last
 
 
 def check_openings(table: SessionTable) -> None:

@@ -140,16 +140,16 @@ SINK_OPTIONS = (
         Use.BATCH_WRITE,
         parse.short_name,
         None,
-        "a batch write of this name that is repeated adds only what is missing. The rows and their "
-        "tasks must be the same",
+        "a batch write of this name that is repeated adds only what is missing. Rows that come in "
+        "other tasks or in another order come twice",
     ),
     _option(
         "idempotent",
         Use.WRITE,
         parse.boolean,
         True,
-        "a repeated task or micro-batch adds only what is missing. `false`: at least once, for "
-        "classic queues, which can't tell repeats",
+        "a repeated task or micro-batch adds only what is missing; rows in another order come "
+        "twice. `false`: at least once, for classic queues, which can't tell repeats",
     ),
     _option(
         "messageId",

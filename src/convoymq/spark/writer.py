@@ -1,11 +1,13 @@
 """Writes to streams, queues and exchanges: batch and streaming, a repeat adds nothing.
 
-Rows carry a producer's name and a sequence, and the broker drops what it has of that name. The name
-is the query's id (or one made for a batch write) and the task's number, the sequence is the
-micro-batch's number and the row's. So a task that runs again, and a micro-batch that is repeated
-after a crash, add only what is missing: provided that the same rows come in the same tasks. Reading
-our own sources and files they do; after a shuffle, `repartition(n, key).sortWithinPartitions(...)`
-makes it so.
+A task sends its rows in requests. A request carries the name of its writer and a digest of its rows
+and their place, and the broker drops the rows of a request that it has had before (ADR 0029). The
+name is the query's id (or one made for a batch write) and the task's number; the place is the
+micro-batch's number and that of the first row. So a task that runs again, and a micro-batch that is
+repeated after a crash, add only what is missing, provided that the same rows come in the same tasks
+and in the same order. Reading our own sources and files they do; after a shuffle,
+`repartition(n, key).sortWithinPartitions(...)` makes it so. Where they do not, rows come twice and
+none is lost.
 
 Rows are visible as soon as they are confirmed, before the rest of their batch is.
 """
@@ -13,6 +15,7 @@ Rows are visible as soon as they are confirmed, before the rest of their batch i
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import uuid
 from collections.abc import Iterator, Mapping
@@ -47,7 +50,9 @@ QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 
 ROWS_OF_TASK_BITS = 32
-"""A sequence is the micro-batch's number, shifted by this, plus the row's number in its task."""
+"""A place is the micro-batch's number, shifted by this, plus the row's number in its task."""
+
+DIGEST_BYTES = 16
 
 _WRITTEN = frozenset({"key", "value", "headers", "topic", "routing_key", "message_id"})
 """Columns that matter; others are ignored, as Kafka's sink does."""
@@ -170,6 +175,7 @@ class _Request:
     target: dict[str, Any]
     producer: str | None
     sequence: int
+    digest: bytes | None
 
     def send(self, client: Client) -> ProduceResult:
         """Until it is confirmed. Without a producer, at least once."""
@@ -180,7 +186,11 @@ class _Request:
 
     def _send(self, client: Client) -> ProduceResult:
         return client.produce(
-            self.frame, **self.target, producer=self.producer, sequence=self.sequence
+            self.frame,
+            **self.target,
+            producer=self.producer,
+            sequence=self.sequence,
+            digest=self.digest,
         )
 
 
@@ -264,11 +274,15 @@ class _Sending:
             if done + count > 1 << ROWS_OF_TASK_BITS:
                 raise SourceError(f"a task can write {1 << ROWS_OF_TASK_BITS} rows in a batch")
             self._sent[name] = done + count
+            frame = _frame(part, count, by_key=target.get("routing_key", "") is None)
+            sequence = self._base + done
+            named = self._options.idempotent
             yield _Request(
-                frame=_frame(part, count, by_key=target.get("routing_key", "") is None),
+                frame=frame,
                 target=target,
-                producer=self._producer if self._options.idempotent else None,
-                sequence=self._base + done,
+                producer=self._producer if named else None,
+                sequence=sequence,
+                digest=_digest(sequence, frame) if named else None,
             )
 
     def _message_ids(self, columns: Mapping[str, pa.Array], rows: int) -> pa.Array | None:
@@ -284,6 +298,13 @@ class _Sending:
         prefix = pa.scalar(self._id_prefix, pa.string())
         ids = pc.binary_join_element_wise(prefix, padded, pa.scalar("", pa.string()))
         return plain_binary(ids)
+
+
+def _digest(sequence: int, frame: bytes) -> bytes:
+    """Stands for the rows of a request and their place. The frame is a function of the rows."""
+    found = hashlib.sha256(sequence.to_bytes(8, "little"))
+    found.update(frame)
+    return found.digest()[:DIGEST_BYTES]
 
 
 def _frame(columns: Mapping[str, pa.Array], rows: int, *, by_key: bool) -> bytes:

@@ -205,8 +205,9 @@ def test_every_other_call(serve: Serve, connect: Connect) -> None:
     assert answer["next"] == 5
     assert client.stage_fetch("q", "x", 3, 1, end=4).high == 4
     assert client.browse("q")[1] == [1, 2]
-    result = client.produce(EMPTY_ROWS, queue="q", producer="p", sequence=4)
+    result = client.produce(EMPTY_ROWS, queue="q", producer="p", sequence=4, digest=bytes(16))
     assert (result.count, result.duplicates) == (2, 1)
+    assert server.requests[-1].map["digest"] == bytes(16)
     ops = [frame.op for frame in server.requests]
     assert ops == [
         Op.OFFSETS,

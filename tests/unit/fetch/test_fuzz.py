@@ -202,6 +202,7 @@ likely = st.fixed_dictionaries(
         "types": st.lists(st.sampled_from(["stream", "quorum"])),
         "producer": st.none() | st.text(max_size=300),
         "sequence": st.integers(0, 2**63 - 1),
+        "digest": st.none() | st.binary(min_size=15, max_size=17),
         "op": st.sampled_from(
             ["open", "take", "settle", "release", "close", "lease", "touch", "no"]
         ),

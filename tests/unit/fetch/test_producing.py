@@ -169,6 +169,25 @@ async def test_a_producer_s_rows_keep_their_numbers_over_targets_and_commands(
         assert [await rig.count(name) for name in ("a", "b")] == [10, 10]
 
 
+async def test_rows_with_a_digest_are_known_by_it_and_not_by_their_numbers(tmp_path: Path) -> None:
+    async with Rig(tmp_path, command_bytes=1) as rig:
+        for name in ("a", "b"):
+            await rig.queue(name)
+        one = keyed([("", "ab"[i % 2], str(i)) for i in range(20)])
+        two = keyed([("", "ab"[i % 2], str(19 - i)) for i in range(20)])
+        fields = {"exchange": "", "producer": "p", "sequence": 5}
+        for frame, digest, duplicates in (
+            (one, b"1" * 16, 0),
+            (one, b"1" * 16, 20),
+            (two, b"2" * 16, 0),
+            (one, b"1" * 16, 20),
+        ):
+            peer = await rig.client()
+            answer = await peer.ask(Op.PRODUCE, frame, digest=digest, **fields)
+            assert result(answer) == (20, duplicates, 0)
+        assert [await rig.count(name) for name in ("a", "b")] == [20, 20]
+
+
 async def test_classic_queues_cannot_tell_repeats(rig: Rig, client: Peer) -> None:
     await rig.queue("c", "classic")
     frame = values_frame([b"a"])
@@ -309,6 +328,18 @@ async def test_producing_needs_the_permission_to_write(
             {"queue": "q", "producer": "ü" * 200},
             ErrorCode.PRECONDITION_FAILED,
             "producer",
+        ),
+        (
+            values_frame([b"a"]),
+            {"queue": "q", "producer": "p", "digest": b"short"},
+            ErrorCode.PRECONDITION_FAILED,
+            "digest",
+        ),
+        (
+            values_frame([b"a"]),
+            {"queue": "q", "digest": bytes(16)},
+            ErrorCode.PRECONDITION_FAILED,
+            "a digest needs a producer",
         ),
         (
             values_frame([bytes(1 << 12)]),

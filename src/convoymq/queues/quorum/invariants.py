@@ -15,7 +15,7 @@ from convoymq.queues.quorum.machine import (
     QuorumMachine,
 )
 from convoymq.queues.quorum.runs import Fifo, Run
-from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings
+from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings, check_written
 
 COUNT, SIZE = itemgetter(3), itemgetter(4)
 """Of a run."""
@@ -32,6 +32,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     actives = []
     places: list[Run] = []
     check_openings(machine)
+    check_written(machine)
     for session in machine.sessions.values():
         assert session.applied_at == -1
         assert len(session.replies) <= REPLIES_KEPT_MAX

@@ -74,6 +74,8 @@ from convoymq.queues.sessions import (
     SessionTable,
     decode_map,
     first_u64,
+    pack_producer,
+    unpack_producer,
 )
 from convoymq.queues.stages import (
     MALFORMED,
@@ -407,7 +409,7 @@ class QuorumMachine(SessionTable):
             self._applied(session)
             self._end_session(session, failed=True)
         elif kind == batch.CMD_PRODUCER:
-            self._producer(session, count, data, offset)
+            self._producer(session, count, arg, data, offset)
         elif kind == batch.CMD_STAGE:
             self._stage(session, batch.command_body(data, offset), count)
         elif kind == batch.CMD_SESSION_OPEN:
@@ -1115,7 +1117,7 @@ class QuorumMachine(SessionTable):
                     s.seq,
                     list(s.replies),
                     [c.pack() for c in s.consumers.values()],
-                    s.producer,
+                    pack_producer(s),
                 ]
                 for s in self.sessions.values()
             ],
@@ -1139,6 +1141,8 @@ class QuorumMachine(SessionTable):
             state["stages"] = self.stages.pack()
         if self.requeued.messages:
             state["requeued"] = self.requeued.pack_tail()
+        if self.written:
+            state["written"] = self._pack_written()
         return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
@@ -1171,13 +1175,14 @@ class QuorumMachine(SessionTable):
         for session_id, seq, replies, consumers, producer in known["sessions"]:
             session = QueueSession(session_id)
             session.seq = seq
-            session.producer = (producer[0], producer[1]) if producer else None
+            session.producer = unpack_producer(producer)
             session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
             self.sessions[session_id] = session
             for packed in consumers:
                 self._restore_consumer(session, packed)
         self._unpack_openings(known["openings"])
         self._unpack_producers(known["producers"])
+        self._unpack_written(known.get("written", ()))
         for session_id, number in known["service"]:
             consumer = self.sessions[session_id].consumers[number]
             consumer.queued = True

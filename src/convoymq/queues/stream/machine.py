@@ -54,7 +54,10 @@ from convoymq.queues.sessions import (
     Session,
     SessionTable,
     check_openings,
+    check_written,
     first_u64,
+    pack_producer,
+    unpack_producer,
 )
 from convoymq.streamlog.chunks import ChunkIndex
 
@@ -158,7 +161,7 @@ class StreamMachine(SessionTable):
                 else:
                     self._applied(session)
             elif session is not None:
-                self._session_command(session, kind, count, data, offset)
+                self._session_command(session, kind, count, arg, data, offset)
             else:
                 self._leader_command(kind, flags, count, arg, data, offset)
         self._end_entry()
@@ -219,10 +222,10 @@ class StreamMachine(SessionTable):
                 self._arm()
 
     def _session_command(
-        self, session: Session, kind: int, count: int, data: bytes, offset: int
+        self, session: Session, kind: int, count: int, arg: int, data: bytes, offset: int
     ) -> None:
         if kind == batch.CMD_PRODUCER:
-            self._producer(session, count, data, offset)
+            self._producer(session, count, arg, data, offset)
         elif kind == batch.CMD_STORE_OFFSET:
             self._store_offset(session, count, data, offset)
         elif kind in WITHOUT_EFFECT:
@@ -379,34 +382,36 @@ class StreamMachine(SessionTable):
         for session in self.sessions.values():
             assert session.applied_at == -1
         check_openings(self)
+        check_written(self)
 
     # ---------------------------------------------------------------- snapshots
 
     def snapshot(self) -> bytes:
         """The state as msgpack of plain values and packed words; equal for equal states."""
-        return msgspec.msgpack.encode(
-            {
-                "format": 2,
-                "version": self.version,
-                "settings": dict(sorted(self.settings.items())),
-                "index": self.index,
-                "time_ms": self.time_ms,
-                "chunks": self.chunks.pack(),
-                "next": self.next,
-                "last_chunk": self.last_chunk,
-                "open_bytes": self.open_bytes,
-                "segments": list(self.segments),
-                "broken": self._broken,
-                "newest_ms": self._newest_ms,
-                "stored": list(self.stored.items()),
-                "sessions": [
-                    [s.id, s.seq, list(s.replies), s.producer] for s in self.sessions.values()
-                ],
-                "openings": self._pack_openings(),
-                "producers": self._pack_producers(),
-                "totals": [self.published, self.duplicates, self.truncated],
-            }
-        )
+        state = {
+            "format": 2,
+            "version": self.version,
+            "settings": dict(sorted(self.settings.items())),
+            "index": self.index,
+            "time_ms": self.time_ms,
+            "chunks": self.chunks.pack(),
+            "next": self.next,
+            "last_chunk": self.last_chunk,
+            "open_bytes": self.open_bytes,
+            "segments": list(self.segments),
+            "broken": self._broken,
+            "newest_ms": self._newest_ms,
+            "stored": list(self.stored.items()),
+            "sessions": [
+                [s.id, s.seq, list(s.replies), pack_producer(s)] for s in self.sessions.values()
+            ],
+            "openings": self._pack_openings(),
+            "producers": self._pack_producers(),
+            "totals": [self.published, self.duplicates, self.truncated],
+        }
+        if self.written:
+            state["written"] = self._pack_written()
+        return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
         """Replaces the state. Raises ValueError for what is no snapshot of a known format."""
@@ -439,10 +444,11 @@ class StreamMachine(SessionTable):
             session = Session(session_id)
             session.seq = seq
             session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
-            session.producer = (producer[0], producer[1]) if producer else None
+            session.producer = unpack_producer(producer)
             self.sessions[session_id] = session
         self._unpack_openings(known["openings"])
         self._unpack_producers(known["producers"])
+        self._unpack_written(known.get("written", ()))
         self.published, self.duplicates, self.truncated = known["totals"]
 
     def at_rest(self) -> bool:
