@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import time
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from convoymq.spark.errors import SourceError, StageLost
 from convoymq.spark.queue import IDLE_TTL_MS
-from tests.spark.fakes import FakeBroker
+from tests.spark.fakes import FakeBroker, FakeQueue
 from tests.spark.support import Query, batch_rows, numbered, queue_door, tasks_rows
 
 
@@ -239,16 +240,74 @@ def test_available_now_with_a_crash_in_between(broker: FakeBroker) -> None:
     assert running.values == numbered(0, 12)
 
 
-def test_a_long_batch_keeps_its_stage(broker: FakeBroker) -> None:
-    broker.queue("q", b"a")
-    running = query(stageTtl="1s")
+@pytest.mark.parametrize("written", [False, True])
+def test_available_now_after_a_death_at_its_end(broker: FakeBroker, written: bool) -> None:
+    """All is settled; the driver dies before, or just after, the offset that says so is written."""
+    queue = broker.queue("q", *numbered(0, 3))
+    running = query()
+    running.start(available_now=True)
+    running.step()
+    if written:
+        running.step()
+    else:
+        reader = running.reader
+        end = reader.latestOffset(json.loads(running.wal[-1]), reader.getDefaultReadLimit())
+        assert end["closed"]
+    queue.add(*numbered(3, 5))
+    running.start(available_now=True)
+    running.run()
+    assert running.values == numbered(0, 5)
+    assert not queue.stages.by_name
+
+
+@pytest.mark.parametrize("mode", ["stage", "lease"])
+def test_a_long_batch_that_is_repeated_after_a_restart_does_not_expire(
+    broker: FakeBroker, mode: str
+) -> None:
+    # Of a name of its own: other tests' queries may still beat.
+    queue = broker.queue("long", *numbered(0, 3))
+    running = query("long", mode=mode, stageTtl="1s")
+    running.start()
+    running.step(crash="planned")
+    running.start()
+    until_heard(queue)
+    queue.expire(999)
+    running.run()
+    assert running.values == numbered(0, 3)
+    assert not queue.ready
+    running.die()
+
+
+def test_a_repeated_batch_whose_stage_is_gone_opens_no_other(broker: FakeBroker) -> None:
+    queue = broker.queue("q", *numbered(0, 3))
+    running = query(stageTtl="10s")
+    running.start()
+    running.step(crash="planned")
+    queue.expire(10_001)
+    with pytest.raises(StageLost, match="can't be read any more"):
+        running.start()
+    assert not queue.stages.by_name
+    assert len(queue.ready) == 3
+
+
+def until_heard(queue: FakeQueue) -> None:
+    """Waits for a heartbeat of the one stage."""
+    queue.time_ms += 500
+    (stage,) = queue.stages.by_name.values()
+    deadline = time.monotonic() + 20
+    while stage.heard_ms < queue.time_ms:
+        assert time.monotonic() < deadline, "no heartbeat"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("mode", ["stage", "lease"])
+def test_a_long_batch_keeps_what_it_reads(broker: FakeBroker, mode: str) -> None:
+    queue = broker.queue("held", b"a")
+    running = query("held", mode=mode, stageTtl="1s")
     running.start()
     running.step()
-    deadline = time.monotonic() + 20
-    while "stage touch" not in broker.calls:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    running.reader._held.close()
+    until_heard(queue)
+    running.die()
 
 
 def test_the_tasks_instance_is_pickled_without_the_stage(broker: FakeBroker) -> None:

@@ -9,7 +9,8 @@ after every batch. `commit` comes a batch late, and never for the last one.
                      where the batch ends in the stage (exclusive), and where it begins if that is
                      not the end of the one before
                  {"v":1,"queue":"q","epoch":7,"off":1200,"closed":true}
-                     all settled, and the stage given back: the end of an AvailableNow run
+                     all settled: the end of an AvailableNow run. The stage is given back when
+                     this is written
     mode lease   {"v":1,"queue":"q","lease":"…","epoch":9,"n":500}
                      the batch is this lease
 
@@ -23,7 +24,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -109,6 +111,10 @@ class _QueueStreamReader(DataSourceStreamReader):
     def stop(self) -> None:
         """Nothing: Spark does not always call this, so nothing may depend on it."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The tasks' instance holds no stage, and a thread can't be pickled.
+        return {**self.__dict__, "_held": None}
+
     _fields: tuple[str, ...]
     """What an offset of this mode must hold, besides the queue."""
 
@@ -189,6 +195,7 @@ class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         """
         self._check(start)
         if self._available_now and self._target is not None and start.get("closed"):
+            self._close()
             return start
         self._pace()
         stage = self._opened()
@@ -202,8 +209,8 @@ class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
             self._idle_since = None
             return _stage_offset(self._options.queue, stage.epoch, end, begin if fresh else None)
         if self._available_now:
-            stage.close()
-            self._held = None
+            # The stage is given back when this offset is written. Who died in between would come
+            # back with an epoch that is gone, and could not tell that from a loss.
             return _stage_offset(
                 self._options.queue, stage.epoch, begin, begin if fresh else None, closed=True
             )
@@ -213,12 +220,15 @@ class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
+        """The tasks of a batch. A repeated batch gets the same ranges, whatever the broker says."""
         self._check(end)
         begin = end.get("from", start.get("off"))
         if not isinstance(begin, int):
             raise SourceError(f"the checkpoint holds {end} behind {start}: no batch of a stage")
-        return self._cut(self._options.stage, int(end["epoch"]), begin, int(end["off"]))
+        parts = self._cut(self._options.stage, int(end["epoch"]), begin, int(end["off"]))
+        if parts and self._held is None:
+            self._resume(int(end["epoch"]))
+        return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task, on another instance."""
@@ -227,16 +237,28 @@ class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: see the module text."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        # The tasks' instance holds no stage, and a thread can't be pickled.
-        return {**self.__dict__, "_held": None}
-
     # --- parts of latestOffset ---------------------------------------------------------------
 
     def _opened(self) -> _Stage:
         if self._held is None:
             self._held = _Stage(self._options)
         return self._held
+
+    def _resume(self, epoch: int) -> None:
+        """After a restart a batch is repeated before `latestOffset` is asked for: its stage must
+        not expire while that takes."""
+        try:
+            self._op("touch", self._options.stage, epoch=epoch)
+        except StageGone:
+            # Opened now, it would be another one. The tasks say what became of this one.
+            return
+        self._opened()
+
+    def _close(self) -> None:
+        """Gives the stage back: the offset that says that all is settled is committed."""
+        stage, self._held = self._held, None
+        if stage is not None:
+            stage.close()
 
     def _begin(self, stage: _Stage, start: Mapping[str, Any]) -> tuple[int, bool]:
         """(Where the next batch begins, whether that is not simply the end of the one before)."""
@@ -288,8 +310,7 @@ class _Stage:
         self._single_active = bool(arguments.get(_SINGLE_ACTIVE))
         self.epoch = self._fence = self.first = self.next = 0
         self._open(options.ttl_ms)
-        self._ended = threading.Event()
-        threading.Thread(target=self._keep_alive, name="convoymq-stage", daemon=True).start()
+        self._ended = _keep_alive(self._touch, options.ttl_ms)
 
     @property
     def _client(self) -> Client:
@@ -372,19 +393,18 @@ class _Stage:
                 f"{self._options.stage}. Two queries on one queue need two names: option stage"
             ) from error
 
-    def _keep_alive(self) -> None:
-        """A batch may take longer than the time to live; its query is alive all the same."""
-        pause_s = self._options.ttl_ms / 1000 / _HEARTBEATS_PER_TTL
-        while not self._ended.wait(pause_s):
-            # What is wrong is found out, and told, by the next op.
-            with contextlib.suppress(ClientError):
-                self._op("touch")
+    def _touch(self) -> None:
+        self._op("touch")
 
 
 class LeaseReader(_QueueStreamReader):
     """Mode lease: at least once. A lease that expires is delivered again, whoever has read it."""
 
     _fields = ("lease", "epoch", "n")
+
+    def __init__(self, options: QueueReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._held: _Lease | None = None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Settles the lease that is done, and makes the next.
@@ -417,7 +437,13 @@ class LeaseReader(_QueueStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
         self._check(end)
-        return self._cut(str(end["lease"]), int(end["epoch"]), 0, int(end["n"]))
+        lease, epoch = str(end["lease"]), int(end["epoch"])
+        if self._held is None or self._held.name != lease:
+            self._let_go()
+            self._held = _Lease(
+                lease, partial(self._op, "touch", lease, epoch=epoch), self._options
+            )
+        return self._cut(lease, epoch, 0, int(end["n"]))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task, on another instance."""
@@ -426,7 +452,13 @@ class LeaseReader(_QueueStreamReader):
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: see the module text."""
 
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.end()
+
     def _settle(self, start: Mapping[str, Any]) -> None:
+        self._let_go()
         try:
             self._op("settle", str(start["lease"]), epoch=int(start["epoch"]), upto=int(start["n"]))
         except StageGone as error:
@@ -436,6 +468,35 @@ class LeaseReader(_QueueStreamReader):
                 int(start["n"]),
                 error.text,
             )
+
+
+class _Lease:
+    """A lease whose batch is under way."""
+
+    def __init__(self, name: str, touch: Callable[[], Any], options: QueueReadOptions) -> None:
+        self.name = name
+        self._ended = _keep_alive(touch, options.ttl_ms)
+
+    def end(self) -> None:
+        """Nobody reads it any more."""
+        self._ended.set()
+
+
+def _keep_alive(touch: Callable[[], Any], ttl_ms: int) -> threading.Event:
+    """A batch may take longer than the time to live; its query is alive all the same.
+
+    Returns: what ends it when it is set.
+    """
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(ttl_ms / 1000 / _HEARTBEATS_PER_TTL):
+            # What is wrong is found out, and told, by the next op.
+            with contextlib.suppress(ClientError):
+                touch()
+
+    threading.Thread(target=run, name="convoymq-stage", daemon=True).start()
+    return ended
 
 
 def _stage_offset(

@@ -144,9 +144,7 @@ def test_a_malformed_producer_is_refused_and_harmless() -> None:
 def request(log: Log, session: int, name: bytes, first: int, count: int, digest: bytes) -> None:
     """A command of a request; the request's digest stands behind the name."""
     body = first.to_bytes(8, "little") + name + digest.ljust(sessions.DIGEST_BYTES)
-    log.command(
-        session, batch.CMD_PRODUCER, count=len(name), arg=sessions.DIGEST_BYTES, body=body
-    )
+    log.command(session, batch.CMD_PRODUCER, count=len(name), arg=sessions.DIGEST_BYTES, body=body)
     log.publish(session, [10] * count)
 
 
