@@ -174,6 +174,9 @@ class FakeBroker:
         self.calls: list[str] = []
         self.down = False
         self.refuse_writes: set[str] = set()
+        self.refuse_reads: set[str] = set()
+        self.behind: dict[str, FakeStream] | None = None
+        """What a node whose metadata is behind shows; None = none is."""
 
     def stream(self, name: str, *values: bytes) -> FakeStream:
         """Declares a stream (again: with another group)."""
@@ -205,10 +208,17 @@ class FakeClient:
         names: Iterable[str] | None = None,
         pattern: str | None = None,
         types: Sequence[str] = ("stream",),
+        *,
+        current: bool = False,
     ) -> list[QueueInfo]:
         self._called("metadata")
         found = []
-        for name, stream in self.broker.streams.items():
+        streams = self.broker.streams
+        if self.broker.behind is not None and not current:
+            streams = self.broker.behind
+        for name, stream in streams.items():
+            if name in self.broker.refuse_reads:
+                continue
             found.append(
                 QueueInfo(
                     name=name,
@@ -279,9 +289,12 @@ class FakeClient:
         wait_ms: int = 0,
         compression: str = "",
         local: bool = False,
+        group: int = 0,
     ) -> FetchResult:
         self._called("fetch")
         kept = self._stream(stream)
+        if group not in (0, kept.group):
+            raise errors.Recreated(f"group {group} is gone, now it is {kept.group}", kept.group)
         if not kept.first <= offset <= kept.end:
             raise errors.OffsetOutOfRange("out of range", kept.first, kept.end)
         until = min(kept.end if end is None else end, kept.end, offset + max_rows)
@@ -379,6 +392,8 @@ class FakeClient:
         return FetchResult(frame=frame, first=0, high=0), after if after < len(ready) else None
 
     def _stream(self, name: str) -> FakeStream:
+        if name in self.broker.refuse_reads:
+            raise errors.AccessRefused(f"read access to {name} refused")
         if name not in self.broker.streams:
             raise errors.NotFound(f"no stream {name}")
         return self.broker.streams[name]

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from convoymq.client.errors import Unavailable
+from convoymq.client.errors import AccessRefused, Unavailable
 from convoymq.spark.errors import DataLoss, SchemaError, SourceError
 from tests.spark.fakes import T0_MS, FakeBroker
 from tests.spark.support import Query, batch_rows, numbered, stream_door, tasks_rows
@@ -179,7 +179,7 @@ def test_an_empty_batch_reads_nothing_from_the_partition_that_spark_invents(
 def test_a_wrong_name_is_told_with_the_near_ones(broker: FakeBroker) -> None:
     broker.stream("flights")
     broker.queue("orders")
-    with pytest.raises(SourceError, match=r"no stream flihgts .*did you mean flights"):
+    with pytest.raises(SourceError, match=r"no stream flihgts; did you mean flights"):
         batch_rows(stream_door(subscribe="flihgts"))
     with pytest.raises(SourceError, match=r"orders is a quorum queue.*convoymq_queue"):
         batch_rows(stream_door(subscribe="orders"))
@@ -222,7 +222,7 @@ def test_what_retention_takes_between_plan_and_read_is_a_loss(broker: FakeBroker
     reader = door.reader(door.schema())
     partitions = reader.partitions()
     del broker.streams["s"]
-    with pytest.raises(DataLoss, match="stream s is gone"):
+    with pytest.raises(DataLoss, match="stream s is gone: messages 6 to 9"):
         tasks_rows(reader, partitions)
 
 
@@ -495,6 +495,76 @@ def test_a_stream_that_was_declared_again_is_a_loss(broker: FakeBroker) -> None:
             assert running.step()
             assert running.values[-20:] == numbered(100, 120)
             assert not running.step()
+
+
+@pytest.mark.parametrize("flag", ["true", "false"])
+def test_a_repeated_batch_reads_no_rows_of_another_stream_of_its_name(
+    broker: FakeBroker, flag: str
+) -> None:
+    """Deleted and declared again between a batch's plan and its repeat."""
+    broker.stream("s", *numbered(0, 5))
+    running = query(subscribe="s", startingOffsets="earliest", failOnDataLoss=flag)
+    running.start()
+    running.step(crash="planned")
+    broker.stream("s", *numbered(100, 110))
+    if flag == "true":
+        with pytest.raises(DataLoss, match="s was deleted and declared again: messages 0 to 4"):
+            running.start()
+        assert running.rows == []
+    else:
+        running.start()
+        assert running.rows == []
+        running.run()
+        assert running.values == numbered(100, 110)
+
+
+def test_a_batch_read_is_of_one_stream_from_its_plan_to_its_tasks(broker: FakeBroker) -> None:
+    broker.stream("s", *numbered(0, 5))
+    reader = stream_door(subscribe="s").reader(stream_door(subscribe="s").schema())
+    partitions = reader.partitions()
+    broker.stream("s", *numbered(100, 110))
+    with pytest.raises(DataLoss, match="deleted and declared again"):
+        tasks_rows(reader, partitions)
+
+
+@pytest.mark.parametrize("how", ["subscribe", "subscribePattern"])
+@pytest.mark.parametrize("flag", ["true", "false"])
+def test_a_permission_that_is_taken_away_is_told_and_nothing_comes_again(
+    broker: FakeBroker, how: str, flag: str
+) -> None:
+    broker.stream("s", *numbered(0, 5))
+    broker.stream("t", b"t")
+    names = {"subscribe": "s,t", "subscribePattern": "s|t"}[how]
+    running = query(startingOffsets="earliest", failOnDataLoss=flag, **{how: names})
+    running.start()
+    running.run()
+    broker.refuse_reads.add("s")
+    for _ in range(2):
+        with pytest.raises(AccessRefused, match="read access to s refused"):
+            running.step()
+        running.start()
+    broker.refuse_reads.clear()
+    broker.streams["s"].add(b"5")
+    running.run()
+    assert sorted(running.values) == [*numbered(0, 6), b"t"]
+
+
+@pytest.mark.parametrize("how", ["subscribe", "subscribePattern"])
+@pytest.mark.parametrize("flag", ["true", "false"])
+def test_a_node_whose_metadata_is_behind_does_not_make_a_stream_look_gone(
+    broker: FakeBroker, how: str, flag: str
+) -> None:
+    broker.stream("s", b"other")
+    before = dict(broker.streams)
+    broker.stream("s", *numbered(0, 5))
+    running = query(startingOffsets="earliest", failOnDataLoss=flag, **{how: "s"})
+    running.start()
+    running.run()
+    for behind in ({}, before):
+        broker.behind = behind
+        broker.streams["s"].add(b"%d" % broker.streams["s"].end)
+        running.run()
+    assert running.values == numbered(0, 7)
 
 
 def test_a_stream_that_was_deleted_is_a_loss(broker: FakeBroker) -> None:

@@ -96,18 +96,27 @@ class Client:
         names: Iterable[str] | None = None,
         pattern: str | None = None,
         types: Sequence[str] = ("stream",),
+        *,
+        current: bool = False,
     ) -> list[QueueInfo]:
         """Returns the queues of these types that the user may read, by name.
 
         Args:
             names: only these; unknown ones are left out.
+            current: as of now or later. Otherwise the node that answers may be behind: what was
+                declared just now may be missing, what was deleted may be there.
             pattern: only those that this regular expression matches as a whole.
         """
         try:
             wanted = re.compile(pattern) if pattern is not None else None
         except re.error as error:
             raise errors.PreconditionFailed(f"pattern {pattern!r}: {error}") from None
-        fields = {"names": None if names is None else list(names), "types": list(types)}
+        fields: dict[str, Any] = {
+            "names": None if names is None else list(names),
+            "types": list(types),
+        }
+        if current:
+            fields["current"] = True
         answer = self._call(Op.METADATA, fields)
         rows = [_queue(row) for row in _list(answer, "queues")]
         return sorted(
@@ -170,6 +179,7 @@ class Client:
         wait_ms: int = 0,
         compression: str = "",
         local: bool = False,
+        group: int = 0,
     ) -> FetchResult:
         """Returns rows from `offset` on: at least one, or none when there is none yet.
 
@@ -180,8 +190,12 @@ class Client:
             wait_ms: how long the server waits for the first row.
             compression: "", "zstd" or "lz4".
             local: read from the node's file where that is on this machine and may be opened.
+            group: of this stream and no other of its name; 0 = whichever there is.
+
+        Raises:
+            Recreated: the stream of this name is of another group.
         """
-        fields = {
+        fields: dict[str, Any] = {
             "stream": stream,
             "offset": offset,
             "end": end,
@@ -191,9 +205,11 @@ class Client:
             "wait_ms": wait_ms,
             "compression": compression,
         }
+        if group:
+            fields["group"] = group
         while local:
             files = self._local_reads()
-            found = files.rows(stream, offset, end, max_rows, max_bytes, columns)
+            found = files.rows(stream, group, offset, end, max_rows, max_bytes, columns)
             if found is not None:
                 return found
             answer = self._call(
@@ -203,7 +219,7 @@ class Client:
             if not answer.map.get("excerpt"):
                 return _rows(answer, first, high)
             # From its file, or, when that can't be read, once more without naming the machine.
-            files.open(stream, offset, answer.payload, first, high)
+            files.open(stream, group, offset, answer.payload, first, high)
         answer = self._call(Op.FETCH, fields, extra_s=wait_ms / 1000)
         return _rows(answer, _int(answer, "first"), _int(answer, "high"))
 

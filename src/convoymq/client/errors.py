@@ -2,6 +2,7 @@
 
     ClientError
     ├── NotFound             no such queue; `near`: names like it
+    │   └── Recreated        a stream of that name, but another one; `group`: its Raft group
     ├── AccessRefused        wrong password, or a permission is missing
     ├── OffsetOutOfRange     retention has dropped it; `first` and `high` are what there is
     ├── ReplicaBehind        no server that was asked has got that far; `high`: how far it is
@@ -46,6 +47,14 @@ class NotFound(ClientError):
 
     def __str__(self) -> str:
         return f"{self.text}; near: {', '.join(self.near)}" if self.near else self.text
+
+
+class Recreated(NotFound):
+    """The stream was deleted, and another one has its name."""
+
+    def __init__(self, text: str, group: int) -> None:
+        super().__init__(text)
+        self.group = group
 
 
 class AccessRefused(ClientError):
@@ -113,6 +122,8 @@ def of_answer(code: int, details: Mapping[str, Any]) -> ClientError:
     """Returns the error that an answer with this status tells of."""
     text = str(details.get("text") or f"error {code}")
     match code:
+        case ErrorCode.NOT_FOUND if "group" in details:
+            return Recreated(text, _number(details, "group"))
         case ErrorCode.NOT_FOUND:
             return NotFound(text, tuple(str(name) for name in details.get("near") or ()))
         case ErrorCode.ACCESS_REFUSED:

@@ -46,7 +46,13 @@ class LocalReads:
         return self._machine if time.monotonic() >= self._retry_at else ""
 
     def open(
-        self, stream: str, offset: int, payload: bytes | memoryview, first: int, high: int
+        self,
+        stream: str,
+        group: int,
+        offset: int,
+        payload: bytes | memoryview,
+        first: int,
+        high: int,
     ) -> None:
         """Turns to an excerpt from `offset` on, if its file can be read here; see `FetchResult`
         for the rest."""
@@ -56,13 +62,16 @@ class LocalReads:
                 excerpt = Excerpt.unpack(payload)
                 if excerpt.first != offset:
                     raise ValueError(f"an excerpt from {excerpt.first} on, not from {offset}")
-                self._open = _Open(stream, excerpt, first, high)
+                if group not in (0, excerpt.group):
+                    raise ValueError(f"an excerpt of group {excerpt.group}, not of {group}")
+                self._open = _Open(stream, group, excerpt, first, high)
             except (OSError, ValueError, StorageFault) as error:
                 self._give_up(error)
 
     def rows(
         self,
         stream: str,
+        group: int,
         offset: int,
         end: int | None,
         max_rows: int,
@@ -72,7 +81,11 @@ class LocalReads:
         """What FETCH would answer; None when the node has to be asked."""
         with self._lock:
             found = self._open
-            if found is None or (found.stream, found.offset) != (stream, offset):
+            if found is None or (found.stream, found.group, found.offset) != (
+                stream,
+                group,
+                offset,
+            ):
                 return None
             max_bytes = min(max_bytes, FRAME_BYTES_MAX)
             stop = found.end if end is None else min(end, found.end)
@@ -117,7 +130,7 @@ class _File:
 class _Open:
     """An excerpt whose file is open. Raises OSError and StorageFault: it is not that file."""
 
-    def __init__(self, stream: str, excerpt: Excerpt, first: int, high: int) -> None:
+    def __init__(self, stream: str, group: int, excerpt: Excerpt, first: int, high: int) -> None:
         path, device, inode = excerpt.place
         # Looked at first: opening what is no file may wait, or do something.
         found = os.stat(path)
@@ -127,6 +140,7 @@ class _Open:
             raise StorageFault("the file is shorter than the excerpt", path=path)
         file = _File(path)
         self.stream = stream
+        self.group = group
         self.offset = excerpt.first
         self.end = excerpt.next
         self.until = time.monotonic() + AGE_MAX_S

@@ -50,6 +50,8 @@ KIND_SESSIONS = 12
 KIND_FOUND = 13
 KIND_RECOVERY = 14
 """What a way back from a lost majority asks of other nodes (`convoymq.recovery`)."""
+KIND_METADATA_END = 15
+"""Where does your metadata log end? (`convoymq.cluster.metadata_reads`)"""
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 

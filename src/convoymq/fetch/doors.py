@@ -30,6 +30,9 @@ class Packs(Protocol):
 class StreamDoor(Protocol):
     """A stream; see `queues.stream.queue.StreamQueue`."""
 
+    group: int
+    """Its Raft group: another stream of the same name has another."""
+
     def machine(self) -> object | None:
         """The replica of this node; None = rows come from another node."""
 

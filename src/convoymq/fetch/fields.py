@@ -37,6 +37,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
     names: list[Text] | None = None
     types: tuple[Literal["stream", "quorum", "classic"], ...] = ("stream",)
+    current: bool = False
 
 
 class Offsets(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: Offset = 0
     compression: Compression = ""
     machine: Text = ""
+    group: Offset = 0
 
 
 class Produce(msgspec.Struct, frozen=True, kw_only=True):

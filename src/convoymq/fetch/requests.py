@@ -17,6 +17,7 @@ import msgspec
 
 from convoymq.fetch.building import Rows
 from convoymq.fetch.doors import Run, StreamDoor
+from convoymq.fetch.errors import as_error
 from convoymq.fetch.fields import (
     Browse,
     Fetch,
@@ -33,6 +34,7 @@ from convoymq.fetch.turns import Slice
 from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
 from convoymq.model.errors import (
     AccessRefused,
+    BrokerError,
     NotFound,
     PreconditionFailed,
     Refused,
@@ -54,6 +56,10 @@ QUERIES_AT_ONCE = 16
 """Questions to other nodes that one request asks at a time."""
 WHERE_TIMEOUT_S = 2.0
 ROWS_PER_STEP = 32
+READS = frozenset(
+    (Op.OFFSETS, Op.FETCH, Op.STAGE, Op.STAGE_FETCH, Op.BROWSE, Op.STORE_OFFSET, Op.QUERY_OFFSET)
+)
+"""Operations that are worked out once more before NOT_FOUND is answered."""
 
 
 class Requests:
@@ -92,6 +98,13 @@ class Requests:
         if frame.payload.nbytes and frame.op != Op.PRODUCE:
             text = f"{Op(frame.op).name} has no payload"
             raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
+        try:
+            return await handler(frame)
+        except BrokerError as error:
+            if frame.op not in READS or as_error(error).code != ErrorCode.NOT_FOUND:
+                raise
+        # Who is told so may take messages for lost: this node's metadata must not be behind.
+        await self._broker.metadata_reads.catch_up()
         return await handler(frame)
 
     def sessions(self) -> list[int]:
@@ -116,11 +129,20 @@ class Requests:
             raise ColumnarError(ErrorCode.NOT_FOUND, error.text, details) from None
         return found
 
-    def _stream(self, name: str) -> StreamDoor:
+    def _stream(self, name: str, group: int = 0) -> StreamDoor:
+        """A stream that the user may read; `group`: this one of that name, and no other."""
         queue = self._queue(name)
         if queue.type != "stream":
             raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
-        return cast(StreamDoor, queue)
+        stream = cast(StreamDoor, queue)
+        if group and stream.group != group:
+            raise ColumnarError(
+                ErrorCode.NOT_FOUND,
+                f"stream '{name}' was deleted and declared again: group {group} is gone, now it is"
+                f" group {stream.group}",
+                {"group": stream.group},
+            )
+        return stream
 
     def _records(self, names: Sequence[str] | None = None) -> list[QueueRecord]:
         """Queues of the virtual host, or those of these names."""
@@ -163,6 +185,8 @@ class Requests:
         request = read(Metadata, frame.map)
         if request.names is not None and len(request.names) > self._settings.names_max:
             raise PreconditionFailed(f"more than {self._settings.names_max} names")
+        if request.current:
+            await self._broker.metadata_reads.catch_up()
         time = Slice(self._edge.turns)
         rows: list[dict[str, Any]] = []
         far: list[tuple[dict[str, Any], StreamDoor]] = []
@@ -267,7 +291,7 @@ class Requests:
         request = read(Fetch, frame.map)
         if request.end is not None and request.end < request.offset:
             raise PreconditionFailed(f"end {request.end} lies before offset {request.offset}")
-        stream = self._stream(request.stream)
+        stream = self._stream(request.stream, request.group)
         wait_ms = min(request.wait_ms, self._settings.wait_ms_max)
         here = stream.machine() is not None
         beyond = max(request.offset + 1, request.end or 0) > stream.bounds()[1]

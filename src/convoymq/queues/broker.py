@@ -52,6 +52,7 @@ from convoymq.cluster.metadata import (
     Vhost,
     owner_text,
 )
+from convoymq.cluster.metadata_reads import MetadataReads
 from convoymq.cluster.placement import CLIENT_LOCAL
 from convoymq.kernels.batch import CMD_NODE_DOWN
 from convoymq.model.errors import (
@@ -239,6 +240,7 @@ class Broker:
             call_soon=self._call_soon,
             wanted=wake,
         )
+        self.metadata_reads = MetadataReads(node_id, control, host)
         control.handle(KIND_LIST, self._on_list)
         control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
         control.handle(KIND_ALARM, self._on_alarm)

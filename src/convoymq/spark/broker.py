@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convoymq.client.client import QUEUE_TYPES
+from convoymq.client.errors import AccessRefused, NotFound
 from convoymq.kernels import columns as bits
 from convoymq.spark import clients
 from convoymq.spark.errors import SourceError
-from convoymq.spark.offsets import Partition
+from convoymq.spark.offsets import Partition, Positions
 from convoymq.spark.option_values import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from convoymq.client import Client
+    from convoymq.client.results import QueueInfo
     from convoymq.spark.options import Connection, Place, StreamReadOptions
 
 _NEAR_MAX = 3
@@ -47,27 +50,26 @@ class Streams:
         """This process's client."""
         return clients.connect(self._options.connection)
 
-    def states(self, read: Collection[Partition] | None = None) -> dict[Partition, StreamState]:
+    def states(self, begun: Positions | None = None) -> dict[Partition, StreamState]:
         """All streams that are read, by (name, partition).
 
         Args:
-            read: what was read before, None in the beginning. Of these, what is gone is left out;
+            begun: what was read before, None in the beginning. Of these, what is gone is left out;
                 with failOnDataLoss=false any other as well, once the query has begun.
 
         Raises:
             SourceError: a stream that the options name does not exist, is no stream or may not be
                 read.
+            AccessRefused: a stream that was read before may not be read any more: it is not gone.
         """
         options = self._options
-        if options.pattern is not None:
-            infos = self.client.metadata(pattern=options.pattern)
-        else:
-            infos = self.client.metadata(names=list(options.streams))
-        found = {info.name: info for info in infos}
-        missing = [
-            name for name in options.streams if name not in found and (name, 0) not in (read or ())
-        ]
-        if missing and (read is None or options.fail_on_data_loss):
+        found = self._listed(begun)
+        read = {} if begun is None else begun.ends
+        for name in sorted({name for name, _ in read} - found.keys()):
+            if options.pattern is not None or name in options.streams:
+                self._check_gone(name)
+        missing = [name for name in options.streams if name not in found and (name, 0) not in read]
+        if missing and (begun is None or options.fail_on_data_loss):
             raise SourceError(explain_missing(self.client, missing))
         names = list(found)
         answers = self.client.offsets(
@@ -86,6 +88,28 @@ class Streams:
                 row_bytes=None if info.bytes is None else info.bytes / max(kept, 1),
             )
         return states
+
+    def _listed(self, begun: Positions | None) -> dict[str, QueueInfo]:
+        """The streams by name. The node that is asked may be behind: where what it says would mean
+        that something is lost, it is asked for what is true now."""
+        options = self._options
+        names = None if options.pattern is not None else list(options.streams)
+        for current in (False, True):
+            infos = self.client.metadata(names=names, pattern=options.pattern, current=current)
+            found = {info.name: info for info in infos}
+            if names is None or begun is not None:
+                known = {} if begun is None else {n: begun.groups.get(n, 0) for n, _ in begun.ends}
+            else:
+                known = dict.fromkeys(names, 0)
+            if all(n in found and g in (0, found[n].group) for n, g in known.items()):
+                break
+        return found
+
+    def _check_gone(self, name: str) -> None:
+        """A list shows only what may be read. Raises AccessRefused when a stream is not in it for
+        that reason."""
+        with contextlib.suppress(NotFound):
+            self.client.offsets([(name, "earliest", None)])
 
     def sample_row_bytes(self, stream: str, offset: int) -> float:
         """Mean size of the messages from an offset on, by reading some. Works on any node."""
@@ -173,5 +197,12 @@ def explain_missing(client: Client, names: Iterable[str]) -> str:
         streams = [known for known, kind in readable.items() if kind == "stream"]
         near = difflib.get_close_matches(name, streams, n=_NEAR_MAX, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        texts.append(f"there is no stream {name} that this user may read{hint}")
+        try:
+            client.offsets([(name, "earliest", None)])
+        except AccessRefused as error:
+            texts.append(f"stream {name} may not be read: {error.text}")
+        except NotFound:
+            texts.append(f"there is no stream {name}{hint}")
+        else:
+            texts.append(f"stream {name} was not there a moment ago")
     return ". ".join(texts)

@@ -15,6 +15,8 @@ class StreamRange(InputPartition):
     partition: int
     start: int
     end: int
+    group: int = 0
+    """The stream's incarnation: offsets mean nothing in another one of its name. 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True)

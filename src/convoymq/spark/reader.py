@@ -68,17 +68,18 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """Asks the broker where the ranges begin and end now, and cuts them into tasks."""
-        ranges = self._ranges()
-        return _cut(self._options, [(key, *ends) for key, ends in sorted(ranges.items())])
+        states = Streams(self._options).states()
+        ranges = self._ranges(states)
+        groups = {key[0]: state.group for key, state in states.items()}
+        return _cut(self._options, [(key, *ends) for key, ends in sorted(ranges.items())], groups)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
         return _read(self._options, self._maker, partition)
 
-    def _ranges(self) -> dict[Partition, tuple[int, int]]:
+    def _ranges(self, states: Mapping[Partition, StreamState]) -> dict[Partition, tuple[int, int]]:
         options = self._options
         streams = Streams(options)
-        states = streams.states()
         starts = streams.resolve(options.starting, states)
         ends = streams.resolve(options.ending, states)
         explicit = options.starting.kind == "offsets"
@@ -113,8 +114,8 @@ class FilteringBatchReader(BatchReader):
                 left.append(one)
         return left
 
-    def _ranges(self) -> dict[Partition, tuple[int, int]]:
-        ranges = super()._ranges()
+    def _ranges(self, states: Mapping[Partition, StreamState]) -> dict[Partition, tuple[int, int]]:
+        ranges = super()._ranges(states)
         for one in self._filters:
             for key, (start, end) in list(ranges.items()):
                 low, high = self._narrowed(one, key, start, end)
@@ -199,7 +200,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begun is not None:
             self._store(start)
         streams = Streams(self._options)
-        states = streams.states(None if begun is None else begun.ends)
+        states = streams.states(begun)
         if self._target is not None:
             states = _bounded(states, self._target, begun)
         self._latest = Positions(ends={key: state.latest for key, state in states.items()})
@@ -237,7 +238,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"but begins {'nowhere' if begin is None else f'at {begin}'}"
                 )
             ranges.append((key, begin, stop))
-        return _cut(self._options, ranges)
+        return _cut(self._options, ranges, until.groups)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task, on another instance."""
@@ -343,11 +344,15 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _cut(
-    options: StreamReadOptions, ranges: Iterable[tuple[Partition, int, int]]
+    options: StreamReadOptions,
+    ranges: Iterable[tuple[Partition, int, int]],
+    groups: Mapping[str, int],
 ) -> list[InputPartition]:
     fetching = options.fetching
     parts = planning.split(ranges, fetching.partitions_min, fetching.records_per_partition_max)
-    return [StreamRange(key[0], key[1], start, end) for key, start, end in parts]
+    return [
+        StreamRange(key[0], key[1], start, end, groups.get(key[0], 0)) for key, start, end in parts
+    ]
 
 
 def _read(

@@ -97,6 +97,7 @@ def _stream_frames(
                 columns=columns,
                 compression=fetching.compression,
                 local=fetching.local,
+                group=part.group,
             )
         except errors.OffsetOutOfRange as error:
             text = (
@@ -109,7 +110,9 @@ def _stream_frames(
             offset = error.first
             continue
         except errors.NotFound as error:
-            text = f"stream {part.stream} is gone, and with it messages {offset} to {part.end - 1}"
+            again = isinstance(error, errors.Recreated)
+            fate = "was deleted and declared again" if again else "is gone"
+            text = f"stream {part.stream} {fate}: messages {offset} to {part.end - 1} are lost"
             if fail_on_data_loss:
                 raise DataLoss(f"{text}. failOnDataLoss=false goes on without them") from error
             log.warning("%s", text)

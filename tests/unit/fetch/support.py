@@ -205,6 +205,7 @@ class FakeStream(Queue):
     def __init__(self, name: str) -> None:
         self.vhost = "/"
         self.name = name
+        self.group = 100
         self.first = 0
         self.local = True
         self.blocks: list[tuple[bytes, int, int]] = []

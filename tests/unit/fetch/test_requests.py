@@ -45,6 +45,60 @@ async def test_fetch_answers_rows_from_exactly_the_offset(rig: Rig, client: Peer
     assert rig.edge.counters.rows_out == 4
 
 
+async def test_a_stream_of_another_group_is_refused_before_a_row_is_sent(tmp_path: Path) -> None:
+    async with Rig(tmp_path, machine="here") as rig:
+        client = await rig.client()
+        stream = rig.stream("s", rows("a", "b"))
+        stream.place = b"where it lies"
+        for group in (0, stream.group):
+            assert (await client.ask(Op.FETCH, stream="s", offset=0, group=group)).status == 0
+        for machine in ("", "here"):
+            answer = await client.ask(Op.FETCH, stream="s", offset=0, group=99, machine=machine)
+            assert answer.status == ErrorCode.NOT_FOUND
+            assert answer.map["group"] == stream.group
+            assert "group 99 is gone, now it is group 100" in answer.map["text"]
+            assert not answer.payload.nbytes
+
+
+async def test_not_found_is_only_said_by_who_has_caught_up(rig: Rig, client: Peer) -> None:
+    """The node's metadata is behind: it does not know the stream yet, or knows the one before."""
+    asked = 0
+
+    async def catch_up() -> None:
+        nonlocal asked
+        asked += 1
+        rig.stream("s", rows("a")).group = 7
+
+    rig.broker.metadata_reads.catch_up = catch_up  # type: ignore[method-assign]
+    assert values_of((await client.ask(Op.FETCH, stream="s", offset=0)).payload) == rows("a")
+    rig.stream("s", rows("old")).group = 6
+    answer = await client.ask(Op.FETCH, stream="s", offset=0, group=7)
+    assert values_of(answer.payload) == rows("a")
+    assert asked == 2
+    del rig.streams["s"]
+    answer = await client.ask(Op.OFFSETS, queries=[["s", "earliest", None]])
+    assert answer.status == 0
+    await client.ask(Op.METADATA)
+    assert asked == 3
+    await client.ask(Op.METADATA, current=True)
+    assert asked == 4
+
+
+async def test_not_found_is_not_said_by_who_can_not_know(rig: Rig, client: Peer) -> None:
+    async def catch_up() -> None:
+        raise Unavailable("metadata may be stale")
+
+    rig.broker.metadata_reads.catch_up = catch_up  # type: ignore[method-assign]
+    for answer in (
+        await client.ask(Op.FETCH, stream="s", offset=0),
+        await client.ask(Op.METADATA, current=True),
+    ):
+        assert (answer.status, answer.map["text"]) == (
+            ErrorCode.UNAVAILABLE,
+            "metadata may be stale",
+        )
+
+
 async def test_only_clients_of_this_machine_are_told_of_files(tmp_path: Path) -> None:
     async with Rig(tmp_path, machine="here") as rig:
         client = await rig.client()

@@ -68,6 +68,10 @@ class FakeHost:
         self.node = node
         self.builders: dict[int, CommandBuilder] = {}
         self.groups: dict[int, Any] = {}
+        #: The replica of the metadata, as far as it is looked at: all nodes share one tree.
+        self.tree = SimpleNamespace(
+            members=(node,), log=SimpleNamespace(last_index=0), last_applied=0, is_leader=False
+        )
         self.stopped: dict[int, Any] = {}
         self.notes: list[tuple[str, dict[str, Any]]] = []
 
@@ -119,7 +123,7 @@ class FakeHost:
         self.cluster.groups.pop(group, None)
 
     def replica(self, group: int) -> Any:
-        return self.groups.get(group)
+        return self.tree if group == 0 else self.groups.get(group)
 
     def leader_of(self, group: int) -> int | None:
         known = self.cluster.groups.get(group)
