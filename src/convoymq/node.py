@@ -90,6 +90,9 @@ FREE_HEAP_MAX = 48 << 20
 CLIENTS_LEAVE_S = 1.0
 """How long a stopping node waits for its clients to answer its close."""
 EXIT_FAULT = 70
+CONGESTED_SHARE = 4
+"""Other nodes are asked to send less while more waits for the disk than that part of what a link
+may queue."""
 
 
 class LoopClock:
@@ -327,6 +330,8 @@ class Node:
             self.run_input,
             supports=machine_versions(),
         )
+        congested_bytes = config.cluster.link_backlog_max_bytes // CONGESTED_SHARE
+        self.links.is_congested = lambda: self.storage.backlog_bytes > congested_bytes
         self.clock.cluster = self.links.clock
         self.control = ControlPlane(self.id, self.links)
         self.host = ReplicaHost(
@@ -545,6 +550,11 @@ class Node:
             self.broker.on_node_down(node, definite=definite)
         self.wake()
 
+    def on_room(self, node: int) -> None:
+        """The link to another node takes bulk again."""
+        self.host.on_room(node)
+        self.wake()
+
     def on_suspect(self, node: int) -> None:
         """Another node is silent."""
         self.host.on_suspect(node)
@@ -677,6 +687,7 @@ class Node:
             leader_locator=defaults.leader_locator,
             operation_timeout_ms=defaults.operation_timeout_ms,
             publish_register_timeout_ms=defaults.publish_register_timeout_ms,
+            publish_pending_max_bytes=defaults.publish_pending_max_bytes,
             loopback_users=self.config.amqp.loopback_users,
         )
         self.outbox = Outbox(self.wake)

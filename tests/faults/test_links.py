@@ -66,6 +66,9 @@ class Node:
     def on_down(self, node: int, definite: bool) -> None:
         self.told.append(("down", node, definite))
 
+    def on_room(self, node: int) -> None:
+        self.told.append(("room", node))
+
     def on_suspect(self, node: int) -> None:
         self.told.append(("suspect", node))
 
@@ -333,3 +336,97 @@ async def test_links_over_tls(tmp_path: Path) -> None:
         one.links.send(2, frame(FRAME_APPEND, 0, 0, 0, 0, 0, 0, b"", len(body)), [body])
         await until(lambda: two.frames)
         assert two.frames[0][1][48:] == body
+
+
+def bulk(size: int) -> tuple[bytes, list[bytes]]:
+    return frame(FRAME_APPEND, 0, 7, 1, 0, 0, 0, b"", size), [bytes(size)]
+
+
+async def test_a_link_is_full_until_what_was_sent_is_taken() -> None:
+    """The window is an eighth of the backlog's bound. Urgent frames pass; there is room as soon as
+    the receiver says what it has taken, and nothing breaks."""
+    where = addresses(2)
+    one, two = (Node(i, where, link_backlog_max_bytes=8 << 20) for i in (1, 2))
+    async with one.links, two.links:
+        await until(lambda: one.links.connected() and two.links.connected())
+        two.links.is_congested = lambda: True
+        sent = 0
+        while 2 not in one.links.full:
+            one.links.send(2, *bulk(100_000))
+            sent += 1
+            await asyncio.sleep(0)
+        assert 10 <= sent <= 12
+        one.links.send(2, frame(FRAME_CONTROL, 0, 0, 0, 9, 0, 0, b"x"))
+        # All of it arrives; no credit comes, as the receiver is congested, over many heartbeats.
+        await until(lambda: len(two.frames) == sent + 1)
+        ticks = two.links.peers[1].told_clock
+        await until(lambda: two.links.peers[1].told_clock > ticks)
+        assert one.links.full == {2}
+        assert ("room", 2) not in one.told
+        two.links.is_congested = lambda: False
+        two.links.flush()
+        await until(lambda: ("room", 2) in one.told)
+        assert one.links.full == set()
+        assert [entry[0] for entry in one.told] == ["up", "room"]
+
+
+async def test_much_more_than_the_bound_gets_through_when_the_sender_waits_for_room() -> None:
+    where = addresses(2)
+    one, two = (Node(i, where, link_backlog_max_bytes=1 << 20) for i in (1, 2))
+    async with one.links, two.links:
+        await until(lambda: one.links.connected() and two.links.connected())
+        highest = 0
+        for _ in range(300):
+            await until(lambda: 2 not in one.links.full)
+            one.links.send(2, *bulk(100_000))
+            highest = max(highest, one.links.backlog_bytes(2))
+        await until(lambda: len(two.frames) == 300)
+        assert highest < 400_000
+        assert [entry[0] for entry in one.told if entry[0] != "room"] == ["up"]
+
+
+async def test_a_frame_larger_than_the_backlogs_bound_does_not_break_the_link() -> None:
+    where = addresses(2)
+    one, two = (Node(i, where, link_backlog_max_bytes=1 << 20) for i in (1, 2))
+    async with one.links, two.links:
+        await until(lambda: one.links.connected() and two.links.connected())
+        one.links.send(2, *bulk(3 << 20))
+        await until(lambda: two.frames and ("room", 2) in one.told)
+        assert [entry[0] for entry in one.told] == ["up", "room"]
+
+
+async def test_credit_of_a_former_connection_is_void() -> None:
+    where = addresses(2)
+    one, two = (Node(i, where, link_backlog_max_bytes=1 << 20) for i in (1, 2))
+    async with one.links, two.links:
+        await until(lambda: one.links.connected() and two.links.connected())
+        two.links.is_congested = lambda: True
+        for _ in range(4):
+            one.links.send(2, *bulk(100_000))
+        assert one.links.full == {2}
+        peer = one.links.peers[2]
+        one.links._on_credit(peer, 1 << 40, peer.out_id ^ 1)
+        assert one.links.full == {2}
+        with pytest.raises(ValueError, match="credit"):
+            one.links._on_credit(peer, 1 << 40, peer.out_id)
+        # A link that is made anew owes nothing.
+        one.links._drop(peer, "for the test")
+        assert one.links.full == set()
+        await until(lambda: one.told[-1][0] == "up" and len(one.told) > 2)
+        assert one.links._under_way(peer) < 10_000
+
+
+async def test_a_frame_larger_than_the_bound_does_not_break_the_link_for_what_follows() -> None:
+    where = addresses(2)
+    one, two = (Node(i, where, link_backlog_max_bytes=1 << 20) for i in (1, 2))
+    async with one.links, two.links:
+        await until(lambda: one.links.connected() and two.links.connected())
+        one.links.send(2, *bulk(30 << 20))
+        for _ in range(10):
+            one.links.send(2, *bulk(10))
+        await until(lambda: len(two.frames) == 11)
+        assert [entry[0] for entry in one.told if entry[0] != "room"] == ["up"]
+        # What is not a single frame is bounded.
+        for _ in range(100):
+            one.links.send(2, *bulk(100_000))
+        await until(lambda: ("down", 2, False) in one.told)

@@ -3,14 +3,15 @@
 Field a of the frame is the step; bodies are msgpack maps:
 
 1. dialler: who it is (see `Hello`)
-2. acceptor: the same, with proof("accept")
+2. acceptor: nonce
 3. dialler: proof("dial")
-4. acceptor: known, the addresses of other nodes; the link stands
+4. acceptor: who it is, with proof("accept"); known, the addresses of other nodes; the link stands
 9. either: refused = text, code
 
-proof(role) = HMAC-SHA-256(secret, role and everything of steps 1 and 2): it cannot be replayed,
+proof(role) = HMAC-SHA-256(secret, role and everything that was sent before): it cannot be replayed,
 because both nonces are in it, nor reflected, because the role is. Fields that one side does not
-know are covered as well, so a newer release may add some.
+know are covered as well, so a newer release may add some. The dialler proves itself first: who does
+not know the secret learns nothing that was made with it, and nothing of the acceptor.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from convoymq.cluster.supported import Supports
 from convoymq.kernels.batch import FRAME_HELLO, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import BrokerError
 
-LINK_VERSIONS = (2, 2)
+LINK_VERSIONS = (3, 3)
 """Oldest and newest link protocol that this release speaks."""
 NONCE_SIZE = 32
 INSTANCE_SIZE = 16
@@ -82,7 +83,7 @@ class PeerHello:
 
 @dataclass(slots=True, kw_only=True)
 class Hello:
-    """What this node says of itself in steps 1 and 2."""
+    """What this node says of itself in steps 1 and 4."""
 
     cluster: str
     """The cluster's name."""
@@ -202,20 +203,30 @@ class Handshake:
         self.dialler = dialler
         self.done = False
         self.peer: PeerHello | None = None
-        """The other side; proven only when `done`."""
+        """The other side; proven only when `done`. A dialler knows it only then."""
         self.known: list[Any] = []
         """Addresses of other nodes that the acceptor told."""
         self._secret = secret
         self._known = known
         self._expected = 2 if dialler else 1
         self.identity = hello.identity
-        self._own = {**hello.to_builtins(), "nonce": nonce or os.urandom(NONCE_SIZE)}
-        self._theirs: dict[str, Any] = {}
+        self._nonce = nonce or os.urandom(NONCE_SIZE)
+        self._own = hello.to_builtins()
+        self._first: dict[str, Any] = {}
+        """Step 1."""
+        self._challenge = b""
+        """The acceptor's nonce."""
 
     def begin(self) -> bytes:
         """Returns the dialler's first frame."""
         assert self.dialler
-        return _hello(1, self._own)
+        self._first = {**self._own, "nonce": self._nonce}
+        return _hello(1, self._first)
+
+    @property
+    def connection(self) -> int:
+        """A number of the connection that both sides know."""
+        return int.from_bytes(self._first["nonce"][:8], "little")
 
     def receive(self, data: bytes) -> bytes | None:
         """Takes the peer's next frame and returns the answer, if there is one.
@@ -230,44 +241,48 @@ class Handshake:
         if step != self._expected:
             raise LinkRefused(f"HELLO step {step} where {self._expected} was due")
         if step == 1:
-            self._identify(body)
+            self._read_nonce(body)
+            self.peer = read_hello(body, self._own)
+            self._first, self._challenge = body, self._nonce
             self._expected = 3
-            return _hello(2, {**self._own, "proof": self._proof("accept")})
+            return _hello(2, {"nonce": self._nonce})
         if step == 2:
-            proof = body.pop("proof", None)
-            self._identify(body)
-            self._check("accept", proof)
+            self._challenge = self._read_nonce(body)
             self._expected = 4
             return _hello(3, {"proof": self._proof("dial")})
         if step == 3:
             self._check("dial", body.get("proof"))
             self.done = True
-            return _hello(4, {"known": self._known()})
+            told = {**self._own, "known": self._known()}
+            return _hello(4, {**told, "proof": self._proof("accept", told)})
+        proof = body.pop("proof", None)
+        found = read_hello(body, self._own)
+        self._check("accept", proof, body)
+        self.peer = found
         known = body.get("known")
         self.known = known[:255] if isinstance(known, list) else []
         self.done = True
         return None
 
-    def _identify(self, body: dict[str, Any]) -> None:
-        found = read_hello(body, self._own)
+    def _read_nonce(self, body: dict[str, Any]) -> bytes:
         nonce = body.get("nonce")
         if not isinstance(nonce, bytes) or len(nonce) != NONCE_SIZE:
             raise LinkRefused("malformed HELLO")
-        if nonce == self._own["nonce"]:
+        if nonce == self._nonce:
             raise LinkRefused("HELLO repeats our own nonce")
-        self._theirs = body
-        self.peer = found
+        return nonce
 
-    def _proof(self, role: str) -> bytes:
-        first, second = (self._own, self._theirs) if self.dialler else (self._theirs, self._own)
+    def _proof(self, role: str, *more: Any) -> bytes:
         try:
-            facts = msgspec.msgpack.encode([role, first, second], order="deterministic")
+            facts = msgspec.msgpack.encode(
+                [role, self._first, self._challenge, *more], order="deterministic"
+            )
         except TypeError as error:
             raise LinkRefused(f"malformed HELLO: {error}") from None
         return hmac.digest(self._secret, facts, hashlib.sha256)
 
-    def _check(self, role: str, proof: Any) -> None:
-        if not isinstance(proof, bytes) or not hmac.compare_digest(proof, self._proof(role)):
+    def _check(self, role: str, proof: Any, *more: Any) -> None:
+        if not isinstance(proof, bytes) or not hmac.compare_digest(proof, self._proof(role, *more)):
             raise LinkRefused("the cluster secret is not the same", CODE_SECRET)
 
 

@@ -5,8 +5,13 @@ from libc.stdint cimport int64_t
 from convoymq.cluster.replica cimport Replica
 from convoymq.kernels.batch cimport CommandBuilder
 
+cdef class _Line:
+    cdef public object items
+    cdef public set known
+    cdef public int64_t room_at
+
 cdef class Watched:
-    cdef public object group, sink
+    cdef public object group, host, late, sink
     cdef public tuple members
     cdef public CommandBuilder builder
     cdef public int64_t leader, term, asked_at, turn
@@ -17,7 +22,8 @@ cdef class ReplicaHost:
     cdef public int64_t incarnation, now
     cdef public object storage, transport, clock, config, on_dirty, core_class, _kick, counters
     cdef public dict groups, stopped, versions, watched, incarnations, supports, _early, _removed
-    cdef public set reachable, gone, active
+    cdef public set reachable, gone, active, full
+    cdef public dict _lines
     cdef public object on_note, on_membership_changed, on_stopped, on_version, after_seal
     cdef public list _dirty, _apply, _notices, _holding, _batches_due
     cdef public bint _woken, _damaged, _queued, release_due

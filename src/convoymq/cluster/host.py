@@ -91,14 +91,30 @@ class GroupStatus:
     """Why the replica takes part no more, or ""."""
 
 
+class _Line:
+    """Who waits until a node takes bulk again, in order."""
+
+    __slots__ = ("items", "known", "room_at")
+
+    def __init__(self, now: int) -> None:
+        self.items: deque[Any] = deque()
+        self.known: set[Any] = set()
+        self.room_at = now
+        """When there was room last, or the wait began."""
+
+
 class Watched:
     """A group without a replica here."""
 
     __slots__ = (
-        "asked_at", "builder", "group", "leader", "members", "sink", "term", "turn", "wanted",
+        "asked_at", "builder", "group", "host", "late", "leader", "members", "sink", "term", "turn",
+        "wanted",
     )  # fmt: skip
 
-    def __init__(self, group: int, members: Sequence[int], sink: EffectSink) -> None:
+    def __init__(
+        self, host: ReplicaHost, group: int, members: Sequence[int], sink: EffectSink
+    ) -> None:
+        self.host = host
         self.group = group
         self.members = tuple(members)
         self.sink = sink
@@ -109,6 +125,17 @@ class Watched:
         self.turn = 0
         #: Commands wait for a leader.
         self.wanted = False
+        #: Commands for the leader that wait for room: (node, term, frame).
+        self.late: deque[tuple[int, int, bytes]] = deque()
+
+    def on_room(self, node: int) -> None:
+        """The node takes bulk again."""
+        if self.host.watched.get(self.group) is self:
+            self.host.send_late(self, node, self.leader, self.term)
+
+    def on_lost(self, _node: int) -> None:
+        """The node is away."""
+        self.late.clear()
 
 
 class ReplicaHost:
@@ -159,6 +186,9 @@ class ReplicaHost:
         self.on_version: Callable[[str, int], None] | None = None
         #: Called after sealing, before applying: lets the shell write to the links at once.
         self.after_seal: Callable[[], None] | None = None
+        #: Nodes whose link takes no bulk.
+        self.full = transport.full
+        self._lines: dict[int, _Line] = {}
         self._early: dict[int, list[tuple[int, bytes]]] = {}
         #: Groups that were here and are no more, the last ones: their late frames are dropped.
         self._removed: dict[int, None] = {}
@@ -241,7 +271,7 @@ class ReplicaHost:
             return
         watched = self.watched.get(group)
         if watched is None:
-            watched = self._watch(Watched(group, members, sink))
+            watched = self._watch(Watched(self, group, members, sink))
         watched.members = tuple(members)
         self._ask_leader(watched)
 
@@ -260,7 +290,7 @@ class ReplicaHost:
         Its clients go on: they hold the builder of the replica, which the watched group takes over.
         """
         replica = self.groups.get(group) or self.stopped[group]
-        watched = Watched(group, members, replica.sink)
+        watched = Watched(self, group, members, replica.sink)
         watched.builder = replica.builder
         self.remove_group(group)
         self._ask_leader(self._watch(watched))
@@ -293,7 +323,7 @@ class ReplicaHost:
         self.stopped[group] = replica
         self.counters.replicas_stopped += 1
         others = sorted(replica.core.members.nodes - {self.node})
-        watched = Watched(group, others, replica.sink)
+        watched = Watched(self, group, others, replica.sink)
         watched.builder = replica.builder
         self._ask_leader(self._watch(watched))
         watched.sink.on_replica_gone()
@@ -540,6 +570,11 @@ class ReplicaHost:
     def _lose(self, node: int) -> None:
         self.now = self.clock.monotonic_ms()
         self.reachable.discard(node)
+        line = self._lines.pop(node, None)
+        if line is not None:
+            # Clients send again what was for the leader, when they know one.
+            for item in line.items:
+                item.on_lost(node)
         for replica in list(self.groups.values()):
             if replica.concerns(node):
                 replica.on_unreachable(node)
@@ -548,6 +583,59 @@ class ReplicaHost:
                 self._forget_leader(watched)
                 self._ask_leader(watched)
         self.wake()
+
+    # Flow (ADR 0025).
+
+    def await_room(self, node: int, item: Any) -> None:
+        """Has `item.on_room(node)` called when a node that is in `full` takes bulk again, once;
+        `item.on_lost(node)` instead when it is lost."""
+        line = self._lines.get(node)
+        if line is None:
+            line = self._lines[node] = _Line(self.clock.monotonic_ms())
+        if item not in line.known:
+            line.known.add(item)
+            line.items.append(item)
+
+    def on_room(self, node: int) -> None:
+        """A node that was in `full` takes bulk: whoever waits sends in turn, until it is full."""
+        line = self._lines.get(node)
+        if line is None:
+            return
+        line.room_at = self.now = self.clock.monotonic_ms()
+        while line.items and node not in self.full:
+            item = line.items.popleft()
+            line.known.discard(item)
+            item.on_room(node)
+        if not line.items and self._lines.get(node) is line:
+            del self._lines[node]
+        self.wake()
+
+    def is_held_up(self, node: int) -> bool:
+        """Whether the link to the node is what others wait for: it is full, but goes on."""
+        line = self._lines.get(node)
+        return line is not None and self.now - line.room_at < self.config.quorum_timeout_ms
+
+    def forward(self, item: Replica | Watched, node: int, term: int, data: bytes) -> None:
+        """Sends a FORWARD frame to the leader, behind those that wait."""
+        late = item.late
+        if late and late[0][:2] != (node, term):
+            # For a former leader: clients have sent it all again.
+            late.clear()
+        if late or node in self.full:
+            late.append((node, term, data))
+            self.await_room(node, item)
+        else:
+            self.transport.send(node, data)
+
+    def send_late(self, item: Replica | Watched, node: int, leader: int, term: int) -> None:
+        """Sends FORWARD frames that waited for a node, unless another one leads by now."""
+        late = item.late
+        while late and late[0][0] == node and node not in self.full:
+            _, sent_in, data = late.popleft()
+            if (leader, term) == (node, sent_in):
+                self.transport.send(node, data)
+        if late and late[0][0] == node:
+            self.await_room(node, item)
 
     def incarnation_of(self, node: int) -> int:
         """Incarnation of a node that was heard of; 0 = never."""
@@ -650,8 +738,8 @@ class ReplicaHost:
             return
         watched = item
         if watched.leader and watched.leader in self.reachable:
-            forward = watched.builder.take_forward(watched.group, watched.term)
-            self.transport.send(watched.leader, forward)
+            data = watched.builder.take_forward(watched.group, watched.term)
+            self.forward(watched, watched.leader, watched.term, data)
         else:
             watched.builder.take_loose()
             watched.wanted = True

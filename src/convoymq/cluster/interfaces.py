@@ -120,6 +120,10 @@ class Transport(Protocol):
     def backlog_bytes(self, node: int) -> int:
         """Bytes queued to that node and not yet written."""
 
+    full: set[int]
+    """Nodes that take no bulk for now: entries, forwarded commands, deliveries and snapshots wait
+    for `ReplicaHost.on_room`. What is sent nevertheless is sent."""
+
 
 class Clock(Protocol):
     """Time, handed in."""

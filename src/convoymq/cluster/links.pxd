@@ -19,6 +19,8 @@ cdef class _Peer:
     cdef public bint up, formed, leaves, gone, dirty
     cdef public double half_since, told_clock
     cdef public list totals
+    cdef public object out_id, in_id, relay_out_id, relay_in_id
+    cdef public int64_t largest, taken, told, relay_sent, relay_taken, relay_in, relay_told
 
 cdef class Links:
     cdef public object config, address, events, detector, _run_input, _secret, _on_dirty, _log, _tasks
@@ -26,14 +28,15 @@ cdef class Links:
     cdef public object identity, clock, relay, release, instance, process, read_start, _rejected_text
     cdef public double _rejected_since, _rejected_at
     cdef public int node_id
-    cdef public int64_t _backlog_max
+    cdef public int64_t _backlog_max, _window, _relay_window, _credit_step
+    cdef public object is_congested
     cdef public bint formed, lists_itself, _running
     cdef public dict supports, peers, _dials, _refusals
-    cdef public set forgotten, _pending
+    cdef public set forgotten, full, _pending, _withheld
     cdef public list _dirty
     @cython.locals(peer=_Peer)
     cpdef send(self, int node, bytes frame, object body=*)
-    @cython.locals(writer=LinkWriter)
+    @cython.locals(writer=LinkWriter, queued=int64_t)
     cpdef _queue(self, _Peer peer, bytes frame, object body, bint urgent)
     @cython.locals(peer=_Peer, dirty=list)
     cpdef flush(self)

@@ -7,6 +7,11 @@ the detector does not suspect it either. HELLO is described in `handshake`, fram
 docs/formats/entries-and-frames.md. A node that is not up is reached through another one where that
 is possible (`relay`): whoever is told of nodes here sees no difference.
 Urgent frames (heartbeats, append replies, short control requests) go ahead of queued bulk frames.
+
+Flow control (ADR 0025): a receiver tells how many bytes it has taken (CREDIT), a sender knows how
+many are under way. Beyond a window the node is in `full`, and whoever has bulk for it waits until
+`on_room`. A receiver whose disk is behind tells nothing new (`is_congested`). Nothing is dropped
+for that reason; urgent frames always pass.
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ from convoymq.cluster.supported import Supports
 from convoymq.kernels.batch import (
     FRAME_APPEND_REPLY,
     FRAME_CONTROL,
+    FRAME_CREDIT,
     FRAME_GOODBYE,
     FRAME_HEARTBEAT,
     FRAME_RELAY,
@@ -72,6 +78,13 @@ CLOCK_S = 1.0
 RELAY_BACKLOG_SHARE = 4
 """Frames of others are handed on while the backlog is below that part of its bound."""
 FLAG_NEIGHBOURS = 1
+WINDOW_SHARE = 8
+"""Under way to a node is at most that part of the backlog's bound, and one frame."""
+WINDOW_MIN_BYTES = 128 << 10
+CREDIT_STEP_BYTES = 256 << 10
+"""Credit is told after so many bytes, or a quarter of the window."""
+CREDIT_REST_BYTES = 16 << 10
+"""Less than that is not told by the tick either: no window is so small."""
 URGENT_SIZE_MAX = 65_536
 CONTROL_CLASSIC = 1
 """CONTROL kind that carries messages: bulk however short it is."""
@@ -98,6 +111,9 @@ class LinkEvents(Protocol):
         or it ran on this machine and does not any more.
 
         May come twice for one failure: first not definite, then definite."""
+
+    def on_room(self, node: int) -> None:
+        """A node that was in `full` takes bulk again. Comes without `on_up` only."""
 
     def on_suspect(self, node: int) -> None:
         """The linked peer has been silent for too long."""
@@ -315,6 +331,22 @@ class _Peer:
         self.half_since = 0.0
         self.totals = [0, 0]
         """Bytes received and sent on connections that are closed."""
+        self.out_id: int = 0
+        """The number by which both ends know the dialled connection; `in_id` of the accepted."""
+        self.in_id: int = 0
+        self.taken = 0
+        """Bytes of the dialled connection that the peer says it has taken."""
+        self.told = 0
+        """Bytes of the accepted connection that the peer was told are taken."""
+        self.largest = 0
+        """Bytes of the largest frame since nothing was queued."""
+        # The same for what is relayed; sessions are its numbers.
+        self.relay_out_id: int = 0
+        self.relay_in_id: int = 0
+        self.relay_sent = 0
+        self.relay_taken = 0
+        self.relay_in = 0
+        self.relay_told = 0
 
     @property
     def life(self) -> tuple[str, int] | None:
@@ -381,6 +413,15 @@ class Links:
         """Whether one of the configured addresses has turned out to be this node's own."""
         self._secret = _read_secret(config)
         self._backlog_max = config.link_backlog_max_bytes
+        self._window = max(WINDOW_MIN_BYTES, self._backlog_max // WINDOW_SHARE)
+        self._relay_window = max(WINDOW_MIN_BYTES, self._window // 4)
+        self._credit_step = min(CREDIT_STEP_BYTES, self._relay_window // 4)
+        self.full: set[int] = set()
+        """Nodes that take no bulk for now."""
+        self.is_congested: Callable[[], bool] = lambda: False
+        """Whether this node should be sent less."""
+        self._withheld: set[int] = set()
+        """Nodes that are not told what was taken, because this one is congested."""
         self._on_dirty = on_dirty
         self._dirty: list[_Peer] = []
         self._dials: dict[str, _Dial] = {}
@@ -400,7 +441,7 @@ class Links:
             random.SystemRandom().randrange(1, 1 << 31),
             lambda: msgspec.msgpack.encode(self._hello().to_builtins()),
             self._judge_relayed,
-            self.backlog_bytes,
+            self._relay_backlog,
             backlog_max_bytes=config.link_backlog_max_bytes // RELAY_BACKLOG_SHARE,
         )
         self._rejected_since = 0.0
@@ -535,18 +576,28 @@ class Links:
         wrapped = self.relay.wrap(node, size, urgent)
         if wrapped is not None:
             self._queue(self.peers[wrapped[0]], wrapped[1], (frame, *body), urgent)
+            peer.relay_sent += size
+            if peer.relay_sent - peer.relay_taken > self._relay_window:
+                self.full.add(node)
 
     def _queue(self, peer: _Peer, frame: bytes, body: Sequence[bytes], urgent: bool) -> None:
         if peer.outward is None:
             return
         writer = peer.outward.writer
+        queued = writer.queued_bytes
         writer.send(frame, body, urgent)
+        if writer.bytes_out + writer.queued_bytes - peer.taken > self._window and peer.up:
+            self.full.add(peer.node)
         if not peer.dirty:
             peer.dirty = True
             if not self._dirty:
                 self._on_dirty()
             self._dirty.append(peer)
-        if writer.queued_bytes > self._backlog_max:
+        if not queued:
+            peer.largest = 0
+        peer.largest = max(peer.largest, writer.queued_bytes - queued)
+        # One frame that is larger does not count: a link takes it, however large it is.
+        if queued > self._backlog_max + peer.largest:
             self._loop.call_soon(self._drop, peer, "does not read: the backlog is full")
 
     def is_connected(self, node: int) -> bool:
@@ -565,8 +616,15 @@ class Links:
             peer = self.peers.get(self.relay.hop_of(node))
         return 0 if peer is None or peer.outward is None else peer.outward.writer.queued_bytes
 
+    def _relay_backlog(self, node: int) -> int:
+        """What counts of a backlog when a frame of another node is to be handed on."""
+        peer = self.peers.get(node)
+        return self.backlog_bytes(node) - (peer.largest if peer is not None else 0)
+
     def flush(self) -> None:
         """Writes what was sent in this round."""
+        if self._withheld and not self.is_congested():
+            self._tell_withheld()
         if not self._dirty:
             return
         dirty, self._dirty = self._dirty, []
@@ -574,6 +632,58 @@ class Links:
             peer.dirty = False
             if peer.outward is not None:
                 peer.outward.flush()
+
+    # -- credit -----------------------------------------------------------------------------
+
+    def _under_way(self, peer: _Peer) -> int:
+        """Bytes that were sent to a node and that it has not told it has taken."""
+        if peer.up and peer.outward is not None:
+            writer = peer.outward.writer
+            return int(writer.bytes_out + writer.queued_bytes - peer.taken)
+        return int(peer.relay_sent - peer.relay_taken)
+
+    def _tell_taken(self, peer: _Peer) -> None:
+        """Gives a node credit for what it has sent."""
+        if self.is_congested():
+            self._withheld.add(peer.node)
+            return
+        if peer.up and peer.inward is not None:
+            taken = peer.told = peer.inward.reader.bytes_in
+            link = peer.in_id
+        else:
+            taken = peer.relay_told = peer.relay_in
+            link = peer.relay_in_id
+        self.send(peer.node, frame(FRAME_CREDIT, 0, 0, taken, link, 0, 0))
+
+    def _tell_withheld(self) -> None:
+        withheld, self._withheld = self._withheld, set()
+        for node in sorted(withheld):
+            self._tell_taken(self.peers[node])
+
+    def _tell_rest(self, peer: _Peer) -> None:
+        """Tells what is too little to be told at once."""
+        if peer.up and peer.inward is not None:
+            rest = peer.inward.reader.bytes_in - peer.told
+        else:
+            rest = peer.relay_in - peer.relay_told
+        if rest >= CREDIT_REST_BYTES:
+            self._tell_taken(peer)
+
+    def _on_credit(self, peer: _Peer, taken: int, link: int) -> None:
+        """A node tells how much it has taken. What it says of a former connection is void."""
+        if link == peer.out_id and peer.outward is not None:
+            writer = peer.outward.writer
+            if taken > writer.bytes_out:
+                raise ValueError(f"credit for {taken} bytes, {writer.bytes_out} were sent")
+            peer.taken = max(peer.taken, taken)
+        elif link == peer.relay_out_id:
+            if taken > peer.relay_sent:
+                raise ValueError(f"credit for {taken} bytes, {peer.relay_sent} were sent")
+            peer.relay_taken = max(peer.relay_taken, taken)
+        window = self._window if peer.up else self._relay_window
+        if peer.node in self.full and self._under_way(peer) <= window:
+            self.full.discard(peer.node)
+            self.events.on_room(peer.node)
 
     def connected(self) -> list[int]:
         """Ids of all nodes that are up, ascending."""
@@ -619,9 +729,12 @@ class Links:
                 if writer.frames_out == peer.frames_out or now - peer.told_clock >= CLOCK_S:
                     self._beat(peer, b"")
                 peer.frames_out = writer.frames_out
+                self._tell_rest(peer)
             elif peer.half_since and now - peer.half_since > HALF_LINK_S:
                 self._drop(peer, "linked one way only")
-            if not peer.up and not self.relay.is_up(peer.node):
+            if not peer.up and self.relay.is_up(peer.node):
+                self._tell_rest(peer)
+            elif not peer.up:
                 self._look_for(peer)
         self._give_up(now)
 
@@ -641,9 +754,10 @@ class Links:
                 if output.data[4] == FRAME_GOODBYE:
                     self.peers[output.node].gone = True
                     self.relay.forget(output.node)
+                    self.full.discard(output.node)
                     self.events.on_down(output.node, True)
                 else:
-                    self.events.on_frame(output.node, output.data)
+                    self._on_relayed(self.peers[output.node], output.data)
             elif isinstance(output, relay.Send):
                 peer = self.peers.get(output.to)
                 if peer is not None and peer.up:
@@ -660,10 +774,11 @@ class Links:
                     incarnation=output.incarnation,
                     relay=self.relay.hop_of(output.node),
                 )
-                self.peers[output.node].gone = False
+                self._begin_relayed(self.peers[output.node])
                 self.events.on_up(output.node, output.incarnation)
             elif isinstance(output, relay.Down):
                 self._log.info("link.relay_lost", peer=output.node)
+                self.full.discard(output.node)
                 self.events.on_down(output.node, False)
             elif isinstance(output, relay.Suspect):
                 self.events.on_suspect(output.node)
@@ -673,6 +788,24 @@ class Links:
                 self._drop(
                     self.peers[output.node], f"silent, and reached through node {output.relay}"
                 )
+
+    def _begin_relayed(self, peer: _Peer) -> None:
+        """A node is reached through another one from now on."""
+        peer.gone = False
+        self.full.discard(peer.node)
+        peer.relay_out_id, peer.relay_in_id = self.relay.sessions_of(peer.node)
+        peer.relay_sent = peer.relay_taken = peer.relay_in = peer.relay_told = 0
+
+    def _on_relayed(self, peer: _Peer, data: bytes) -> None:
+        """Takes a frame that came through another node."""
+        peer.relay_in += len(data)
+        if data[4] == FRAME_CREDIT:
+            _, _, _, _, taken, link, _, _ = frame_header(data)
+            self._on_credit(peer, taken, link)
+            return
+        self.events.on_frame(peer.node, data)
+        if peer.relay_in - peer.relay_told >= self._credit_step:
+            self._tell_taken(peer)
 
     def _judge_relayed(self, node: int, data: bytes) -> int:
         """Reads HELLO of a node that wants to be relayed; 0 = it is not accepted."""
@@ -726,6 +859,9 @@ class Links:
             peer.gone = peer.leaves = False
             now_ms = int(time.monotonic() * 1000)
             self.detector.linked(peer.node, now_ms)
+            # What was told on a connection that broke may be lost.
+            peer.told = 0
+            self.full.discard(peer.node)
             # The first frame on the link tells the clock and the neighbours.
             self._perform(self.relay.linked(peer.node, peer.incarnation, now_ms))
             self._log.info("link.up", peer=peer.node, incarnation=peer.incarnation)
@@ -734,6 +870,7 @@ class Links:
             peer.inward.resume()
         elif not stands and peer.up:
             peer.up = False
+            self.full.discard(peer.node)
             self.detector.unlinked(peer.node)
             self._log.info("link.down", peer=peer.node)
             peer.gone = peer.leaves
@@ -800,7 +937,7 @@ class Links:
             for position, data in enumerate(received):
                 try:
                     answer = shake.receive(data)
-                    if shake.peer is not None:
+                    if shake.done and shake.peer is not None:
                         self._judge(shake.peer)
                 except LinkRefused as error:
                     end()
@@ -955,6 +1092,7 @@ class Links:
         wire.reader.frame_max = self.config.link_frame_max_bytes + HEADER_SIZE
         on_frame = self.events.on_frame
         heard = self.detector.heard
+        step = self._credit_step
 
         def frames(received: list[bytes]) -> None:
             now_ms = int(time.monotonic() * 1000)
@@ -969,6 +1107,8 @@ class Links:
                 self._on_link_frame(peer, data, now_ms)
                 if peer.inward is not wire:
                     return
+            if wire.reader.bytes_in - peer.told >= step:
+                self._tell_taken(peer)
 
         def lost(reason: str) -> None:
             wire.close()
@@ -981,6 +1121,7 @@ class Links:
         wire.pause()
         wire.on_frames, wire.on_lost = frames, lost
         peer.inward = wire
+        peer.in_id, peer.told = shake.connection, 0
         wire.totals = peer.totals
         self._wake(peer)
         self._evaluate(peer)
@@ -994,6 +1135,9 @@ class Links:
             if kind == FRAME_GOODBYE:
                 peer.leaves = True
                 self._drop(peer, "the node has stopped")
+            elif kind == FRAME_CREDIT:
+                _, _, _, _, taken, link, _, _ = frame_header(data)
+                self._on_credit(peer, taken, link)
             elif kind == FRAME_RELAY:
                 self._perform(self.relay.on_frame(peer.node, data, now_ms))
             elif kind == FRAME_HEARTBEAT:
@@ -1101,7 +1245,7 @@ class Links:
             for data in received:
                 try:
                     answer = shake.receive(data)
-                    if shake.peer is not None:
+                    if shake.done and shake.peer is not None:
                         self._judge(shake.peer)
                 except LinkRefused as error:
                     fail(error)
@@ -1153,6 +1297,7 @@ class Links:
 
         wire.on_frames, wire.on_lost = frames, lost
         peer.outward = wire
+        peer.out_id, peer.taken = shake.connection, 0
         wire.totals = peer.totals
         peer.outward_life = (shake.peer.instance, shake.peer.incarnation)
         peer.frames_out = 0
@@ -1191,7 +1336,7 @@ def is_urgent(data: bytes) -> bool:
     if kind == FRAME_CONTROL:
         size = int.from_bytes(data[:4], "little")
         return size <= URGENT_SIZE_MAX and data[24] != CONTROL_CLASSIC
-    return kind in (FRAME_APPEND_REPLY, FRAME_HEARTBEAT)
+    return kind in (FRAME_APPEND_REPLY, FRAME_HEARTBEAT, FRAME_CREDIT)
 
 
 def _read_secret(config: ClusterConfig) -> bytes:

@@ -209,6 +209,11 @@ class RelayTable:
         pair = self._pairs.get(node)
         return pair.hop if pair is not None and pair.up else 0
 
+    def sessions_of(self, node: int) -> tuple[int, int]:
+        """(this node's session, the other end's) with a relayed node."""
+        pair = self._pairs.get(node)
+        return (pair.own, pair.theirs) if pair is not None else (0, 0)
+
     def nodes(self) -> list[int]:
         """Nodes that are reached through a relay, ascending."""
         return sorted(node for node, pair in self._pairs.items() if pair.up)

@@ -20,7 +20,7 @@ cdef class Replica:
     cdef public object _pristine, _election
     cdef public tuple _known_leader
     cdef public int64_t _transfer_began, _waits_since, _version_index
-    cdef public object time, _awaited
+    cdef public object time, _awaited, late
     cdef public RaftCore core
     @cython.locals(core=RaftCore, entry=Entry)
     cpdef seal(self)

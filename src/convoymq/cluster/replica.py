@@ -11,6 +11,7 @@ Steady path, one call each per entry: `seal` (leader: batch → entry → log an
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,8 @@ class Replica:
         #: The host will look at the open batch again.
         self.batch_due = False
         self._awaited: frozenset[int] = frozenset()
+        #: Commands for the leader that wait for room: (node, term, frame).
+        self.late: deque[tuple[int, int, bytes]] = deque()
         self.time = GroupTime(host.clock)
         self._transfer_began = 0
         self._election: Any = None
@@ -299,7 +302,8 @@ class Replica:
             return
         leader = core.leader
         if leader and leader in core.connected and self._known_leader == (leader, core.term):
-            self.host.transport.send(leader, builder.take_forward(self.group, core.term))
+            data = builder.take_forward(self.group, core.term)
+            self.host.forward(self, leader, core.term, data)
         else:
             builder.take_loose()
             if self._deferred:
@@ -347,7 +351,12 @@ class Replica:
                     if not self.holding:
                         self.host.hold(self)
                     continue
-            if peer.state == REPLICATE and peer.next_index == entry.index and peer.may_send():
+            if (
+                peer.state == REPLICATE
+                and peer.next_index == entry.index
+                and peer.may_send()
+                and peer.node not in self.host.full
+            ):
                 self._send_append(peer, [entry.data], entry.index, entry.size)
             else:
                 self.replicate(peer)
@@ -363,10 +372,13 @@ class Replica:
             self.replicate(peer)
 
     def replicate(self, peer: Any) -> None:
-        """Sends what a follower lacks, as far as its window allows."""
+        """Sends what a follower lacks, as far as its window and the link allow."""
         log = self.log
         config = self.host.config
         while self.core.role == LEADER and peer.next_index <= log.last_index and peer.may_send():
+            if peer.node in self.host.full:
+                self.host.await_room(peer.node, self)
+                return
             try:
                 entries = log.entries(peer.next_index, config.append_bytes_max)
                 log.term_at(peer.next_index - 1)
@@ -379,6 +391,24 @@ class Replica:
             bodies = [entry.data for entry in entries]
             last = peer.next_index + len(entries) - 1
             self._send_append(peer, bodies, last, sum(map(len, bodies)))
+
+    def on_room(self, node: int) -> None:
+        """The link to a node takes bulk again."""
+        if self.dead or self.faulty:
+            return
+        if self.late:
+            self.host.send_late(self, node, self._known_leader[0], self._known_leader[1])
+        sending = self.sending.get(node)
+        if sending is not None:
+            sending.on_room()
+        peer = self.core.progress.get(node)
+        if peer is not None:
+            self.replicate(peer)
+
+    def on_lost(self, node: int) -> None:
+        """A node for which something waited is away."""
+        if self.late and self.late[0][0] == node:
+            self.late.clear()
 
     def probe(self, peer: Any) -> None:
         """Asks a follower how far it is, without entries."""
@@ -1080,6 +1110,10 @@ class Replica:
                     core.on_answer(peer)
                 continue
             outstanding = True
+            if self.host.is_held_up(peer.node):
+                # It is not the peer that makes no progress.
+                peer.owes_ms = peer.stalled_ms = now
+                continue
             if not peer.owes_ms:
                 peer.owes_ms = now
             elif not peer.silent and now - peer.owes_ms >= config.quorum_timeout_ms:

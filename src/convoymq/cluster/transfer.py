@@ -76,8 +76,15 @@ class SnapshotSending:
     def tick(self) -> None:
         """Asks again when nothing was heard for too long."""
         now_ms = self.replica.host.clock.monotonic_ms()
+        if self.replica.host.is_held_up(self.node):
+            self._heard_ms = now_ms
         if now_ms - self._heard_ms >= self.replica.host.config.retransmit_ms:
             self.resume()
+
+    def on_room(self) -> None:
+        """The link takes bulk again."""
+        if self._begun and not self.stopped:
+            self._pump()
 
     def on_message(self, message: Sequence[Any]) -> None:
         """ACKNOWLEDGE or DONE of the follower. Raises PeerError."""
@@ -102,7 +109,11 @@ class SnapshotSending:
 
     def _pump(self) -> None:
         config = self.replica.host.config
+        host = self.replica.host
         while not self._ended and self._ahead < config.snapshot_chunks_in_flight:
+            if self.node in host.full:
+                host.await_room(self.node, self.replica)
+                return
             offset, index = self._sent
             self._ahead += 1
             if offset < len(self.state):

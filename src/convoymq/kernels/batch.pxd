@@ -22,6 +22,11 @@ cdef class PendingCommand:
     cdef public list tags
     cdef public object note
 
+cdef class PendingBudget:
+    cdef public Py_ssize_t bytes
+    cdef public Py_ssize_t bytes_max
+    cdef public set waiting
+
 cdef class PublishTarget:
     cdef public CommandBuilder builder
     cdef public uint64_t session
@@ -31,6 +36,7 @@ cdef class PublishTarget:
     # Beyond either of these, `owner.check_flow()` is called when an ENQUEUE command is closed.
     cdef public Py_ssize_t pending_bytes_max
     cdef public Py_ssize_t pending_commands_max
+    cdef public PendingBudget budget
     cdef public object owner
     # The next record has a producer and a sequence; the open command begins with this one.
     cdef bint named
@@ -43,6 +49,7 @@ cdef class CommandBuilder:
     cdef Py_ssize_t end
     cdef Py_ssize_t capacity
     cdef Py_ssize_t hint
+    cdef Py_ssize_t last_end
     cdef Chunk chunk
     cdef int command_count
     # SETTLE commands that settle something: who sent them waits for no answer.

@@ -58,6 +58,7 @@ FRAME_HEARTBEAT = 9
 FRAME_HELLO = 10
 FRAME_RELAY = 11
 FRAME_GOODBYE = 12
+FRAME_CREDIT = 13
 
 _HEADER = cython.declare(cython.Py_ssize_t, 48)
 _BATCH_HEADER = cython.declare(cython.Py_ssize_t, 120)
@@ -193,6 +194,14 @@ class PendingCommand:
 
 
 @cython.cclass
+class PendingBudget:
+    def __init__(self, bytes_max=_UNBOUNDED):
+        self.bytes = 0
+        self.bytes_max = bytes_max
+        self.waiting = set()
+
+
+@cython.cclass
 class PublishTarget:
     def __init__(self, builder: CommandBuilder, session, owner):
         self.builder = builder
@@ -202,10 +211,14 @@ class PublishTarget:
         self.pending_bytes = 0
         self.pending_bytes_max = _UNBOUNDED
         self.pending_commands_max = _UNBOUNDED
+        self.budget = PendingBudget()
         self.owner = owner
         self.named = False
         self.producer = b""
         self.sequence = 0
+
+    def __del__(self):
+        self.budget.bytes -= self.pending_bytes
 
     def name_next(self, producer: bytes, sequence: uint64_t):
         builder: CommandBuilder = self.builder
@@ -254,6 +267,7 @@ class PublishTarget:
                 break
             pending.popleft()
             self.pending_bytes -= first.length
+            self.budget.bytes -= first.length
             done.append(first)
         return done
 
@@ -286,6 +300,7 @@ def _remember(
     command.note = note
     target.pending.append(command)
     target.pending_bytes += length
+    target.budget.bytes += length
     return 0
 
 
@@ -299,6 +314,7 @@ class CommandBuilder:
         self.end = _HEADER
         self.capacity = 0
         self.hint = 4096
+        self.last_end = 0
         self.command_count = 0
         self.patient_count = 0
         self.held = False
@@ -420,7 +436,9 @@ class CommandBuilder:
             self.close_command()
             self.on_full()
             return self.reserve(target, tag, body_size, flags, n)
-        self.need(n)
+        if self.end + n > self.capacity:
+            # With room for the table of offsets, or closing the command would double it all.
+            self.need(n + 4 * (cython.cast(cython.Py_ssize_t, self.open_count) + 2) + 64)
         if self.open_count + 2 > self.offsets_capacity:
             capacity: cython.Py_ssize_t = max(64, self.offsets_capacity * 2)
             grown: cython.p_void = stdlib.realloc(self.offsets, capacity * 4)
@@ -489,6 +507,7 @@ class CommandBuilder:
         if (
             target.pending_bytes > target.pending_bytes_max
             or len(target.pending) > target.pending_commands_max
+            or target.budget.bytes > target.budget.bytes_max
         ):
             target.owner.check_flow()
         return 0
@@ -507,7 +526,10 @@ class CommandBuilder:
         self.store = cython.NULL
         self.p = cython.NULL
         self.capacity = 0
-        self.hint = min(max(_CAPACITY_MIN, end + (end >> 2)), _SOFT)
+        # One large batch does not make the next one large.
+        hint: cython.Py_ssize_t = min(end, self.last_end)
+        self.hint = min(max(_CAPACITY_MIN, hint + (hint >> 2)), _SOFT)
+        self.last_end = end
         self.end = _HEADER
         self.command_count = 0
         self.patient_count = 0
@@ -552,6 +574,8 @@ class CommandBuilder:
             count += 1
         if self.open_target is not None:
             self.close_command()
+        if self.end > _SOFT and self.on_full is not None:
+            self.on_full()
         was_empty: cython.bint = self.end == _HEADER
         self.need(end - start)
         string.memcpy(self.p + self.end, p + start, end - start)

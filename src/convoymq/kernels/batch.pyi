@@ -45,6 +45,7 @@ FRAME_HEARTBEAT: int
 FRAME_HELLO: int
 FRAME_RELAY: int
 FRAME_GOODBYE: int
+FRAME_CREDIT: int
 
 class Entry:
     """One log entry: its bytes and, unpacked, its header."""
@@ -118,6 +119,16 @@ class CommandBuilder:
     def take_loose(self) -> None:
         """Seals the batch for the pending lists only (no leader known)."""
 
+class PendingBudget:
+    """What is pending in all targets that share it."""
+
+    bytes: int
+    bytes_max: int
+    """Beyond it (default: never) targets ask their owners as beyond their own bounds."""
+    waiting: set[Any]
+    """Clients that stopped their channels for it."""
+    def __init__(self, bytes_max: int = ...) -> None: ...
+
 class PublishTarget:
     """One session's stream into one group: numbers its commands and remembers the pending ones."""
 
@@ -132,6 +143,8 @@ class PublishTarget:
     """Beyond either of these (default: never) `owner.check_flow()` is called at every batch of
     publishes:
     within the round, so that one read is all that a channel can exceed them by."""
+    budget: PendingBudget
+    """Shared with other targets; to be set before the first command."""
     owner: Any
     """The QueueClient."""
     def __init__(self, builder: CommandBuilder, session: int, owner: Any) -> None: ...

@@ -418,7 +418,8 @@ class ClusterConfig:
         "cluster.link_backlog_max",
         256 << 20,
         """Bytes queued for a node that does not read; above it the link is broken and made anew.
-        Smaller costs catching up, larger costs memory.""",
+        Entries, deliveries and snapshots wait while an eighth of it is under way, those through
+        another node from a 32nd: smaller costs throughput over distances, larger costs memory.""",
         parse=parse_bytes,
         unit="bytes",
         low=1 << 20,
@@ -830,6 +831,18 @@ class DefaultsConfig:
         unit="ms",
         low=100,
         high=600_000,
+    )
+    publish_pending_max_bytes: int = _key(
+        "publish_pending_max",
+        128 << 20,
+        """What this node has taken from publishers for quorum queues and streams and what is not
+        applied yet, all channels and queues together: above it who publishes waits, until it is
+        half. One message of each connection comes on top. Larger costs memory, when a majority is
+        slow or one message goes to many queues.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 36,
     )
 
 

@@ -54,7 +54,7 @@ from convoymq.cluster.metadata import (
 )
 from convoymq.cluster.metadata_reads import MetadataReads
 from convoymq.cluster.placement import CLIENT_LOCAL
-from convoymq.kernels.batch import CMD_NODE_DOWN
+from convoymq.kernels.batch import CMD_NODE_DOWN, PendingBudget
 from convoymq.model.errors import (
     BrokerError,
     NotFound,
@@ -119,6 +119,8 @@ class BrokerSettings:
     publish_register_timeout_ms: int = 65_000
     """[quorum_queue.publish_register_timeout] How long the first publishes of a channel wait for a
     quorum queue that does not answer."""
+    publish_pending_max_bytes: int = 128 << 20
+    """[publish_pending_max] What this node's publishers may have under way together."""
     loopback_users: tuple[str, ...] = ("guest",)
     """[loopback_users] Who may only come from this machine."""
     disconnect_timeout_ms: int = DISCONNECT_TIMEOUT_MS_DEFAULT
@@ -208,6 +210,7 @@ class Broker:
             limits=FlowLimits(
                 question_timeout_ms=self.settings.operation_timeout_ms,
                 register_timeout_ms=self.settings.publish_register_timeout_ms,
+                budget=PendingBudget(self.settings.publish_pending_max_bytes),
             ),
             ask=Questions(
                 counts=self._ask_quorum_counts,

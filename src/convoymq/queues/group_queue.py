@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -38,7 +39,7 @@ from convoymq.cluster.interfaces import (
     Transport,
 )
 from convoymq.kernels import batch
-from convoymq.kernels.batch import CommandBuilder, Entry
+from convoymq.kernels.batch import CommandBuilder, Entry, PendingBudget
 from convoymq.model.errors import StorageFault, Unavailable
 from convoymq.queues.interface import ClientEvents, Queue
 from convoymq.storage.types import EntryGone
@@ -96,6 +97,9 @@ class Host(Protocol):
     def note(self, event: str, **fields: Any) -> None:
         """Something for the log file."""
 
+    def await_room(self, node: int, item: Any) -> None:
+        """Has `item.on_room(node)` called when the link to the node takes bulk again."""
+
     def segment_at(self, group: int, index: int) -> Any:
         """(segment, its file) where an entry lies in one; None elsewhere."""
 
@@ -110,6 +114,8 @@ class FlowLimits:
 
     pending_bytes_max: int = 16 << 20
     pending_commands_max: int = 4096
+    budget: PendingBudget = field(default_factory=PendingBudget)
+    """What all channels and queues that share it may have under way together. The same bounds."""
     question_timeout_ms: int = 30_000
     """How long consume, get, purge and cancel wait for an answer."""
     register_timeout_ms: int = 65_000
@@ -173,6 +179,9 @@ class GroupQueue(Queue):
         self._openings = 0
         #: Nodes for which this node, leading, carries out the effects.
         self._proxied: set[int] = set()
+        #: What a node's link took no more of, in order: (effect, since). Bodies are read when they
+        #: are sent.
+        self._late: dict[int, deque[tuple[Effect, int]]] = {}
         self._timer: Any = None
         self._timer_due_ms = 0
         #: Event -> messages that were noted since it was logged last.
@@ -293,6 +302,7 @@ class GroupQueue(Queue):
         if not changed:
             return
         self._proxied.clear()
+        self._late.clear()
         replica = self._host.replica(self.group)
         if leader == self.node and replica is not None and replica.is_leader:
             self._lead(replica)
@@ -320,8 +330,46 @@ class GroupQueue(Queue):
 
     # --- for others ----------------------------------------------------------------------
 
-    def _forward(self, node: int, effect: Effect) -> int:
-        """Sends one effect to a session's node; returns the bytes of its messages."""
+    def _holds_back(self, node: int, effect: Effect, since: int = -1) -> bool:
+        """Keeps an effect for later while the link takes no bulk. Answers pass; the end of a
+        consumer stays behind its deliveries."""
+        late = self._late.get(node)
+        if late is None:
+            if effect[0] != EFFECT_DELIVER or node not in self._transport.full:
+                return False
+            late = self._late[node] = deque()
+            self._host.await_room(node, self)
+        elif effect[0] not in (EFFECT_DELIVER, EFFECT_CANCELLED):
+            return False
+        late.append((effect, since))
+        return True
+
+    def on_room(self, node: int) -> None:
+        """The link to a node takes bulk again."""
+        late = self._late.get(node)
+        if late is None:
+            return
+        replica = self._host.replica(self.group)
+        if replica is None or not replica.is_leader:
+            # The new leader says what is to be said.
+            del self._late[node]
+            return
+        del self._late[node]
+        while late and node not in self._transport.full:
+            self._forward(node, *late.popleft())
+        if late:
+            self._late[node] = late
+            self._host.await_room(node, self)
+
+    def on_lost(self, node: int) -> None:
+        """A node for which something waited is away: it gets everything anew when it is back."""
+        self._late.pop(node, None)
+
+    def _forward(self, node: int, effect: Effect, since: int = -1) -> int:
+        """Sends one effect to a session's node; returns the bytes of its messages. `since`: of a
+        delivery that comes from the state."""
+        if self._holds_back(node, effect, since):
+            return 0
         kind = effect[0]
         session: int = effect[1]
         status = 0
@@ -480,6 +528,8 @@ class GroupQueue(Queue):
         now = self.clock.monotonic_ms()
         leader = self.leader if self.leader is not None else self._host.leader_of(self.group)
         for client in list(self._clients.values()):
+            if client.blocked:
+                client.check_flow()
             if not client.is_waiting():
                 client.progress_ms = now
                 client.waiting_since_ms = now
@@ -492,7 +542,7 @@ class GroupQueue(Queue):
                 client.progress_ms = now
                 client.silences += 1
                 client.on_silence()
-                client.resend(now=True)
+                client.ask_for_lost()
 
     def on_deleted(self) -> None:
         """The metadata say that the queue is gone. The node's batch of it is not sent any more."""
@@ -505,6 +555,7 @@ class GroupQueue(Queue):
         for client in list(self._clients.values()):
             client.on_deleted()
         self._clients.clear()
+        self._late.clear()
 
     # --- looking at it -------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ RESEND_PAUSE_MS = 100
 OVER_AFTER_MS = 1000
 #: The same for a session that was never heard of: its first command may just be late.
 OVER_UNHEARD_MS = 10_000
+#: Of more than this the queue is asked first whether it was lost.
+RESEND_BYTES_SOFT = 64 << 10
 
 #: Commands whose answer nobody waits for, unless it is the confirm of publishes.
 SILENT = frozenset(
@@ -72,6 +74,7 @@ class SessionClient(QueueClient):
         self._target = PublishTarget(queue.builder, session, self)
         self._target.pending_bytes_max = queue.limits.pending_bytes_max
         self._target.pending_commands_max = queue.limits.pending_commands_max
+        self._budget = self._target.budget = queue.limits.budget
         #: The session's opening number; 0 = no command was sent.
         self.opening = 0
         self.closed = False
@@ -113,6 +116,7 @@ class SessionClient(QueueClient):
         if self.closed:
             return
         self.closed = True
+        self._budget.waiting.discard(self)
         if self.opening:
             self._number(batch.CMD_SESSION_CLOSE)
         else:
@@ -191,8 +195,12 @@ class SessionClient(QueueClient):
             self._gap_again = False
             if self._target.pending:
                 self.resend(seq, now=True)
+        waiting = self._budget.waiting
         if self.blocked:
             self.check_flow()
+        if waiting and self._budget.bytes * 2 <= self._budget.bytes_max:
+            for client in list(waiting):
+                client.check_flow()
         if self.closed and not self._target.pending and seq >= self._target.seq:
             self.queue.forget(self)
 
@@ -264,6 +272,14 @@ class SessionClient(QueueClient):
         self._resent_ms = time_ms
         self._target.resend(after)
 
+    def ask_for_lost(self) -> None:
+        """After silence: sends a little again. Of more, nothing but a question: a queue that is
+        only slow must not get it all twice, and one that lacks something answers with a GAP."""
+        if self.closed or self._target.pending_bytes <= RESEND_BYTES_SOFT:
+            self.resend(now=True)
+        else:
+            self._target.command(batch.CMD_SETTLE, 0, 0, 0)
+
     def _start_anew(self) -> None:
         """The queue ended this session: what was pending is not known to be safe, consumers are
         gone; later commands go in a new session."""
@@ -291,9 +307,14 @@ class SessionClient(QueueClient):
         beyond = (
             target.pending_bytes * divisor > limits.pending_bytes_max
             or len(target.pending) * divisor > limits.pending_commands_max
+            or self._budget.bytes * divisor > self._budget.bytes_max
         )
         if beyond != self.blocked and not self.closed:
             self.blocked = beyond
+            if beyond:
+                self._budget.waiting.add(self)
+            else:
+                self._budget.waiting.discard(self)
             self._events.on_flow(self, beyond)
 
     def on_deleted(self) -> None:

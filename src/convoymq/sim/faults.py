@@ -117,6 +117,8 @@ def draw_plan(
         stale_chance=rng.choice((0.1, 0.5)) if "stale" in faults else 0.0,
         reconnect_max_us=rng.choice((20_000, 300_000)),
         overtake=overtake,
+        # Drawn apart, like the kinds above.
+        window_bytes=Random(seed ^ 0xF1).choice((0, 0, 1_000, 20_000)),
     )
     disk = DiskConfig(
         flush_max_us=rng.choice((200, 1000, 5000)),

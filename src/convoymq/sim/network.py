@@ -22,6 +22,8 @@ from convoymq.sim.clock import Life, Scheduler, Timer
 from convoymq.sim.trace import Trace
 
 STALE_FRAMES_MAX = 8
+CREDIT_US = 300
+"""How long word of room on a link is under way."""
 
 
 class Receiver(Protocol):
@@ -41,6 +43,9 @@ class Receiver(Protocol):
 
     def on_link_down(self, peer: int, definite: bool) -> None:
         """The connection is gone; `definite`: the peer's process is known to be gone."""
+
+    def on_room(self, peer: int) -> None:
+        """The link to the peer is not full any more."""
 
     def on_suspected(self, peer: int, suspected: bool) -> None:
         """The failure detector changed its mind about a linked peer."""
@@ -64,6 +69,8 @@ class NetworkConfig:
     reconnect_max_us: int = 200_000
     overtake: bool = False
     """Urgent frames overtake bulk, as the writers of links let them."""
+    window_bytes: int = 0
+    """Beyond that under way to a node, its link is full; 0 = never."""
 
 
 class Direction:
@@ -113,6 +120,8 @@ class Network:
         self._cut: set[tuple[int, int]] = set()
         """Directions through which nothing gets."""
         self._stale: dict[tuple[int, int], list[bytes]] = {}
+        self.full: dict[int, set[int]] = {}
+        """Node -> those to which its links are full."""
         self.bytes_sent = 0
         self.frames_sent = 0
         self.on_frame_sent: Callable[[int, int, bytes], None] | None = None
@@ -122,6 +131,7 @@ class Network:
     def start(self, node: int, receiver: Receiver) -> None:
         """A node begins to run and to connect."""
         self.receivers[node] = receiver
+        self.full_of(node).clear()
         for peer in sorted(self.receivers):
             if peer != node:
                 self._connect_later(node, peer)
@@ -145,6 +155,20 @@ class Network:
                 self.break_link(a, b)
         # Socket buffers die with either process.
         self._stale = {k: v for k, v in self._stale.items() if node not in k}
+
+    def full_of(self, node: int) -> set[int]:
+        """The nodes to which that one should send no bulk for now."""
+        return self.full.setdefault(node, set())
+
+    def _tell_room(self, source: int, target: int, epoch: int) -> None:
+        receiver = self.receivers.get(source)
+        full = self.full_of(source)
+        # Who sends has it from the same connection, or not at all.
+        if receiver is None or self._seen.get((source, target)) != epoch or target not in full:
+            return
+        if self._direction(source, target).bytes <= self.config.window_bytes:
+            full.discard(target)
+            receiver.on_room(target)
 
     # Connections.
 
@@ -188,6 +212,7 @@ class Network:
             self._unlinked(node, peer, self._seen[(node, peer)])
         self._seen[(node, peer)] = epoch
         self._suspected.discard((node, peer))
+        self.full_of(node).discard(peer)
         self.trace.add(f"node{node}", f"link up {peer}")
         receiver = self.receivers[node]
         self._tell_clock(node, peer)
@@ -204,6 +229,7 @@ class Network:
             return
         del self._seen[(node, peer)]
         self._suspected.discard((node, peer))
+        self.full_of(node).discard(peer)
         self.trace.add(f"node{node}", f"link down {peer}")
         receiver = self.receivers.get(node)
         if receiver is not None:
@@ -295,6 +321,11 @@ class Network:
             delay_us += scheduler.skewed(0, config.spike_max_us)
             self.trace.faults["frame_delayed"] += 1
         direction.bytes += len(data)
+        if config.window_bytes and direction.bytes > config.window_bytes:
+            full = self.full_of(source)
+            if target not in full:
+                full.add(target)
+                self.trace.faults["link_full"] += 1
         if config.overtake and is_urgent(data):
             self._overtake(direction, scheduler.now_us + delay_us, data)
         else:
@@ -360,6 +391,10 @@ class Network:
                 self._trust(target, source)
             if source in self.receivers:
                 self._tell_clock(target, source)
+            if target in self.full_of(source) and direction.bytes <= self.config.window_bytes:
+                life = self.receivers[source].life if source in self.receivers else None
+                if life is not None:
+                    self.scheduler.after(CREDIT_US, life, self._tell_room, source, target, epoch)
             receiver.on_frame(source, data)
         self._pump(source, target)
 
@@ -476,6 +511,7 @@ class NodeTransport:
         self._network = network
         self._node = node
         self._life = life
+        self.full = network.full_of(node)
 
     def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
         """Hands a frame to the link."""

@@ -421,6 +421,10 @@ class SimNode:
         for queue in list(self.queues.values()):
             queue.on_node_down(peer, definite=definite)
 
+    def on_room(self, peer: int) -> None:
+        """The link to a peer takes bulk again."""
+        self.host.on_room(peer)
+
     def on_suspected(self, peer: int, suspected: bool) -> None:
         """The detector's verdict about a linked peer."""
         if suspected:

@@ -27,6 +27,7 @@ class Wire:
 
     class _End:
         def __init__(self, wire: Wire, node: int) -> None:
+            self.full: set[int] = set()
             self.wire = wire
             self.node = node
 

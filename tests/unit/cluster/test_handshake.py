@@ -48,7 +48,7 @@ def test_both_learn_who_the_other_is() -> None:
     assert two.peer is not None
     assert (one.peer.node, two.peer.node, one.peer.incarnation) == (2, 1, 5)
     assert (one.peer.directory, one.peer.candidate, one.peer.instance) == ("2d", "2c", "2i")
-    assert one.peer.supports == {"quorum": (1, 3), "link": (2, 2)}
+    assert one.peer.supports == {"quorum": (1, 3), "link": (3, 3)}
     assert (one.peer.release, one.peer.process) == ("0.2.0", ProcessId("m", 7, 9))
     assert one.known == ["a:1"]
 
@@ -72,8 +72,50 @@ def test_a_field_changed_on_the_way_is_noticed() -> None:
     body = msgspec.msgpack.decode(one.begin()[HEADER_SIZE:])
     answer = two.receive(hello(1, {**body, "directory": "other"}))
     assert answer is not None
+    proof = one.receive(answer)
+    assert proof is not None
     with pytest.raises(LinkRefused, match="secret"):
-        one.receive(answer)
+        two.receive(proof)
+
+
+def test_what_the_acceptor_says_of_itself_cannot_be_changed_on_the_way() -> None:
+    one, two = side(True), side(False)
+    answer = two.receive(one.begin())
+    assert answer is not None
+    proof = one.receive(answer)
+    assert proof is not None
+    last = two.receive(proof)
+    assert last is not None
+    body = msgspec.msgpack.decode(last[HEADER_SIZE:])
+    with pytest.raises(LinkRefused, match="secret"):
+        one.receive(hello(4, {**body, "directory": "other"}))
+    assert one.peer is None
+
+
+def test_a_stranger_gets_nothing_before_it_has_proved_itself() -> None:
+    stranger, two = side(True, secret=b"t"), side(False)
+    answer = two.receive(stranger.begin())
+    assert answer is not None
+    assert set(msgspec.msgpack.decode(answer[HEADER_SIZE:])) == {"nonce"}
+    guess = stranger.receive(answer)
+    assert guess is not None
+    with pytest.raises(LinkRefused, match="secret") as refused:
+        two.receive(guess)
+    assert not refused.value.told
+
+
+def test_an_acceptor_without_the_secret_is_refused_by_the_dialler() -> None:
+    one, two = side(True), side(False, secret=b"t")
+    two._check = lambda *_: None  # type: ignore[method-assign]
+    with pytest.raises(LinkRefused, match="secret"):
+        converse(one, two)
+    assert one.peer is None
+
+
+def test_both_know_the_connection_by_the_same_number() -> None:
+    one, two = side(True), side(False)
+    converse(one, two)
+    assert one.connection == two.connection
 
 
 def hello(step: int, body: dict[str, Any]) -> bytes:
@@ -90,15 +132,15 @@ def first_step(**changes: Any) -> bytes:
     [
         (
             {"version": 1, "supports": None, "release": "0.1.0"},
-            "node 1 runs ConvoyMQ 0.1.0 (link protocol 1), this node 0.2.0 needs 2 or later",
+            "node 1 runs ConvoyMQ 0.1.0 (link protocol 1), this node 0.2.0 needs 3 or later",
         ),
         (
             {"version": 1, "supports": None, "release": None},
-            "node 1 runs an older ConvoyMQ (link protocol 1), this node 0.2.0 needs 2 or later",
+            "node 1 runs an older ConvoyMQ (link protocol 1), this node 0.2.0 needs 3 or later",
         ),
         (
-            {"version": 4, "supports": {"link": [3, 4]}, "release": "9.0.0"},
-            "node 1 runs ConvoyMQ 9.0.0 (link protocol 3 to 4), this node 0.2.0 needs 2 or earlier",
+            {"version": 5, "supports": {"link": [4, 5]}, "release": "9.0.0"},
+            "node 1 runs ConvoyMQ 9.0.0 (link protocol 4 to 5), this node 0.2.0 needs 3 or earlier",
         ),
     ],
 )
@@ -111,7 +153,7 @@ def test_releases_that_have_no_protocol_in_common_are_named(
 
 
 def test_a_newer_release_that_still_speaks_our_protocol_is_taken() -> None:
-    answer = side(False).receive(first_step(version=3, supports={"link": [2, 3]}, more=[1]))
+    answer = side(False).receive(first_step(version=4, supports={"link": [3, 4]}, more=[1]))
     assert answer is not None
 
 
@@ -127,7 +169,7 @@ def test_a_newer_release_that_still_speaks_our_protocol_is_taken() -> None:
         {"instance": 5},
         {"cluster_id": "x" * 65},
         {"release": "x" * 201},
-        {"supports": {"link": [2, 2], "quorum": [1]}},
+        {"supports": {"link": [3, 3], "quorum": [1]}},
         {"supports": []},
         {"process": ["m", 1]},
         {"process": ["m", 1, "2"]},
@@ -153,7 +195,7 @@ def test_another_secret_or_cluster_is_refused(change: dict[str, Any], who: int) 
 
 def test_a_dialler_without_the_secret_is_refused_by_the_acceptor() -> None:
     one, two = side(True, secret=b"t"), side(False)
-    one._check = lambda role, proof: None  # type: ignore[method-assign]
+    one._check = lambda *_: None  # type: ignore[method-assign]
     with pytest.raises(LinkRefused, match="secret"):
         converse(one, two)
     assert not two.done

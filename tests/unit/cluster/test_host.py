@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -125,6 +125,9 @@ class Net:
         self.flushers: dict[int, InlineFlusher] = {}
         self.queue: deque[tuple[int, int, bytes]] = deque()
         self.cut: set[int] = set()
+        #: node -> those that take no bulk of it; (node, to) -> sizes of what it sent.
+        self.full: dict[int, set[int]] = {}
+        self.sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
         #: Hosts that asked for the end of a round. Here that a frame was sent does not end one.
         self.woken: set[int] = set()
         self.sent = 0
@@ -158,8 +161,11 @@ class Net:
         net = self
 
         class Transport:
+            full = net.full.setdefault(node, set())
+
             def send(self, to: int, head: bytes, body: Sequence[bytes] = ()) -> None:
                 net.sent += 1
+                net.sizes[node, to].append(len(head) + sum(map(len, body)))
                 if not {node, to} & net.cut and to in net.hosts:
                     net.queue.append((node, to, head + b"".join(body)))
 
@@ -894,3 +900,131 @@ def test_a_member_that_caught_up_by_a_snapshot_votes_although_nothing_follows() 
     net.run(5000)
     assert leader.members == (1, 2)
     assert not net.hosts[2].groups[GROUP].core.quarantined
+
+
+def fill(net: Net, source: int, *to: int) -> None:
+    net.full[source].update(to)
+
+
+def make_room(net: Net, source: int, to: int) -> None:
+    net.full[source].discard(to)
+    net.hosts[source].on_room(to)
+
+
+def others(net: Net) -> tuple[int, int, int]:
+    leader = net.leader
+    near, far = (node for node in (1, 2, 3) if node != leader)
+    return leader, near, far
+
+
+def test_entries_wait_while_a_link_is_full_and_are_sent_once(net: Net) -> None:
+    """A follower whose link is full gets nothing large, however long that lasts; then it gets each
+    entry once. The group goes on with the other one meanwhile."""
+    leader, near, far = others(net)
+    fill(net, leader, far)
+    before = len(net.sizes[leader, far])
+    for value in range(20):
+        net.put(leader, value)
+        net.run(50)
+    net.run(200)
+    assert net.machines[near].values == list(range(20))
+    assert net.machines[far].values == []
+    assert max(net.sizes[leader, far][before:], default=0) < 100
+    assert net.hosts[leader].groups[GROUP].is_leader
+    sent = sum(net.sizes[leader, far])
+    make_room(net, leader, far)
+    net.run(500)
+    assert net.machines[far].values == list(range(20))
+    # 20 entries of one command each, in few frames.
+    assert sum(net.sizes[leader, far]) - sent < 20 * 80 + 2_000
+
+
+def test_a_follower_behind_a_full_link_that_goes_on_is_not_silent(net: Net) -> None:
+    leader, near, far = others(net)
+    fill(net, leader, near, far)
+    net.put(leader, 1)
+    for _ in range(40):
+        net.run(400)
+        # Some other group's bulk takes the room each time.
+        for node in (near, far):
+            net.hosts[leader].on_room(node)
+    assert not [note for note in net.notes if note[1] == "raft.peer_silent"]
+    assert net.hosts[leader].groups[GROUP].is_leader
+    for node in (near, far):
+        make_room(net, leader, node)
+    net.run(300)
+    assert [m.values for m in net.machines.values()] == [[1]] * 3
+
+
+def test_forwarded_commands_wait_in_order_for_a_full_link(net: Net) -> None:
+    leader, near, _ = others(net)
+    fill(net, near, leader)
+    before = len(net.sizes[near, leader])
+    for value in range(5):
+        net.put(near, value)
+        net.run(50)
+    assert max(net.sizes[near, leader][before:], default=0) < 80
+    make_room(net, near, leader)
+    net.put(near, 5)
+    net.run(300)
+    assert net.machines[leader].values == [0, 1, 2, 3, 4, 5]
+
+
+def test_commands_that_wait_for_a_leader_that_is_lost_are_not_sent(net: Net) -> None:
+    """Clients send them again when they know the next leader."""
+    leader, near, _ = others(net)
+    fill(net, near, leader)
+    net.put(near, 1)
+    net.run(50)
+    net.hosts[near].on_suspect(leader)
+    net.hosts[near].on_unsuspect(leader)
+    sent = len(net.sizes[near, leader])
+    make_room(net, near, leader)
+    net.run(100)
+    assert max(net.sizes[near, leader][sent:], default=0) < 80
+    assert net.machines[leader].values == []
+
+
+def test_a_watcher_waits_for_a_full_link_too(net: Net) -> None:
+    net.watch(4, (1, 2, 3))
+    net.run(1000)
+    fill(net, 4, net.leader)
+    net.put(4, 1)
+    net.run(100)
+    assert net.machines[net.leader].values == []
+    make_room(net, 4, net.leader)
+    net.run(300)
+    assert net.machines[net.leader].values == [1]
+
+
+def test_many_groups_that_wait_for_a_link_take_turns(net: Net) -> None:
+    """Whoever finds the link full again stands last."""
+    host = net.hosts[1]
+    full = net.full[1]
+    turns = []
+
+    class Waiter:
+        def __init__(self, name: int, turns: int) -> None:
+            self.name = name
+            self.left = turns
+
+        def on_room(self, node: int) -> None:
+            turns.append(self.name)
+            self.left -= 1
+            full.add(node)
+            if self.left:
+                host.await_room(node, self)
+
+        def on_lost(self, node: int) -> None:
+            turns.append(-self.name)
+
+    full.add(9)
+    for name in (1, 2, 3):
+        waiter = Waiter(name, 2)
+        host.await_room(9, waiter)
+        host.await_room(9, waiter)
+    for _ in range(4):
+        full.discard(9)
+        host.on_room(9)
+    host.on_link_down(9, definite=False)
+    assert turns == [1, 2, 3, 1, -2, -3]

@@ -275,3 +275,50 @@ def test_make_entry_pads_a_body_of_any_size(size: int) -> None:
     assert len(entry.data) % 8 == 0
     assert entry.data[48:].rstrip(b"\0") == body
     assert batch.Entry(entry.data).index == 6
+
+
+def test_adopted_commands_do_not_make_one_entry_of_any_size() -> None:
+    """Clients that send much again at once, as after an election, fill several entries."""
+    builder = batch.CommandBuilder()
+    entries = []
+    builder.on_full = lambda: entries.append(builder.take_entry(1, len(entries) + 1, 1, 0))
+    source = batch.CommandBuilder()
+    batch.PublishTarget(source, 1, None).publish([bytes(1 << 20)], 1 << 20, 1)
+    data = source.take_forward(1, 1)
+    for _ in range(20):
+        builder.adopt(data, batch.HEADER_SIZE, len(data))
+    assert len(entries) == 4
+    assert max(entry.size for entry in entries) < 6 << 20
+
+
+def test_one_large_message_takes_its_size_and_no_more_room() -> None:
+    """Closing the command must not grow what was just reserved, nor the next batch begin large."""
+    builder = batch.CommandBuilder()
+    target = batch.PublishTarget(builder, 1, None)
+    for size in (1 << 20, 1 << 20, 100):
+        target.publish([bytes(size)], size, 1)
+        assert size <= builder.used < size + 200
+        assert size <= len(builder.take_forward(1, 1)) < size + 300
+
+
+def test_pending_bytes_count_against_what_targets_share() -> None:
+    builder = batch.CommandBuilder()
+    budget = batch.PendingBudget(1000)
+    asked = []
+
+    class Owner:
+        def check_flow(self) -> None:
+            asked.append(budget.bytes)
+
+    targets = [batch.PublishTarget(builder, session, Owner()) for session in (1, 2)]
+    for target in targets:
+        target.budget = budget
+        target.publish([bytes(600)], 600, 1)
+    builder.take_loose()
+    assert len(asked) == 1
+    assert budget.bytes == sum(target.pending_bytes for target in targets) > 1200
+    targets[0].applied(1)
+    assert budget.bytes == targets[1].pending_bytes
+    targets.clear()
+    del target
+    assert budget.bytes == 0

@@ -143,6 +143,9 @@ class FakeHost:
     def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
         return [self.read_entry(group, index)]
 
+    def await_room(self, node: int, item: Any) -> None:
+        raise AssertionError("links are never full here")
+
     def segment_at(self, group: int, index: int) -> None:
         return None
 
@@ -157,6 +160,7 @@ class FakeHost:
 
 class FakeTransport:
     def __init__(self, cluster: FakeCluster, node: int) -> None:
+        self.full: set[int] = set()
         self.cluster = cluster
         self.node = node
 

@@ -161,6 +161,8 @@ class QuorumQueue(GroupQueue):
         DELIVER that comes from the state."""
         if effect[0] != EFFECT_DELIVER:
             return super()._forward(node, effect)
+        if self._holds_back(node, effect, since):
+            return 0
         _, session, consumer, first_id, index, command, first, count, acquired, delivered = effect
         block = self._read(index)
         if block is None:
@@ -187,6 +189,9 @@ class QuorumQueue(GroupQueue):
         replica = self._host.replica(self.group)
         if replica is None or not replica.is_leader or session >> 56 != node:
             return
+        if node in self._transport.full or node in self._late:
+            # It asks again, unless what waits for the link is what it misses.
+            return
         machine: QuorumMachine = replica.machine
         kept, machine.effects = machine.effects, []
         machine.redeliver(session, consumer, from_id)
@@ -195,7 +200,7 @@ class QuorumQueue(GroupQueue):
         since = from_id
         for effect in effects:
             # The client asks again for what is missing, when it has passed this on.
-            if sent > ANSWER_BYTES_SOFT:
+            if sent > ANSWER_BYTES_SOFT or node in self._transport.full:
                 break
             size = self._forward(node, effect, since)
             if not size:

@@ -136,6 +136,7 @@ class Wire:
     """Transport between nodes of one test; frames arrive when `Node.settle` runs."""
 
     def __init__(self, node: int, nodes: dict[int, Node]) -> None:
+        self.full: set[int] = set()
         self.node = node
         self.nodes = nodes
         self.down: set[int] = set()

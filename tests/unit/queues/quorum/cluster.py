@@ -160,6 +160,8 @@ class Node:
         self.builder = CommandBuilder()
         self.own = Replica(self, settings) if id in REPLICAS else None
         self.stalled = False
+        self.full: set[int] = set()
+        self.awaiting: list[tuple[int, Any]] = []
         self.sessions = 0
         self.incarnations = dict.fromkeys(NODES, 1)
         self.queue = self.make_queue(
@@ -218,6 +220,16 @@ class Node:
         if index > len(self.cluster.log):
             raise EntryGone(index)
         return self.cluster.log[index - 1]
+
+    def await_room(self, node: int, item: Any) -> None:
+        self.awaiting.append((node, item))
+
+    def make_room(self, node: int) -> None:
+        self.full.discard(node)
+        awaiting, self.awaiting = self.awaiting, []
+        for at, item in awaiting:
+            assert at == node
+            item.on_room(node)
 
     # transport
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from typing import Any
 
@@ -66,6 +67,96 @@ def test_the_leader_sends_while_the_replica_lags_and_repeats_are_dropped() -> No
     cluster.run()
     assert tags(deliveries) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert not sink.target.pending
+
+
+def delivers(cluster: Cluster) -> int:
+    return sum(kind == batch.FRAME_DELIVER for _, _, kind in cluster.frames)
+
+
+def test_deliveries_wait_in_order_while_the_link_to_their_node_is_full() -> None:
+    cluster = Cluster()
+    sink, deliveries = cluster.nodes[4].open()
+    source, events = cluster.nodes[1].open()
+    sink.subscribe(spec())
+    cluster.run()
+    leader = cluster.nodes[1]
+    leader.full.add(4)
+    for tag in range(1, 9):
+        publish(source, tag, 1)
+        cluster.run()
+    assert events.confirmed == list(range(1, 9))
+    assert deliveries.messages == []
+    assert delivers(cluster) == 0
+    leader.make_room(4)
+    publish(source, 9, 1)
+    cluster.run()
+    assert tags(deliveries) == list(range(1, 10))
+    assert delivers(cluster) == 9
+
+
+def test_a_cancellation_stays_behind_the_deliveries_that_wait() -> None:
+    cluster = Cluster()
+    sink, deliveries = cluster.nodes[4].open()
+    source, _ = cluster.nodes[1].open()
+    sink.subscribe(spec())
+    cluster.run()
+    cluster.nodes[1].full.add(4)
+    publish(source, 1, 2)
+    cluster.run()
+    cluster.nodes[1].builder.add(batch.CMD_DELETE, 0, 0, 0, 0, 0)
+    cluster.run()
+    assert not [heard for heard in deliveries.heard if heard[0] == "cancelled"]
+    cluster.nodes[1].make_room(4)
+    cluster.run()
+    assert tags(deliveries) == [1, 2]
+    assert deliveries.heard[-1] == ("cancelled", 1, "deleted")
+
+
+def test_what_waited_for_a_link_is_forgotten_with_the_leadership() -> None:
+    cluster = Cluster()
+    sink, deliveries = cluster.nodes[4].open()
+    source, _ = cluster.nodes[2].open()
+    sink.subscribe(spec())
+    cluster.run()
+    cluster.nodes[1].full.add(4)
+    publish(source, 1, 2)
+    cluster.run()
+    cluster.elect(3)
+    cluster.run()
+    assert tags(deliveries) == [1, 2]
+    frames = len(cluster.frames)
+    cluster.nodes[1].make_room(4)
+    cluster.run()
+    assert len(cluster.frames) == frames
+
+
+def test_a_client_asks_before_it_sends_much_again() -> None:
+    """Silence may be slowness: a queue that has it all, applied or not, is not sent it twice."""
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    publish(client, 1, 100, size=1000)
+    cluster.drop_frames = {batch.FRAME_APPLIED}
+    cluster.run()
+    logged = sum(entry.size for entry in cluster.log)
+    assert logged > 100_000
+    cluster.wait(1_500)
+    cluster.drop_frames = set()
+    cluster.wait(10_000)
+    assert events.confirmed == list(range(1, 101))
+    assert sum(entry.size for entry in cluster.log) < logged + 2_000
+
+
+def test_much_that_was_lost_is_sent_again_when_the_queue_says_so() -> None:
+    cluster = Cluster()
+    client, events = cluster.nodes[4].open()
+    publish(client, 1, 1, size=1000)
+    cluster.run()
+    cluster.cut = {4}
+    publish(client, 2, 100, size=1000)
+    cluster.run()
+    cluster.cut = set()
+    cluster.wait(10_000)
+    assert events.confirmed == list(range(1, 102))
 
 
 def test_leader_change_resends_what_was_pending_once() -> None:
@@ -416,6 +507,44 @@ def test_flow_stops_the_channel_and_lets_it_go_on() -> None:
     cluster.run()
     assert events.flow == [True, False]
     assert events.confirmed == list(range(1, 21))
+
+
+def test_what_all_channels_of_a_node_have_pending_is_bounded_together() -> None:
+    """One message that goes to many queues is within each one's bound."""
+    budget = batch.PendingBudget(10_000)
+    cluster = Cluster(FlowLimits(budget=budget))
+    clients = [cluster.nodes[2].open() for _ in range(4)]
+    cluster.elect(None)
+    for client, _ in clients:
+        publish(client, 1, 4, size=1000)
+    cluster.run()
+    cluster.wait(250)
+    assert budget.bytes > 10_000
+    assert [events.flow for _, events in clients] == [[True]] * 4
+    cluster.elect(1)
+    cluster.run()
+    cluster.wait(500)
+    assert [events.flow for _, events in clients] == [[True, False]] * 4
+    assert all(events.confirmed == [1, 2, 3, 4] for _, events in clients)
+    assert budget.bytes == 0
+    assert not budget.waiting
+
+
+def test_the_bound_of_all_channels_forgets_clients_that_are_gone() -> None:
+    budget = batch.PendingBudget(10_000)
+    cluster = Cluster(FlowLimits(budget=budget))
+    client, _ = cluster.nodes[2].open()
+    cluster.elect(None)
+    publish(client, 1, 20, size=1000)
+    cluster.run()
+    cluster.wait(250)
+    assert budget.waiting == {client}
+    client.close()
+    assert not budget.waiting
+    cluster.nodes[2].queue.on_deleted()
+    del client
+    gc.collect()
+    assert budget.bytes == 0
 
 
 async def test_ready_waits_for_a_leader() -> None:

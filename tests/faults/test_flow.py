@@ -1,0 +1,86 @@
+"""More than a link may queue is under way: all of it arrives, no link breaks, memory is bounded."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pika
+
+from convoymq.cli.cluster import LocalCluster
+from tests.faults.conftest import StartCluster
+from tests.faults.traffic import connect, log_has
+
+MIB = 1 << 20
+BACKLOG = 4 * MIB
+PUBLISHERS = 30
+SETTINGS = {
+    "cluster.link_backlog_max": str(BACKLOG),
+    "publish_pending_max": str(8 * MIB),
+}
+
+
+def peak_bytes(cluster: LocalCluster, node: int) -> int:
+    """The most memory that a node has had."""
+    pid = cluster.nodes[node - 1].pid
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmHWM")
+
+
+def goes_through(cluster: LocalCluster) -> None:
+    for node in (1, 2, 3):
+        assert not log_has(cluster, node, "link.dropped")
+        assert not log_has(cluster, node, "link.bad_frame")
+
+
+def test_a_fan_out_of_many_times_the_backlog_goes_through(start_cluster: StartCluster) -> None:
+    """Two messages for 60 queues are 15 times what a link may queue. Their publisher is at a node
+    that leads a third of the queues: entries and forwarded commands both wait."""
+    cluster = start_cluster(settings={**SETTINGS, "queue_leader_locator": "balanced"})
+    with ExitStack() as stack:
+        connection = stack.enter_context(connect(cluster, 1))
+        channel = connection.channel()
+        channel.exchange_declare("fan", "fanout", durable=True)
+        for number in range(60):
+            channel.queue_declare(f"q{number}", durable=True, arguments={"x-queue-type": "quorum"})
+            channel.queue_bind(f"q{number}", "fan")
+        before = [peak_bytes(cluster, node) for node in (1, 2, 3)]
+        channel.confirm_delivery()
+        for _ in range(2):
+            channel.basic_publish("fan", "", bytes(MIB // 2), pika.BasicProperties(delivery_mode=2))
+        # From a node that leads other queues than the one that published.
+        at = stack.enter_context(connect(cluster, 2)).channel()
+        for number in range(60):
+            for _ in range(2):
+                method, _, body = at.basic_get(f"q{number}", auto_ack=True)
+                assert method is not None
+                assert len(body) == MIB // 2
+        goes_through(cluster)
+        grown = [peak_bytes(cluster, n) - b for n, b in zip((1, 2, 3), before, strict=True)]
+        # 60 MiB went to each. The publisher's node keeps one message for every queue.
+        assert max(grown) < 130 * MIB, grown
+
+
+def test_many_connections_with_large_messages_go_through(start_cluster: StartCluster) -> None:
+    """Thirty publishers at one node, their queue led by another one: 60 MiB of forwarded commands
+    over a link that may queue 4."""
+    cluster = start_cluster(settings=SETTINGS)
+    with ExitStack() as stack:
+        channel = stack.enter_context(connect(cluster, 1)).channel()
+        channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+
+        def publish() -> None:
+            with connect(cluster, 2) as connection:
+                publisher = connection.channel()
+                publisher.confirm_delivery()
+                for _ in range(2):
+                    publisher.basic_publish("", "q", bytes(MIB))
+
+        with ThreadPoolExecutor(PUBLISHERS) as pool:
+            for done in [pool.submit(publish) for _ in range(PUBLISHERS)]:
+                done.result()
+        goes_through(cluster)
+        assert channel.queue_declare("q", passive=True).method.message_count == 2 * PUBLISHERS
