@@ -331,16 +331,15 @@ class GroupQueue(Queue):
     # --- for others ----------------------------------------------------------------------
 
     def _holds_back(self, node: int, effect: Effect, since: int = -1) -> bool:
-        """Keeps an effect for later while the link takes no bulk. Answers pass; the end of a
-        consumer stays behind its deliveries."""
+        """Keeps a delivery for later while the link takes no bulk. Answers pass."""
+        if effect[0] != EFFECT_DELIVER:
+            return False
         late = self._late.get(node)
         if late is None:
-            if effect[0] != EFFECT_DELIVER or node not in self._transport.full:
+            if node not in self._transport.full:
                 return False
             late = self._late[node] = deque()
             self._host.await_room(node, self)
-        elif effect[0] not in (EFFECT_DELIVER, EFFECT_CANCELLED):
-            return False
         late.append((effect, since))
         return True
 

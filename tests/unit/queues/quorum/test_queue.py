@@ -94,24 +94,6 @@ def test_deliveries_wait_in_order_while_the_link_to_their_node_is_full() -> None
     assert delivers(cluster) == 9
 
 
-def test_a_cancellation_stays_behind_the_deliveries_that_wait() -> None:
-    cluster = Cluster()
-    sink, deliveries = cluster.nodes[4].open()
-    source, _ = cluster.nodes[1].open()
-    sink.subscribe(spec())
-    cluster.run()
-    cluster.nodes[1].full.add(4)
-    publish(source, 1, 2)
-    cluster.run()
-    cluster.nodes[1].builder.add(batch.CMD_DELETE, 0, 0, 0, 0, 0)
-    cluster.run()
-    assert not [heard for heard in deliveries.heard if heard[0] == "cancelled"]
-    cluster.nodes[1].make_room(4)
-    cluster.run()
-    assert tags(deliveries) == [1, 2]
-    assert deliveries.heard[-1] == ("cancelled", 1, "deleted")
-
-
 def test_what_waited_for_a_link_is_forgotten_with_the_leadership() -> None:
     cluster = Cluster()
     sink, deliveries = cluster.nodes[4].open()
