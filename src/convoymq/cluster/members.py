@@ -118,7 +118,7 @@ class MemberKeeper:
         self._admit()
         if not self._open:
             return
-        records = {record.group: record for record in self._tree.records()}
+        records = self._tree.queue_index.by_group
         recovered = self._recovered()
         load: dict[int, int] | None = None
         for group, ticks in list(self._open.items()):

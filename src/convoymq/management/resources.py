@@ -11,6 +11,7 @@ from convoymq import __version__
 from convoymq.cluster.metadata import QueueRecord, User, Vhost
 from convoymq.model.tables import Table
 from convoymq.queues.broker import Broker
+from convoymq.queues.slices import in_slices
 from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
 
 COMPATIBLE_VERSION = "4.1.0"
@@ -260,12 +261,17 @@ def vhost_row(vhost: Vhost) -> dict[str, Any]:
 async def queues(broker: Broker, rates: Rates) -> list[dict[str, Any]]:
     """All queues, with what their leading nodes say of them."""
     live = await broker.queue_infos()
-    rows = (
-        queue_row(broker, record, live.get(record.group), rates)
+    records = [
+        record
         for vhost in broker.metadata.tree.vhosts.values()
         for _, record in sorted(vhost.queues.items())
-    )
-    return [row for row in rows if row is not None]
+    ]
+    made = []
+    async for record in in_slices(records):
+        row = queue_row(broker, record, live.get(record.group), rates)
+        if row is not None:
+            made.append(row)
+    return made
 
 
 def queue_row(

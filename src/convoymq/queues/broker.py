@@ -13,7 +13,7 @@ import asyncio
 import base64
 import ipaddress
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -87,6 +87,7 @@ from convoymq.queues.quorum.machine import DISCONNECT_TIMEOUT_MS_DEFAULT
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
+from convoymq.queues.slices import in_slices
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
@@ -96,6 +97,7 @@ from convoymq.trace.recorder import Traces
 log = structlog.get_logger()
 
 LIST_TIMEOUT_S = 1.0
+LIST_QUEUES_TIMEOUT_S = 5.0
 COUNTS_TIMEOUT_S = 2.0
 STAGE_TIMEOUT_S = 15.0
 HOME_POLL_S = 0.02
@@ -1055,9 +1057,15 @@ class Broker:
 
     async def queue_infos(self) -> dict[int, dict[str, Any]]:
         """What the leading, or only, node of each queue says of it, by group id."""
-        rows = await self._gather("queues")
-        found = {row["group"]: row for row in rows if not row.keys() & {"readers", "stopped"}}
-        for row in rows:
+        rows = await self._gather("queues", LIST_QUEUES_TIMEOUT_S)
+        found: dict[int, dict[str, Any]] = {}
+        notes = []
+        async for row in in_slices(rows):
+            if "readers" in row or "stopped" in row:
+                notes.append(row)
+            else:
+                found[row["group"]] = row
+        for row in notes:
             if "stopped" in row and row["group"] in found:
                 found[row["group"]].setdefault("stopped_members", {})[row["node"]] = row["stopped"]
             # Streams are read on every node; their leader knows of its own readers only.
@@ -1077,10 +1085,10 @@ class Broker:
                 continue
         return False
 
-    async def _gather(self, what: str) -> list[dict[str, Any]]:
+    async def _gather(self, what: str, timeout_s: float = LIST_TIMEOUT_S) -> list[dict[str, Any]]:
         async def ask(node: int) -> list[dict[str, Any]]:
             try:
-                return list(await self.control.request(node, KIND_LIST, what, LIST_TIMEOUT_S))
+                return list(await self.control.request(node, KIND_LIST, what, timeout_s))
             except BrokerError:
                 # A node that does not answer in time has no rows; the list still comes.
                 return []
@@ -1103,7 +1111,8 @@ class Broker:
                 rows = [row for c in self.connections.all() for row in c.consumer_infos()]
                 return rows + self._stage_rows()
             case "queues":
-                return self.local_queue_infos() + self._far_readers() + self.stopped_replicas()
+                rows = [row async for row in in_slices(self._local_rows())]
+                return rows + self._far_readers() + self.stopped_replicas()
             case "node":
                 alarms = self.alarms_of(self.node_id)
                 return [
@@ -1150,15 +1159,17 @@ class Broker:
 
     def local_queue_infos(self) -> list[dict[str, Any]]:
         """Queues that this node leads or is the home of."""
-        rows: list[dict[str, Any]] = []
-        for group, queue in self._groups.items():
+        return list(self._local_rows())
+
+    def _local_rows(self) -> Iterator[dict[str, Any]]:
+        # Copies: between two rows queues may come and go.
+        for group, queue in list(self._groups.items()):
             replica = self.host.replica(group)
             if replica is not None and replica.is_leader:
-                rows.append({**queue.info(), "group": group})
-        for group, face in self.classic.queues.items():
+                yield {**queue.info(), "group": group}
+        for group, face in list(self.classic.queues.items()):
             if isinstance(face, LocalQueue):
-                rows.append({**face.info(), "group": group})
-        return rows
+                yield {**face.info(), "group": group}
 
     def stopped_replicas(self) -> list[dict[str, Any]]:
         """Replicas of this node that stopped because of something in their log."""

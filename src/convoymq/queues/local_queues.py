@@ -41,6 +41,8 @@ from convoymq.routing.types import QueueType
 from convoymq.trace.recorder import QueueTrace, Traces
 
 TRACE_ARGUMENT = "x-trace"
+COUNT_SHARE = 64
+"""Leaders per node are counted anew with every 64th part of the queues that is added."""
 SLICE_QUEUES = 64
 """Queues that one `reconcile` opens, ends or looks at: a node that starts with thousands serves its
 links and clients in between."""
@@ -165,6 +167,9 @@ class LocalQueues:
     """None = everything has to be looked at."""
     _ended: tuple[int, int] = (0, 0)
     _ended_over_limit: int = 0
+    _leaders: dict[int, int] = field(default_factory=dict)
+    _placed: int = 0
+    """Queues placed by `_leaders` since they were counted."""
     _followed: int = 0
     """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
@@ -400,13 +405,10 @@ class LocalQueues:
         wish = arguments.get("x-queue-leader-locator")
         locator = LOCATORS.get(wish.term() if wish is not None else default_locator, CLIENT_LOCAL)
         leaders: dict[int, int] = {}
-        if locator == BALANCED:
-            for record in self.tree.records() if len(running) > 1 else ():
-                # Where nobody is known to lead, the designated leader is expected to.
-                node = self.host.leader_of(record.group) if record.type.is_replicated else None
-                node = node or record.home
-                leaders[node] = leaders.get(node, 0) + 1
+        if locator == BALANCED and len(running) > 1:
+            leaders = self._count_leaders()
         leader = choose_leader(locator, client_node=self.node, running=running, leaders=leaders)
+        leaders[leader] = leaders.get(leader, 0) + 1
         if classic:
             return (leader,)
         return choose_members(
@@ -416,6 +418,21 @@ class LocalQueues:
             running=running,
             replicas=self.tree.queue_index.replicas,
         )
+
+    def _count_leaders(self) -> dict[int, int]:
+        """Leaders and homes per node. Counted anew when so many were added that it may matter, or
+        each declaration would look at all queues."""
+        records = self.tree.queue_index.by_group
+        self._placed += 1
+        if self._placed * COUNT_SHARE > len(records):
+            self._placed = 0
+            leaders = self._leaders = {}
+            for record in records.values():
+                # Where nobody is known to lead, the designated leader is expected to.
+                node = self.host.leader_of(record.group) if record.type.is_replicated else None
+                node = node or record.home
+                leaders[node] = leaders.get(node, 0) + 1
+        return self._leaders
 
 
 def machine_settings(arguments: Table) -> dict[str, Any]:

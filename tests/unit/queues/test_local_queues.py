@@ -220,6 +220,22 @@ def test_settings_come_from_the_declaration() -> None:
     }
 
 
+def test_balanced_does_not_count_for_every_declaration() -> None:
+    world = World()
+    asked: list[int] = []
+    world.host.leader_of = lambda group: asked.append(group)  # type: ignore[method-assign,func-returns-value]
+    for number in range(1, 641):
+        world.put(f"q{number}", number, 1, 2)
+    balanced = Table.of({"x-queue-type": "quorum", "x-queue-leader-locator": "balanced"})
+    world.tree.nodes = {1: None, 2: None, 3: None}  # type: ignore[dict-item]
+    for _ in range(11):
+        world.local.members_for(balanced, [1, 2, 3])
+    assert len(asked) <= 640
+    # What was placed meanwhile counts.
+    chosen = [world.local.members_for(balanced, [1, 2, 3])[0] for _ in range(6)]
+    assert sorted(chosen) == [2, 2, 2, 3, 3, 3]
+
+
 def test_balanced_counts_who_leads_now() -> None:
     world = World()
     for node in (1, 2, 3):
