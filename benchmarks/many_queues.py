@@ -291,6 +291,8 @@ class Bench:
             for name in random.Random(3).sample(self.names, min(100, len(self.names))):
                 client.publish(name)
         self.note("start of all: 100 queues confirm", time.monotonic() - began, "s")
+        used = sum(cpu_s(node.pid) for node in self.cluster.nodes)
+        self.note("start of all: processor time", used, "s")
 
     def run(self) -> None:
         """All phases."""

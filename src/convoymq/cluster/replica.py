@@ -659,7 +659,8 @@ class Replica:
     def hurry(self) -> None:
         """Somebody wants the group to be led: an election that waits for its turn begins soon."""
         if self._deferred:
-            self._arm(self.core.quick_delay_ms())
+            # The members that should stand first wait for their turn.
+            self._arm(self.core.hasty_delay_ms())
 
     def begin_election(self) -> bool:
         """It is the turn of the group, if it still needs one."""

@@ -263,8 +263,13 @@ class RaftCore:
 
     def quick_delay_ms(self) -> int:
         """A random wait that is short, and longer for each member that should stand before."""
-        share = self.place_in_line() + 0.5 * self.random()
-        return int(self.election_ms * (0.02 + QUICK_DELAY_SHARE * share))
+        return self.hasty_delay_ms() + int(
+            self.election_ms * QUICK_DELAY_SHARE * self.place_in_line()
+        )
+
+    def hasty_delay_ms(self) -> int:
+        """A random wait for who need not let others go first."""
+        return int(self.election_ms * (0.02 + 0.5 * QUICK_DELAY_SHARE * self.random()))
 
     def place_in_line(self) -> int:
         """How many reachable voters should stand for an election before this one: another one goes
