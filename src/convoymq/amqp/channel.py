@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from convoymq.amqp import _spec as spec
+from convoymq.amqp.codec import decode_header
 from convoymq.amqp.publishing import REPLY_PREFIX, REPLY_QUEUE, inspect, names_of
 from convoymq.kernels import frames
 from convoymq.kernels.batch import PublishTarget
-from convoymq.kernels.frames import Lane, Slot
+from convoymq.kernels.frames import Lane, Slot, content_parts
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
 from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
+from convoymq.queues.message_properties import asked_property, check_served
 
 if TYPE_CHECKING:
     from convoymq.amqp.connection import Connection
@@ -874,7 +876,11 @@ class Channel:
             exchange, routing_key = names_of(key)
             if exchange or not routing_key.startswith(REPLY_PREFIX):
                 self._may_publish(exchange, routing_key)
-                self.broker.route(self.connection.vhost, exchange, (routing_key,), None)
+                route = self.broker.route(self.connection.vhost, exchange, (routing_key,), None)
+                # Better now than in the middle of a commit.
+                properties = decode_header(content_parts(content)[0]).properties
+                asked = asked_property(properties.expiration, properties.priority)
+                check_served(asked, route.queues)
             transaction.bytes += len(content)
             if transaction.bytes > self.connection.settings.transaction_bytes_max:
                 raise PreconditionFailed("transaction is larger than configured max size")
@@ -911,6 +917,7 @@ class Channel:
                 counters.dropped_unroutable += 1
             self._expect(tag, 0)
             return
+        check_served(message.asked, route.queues)
         targets = [self._client(queue).target for queue in route.queues]
         self._expect(tag, len(targets))
         for queue, target in zip(route.queues, targets, strict=True):

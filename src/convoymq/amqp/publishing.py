@@ -15,6 +15,7 @@ from convoymq.model.refusals import (
     wrong_user_id,
 )
 from convoymq.model.tables import INTEGER_CODES, Table
+from convoymq.queues.message_properties import asked_property
 from convoymq.queues.sessions import PRODUCER_NAME_BYTES_MAX
 
 REPLY_QUEUE = "amq.rabbitmq.reply-to"
@@ -34,6 +35,8 @@ class Inspected:
     content: bytes
     producer: tuple[bytes, int] | None
     """Name and sequence, of messages whose publisher wants repeats dropped."""
+    asked: str | None
+    """The property by which the message asks for what only some queues do."""
 
 
 def names_of(key: bytes) -> tuple[str, str]:
@@ -89,7 +92,8 @@ def inspect(
             encode_header(ContentHeader(body_size=header.body_size, properties=changed)),
         )
     producer = None if headers is None else _producer(headers)
-    return Inspected(tuple(dict.fromkeys(keys)), headers, content, producer)
+    asked = asked_property(properties.expiration, properties.priority)
+    return Inspected(tuple(dict.fromkeys(keys)), headers, content, producer, asked)
 
 
 def check_expiration(text: str) -> None:

@@ -31,6 +31,7 @@ from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
 from convoymq.model.tables import Table
 from convoymq.queues.interface import ClientEvents, Queue, QueueClient
+from convoymq.queues.message_properties import check_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -306,12 +307,7 @@ class Producing(ClientEvents):
             body, _, position = encode_enqueue(columns, row, 1, exchange, key)
         except ValueError as error:
             raise _refused(error) from None
-        table = position - COMMAND_HEAD
-        begin, end = (
-            int.from_bytes(body[table + at : table + at + 4], "little") - COMMAND_HEAD
-            for at in (0, 4)
-        )
-        content = split_record(body[begin:end])[1]
+        content = split_record(next(_records(body, 1, position)))[1]
         headers: Table | None = decode_header(content_parts(content)[0]).properties.headers
         vhost = self._connection.vhost
         route = self._broker.route(vhost, exchange.decode(), (key.decode(),), headers)
@@ -333,6 +329,7 @@ class Producing(ClientEvents):
                     step = min(end - first, columns.rows_within(first, size))
                     body, rows, position = encode_enqueue(columns, first, step, exchange, key)
                     flags = enqueue_flags(columns, first, step)
+                    check_records(flags, _records(body, rows, position), queues)
                     commands.append(Command(first, rows, flags, position, body, queues))
                     first += step
         except ValueError as error:
@@ -513,6 +510,15 @@ def _text(name: bytes, what: str) -> str:
 def _is_full(client: QueueClient) -> bool:
     target = client.target
     return target.pending_bytes > min(target.pending_bytes_max, PENDING_BYTES_MAX)
+
+
+def _records(body: bytes, count: int, position: int) -> Iterator[bytes]:
+    """The records of an ENQUEUE command without its head, whose offsets lie at `position`."""
+    table = position - COMMAND_HEAD
+    for at in range(table, table + 4 * count, 4):
+        begin = int.from_bytes(body[at : at + 4], "little") - COMMAND_HEAD
+        end = int.from_bytes(body[at + 4 : at + 8], "little") - COMMAND_HEAD
+        yield body[begin:end]
 
 
 def _refused(error: ValueError) -> ColumnarError:

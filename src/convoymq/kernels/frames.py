@@ -319,8 +319,8 @@ _PSEUDO_QUEUE = cython.declare(bytes, b"amq.rabbitmq.reply-to")
 @cython.exceptval(check=False)
 def _walk_properties(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
     """What the content header payload at p says: RECORD_* flags, 256 when the message needs a
-    closer look (copies, a named producer, expiration, user-id, reply-to pseudo queue); -1 when it
-    is broken."""
+    closer look (copies, a named producer, expiration, a priority above 4, user-id, reply-to pseudo
+    queue); -1 when it is broken."""
     if n < 14:
         return -1
     flags: uint32_t = _load16(p + 12)
@@ -354,6 +354,9 @@ def _walk_properties(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
                 return -1
             if bit == 11:
                 notes |= 2
+                if p[at] > 4:
+                    # More than a message without a priority has: not every queue takes it.
+                    notes |= _NOTE_COPIES
             at += 1
             continue
         if bit == 6:

@@ -22,6 +22,7 @@ from convoymq.model.refusals import (
 from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
 from convoymq.queues.broker import Broker
 from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.message_properties import asked_property, check_served
 
 FRAME_BODY_MAX = 131_072 - 8
 ANSWER_TIMEOUT_S = 30.0
@@ -296,7 +297,8 @@ async def publish(
     The permission to write to the exchange has been checked.
 
     Raises:
-        PreconditionFailed: the payload does not fit its encoding, or a queue refused it.
+        PreconditionFailed: the payload does not fit its encoding, a queue does not serve one of the
+            properties, or refused the message.
     """
     if payload_encoding not in ("string", "base64"):
         raise PreconditionFailed("payload_encoding must be string or base64")
@@ -325,6 +327,9 @@ async def publish(
     route = broker.route(vhost, exchange, tuple(keys), headers)
     kept = headers.without("BCC")
     properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
+    priority = properties.get("priority")
+    asked = asked_property(expiration, priority if isinstance(priority, int) else None)
+    check_served(asked, route.queues)
     data = build_record(exchange, routing_key, properties, body)
     flags = 4 if properties.get("expiration") is not None else 0
     shots = [OneShot(broker, queue) for queue in route.queues]

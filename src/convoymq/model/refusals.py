@@ -167,6 +167,14 @@ def unserved_argument(
     )
 
 
+def unserved_property(name: str, subject: Subject, queue_type: str) -> PreconditionFailed:
+    """A message asks for something by a property that the queue does not do. Closes a channel."""
+    return PreconditionFailed(
+        f"message property '{name}' is not served by {queue_type} queues: {subject}",
+        subject=subject,
+    )
+
+
 def segment_too_large(subject: Subject) -> PreconditionFailed:
     """A segment size above what is allowed."""
     return PreconditionFailed(

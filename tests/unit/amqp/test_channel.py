@@ -223,6 +223,52 @@ async def test_priority_and_expiration_are_marked_on_the_command(client: Client)
     assert [flags & 6 for flags in queue.flags] == [2, 4, 0]
 
 
+def unserved(name: str, kind: str, queue: str = "q") -> str:
+    return f"message property '{name}' is not served by {kind} queues: queue '{queue}' in vhost '/'"
+
+
+@pytest.mark.parametrize("kind", ["quorum", "stream"])
+@pytest.mark.parametrize("asked", [{"expiration": "1000"}, {"priority": 5}, {"priority": 255}])
+async def test_what_a_replicated_queue_does_not_serve_is_refused_by_name(
+    client: Client, kind: str, asked: dict[str, Any]
+) -> None:
+    queue = await client.declare("q", **queue_type(kind))
+    client.publish("", "q", b"x", **asked)
+    await refused(client, 406, unserved(next(iter(asked)), kind))
+    assert not queue.ready
+    # Many clients send a priority of 0 with everything, JMS one of 4.
+    for priority in range(5):
+        client.publish("", "q", b"x", priority=priority)
+    await client.settled()
+    assert len(queue.ready) == 5
+
+
+async def test_a_classic_queue_takes_every_priority_and_expiration(client: Client) -> None:
+    queue = await client.declare("q")
+    await fill(client, "q", b"x", priority=9, expiration="1000")
+    await fill(client, "q", b"x", priority=255)
+    assert len(queue.ready) == 2
+
+
+async def test_no_queue_gets_a_message_that_one_of_them_refuses(client: Client) -> None:
+    queues = [await client.declare("plain"), await client.declare("safe", **queue_type("quorum"))]
+    for queue in queues:
+        await client.ask(1, spec.QueueBind(queue=queue.name, exchange="amq.fanout"))
+    client.publish("amq.fanout", "", b"x")
+    client.publish("amq.fanout", "", b"x", expiration="1")
+    await refused(client, 406, unserved("expiration", "quorum", "safe"))
+    assert [len(queue.ready) for queue in queues] == [1, 1]
+
+
+async def test_a_transaction_refuses_when_it_is_told_and_not_in_its_commit(client: Client) -> None:
+    queue = await client.declare("q", **queue_type("quorum"))
+    await client.ask(1, spec.TxSelect())
+    client.publish("", "q", b"x")
+    client.publish("", "q", b"x", priority=5)
+    await refused(client, 406, unserved("priority", "quorum"))
+    assert not queue.ready
+
+
 async def test_message_errors(client: Client) -> None:
     async def publish(code: int, text: str, **options: Any) -> None:
         client.publish(options.pop("exchange", ""), "q", **options)

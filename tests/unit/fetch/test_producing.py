@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 
+from convoymq.amqp._spec import Properties
+from convoymq.amqp.codec import ContentHeader, encode_header
 from convoymq.cluster.access import SHA256, hash_sha256
 from convoymq.cluster.commands import PutPermission, PutUser
 from convoymq.fetch import producing
-from convoymq.kernels.columns import EXCHANGE, HEADERS, ROUTING_KEY, VALUE, build_frame
+from convoymq.kernels.columns import (
+    EXCHANGE,
+    HEADERS,
+    PROPERTIES,
+    ROUTING_KEY,
+    VALUE,
+    build_frame,
+)
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.model.tables import Table
 from tests.unit.fetch.support import Peer, Rig, values_frame
@@ -136,6 +145,27 @@ async def test_headers_exchanges_look_at_each_row(rig: Rig, client: Peer) -> Non
     answer = await client.ask(Op.PRODUCE, frame, exchange="h", routing_key="")
     assert result(answer) == (4, 0, 1)
     assert [await rig.count(name) for name in ("red", "blue")] == [2, 1]
+
+
+@pytest.mark.parametrize("asked", [{"expiration": "100"}, {"priority": 5}, {"priority": 4}])
+@pytest.mark.parametrize("kind", ["quorum", "stream", "classic"])
+async def test_what_a_replicated_queue_does_not_serve_is_refused_by_name(
+    rig: Rig, client: Peer, kind: str, asked: dict[str, Any]
+) -> None:
+    await rig.queue("q", kind)
+    headers = [
+        encode_header(ContentHeader(body_size=1, properties=Properties(**found)))
+        for found in ({}, {"priority": 0}, asked)
+    ]
+    buffers = [b"", *texts([b"a", b"b", b"c"]), *texts(headers)]
+    frame = build_frame(VALUE | PROPERTIES, 3, 0, 0, buffers)
+    if kind == "classic" or asked == {"priority": 4}:
+        assert result(await client.ask(Op.PRODUCE, frame, queue="q")) == (3, 0, 0)
+        return
+    code, text = await client.refusal(Op.PRODUCE, frame, queue="q")
+    assert code == ErrorCode.PRECONDITION_FAILED
+    assert f"message property '{next(iter(asked))}' is not served by {kind} queues" in text
+    assert await rig.count("q") == 0
 
 
 async def test_repeats_of_a_producer_are_dropped_and_told(rig: Rig, client: Peer) -> None:

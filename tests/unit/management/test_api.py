@@ -370,6 +370,21 @@ async def test_a_real_socket_answers_and_stops(cluster: FakeCluster) -> None:
         )
 
 
+@pytest.mark.parametrize("asked", [{"expiration": "100"}, {"priority": 5}])
+async def test_what_a_quorum_queue_does_not_serve_is_refused_by_name(
+    cluster: FakeCluster, api: httpx.AsyncClient, asked: dict[str, Any]
+) -> None:
+    await cluster.queue(1, "q")
+    path = "/exchanges/%2F/amq.default/publish"
+    message = {"routing_key": "q", "payload": "x", "payload_encoding": "string"}
+    answer = await ok(api.post(path, json={**message, "properties": asked}), 400)
+    name = next(iter(asked))
+    assert f"message property '{name}' is not served by quorum queues" in answer["reason"]
+    assert await ok(api.post(path, json={**message, "properties": {"priority": 4}})) == {
+        "routed": True
+    }
+
+
 def test_a_record_survives_the_round_trip() -> None:
     properties = {
         "content_type": "text/plain", "headers": {"a": 1, "b": "x", "c": True}, "delivery_mode": 2,

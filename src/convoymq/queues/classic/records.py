@@ -27,6 +27,7 @@ class Traits(NamedTuple):
     """What decides about a message's fate in a classic queue."""
 
     persistent: bool
+    priority: int | None
     expiration_ms: int | None
     body_size: int
 
@@ -49,7 +50,9 @@ def traits_of(record: bytes) -> Traits:
         if flags & _DELIVERY_MODE:
             persistent = record[at] == PERSISTENT
             at += 1
+        priority: int | None = None
         if flags & _PRIORITY:
+            priority = record[at]
             at += 1
         if flags & _CORRELATION_ID:
             at += 1 + record[at]
@@ -60,4 +63,4 @@ def traits_of(record: bytes) -> Traits:
             expiration = int(record[at + 1 : at + 1 + record[at]])
     except IndexError as error:
         raise ValueError("message record is cut off") from error
-    return Traits(persistent, expiration, body_size)
+    return Traits(persistent, priority, expiration, body_size)

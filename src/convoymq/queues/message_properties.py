@@ -1,0 +1,57 @@
+"""What a message asks of its queues by its properties, and which queues do not do it.
+
+A replicated queue keeps messages until they are settled and serves them first in, first out, so it
+refuses an expiration, and a priority above what a message without one has (ADR 0027). A classic
+queue serves expirations; priorities it ignores, as RabbitMQ does where a queue has no
+`x-max-priority`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from convoymq.model.refusals import queue_subject, unserved_property
+from convoymq.queues.classic.records import traits_of
+from convoymq.queues.interface import Queue
+
+PRIORITY_NORMAL_MAX = 4
+"""Up to here a priority is that of a message without one: 0 is what many clients always send, and 4
+is the default of JMS."""
+RECORD_PRIORITY = 2
+RECORD_EXPIRATION = 4
+"""Flags of ENQUEUE: some record carries the property."""
+SERVED_BY = frozenset(("classic",))
+
+
+def asked_property(expiration: object, priority: int | None) -> str | None:
+    """The property by which a message asks for what only some queues do; None = none."""
+    if expiration is not None:
+        return "expiration"
+    if priority is not None and priority > PRIORITY_NORMAL_MAX:
+        return "priority"
+    return None
+
+
+def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
+    """Refuses a message that one of its queues does not serve; none of them gets it then.
+
+    Raises:
+        PreconditionFailed: names the property and the queue.
+    """
+    if asked is None:
+        return
+    for queue in queues:
+        if queue.type not in SERVED_BY:
+            raise unserved_property(asked, queue_subject(queue.vhost, queue.name), queue.type)
+
+
+def check_records(flags: int, records: Iterable[bytes], queues: Iterable[Queue]) -> None:
+    """As `check_served`, for the records of an ENQUEUE with these flags. Raises PreconditionFailed.
+
+    Cost: the records are looked at only when some have a priority.
+    """
+    if flags & RECORD_EXPIRATION:
+        check_served("expiration", queues)
+    if flags & RECORD_PRIORITY:
+        for record in records:
+            check_served(asked_property(None, traits_of(record).priority), queues)
