@@ -42,6 +42,7 @@ from convoymq.model.errors import (
 )
 from convoymq.model.patterns import Pattern, compile_pattern
 from convoymq.queues.broker import Broker, User
+from convoymq.queues.slices import in_slices
 
 log = structlog.get_logger()
 
@@ -192,7 +193,7 @@ def make_metrics(broker: Broker) -> ASGIApp:
             return
         path = scope["path"].rstrip("/")
         if path in ("/metrics", "/metrics/per-object"):
-            response = _metrics(
+            response = await _metrics(
                 broker, Request(scope, receive), per_object=path.endswith("per-object")
             )
         else:
@@ -202,10 +203,14 @@ def make_metrics(broker: Broker) -> ASGIApp:
     return app
 
 
-def _metrics(broker: Broker, request: Request, *, per_object: bool = False) -> Response:
+async def _metrics(broker: Broker, request: Request, *, per_object: bool = False) -> Response:
     open_metrics = metrics.wants_open_metrics(request.headers.get("accept", ""))
     text = metrics.render(
-        broker, broker.node_info(), per_object=per_object, open_metrics=open_metrics
+        broker,
+        broker.node_info(),
+        per_object=per_object,
+        open_metrics=open_metrics,
+        queues=[row async for row in in_slices(broker.local_rows())],
     )
     kind = metrics.OPEN_METRICS_TYPE if open_metrics else metrics.CONTENT_TYPE
     return Response(text, headers={"content-type": kind})
@@ -222,7 +227,7 @@ class _Api:
     async def answer(self, request: Request) -> Response:
         segments = _segments(request)
         if segments == ["metrics"]:
-            return _metrics(self.broker, request)
+            return await _metrics(self.broker, request)
         if not segments or segments[0] != "api":
             if segments == [""]:
                 return Response("ConvoyMQ: the HTTP API is under /api\n", media_type="text/plain")
@@ -244,7 +249,8 @@ class _Api:
             status, result = result
         if listing:
             result = await paged(result, request)
-        return Response(as_json(result), status, media_type="application/json")
+        body = await listed(result) if isinstance(result, list) else as_json(result)
+        return Response(body, status, media_type="application/json")
 
     async def _authenticate(self, request: Request) -> User:
         given = request.headers.get("authorization")
@@ -287,6 +293,11 @@ def _credentials(header: str) -> tuple[str, bytes]:
     if not separator:
         raise ValueError("no password")
     return name.decode(), password
+
+
+async def listed(rows: list[Any]) -> bytes:
+    """Returns the bytes of a long answer, made while the event loop goes on."""
+    return b"[" + b",".join([as_json(row) async for row in in_slices(rows)]) + b"]"
 
 
 def as_json(value: Any) -> bytes:

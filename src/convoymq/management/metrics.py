@@ -64,12 +64,19 @@ def render(
     *,
     per_object: bool = False,
     open_metrics: bool = False,
+    queues: list[dict[str, Any]] | None = None,
 ) -> str:
-    """Returns the metrics. `per_object`: a line per queue instead of sums."""
+    """Returns the metrics.
+
+    Args:
+        per_object: a line per queue instead of sums.
+        queues: `Broker.local_queue_infos`, for who makes them in slices.
+    """
     text = _Text(open_metrics=open_metrics)
     _identity(text, broker)
     _edges(text, broker)
-    _queues(text, broker, per_object=per_object)
+    rows = queues if queues is not None else broker.local_queue_infos()
+    _queues(text, broker, rows, per_object=per_object)
     _process(text, broker, node_info)
     _replication(text, broker)
     if broker.traces is not None:
@@ -143,9 +150,9 @@ def _edges(text: _Text, broker: Broker) -> None:
     text.counter("auth_attempts_failed_total", counters.auth_failed)
 
 
-def _queues(text: _Text, broker: Broker, *, per_object: bool) -> None:
-    infos = {row["group"]: row for row in broker.local_queue_infos()}
-    records = {record.group: record for record in broker.metadata.tree.records()}
+def _queues(text: _Text, broker: Broker, found: list[dict[str, Any]], *, per_object: bool) -> None:
+    infos = {row["group"]: row for row in found}
+    records = broker.metadata.tree.queue_index.by_group
     # A queue that is being deleted is here for a moment longer than in the tree.
     rows = [(records[group], row) for group, row in infos.items() if group in records]
     text.gauge("queues", len(rows))

@@ -1057,7 +1057,7 @@ class Broker:
 
     async def queue_infos(self) -> dict[int, dict[str, Any]]:
         """What the leading, or only, node of each queue says of it, by group id."""
-        rows = await self._gather("queues", LIST_QUEUES_TIMEOUT_S)
+        rows = await self._gather("queues")
         found: dict[int, dict[str, Any]] = {}
         notes = []
         async for row in in_slices(rows):
@@ -1085,7 +1085,10 @@ class Broker:
                 continue
         return False
 
-    async def _gather(self, what: str, timeout_s: float = LIST_TIMEOUT_S) -> list[dict[str, Any]]:
+    async def _gather(self, what: str) -> list[dict[str, Any]]:
+        # Rows of thousands of queues are made in slices.
+        timeout_s = LIST_QUEUES_TIMEOUT_S if what == "queues" else LIST_TIMEOUT_S
+
         async def ask(node: int) -> list[dict[str, Any]]:
             try:
                 return list(await self.control.request(node, KIND_LIST, what, timeout_s))
@@ -1111,7 +1114,7 @@ class Broker:
                 rows = [row for c in self.connections.all() for row in c.consumer_infos()]
                 return rows + self._stage_rows()
             case "queues":
-                rows = [row async for row in in_slices(self._local_rows())]
+                rows = [row async for row in in_slices(self.local_rows())]
                 return rows + self._far_readers() + self.stopped_replicas()
             case "node":
                 alarms = self.alarms_of(self.node_id)
@@ -1159,9 +1162,10 @@ class Broker:
 
     def local_queue_infos(self) -> list[dict[str, Any]]:
         """Queues that this node leads or is the home of."""
-        return list(self._local_rows())
+        return list(self.local_rows())
 
-    def _local_rows(self) -> Iterator[dict[str, Any]]:
+    def local_rows(self) -> Iterator[dict[str, Any]]:
+        """The same, one by one."""
         # Copies: between two rows queues may come and go.
         for group, queue in list(self._groups.items()):
             replica = self.host.replica(group)
