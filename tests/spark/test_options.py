@@ -80,6 +80,10 @@ def test_what_spark_adds_itself_is_let_through() -> None:
         ({"convoymq.fetch.compression": "gzip"}, "none or zstd or lz4"),
         ({"servers": " , "}, "at least one"),
         ({"servers": "host:port"}, "host:port"),
+        ({"servers": "nohost"}, "must be host:port, nohost has no port"),
+        ({"servers": "a:1,b"}, "must be host:port, b has no port"),
+        ({"servers": "a:1,a:1"}, "names a:1 twice"),
+        ({"subscribe": "x,x"}, "names x twice"),
         ({"assign": '{"s":[0]}'}, "one of subscribe"),
         ({"minOffsetsPerTrigger": "10", "maxOffsetsPerTrigger": "5"}, "above"),
         ({"convoymq.tls.ca": "/x"}, "needs convoymq.tls"),
@@ -109,7 +113,7 @@ def test_a_batch_refuses_what_would_read_nothing(given: dict[str, str], text: st
 
 
 def test_selection_by_subscribe_assign_or_pattern() -> None:
-    assert read(subscribe=" a , b,a").streams == ("a", "b")
+    assert read(subscribe=" a , b,").streams == ("a", "b")
     base = {"servers": "a:1"}
     assigned = parse_options("convoymq", {**base, "assign": '{"a":[0],"b":[0]}'})
     assert StreamReadOptions.of(assigned, Use.STREAM_READ).streams == ("a", "b")

@@ -98,6 +98,46 @@ def values(spark: SparkSession, programs: Programs) -> list[bytes]:
     return sorted((bytes(row.value) for row in rows), key=int)
 
 
+@pytest.mark.parametrize("shuffle", [0, 3])
+def test_a_driver_is_killed_while_its_batch_is_written_to_a_stream(
+    nodes: Broker, programs: Programs, shuffle: int
+) -> None:
+    """Goal: rows come once where a repeated batch has them in the same order, and at least once
+    where it has not. Method: two kills while a slow batch is half written; the repeat reads in
+    parts of another size, as a busy broker may answer."""
+    source, sink = nodes.declare("stream"), nodes.declare("stream")
+    rows = numbered(0, 4000 * SCALE)
+    nodes.publish(source, rows)
+    for part in (700, 450, 1000):
+        options = {
+            "servers": nodes.servers,
+            "subscribe": source,
+            "startingOffsets": "earliest",
+            "convoymq.fetch.local": "false",
+            "convoymq.fetch.maxRows": str(part),
+        }
+        if part < 1000:
+            # Some seconds a batch. Behind a shuffle rows are written when all are read.
+            options["convoymq.fetch.maxBytesPerSecond"] = "50000" if not shuffle else "500000"
+        enough = len(nodes.values(sink)) + 300
+        conf = {**SETTINGS, "spark.driver.memory": "512m"}
+        # Rows reach the sink while the source still reads.
+        conf["spark.sql.execution.arrow.maxRecordsPerBatch"] = "250"
+        driver = programs.driver(
+            format="convoymq", options=options, sink=sink, shuffle=shuffle, conf=conf
+        )
+        if part == 1000:
+            programs.finished(driver)
+        else:
+            programs.until(lambda enough=enough: len(nodes.values(sink)) >= enough, driver)
+            kill(driver)
+            assert programs.batches("commits") == 0
+    found = nodes.values(sink)
+    assert set(found) == set(rows)
+    if not shuffle:
+        assert found == rows
+
+
 @pytest.mark.parametrize("kind", ["stream", "quorum"])
 def test_a_driver_is_killed_in_mid_batch(
     spark: SparkSession, nodes: Broker, programs: Programs, kind: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -54,6 +55,9 @@ class Client:
         self._addresses = config.addresses()
         self._at = random.randrange(len(self._addresses)) if config.spread else 0
         self._link: Link | None = None
+        self._was_connected = False
+        #: Servers that the call in progress can't use, however often it tries.
+        self._useless: set[int] = set()
         #: Names of the nodes at the addresses, as far as they were asked.
         self._names: dict[int, str] = {}
         self._closer: tuple[str, float] = ("", 0.0)
@@ -358,10 +362,15 @@ class Client:
         patience = ATTEMPT_TIMEOUT_S + extra_s
         tries = 0
         with self._lock:
+            self._useless.clear()
             while True:
                 error = self._attempt(op, fields, payload, deadline, patience, again)
                 if isinstance(error, Frame):
                     return error
+                if len(self._useless) == len(self._addresses):
+                    raise errors.Unavailable(
+                        f"none of {', '.join(self.config.servers)} can be used; last: {error}"
+                    ) from error
                 tries += 1
                 self._pause(error, tries, deadline)
 
@@ -395,6 +404,8 @@ class Client:
             raise
         except OSError as error:
             where = self.config.servers[self._at]
+            if not sent and self._is_lasting(error):
+                self._useless.add(self._at)
             self._next_server()
             if sent and not again:
                 raise errors.MaybeProduced(
@@ -416,12 +427,25 @@ class Client:
             self._next_server()
         return failure
 
+    def _is_lasting(self, error: OSError) -> bool:
+        """Whether a server will not be there for the next try either: a name that nobody knows, a
+        certificate that is not trusted, no TLS. Names may vanish while a cluster restarts."""
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_NONAME and not self._was_connected
+        if self.config.tls is None:
+            return False
+        import ssl
+
+        lost = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+        return isinstance(error, ssl.SSLError) and not isinstance(error, lost)
+
     def _connected(self, deadline: float) -> Link:
         if self._pid != os.getpid():
             self._drop()
             self._pid = os.getpid()
         if self._link is None:
             self._link = Link(self.config, self._addresses[self._at], deadline)
+            self._was_connected = True
         return self._link
 
     def _go_to(self, nodes: Collection[str], places: Collection[int]) -> bool:

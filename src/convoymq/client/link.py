@@ -7,10 +7,10 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convoymq.client import errors
-from convoymq.client.config import ClientConfig
+from convoymq.client.config import ClientConfig, TlsConfig
 from convoymq.kernels.columns import raw_bytearray
 from convoymq.model.columnar import (
     ANSWER,
@@ -26,6 +26,9 @@ from convoymq.model.columnar import (
     encode_frame,
     preface_version,
 )
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 CONNECT_TIMEOUT_S = 5.0
 WAKE_BYTES = 256 << 10
@@ -61,7 +64,7 @@ class Link:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if config.tls is not None:
                 name = config.tls.server_name or address[0]
-                context = config.tls.context()
+                context = _context(config.tls)
                 self._socket = context.wrap_socket(self._socket, server_hostname=name)
             self._greet(config, limit)
         except BaseException:
@@ -170,6 +173,15 @@ class Link:
     def close(self) -> None:
         """Closes the socket; a fork's copy leaves the parent's connection as it is."""
         self._socket.close()
+
+
+def _context(tls: TlsConfig) -> SSLContext:
+    """Raises PreconditionFailed: a file is missing or is no certificate; another try is no use."""
+    try:
+        return tls.context()
+    except (OSError, ValueError) as error:
+        files = ", ".join(name for name in (tls.ca_file, tls.cert_file, tls.key_file) if name)
+        raise errors.PreconditionFailed(f"TLS with {files or 'no files'}: {error}") from error
 
 
 def is_here(address: tuple[str, int]) -> bool:

@@ -56,7 +56,9 @@ def _option(
 
 
 CONNECTION_OPTIONS = (
-    _option("servers", Use.ALL, parse.names, None, "`host:port` of nodes, comma between; required"),
+    _option(
+        "servers", Use.ALL, parse.servers, None, "`host:port` of nodes, comma between; required"
+    ),
     _option("user", Use.ALL, parse.text, "guest", "user, or `env:NAME`, or `file:PATH`"),
     _option("password", Use.ALL, parse.text, "guest", "password, or `env:NAME`, or `file:PATH`"),
     _option("vhost", Use.ALL, parse.text, "/", "virtual host"),

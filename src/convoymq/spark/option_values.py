@@ -102,9 +102,21 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
 def names(value: str) -> tuple[str, ...]:
     """Names with commas between them, each once, in their order."""
-    found = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    found = tuple(part.strip() for part in value.split(",") if part.strip())
     if not found:
         raise ValueError("must name at least one")
+    for name in found:
+        if found.count(name) > 1:
+            raise ValueError(f"names {name} twice")
+    return found
+
+
+def servers(value: str) -> tuple[str, ...]:
+    """`host:port` of nodes, with commas between them."""
+    found = names(value)
+    for server in found:
+        if not re.search(r":\d+$", server):
+            raise ValueError(f"must be host:port, {server} has no port")
     return found
 
 

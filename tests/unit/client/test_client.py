@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -618,3 +619,65 @@ def test_the_library_is_small() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+# --- what no other try can mend ------------------------------------------------------------------
+
+
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends a call that pauses: what is under test must not wait for its time-out."""
+
+    def pause(_self: Client, error: Exception, _tries: int, _deadline: float) -> None:
+        raise AssertionError("it tries again")
+
+    monkeypatch.setattr(Client, "_pause", pause)
+
+
+def test_names_that_nobody_knows_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    no_pauses(monkeypatch)
+    monkeypatch.setattr("convoymq.client.link.socket.create_connection", unknown)
+    with pytest.raises(errors.Unavailable, match=r"none of a:1 can be used; last: .*not known"):
+        Client(ClientConfig(("a:1",))).metadata()
+
+
+def test_certificates_that_are_not_trusted_are_told_at_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Distrusting:
+        def wrap_socket(self, *_: Any, **__: Any) -> Any:
+            raise ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed")
+
+    no_pauses(monkeypatch)
+    monkeypatch.setattr(TlsConfig, "context", lambda _self: Distrusting())
+    server = serve()
+    where = server.address
+    with pytest.raises(errors.Unavailable, match=r"can be used; last: .*verify failed"):
+        Client(ClientConfig((where,), tls=TlsConfig())).metadata()
+
+
+def test_files_of_tls_that_are_not_there_are_told_at_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_pauses(monkeypatch)
+    server = serve()
+    where = server.address
+    with pytest.raises(errors.PreconditionFailed, match=r"TLS with /no/such\.pem: .*No such file"):
+        Client(ClientConfig((where,), tls=TlsConfig(ca_file="/no/such.pem"))).metadata()
+
+
+def test_a_server_that_is_lost_in_the_middle_of_tls_is_tried_again(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Losing:
+        def wrap_socket(self, *_: Any, **__: Any) -> Any:
+            raise ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+
+    no_pauses(monkeypatch)
+    monkeypatch.setattr(TlsConfig, "context", lambda _self: Losing())
+    server = serve()
+    where = server.address
+    with pytest.raises(AssertionError, match="it tries again"):
+        Client(ClientConfig((where,), tls=TlsConfig())).metadata()
