@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import socket
@@ -64,6 +65,8 @@ from convoymq.kernels.sockets import LinkReader, LinkWriter
 from convoymq.model.config import Address, ClusterConfig, parse_address
 
 HELLO_SIZE_MAX = 65_536
+ACCEPT_PAUSE_S = 1.0
+_NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 HANDSHAKE_S = 3.0
 CONNECT_S = 1.0
 BACKOFF_MIN_S = 0.02
@@ -912,9 +915,18 @@ class Links:
         for _ in range(16):
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    # Who dials waits in the kernel's queue; trying at once would only spin.
+                    self._log.error("link.accept_failed", reason=str(error), pause_s=ACCEPT_PAUSE_S)
+                    self._loop.remove_reader(self._listener.fileno())
+                    self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
                 return
             self._accepted(_PlainWire(self._loop, sock, self._run_input))
+
+    def _accept_again(self) -> None:
+        if self._running and self._listener is not None and self._tls_listener is None:
+            self._loop.add_reader(self._listener.fileno(), self._acceptable)
 
     def _accepted(self, wire: _Wire) -> None:
         if not self._running or len(self._pending) >= 4 * self.config.peers_max:

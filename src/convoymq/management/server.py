@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class Times:
     """For a request's head, and for a body that nobody wants to read."""
     answer_s: float = 30.0
     """Between two of its reads of an answer."""
+    start_pause_s: float = 1.0
+    """Until the next try to start serving, when that fails."""
 
 
 class ManagementServer:
@@ -161,11 +164,21 @@ class _Listener:
 
     async def _serve(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        # The import takes a tenth of a second; in a thread it does not stop the loop for that long.
-        make_server = await loop.run_in_executor(None, _import_server)
-        app = await loop.run_in_executor(None, self._make_app)
-        self._server = make_server(app, self._times)
-        await self._server.serve(sockets=[sock])
+        while True:
+            try:
+                # Importing takes a tenth of a second: in a thread that does not stop the loop.
+                make_server = await loop.run_in_executor(None, _import_server)
+                app = await loop.run_in_executor(None, self._make_app)
+                self._server = make_server(app, self._times)
+                await self._server.serve(sockets=[sock])
+                return
+            except Exception as error:
+                # Without file descriptors modules cannot be opened, and a half imported one fails
+                # in any way.
+                log.error("management.start_failed", port=self.port, reason=repr(error))
+            self._server = None
+            await asyncio.sleep(self._times.start_pause_s)
+            importlib.invalidate_caches()
 
     async def close(self) -> None:
         """Ends it."""

@@ -17,6 +17,7 @@ from convoymq.cluster.commands import DeleteQueue, DeleteVhost, PutNode
 from convoymq.cluster.metadata import User
 from convoymq.management import app as app_module
 from convoymq.management import handlers, process
+from convoymq.management import server as server_module
 from convoymq.management.app import make_api, make_metrics
 from convoymq.management.server import ManagementServer, Times
 from convoymq.model.tables import Field, Table
@@ -594,5 +595,33 @@ async def test_an_idle_connection_is_no_slow_client(cluster: FakeCluster) -> Non
                     assert (await browser.get(url)).status_code == 200
                     await asyncio.sleep(0.15)
         assert [row for row in logs if row["event"] == "management.slow_client"] == []
+    finally:
+        await server.stop()
+
+
+async def test_the_server_starts_when_files_can_be_opened_again(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its modules are imported for the first client, which may come when no file can be opened."""
+    broker = cluster.nodes[1].broker
+    times = Times(start_pause_s=0.01)
+    server = ManagementServer(broker, [("127.0.0.1", 0)], times=times)
+    make, failed = server_module._import_server, 0
+
+    def flaky() -> Any:
+        nonlocal failed
+        failed += 1
+        if failed < 3:
+            raise OSError(24, "Too many open files")
+        return make()
+
+    monkeypatch.setattr(server_module, "_import_server", flaky)
+    await server.start()
+    try:
+        with capture_logs() as logs:
+            async with httpx.AsyncClient(auth=("guest", "guest")) as browser:
+                url = f"http://127.0.0.1:{server.ports[0]}/api/whoami"
+                assert (await browser.get(url)).status_code == 200
+        assert [row["event"] for row in logs] == ["management.start_failed"] * 2
     finally:
         await server.stop()
