@@ -32,6 +32,7 @@ def cpu_seconds(pid: int) -> float:
 def test_without_descriptors_alarms_see_and_nothing_spins(start_cluster: StartCluster) -> None:
     cluster = start_cluster(2, {"vm_memory_high_watermark.absolute": str(LIMIT)})
     declare(cluster, 1, "orders")
+    until(lambda: cluster.api("convoy/node", 1), "the node does not come up")
     node = cluster.nodes[0]
     pid = node.pid
     assert pid is not None
