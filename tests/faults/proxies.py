@@ -14,6 +14,7 @@ from convoymq.cli.cluster import LocalCluster, LocalNode
 PROXY_OFFSET = 40
 HEADER_SIZE = 48
 CHUNK = 65_536
+SLOW_CHUNK = 8_192
 START_S = 10.0
 
 
@@ -59,12 +60,14 @@ class _Proxy:
     async def pump(
         self, pair: frozenset[int], source: asyncio.StreamReader, target: asyncio.StreamWriter
     ) -> None:
-        while data := await source.read(CHUNK):
+        while data := await source.read(CHUNK if pair not in self.proxies.rates else SLOW_CHUNK):
             if self.proxies.cuts.get(pair) == "silent":
                 # As in a network that drops packets: what is sent now never arrives.
                 await asyncio.Event().wait()
             target.write(data)
             await target.drain()
+            if pair in self.proxies.rates:
+                await asyncio.sleep(len(data) / self.proxies.rates[pair])
         raise ConnectionResetError
 
 
@@ -73,6 +76,8 @@ class Proxies:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cuts: dict[frozenset[int], str] = {}
+        self.rates: dict[frozenset[int], int] = {}
+        """Bytes a second that get through between two nodes, either way."""
         self.carried: dict[frozenset[int], set[asyncio.Task[Any]]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
         self._proxies = [_Proxy(self, node) for node in cluster.nodes]
@@ -102,6 +107,13 @@ class Proxies:
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(START_S)
+
+    def slow(self, a: int, b: int, rate: int) -> None:
+        """Lets so many bytes a second through between two nodes; 0 = as many as come."""
+        if rate:
+            self.rates[frozenset((a, b))] = rate
+        else:
+            self.rates.pop(frozenset((a, b)), None)
 
     def cut(self, a: int, b: int, how: str) -> None:
         """Cuts the links of two nodes: `broken`, connections end; `silent`, packets are lost."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 
 import pika
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.conftest import StartCluster
-from tests.faults.traffic import connect, log_has
+from tests.faults.conftest import BASE_PORT, StartCluster
+from tests.faults.proxies import ProxiedCluster
+from tests.faults.traffic import connect, declare, fill, in_step, log_has
 
 MIB = 1 << 20
 BACKLOG = 4 * MIB
 PUBLISHERS = 30
+RATE = 300_000
+"""Bytes a second: 40 MB take longer than a test may."""
 SETTINGS = {
     "cluster.link_backlog_max": str(BACKLOG),
     "publish_pending_max": str(8 * MIB),
@@ -84,3 +88,37 @@ def test_many_connections_with_large_messages_go_through(start_cluster: StartClu
                 done.result()
         goes_through(cluster)
         assert channel.queue_declare("q", passive=True).method.message_count == 2 * PUBLISHERS
+
+
+def test_clients_of_a_node_that_catches_up_are_served_by_the_leader(tmp_path: Path) -> None:
+    """A node comes back over links so slow that catching up takes longer than any test may. Its
+    clients publish and consume meanwhile. Then the links are quick again, and it catches up."""
+    settings = {
+        "raft.wal_max_size_bytes": "16MiB",
+        "cluster.link_backlog_max": "1MiB",
+        "cluster.suspect_after_min": "10000",
+        "cluster.suspect_after_max": "10000",
+    }
+    with ProxiedCluster(tmp_path / "cluster", 3, BASE_PORT, settings) as cluster:
+        cluster.wait_ready()
+        declare(cluster, 1, "q")
+        leader = cluster.leader_of("q")
+        slow = leader % 3 + 1
+        fill(cluster, leader, "q", 10, 100)
+        cluster.kill(slow)
+        fill(cluster, leader, "q", 400, 100_000)
+        for node in {1, 2, 3} - {slow}:
+            cluster.proxies.slow(slow, node, RATE)
+        cluster.start_node(slow)
+        cluster.wait_ready()
+        with connect(cluster, slow) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            channel.basic_publish("", "q", b"from the slow node")
+            channel.basic_qos(prefetch_count=5)
+            for method, _, _ in islice(channel.consume("q"), 8):
+                channel.basic_ack(method.delivery_tag)
+            channel.cancel()
+        for node in {1, 2, 3} - {slow}:
+            cluster.proxies.slow(slow, node, 0)
+        in_step(cluster)

@@ -18,7 +18,9 @@ cdef class Replica:
     cdef public dict sending, _timers
     cdef public set sending_for
     cdef public object _pristine, _election
-    cdef public tuple _known_leader
+    cdef public tuple _known_leader, _stand_in
+    cdef public set behind_nodes, lagging_nodes
+    cdef public int64_t _follows_since
     cdef public int64_t _transfer_began, _waits_since, _version_index
     cdef public object time, _awaited, late
     cdef public RaftCore core

@@ -52,6 +52,9 @@ FLAG_VOTELESS = 2
 """APPEND_REPLY: the follower may not vote yet."""
 LEADER_IS = 32
 """Kind of a RAFT message outside the core: (kind, term, leader or 0). Term 0 asks."""
+BEHIND = 33
+"""Kind of a RAFT message outside the core: (kind, term, 1 = this replica is so far behind that the
+leader should serve its clients, 0 = not any more)."""
 
 
 class Replica:
@@ -94,6 +97,12 @@ class Replica:
         self._pristine = machine.snapshot()
         self._wiping = False
         self._known_leader = (0, 0)
+        #: (leader, term) that clients here are served by although this replica is behind.
+        self._stand_in = (0, 0)
+        self._follows_since = -1
+        #: Leader: nodes whose replica says that it is behind; those whose log has been for long.
+        self.behind_nodes: set[int] = set()
+        self.lagging_nodes: set[int] = set()
         #: The host holds back entries for followers that linger.
         self.holding = False
         #: Since when the open batch waits for company, ms; -1 = it does not.
@@ -301,7 +310,7 @@ class Replica:
             self._append(entry)
             return
         leader = core.leader
-        if leader and leader in core.connected and self._known_leader == (leader, core.term):
+        if leader and leader in core.connected and self._is_told():
             data = builder.take_forward(self.group, core.term)
             self.host.forward(self, leader, core.term, data)
         else:
@@ -397,7 +406,8 @@ class Replica:
         if self.dead or self.faulty:
             return
         if self.late:
-            self.host.send_late(self, node, self._known_leader[0], self._known_leader[1])
+            leader, term = (self.core.leader, self.core.term) if self._is_told() else (0, 0)
+            self.host.send_late(self, node, leader, term)
         sending = self.sending.get(node)
         if sending is not None:
             sending.on_room()
@@ -612,6 +622,8 @@ class Replica:
         was = core.commit_index
         if message[0] >= transfer.BEGIN:
             self._on_snapshot_message(sender, message)
+        elif message[0] == BEHIND:
+            self._on_behind(sender, message)
         elif message[0] != LEADER_IS:
             leads = core.role == LEADER
             core.on_message(sender, message)
@@ -708,14 +720,20 @@ class Replica:
                 sending.stop()
             self.sending.clear()
             self.sending_for.clear()
+            self.behind_nodes.clear()
+            self.lagging_nodes.clear()
             for handle in self._timers.values():
                 handle.cancel()
             self._timers.clear()
         if self.builder.used:
             self.host.mark_dirty(self)
         if not core.leader or self._known_leader != (core.leader, core.term):
-            told = self._known_leader[0]
-            self._known_leader = (0, 0)
+            told = self._known_leader[0] or self._stand_in[0]
+            self._known_leader = self._stand_in = (0, 0)
+            self._follows_since = -1
+            if core.leader and core.role != LEADER:
+                # The ticks see whether this replica catches up soon.
+                self.host.active.add(self.group)
             if told:
                 self.host.counters.leader_changes += 1
                 self.sink.on_leader(self.group, None, core.term)
@@ -816,10 +834,64 @@ class Replica:
         if not core.leader or self._known_leader == (core.leader, core.term):
             return
         self._known_leader = (core.leader, core.term)
+        if self.is_behind:
+            # Clients here know the leader.
+            self._stand_in = (0, 0)
+            self.send_raft(core.leader, (BEHIND, core.term, 0))
+            return
         if core.role == LEADER:
             self._greet()
         if core.leader in core.connected or core.leader == self.host.node:
             self.sink.on_leader(self.group, core.leader, core.term)
+
+    # A replica that is behind.
+
+    @property
+    def is_behind(self) -> bool:
+        """Follower: the leader serves this node's clients, as this replica catches up."""
+        return self._stand_in[0] != 0
+
+    def _is_told(self) -> bool:
+        """Whether clients here know the present leader."""
+        present = (self.core.leader, self.core.term)
+        return present in (self._known_leader, self._stand_in)
+
+    def _watch_own_lag(self, now: int) -> bool:
+        """Follower: has the leader serve the clients here when catching up takes long; False when
+        there is nothing to watch."""
+        core = self.core
+        leader = core.leader
+        if not leader or self._is_told():
+            return False
+        if self._follows_since < 0:
+            self._follows_since = now
+        if now - self._follows_since >= self.host.config.lag_ms and leader in core.connected:
+            self._stand_in = (leader, core.term)
+            self.send_raft(leader, (BEHIND, core.term, 1))
+            self.sink.on_leader(self.group, leader, core.term)
+            return False
+        return True
+
+    def _on_behind(self, sender: int, message: Sequence[Any]) -> None:
+        """Leader: takes over for a node whose replica is behind, or leaves it to that again."""
+        core = self.core
+        if core.role != LEADER or message[1] != core.term or len(message) != 3:
+            return
+        if not message[2]:
+            self.behind_nodes.discard(sender)
+        elif sender in core.members.nodes:
+            self.behind_nodes.add(sender)
+            if sender in self.machine.session_nodes():
+                self._resend_for(sender)
+
+    def _watch_lag_of(self, peer: Any, now: int) -> None:
+        """Leader: does the follower have by now what was committed a while ago?"""
+        if peer.match >= peer.goal:
+            peer.goal = self.core.commit_index
+            peer.goal_ms = now
+            self.lagging_nodes.discard(peer.node)
+        elif now - peer.goal_ms >= self.host.config.lag_ms:
+            self.lagging_nodes.add(peer.node)
 
     def _greet(self) -> None:
         """A new leader tells session nodes without a replica, and looks after sessions' nodes."""
@@ -1029,7 +1101,9 @@ class Replica:
                     self.send_raft(node, (LEADER_IS, core.term, self.host.node))
                 self._resend_for(node)
             self._raise_version()
-        elif core.leader == node and self._known_leader == (node, core.term):
+        elif core.leader == node and self._is_told():
+            if self.is_behind:
+                self.send_raft(node, (BEHIND, core.term, 1))
             # What was forwarded to it may have been lost with the link.
             self.sink.on_leader(self.group, node, core.term)
         self.run_effects()
@@ -1041,13 +1115,14 @@ class Replica:
             return
         self._spread = self.group != 0 and not self.builder.used and not self._is_used()
         core.on_suspected(node)
+        self.behind_nodes.discard(node)
         if core.role == LEADER:
             if self.builder.used:
                 # Held back for a transfer to that node, which is off now.
                 self.host.mark_dirty(self)
             if self._may_serve(node):
                 self._propose_state_of(node)
-        elif core.leader == node and self._known_leader == (node, core.term):
+        elif core.leader == node and self._is_told():
             self.sink.on_leader(self.group, None, core.term)
         self.run_effects()
         self._spread = False
@@ -1065,6 +1140,8 @@ class Replica:
             and peer.connected
             and not peer.silent
             and peer.state == REPLICATE
+            and node not in self.behind_nodes
+            and node not in self.lagging_nodes
             and self.core.commit_index - peer.match <= self.host.config.lag_entries_max
         )
 
@@ -1088,8 +1165,10 @@ class Replica:
     def tick(self, now: int) -> bool:
         """Looks after what is outstanding; False when nothing is."""
         core = self.core
-        if core.role != LEADER or self.faulty:
+        if self.faulty:
             return False
+        if core.role != LEADER:
+            return self._watch_own_lag(now)
         config = self.host.config
         outstanding = False
         if core.transfer_target:
@@ -1102,6 +1181,7 @@ class Replica:
         for peer in core.peers:
             if not peer.connected:
                 continue
+            self._watch_lag_of(peer, now)
             if peer.commit_sent < core.commit_index and peer.state == REPLICATE:
                 self._send_commit(peer)
             if peer.match >= last and peer.state == REPLICATE:

@@ -63,6 +63,8 @@ class Replica(Protocol):
 
     machine: Any
     is_leader: bool
+    is_behind: bool
+    """The leader serves this node's clients meanwhile."""
     can_commit: bool
     time: GroupTime
 

@@ -39,6 +39,8 @@ def is_live(replica: Any, node: int, lag_entries_max: int) -> bool:
     if peer is None or not peer.connected or peer.state != REPLICATE:
         return False
     behind: int = replica.commit_index - peer.match
+    if node in replica.behind_nodes or node in replica.lagging_nodes:
+        return False
     return behind <= lag_entries_max
 
 

@@ -1028,3 +1028,73 @@ def test_many_groups_that_wait_for_a_link_take_turns(net: Net) -> None:
         host.on_room(9)
     host.on_link_down(9, definite=False)
     assert turns == [1, 2, 3, 1, -2, -3]
+
+
+def catching_up(net: Net) -> tuple[int, int]:
+    """A follower that was away for an election, and cannot apply what it missed: (leader, it)."""
+    slow = next(node for node in (1, 2, 3) if node != net.leader)
+    net.isolate(slow)
+    net.put(net.leader, 1)
+    net.run(500)
+    former = net.leader
+    net.isolate(former)
+    net.join(slow)
+    replica = net.hosts[slow].groups[GROUP]
+    replica.apply = lambda: setattr(replica, "apply_due", False)
+    net.run(3000)
+    assert net.leader != slow
+    net.join(former)
+    net.run(500)
+    return net.leader, slow
+
+
+def test_the_leader_serves_clients_of_a_replica_that_catches_up(net: Net) -> None:
+    """Its clients learn the leader although it has not applied what is older than the term; the
+    leader hears that it should send for the node, and when it need not any more."""
+    leader, slow = catching_up(net)
+    replica = net.hosts[slow].groups[GROUP]
+    assert replica.established_leader == 0
+    net.run(2000)
+    assert replica.is_behind
+    assert net.sinks[slow].leaders[-1] == leader
+    assert not net.hosts[leader].is_replica_live(GROUP, slow)
+    net.put(slow, 7)
+    net.run(300)
+    assert net.machines[leader].values[-1] == 7
+    told = len(net.sinks[slow].leaders)
+    del replica.apply
+    net.hosts[slow].mark_apply(replica)
+    net.run(300)
+    assert net.machines[slow].values == net.machines[leader].values
+    assert not replica.is_behind
+    assert replica.established_leader == leader
+    assert net.hosts[leader].is_replica_live(GROUP, slow)
+    # Or clients would send again what is under way.
+    assert net.sinks[slow].leaders[told:] == []
+
+
+def test_a_leader_that_was_away_hears_again_who_is_behind(net: Net) -> None:
+    leader, slow = catching_up(net)
+    net.run(2000)
+    net.hosts[leader].on_suspect(slow)
+    assert slow not in net.hosts[leader].groups[GROUP].behind_nodes
+    net.hosts[leader].on_unsuspect(slow)
+    net.hosts[slow].on_suspect(leader)
+    assert net.sinks[slow].leaders[-1] is None
+    net.hosts[slow].on_unsuspect(leader)
+    net.run(100)
+    assert net.sinks[slow].leaders[-1] == leader
+    assert slow in net.hosts[leader].groups[GROUP].behind_nodes
+
+
+def test_a_follower_whose_log_lags_for_long_does_not_count_as_live(net: Net) -> None:
+    leader, near, far = others(net)
+    fill(net, leader, far)
+    for value in range(30):
+        net.put(leader, value)
+        net.run(100)
+    assert net.hosts[leader].is_replica_live(GROUP, near)
+    assert not net.hosts[leader].is_replica_live(GROUP, far)
+    make_room(net, leader, far)
+    net.run(500)
+    assert net.hosts[leader].is_replica_live(GROUP, far)

@@ -65,7 +65,7 @@ class QuorumQueue(GroupQueue):
     def ask(self, client: QuorumClient, consumer: int, from_id: int) -> None:
         """Gets what is checked out to a consumer from a message id on, from here or the leader."""
         replica = self._host.replica(self.group)
-        if replica is not None:
+        if replica is not None and not replica.is_behind:
             machine: QuorumMachine = replica.machine
             kept, machine.effects = machine.effects, []
             machine.redeliver(client.session, consumer, from_id)

@@ -41,6 +41,10 @@ class Progress:
         #: Since when (monotonic ms) nothing it owes has come; kept by the shell.
         self.stalled_ms = 0
         self.stalled_match = 0
+        #: What was committed at `goal_ms` (monotonic): kept by the shell, to see whether the peer
+        #: lags behind.
+        self.goal = 0
+        self.goal_ms = 0
         #: Since when (monotonic ms) it lacks something and made no progress; 0 = not. Kept by the
         #: shell's tick.
         self.owes_ms = 0

@@ -140,5 +140,8 @@ class RaftConfig:
     """One chunk of a snapshot."""
     snapshot_chunks_in_flight: int = 4
     """Chunks sent and not acknowledged."""
+    lag_ms: int = 1000
+    """A replica that is behind for so long does not serve the clients of its node: the leader does,
+    until it has caught up."""
     lag_entries_max: int = 10_000
     """A follower this far behind does not serve its node's sessions: the leader does."""

@@ -132,6 +132,8 @@ class Events:
 class Replica:
     """A replica on the shared log."""
 
+    is_behind = False
+
     def __init__(self, node: Node, settings: dict[str, Any]) -> None:
         self.node = node
         self.machine = node.make_machine(settings)
