@@ -12,7 +12,6 @@ import binascii
 import hashlib
 import hmac
 import os
-from enum import Enum
 from functools import lru_cache
 from typing import Any
 
@@ -25,14 +24,6 @@ SALT_BYTES = 4
 
 DEFAULT_EXCHANGE_ALIAS = "amq.default"
 """What the default exchange, whose name is empty, is called when permissions are matched."""
-
-
-class Permission(Enum):
-    """What a pattern of a user's permissions is about; the value is the word in refusals."""
-
-    CONFIGURE = "configure"
-    WRITE = "write"
-    READ = "read"
 
 
 def hash_sha256(password: bytes, salt: bytes | None = None) -> str:

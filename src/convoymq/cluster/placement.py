@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-GROUP_SIZE_DEFAULT = 3
 CLIENT_LOCAL = "client-local"
 BALANCED = "balanced"
 

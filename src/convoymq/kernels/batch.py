@@ -695,10 +695,6 @@ def _put_frame_header(
     put64(p + 40, d)
 
 
-def noop_entry(group, index, term, time_ms):
-    return make_entry(group, index, term, time_ms, ENTRY_NOOP, b"")
-
-
 def make_entry(group, index, term, time_ms, kind, body):
     # C division: the remainder of a negative number would be negative.
     padding = (8 - len(body) % 8) % 8

@@ -163,7 +163,6 @@ class PublishTarget:
     def resend(self, after: int) -> None:
         """Appends all sealed pending commands with seq > `after` to the builder once more."""
 
-def noop_entry(group: int, index: int, term: int, time_ms: int) -> Entry: ...
 def make_entry(group: int, index: int, term: int, time_ms: int, kind: int, body: bytes) -> Entry:
     """An entry of any kind; `body` is padded to a multiple of 8."""
 

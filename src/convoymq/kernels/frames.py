@@ -237,7 +237,6 @@ def _take_pairs(r: cython.pointer(Ranges)) -> list:
 
 _NOTE_COPIES = cython.declare(cython.int, 256)
 _PRODUCER = cython.declare(bytes, b"x-stream-producer")
-_NOTE_COUNTS = cython.declare(cython.int, 512)
 
 
 @cython.cfunc
@@ -611,10 +610,6 @@ class Lane:
 
     def forget_routes(self):
         _drop_routes(self)
-
-    def publish_done(self):
-        """Nothing is being assembled (for tests)."""
-        return self.expect == 0
 
     # publishing
 

@@ -145,8 +145,6 @@ class Lane:
         """Ends LANE_BUSY and works through the frames that were kept."""
     def forget_routes(self) -> None:
         """Every route is asked for anew."""
-    def publish_done(self) -> bool:
-        """Whether no message is half received."""
     def append(
         self,
         target: PublishTarget,

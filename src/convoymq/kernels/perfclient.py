@@ -157,9 +157,6 @@ class Ledger:
         self.unique += 1
         return 1
 
-    def is_confirmed(self, seq):
-        return seq // 8 < self.size and bool(self.confirmed_bits[seq >> 3] & (1 << (seq & 7)))
-
     def missing(self):
         found: uint64_t = 0
         i: cython.Py_ssize_t

@@ -17,7 +17,6 @@ class Ledger:
     confirmed: int
     unique: int
     duplicates: int
-    def is_confirmed(self, seq: int) -> bool: ...
     def missing(self) -> int: ...
 
 class _Socket:

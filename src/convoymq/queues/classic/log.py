@@ -43,7 +43,6 @@ SETTLED = 2
 HANDED_OUT = 3
 FILE_SIZE_MAX = 64 << 20
 IOVECS_MAX = 512
-RECORD_SIZE_MAX = (512 << 20) + (64 << 10)
 
 _CLOSE = -1
 _BARRIER = -2
@@ -377,11 +376,6 @@ class ClassicLog:
     def size_bytes(self) -> int:
         """Bytes of all files."""
         return sum(self._sizes[number] for number in self._live)
-
-    @property
-    def active_file(self) -> int:
-        """Number of the file that is written, 0 before the first message."""
-        return self._active
 
     def close(self) -> None:
         """Closes the files; what was added and not flushed is lost."""
