@@ -12,6 +12,7 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
+from convoymq.client.errors import NotFound, Recreated
 from convoymq.kernels.columns import (
     EXCHANGE,
     HEADERS,
@@ -226,3 +227,30 @@ def test_another_machine_is_told_of_no_file(
         before = excerpts(cluster, 1)
         assert rows(reader, local=True) == rows(reader, local=False)
         assert excerpts(cluster, 1) == before
+
+
+def test_rows_of_another_stream_of_the_name_are_never_read(cluster: LocalCluster) -> None:
+    """Deleted and declared again, on a real cluster: from files and from every node."""
+    connection = connect(cluster, 1)
+    channel = connection.channel()
+    groups = []
+    for turn in range(2):
+        channel.queue_declare("again", durable=True, arguments={"x-queue-type": "stream"})
+        with client(cluster, 1) as producer:
+            producer.produce(produced(turn * ROWS), stream="again")
+            (found,) = producer.metadata(names=["again"], current=True)
+            groups.append(found.group)
+        if not turn:
+            channel.queue_delete("again")
+    connection.close()
+    assert groups[0] < groups[1]
+    for number in (1, 2, 3):
+        with client(cluster, number) as reader:
+            for local in (False, True):
+                with pytest.raises(Recreated) as told:
+                    reader.fetch("again", 0, end=ROWS, local=local, group=groups[0])
+                assert told.value.group == groups[1]
+                result = reader.fetch("again", 0, end=ROWS, local=local, group=groups[1])
+                assert result.frame.base == 0
+            with pytest.raises(NotFound):
+                reader.fetch("never", 0)
