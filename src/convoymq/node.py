@@ -33,6 +33,7 @@ from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.identity import NodeIdentity
 from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links, since_boot_ms, wall_ms
+from convoymq.cluster.listening import addresses_of
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import MetadataMachine
 from convoymq.cluster.sessions import SessionNumbers
@@ -47,7 +48,7 @@ from convoymq.kernels.flusher import (
     Flusher,
 )
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
-from convoymq.model.config import Config, ConfigError
+from convoymq.model.config import Address, Config, ConfigError
 from convoymq.model.errors import (
     BrokerError,
     InvariantViolated,
@@ -329,6 +330,7 @@ class Node:
             self.log,
             self.run_input,
             supports=machine_versions(),
+            backlog=config.listeners.backlog,
         )
         congested_bytes = config.cluster.link_backlog_max_bytes // CONGESTED_SHARE
         self.links.is_congested = lambda: self.storage.backlog_bytes > congested_bytes
@@ -673,7 +675,8 @@ class Node:
             ("metrics", config.management.prometheus),
         ):
             if addresses:
-                found[name] = str(addresses[0])
+                first = addresses[0]
+                found[name] = str(Address(addresses_of(first.host)[0], first.port))
         return found
 
     def _make_broker(self) -> Broker:
@@ -751,6 +754,7 @@ class Node:
                     outbox=self.outbox,
                     host=address.host,
                     port=address.port,
+                    backlog=config.listeners.backlog,
                     ssl_context=tls,
                     count=lambda: sum(len(each.connections) for each in self.listeners),
                     run_input=self.run_input,

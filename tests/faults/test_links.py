@@ -17,6 +17,7 @@ from convoymq.cluster.identity import NodeIdentity
 from convoymq.cluster.links import Links
 from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, frame
 from convoymq.model.config import Address, ClusterConfig
+from tests.sockets import backlog_of
 
 DEADLINE_S = 10.0
 
@@ -128,6 +129,19 @@ async def test_addresses_without_ids_spread_from_one_seed() -> None:
         for node in nodes:
             await stack.enter_async_context(node.links)
         await until(lambda: all(len(node.links.connected()) == 2 for node in nodes))
+
+
+async def test_the_backlog_is_the_configured_one() -> None:
+    where = addresses(1)
+    identity = NodeIdentity(1, "directory", 1)
+    node = Node(1, where)
+    config = ClusterConfig(peers=tuple(where), secret="s")
+    made = Links(
+        config, where[0], identity, node, node._flush_soon, structlog.get_logger(), backlog=9
+    )
+    async with made:
+        assert made._listener is not None
+        assert backlog_of(made._listener) == 9
 
 
 @pytest.mark.parametrize("option", [{"secret": "other"}, {"name": "other"}])

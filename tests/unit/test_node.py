@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from convoymq.cluster.listening import addresses_of
+from convoymq.kernels.frames import Outbox
 from convoymq.model.config import load
 from convoymq.node import (
     EXIT_FAULT,
@@ -20,6 +22,8 @@ from convoymq.node import (
     resident_bytes,
     run,
 )
+from tests.sockets import backlog_of
+from tests.unit.amqp.fakes import FakeBroker
 
 
 def test_the_memory_limit_is_a_share_or_a_size() -> None:
@@ -78,3 +82,33 @@ def test_a_stopped_replica_ends_the_node_only_if_it_is_the_metadata_group_s(
 
 def test_all_machines_are_announced() -> None:
     assert machine_versions().keys() == {"metadata", "quorum", "stream"}
+
+
+async def test_listeners_are_as_configured(tmp_path: Path) -> None:
+    flags = {
+        "data_dir": str(tmp_path),
+        "fetch.enabled": "false",
+        "listeners.tcp.default": "0",
+        "tcp_listen_options.backlog": "7",
+    }
+    node = Node(load(flags=flags))
+    node.broker = FakeBroker()  # type: ignore[assignment]
+    node.outbox = Outbox()
+    await node._listen()
+    try:
+        sockets = [sock for listener in node.listeners for sock in listener._sockets]
+        assert [sock.getsockname()[0] for sock in sockets] == list(addresses_of("localhost"))
+        assert {backlog_of(sock) for sock in sockets} == {7}
+    finally:
+        for listener in node.listeners:
+            await listener.stop()
+
+
+def test_nodes_tell_each_other_addresses_and_no_names(tmp_path: Path) -> None:
+    node = Node(load(flags={"data_dir": str(tmp_path), "listeners.tcp.default": "5673"}))
+    assert node._addresses() == {
+        "link": "127.0.0.1:25672",
+        "amqp": "127.0.0.1:5673",
+        "http": "127.0.0.1:15672",
+        "metrics": "127.0.0.1:15692",
+    }

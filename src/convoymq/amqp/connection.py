@@ -46,6 +46,7 @@ from convoymq.amqp.settings import AmqpSettings
 from convoymq.kernels import frames
 from convoymq.kernels.frames import Outbox, Wire
 from convoymq.model import refusals
+from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
 from convoymq.model.errors import (
     AccessRefused,
     BrokerError,
@@ -59,8 +60,6 @@ log = structlog.get_logger()
 
 SCAN_S = 60.0
 """How often a connection looks for late acknowledgements, unless the time-out is that short."""
-ANNOUNCED_PRODUCT = "RabbitMQ"
-ANNOUNCED_VERSION = "4.3.0"
 _ALARM_WORDS = {"memory": "low on memory", "disk": "low on disk"}
 
 
@@ -81,6 +80,11 @@ class State(Enum):
 
 #: Nothing is refused or closed by the server any more.
 _ENDING = frozenset((State.CLOSING, State.LEAVING, State.LINGERING, State.CLOSED))
+
+
+def _shown(address: tuple[str, int]) -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{host}:{address[1]}"
 
 
 class Timer(Protocol):
@@ -136,7 +140,7 @@ class Connection:
         self.peer = peer
         self.local = local
         self.ssl = ssl
-        self.name = f"{peer[0]}:{peer[1]} -> {local[0]}:{local[1]}"
+        self.name = f"{_shown(peer)} -> {_shown(local)}"
         self.certificate_name = certificate_name
         self.state = State.HEADER
         self.vhost = ""
@@ -439,8 +443,8 @@ class Connection:
                 "copyright": "The ConvoyMQ authors",
                 "information": f"ConvoyMQ {__version__}, licensed under Apache-2.0",
                 "platform": "Python",
-                "product": ANNOUNCED_PRODUCT,
-                "version": ANNOUNCED_VERSION,
+                "product": COMPATIBLE_PRODUCT,
+                "version": COMPATIBLE_VERSION,
             }
         )
 

@@ -19,13 +19,13 @@ import structlog
 
 from convoymq.amqp.connection import Connection, Timer
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.cluster.listening import BACKLOG, addresses_of, listen, plain_address
 from convoymq.kernels.frames import Outbox, Wire
 
 log = structlog.get_logger()
 
 ACCEPTS_PER_ROUND = 64
 ACCEPT_PAUSE_S = 1.0
-LISTEN_BACKLOG = 1024
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 PREFACE_BYTES = 8
@@ -332,8 +332,9 @@ class Listener:
         broker: Any,
         settings: AmqpSettings,
         outbox: Outbox,
-        host: str = "127.0.0.1",
+        host: str = "localhost",
         port: int = 5672,
+        backlog: int = BACKLOG,
         ssl_context: ssl.SSLContext | None = None,
         count: Callable[[], int] | None = None,
         columnar: Door | None = None,
@@ -354,12 +355,13 @@ class Listener:
         self.refused_connections = 0
         self._ssl = ssl_context
         self._count = count if count is not None else lambda: len(self.connections)
-        self._server: asyncio.Server | None = None
-        self._socket: socket.socket | None = None
+        self._backlog = backlog
+        self._servers: list[asyncio.Server] = []
+        self._sockets: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._accept_timer: asyncio.TimerHandle | None = None
+        self._accept_timers: dict[socket.socket, asyncio.TimerHandle] = {}
 
     async def start(self) -> None:
         """Listen. Port 0 takes any free one; `port` says which.
@@ -368,29 +370,24 @@ class Listener:
             OSError: the address cannot be bound.
         """
         self._loop = loop = asyncio.get_running_loop()
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.setblocking(False)
-            sock.bind((self.host, self.port))
-            sock.listen(LISTEN_BACKLOG)
-        except OSError:
-            sock.close()
-            raise
-        self.port = sock.getsockname()[1]
-        self._socket = sock
-        if self._ssl is not None:
-            self._server = await loop.create_server(
-                lambda: TlsShell(loop, self),
-                sock=sock,
-                ssl=self._ssl,
-                ssl_handshake_timeout=self.settings.handshake_timeout_s,
+        self._sockets = listen(self.host, self.port, self._backlog)
+        self.port = self._sockets[0].getsockname()[1]
+        for sock in self._sockets:
+            if self._ssl is None:
+                loop.add_reader(sock.fileno(), self._acceptable, sock)
+                continue
+            self._servers.append(
+                await loop.create_server(
+                    lambda: TlsShell(loop, self),
+                    sock=sock,
+                    backlog=self._backlog,
+                    ssl=self._ssl,
+                    ssl_handshake_timeout=self.settings.handshake_timeout_s,
+                )
             )
-        else:
-            loop.add_reader(sock.fileno(), self._acceptable)
         self.broker.on_alarms.append(self._on_alarms)
-        log.info("amqp.listening", host=self.host, port=self.port, tls=self._ssl is not None)
+        for host in addresses_of(self.host):
+            log.info("amqp.listening", host=host, port=self.port, tls=self._ssl is not None)
 
     async def stop(
         self, reason: str = "broker forced connection closure with reason 'shutdown'"
@@ -414,8 +411,6 @@ class Listener:
             await asyncio.wait(self._tasks, timeout=self.settings.close_timeout_s)
         for task in self._tasks:
             task.cancel()
-        if self._server is not None:
-            self._server.close()
 
     def has_room(self) -> bool:
         """Whether one more connection may come in; counts the refused."""
@@ -443,8 +438,8 @@ class Listener:
             outbox=self.outbox,
             shell=shell,
             fd=fd,
-            peer=(str(peer[0]), int(peer[1])),
-            local=(str(local[0]), int(local[1])),
+            peer=(plain_address(str(peer[0])), int(peer[1])),
+            local=(plain_address(str(local[0])), int(local[1])),
             ssl=ssl,
             certificate_name=certificate_name,
         )
@@ -494,20 +489,21 @@ class Listener:
             connection.set_alarms(alarms)
 
     def _stop_accepting(self) -> None:
-        if self._accept_timer is not None:
-            self._accept_timer.cancel()
-        sock, self._socket = self._socket, None
-        if sock is None or self._loop is None:
-            return
-        if self._server is not None:
-            self._server.close()
-        else:
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
+        for timer in self._accept_timers.values():
+            timer.cancel()
+        self._accept_timers.clear()
+        sockets, self._sockets = self._sockets, []
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
+        if self._ssl is None and self._loop is not None:
+            for sock in sockets:
+                self._loop.remove_reader(sock.fileno())
+                sock.close()
 
-    def _acceptable(self) -> None:
+    def _acceptable(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_ROUND):
-            if self._socket is None or not self._accept_one(self._socket):
+            if not self._sockets or not self._accept_one(listening):
                 return
 
     def _accept_one(self, listening: socket.socket) -> bool:
@@ -526,8 +522,8 @@ class Listener:
             # The caller waits in the kernel's queue meanwhile; trying at once would only spin.
             log.error("amqp.accept_failed", error=str(error), pause_s=ACCEPT_PAUSE_S)
             loop.remove_reader(listening.fileno())
-            self._accept_timer = loop.call_later(
-                ACCEPT_PAUSE_S, self._accept_again, listening.fileno()
+            self._accept_timers[listening] = loop.call_later(
+                ACCEPT_PAUSE_S, self._accept_again, listening
             )
             return False
         if not self.has_room():
@@ -546,6 +542,7 @@ class Listener:
         shell.set_reading(True)
         return True
 
-    def _accept_again(self, fd: int) -> None:
-        if self._socket is not None and self._loop is not None:
-            self._loop.add_reader(fd, self._acceptable)
+    def _accept_again(self, listening: socket.socket) -> None:
+        self._accept_timers.pop(listening, None)
+        if self._sockets and self._loop is not None:
+            self._loop.add_reader(listening.fileno(), self._acceptable, listening)

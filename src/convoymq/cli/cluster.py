@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from convoymq.cluster.listening import listen
 from convoymq.model.errors import Misuse, Unavailable
 
 STATE_FILE = "cluster.json"
@@ -341,9 +342,9 @@ class LocalCluster:
         keys = {
             "node.id": str(node.number),
             "data_dir": str(directory / "data"),
-            "listeners.tcp.default": f"127.0.0.1:{node.amqp_port}",
-            "management.tcp.port": f"127.0.0.1:{node.http_port}",
-            "prometheus.tcp.port": f"127.0.0.1:{node.metrics_port}",
+            "listeners.tcp.default": f"localhost:{node.amqp_port}",
+            "management.tcp.port": f"localhost:{node.http_port}",
+            "prometheus.tcp.port": f"localhost:{node.metrics_port}",
             "cluster.listen": f"127.0.0.1:{node.link_port}",
             "cluster.peers": peers,
             "cluster.secret_file": str(secret),
@@ -446,12 +447,12 @@ def _metric(text: str, name: str) -> int:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
+    try:
+        sockets = listen("localhost", port)
+    except OSError:
+        return False
+    for sock in sockets:
+        sock.close()
     return True
 
 

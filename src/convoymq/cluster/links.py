@@ -48,6 +48,7 @@ from convoymq.cluster.handshake import (
     refusal,
 )
 from convoymq.cluster.identity import NodeIdentity
+from convoymq.cluster.listening import BACKLOG, addresses_of, listen
 from convoymq.cluster.processes import ProcessWatch, own_process, read_start
 from convoymq.cluster.supported import Supports
 from convoymq.kernels.batch import (
@@ -381,6 +382,7 @@ class Links:
         log: a structlog logger.
         run_input: calls what reads a connection, in place of the loop.
         supports, release: told to the peers; the range of link protocols is added.
+        backlog: connections that the system accepts ahead of the node.
     """
 
     def __init__(
@@ -395,8 +397,10 @@ class Links:
         *,
         supports: Supports | None = None,
         release: str = __version__,
+        backlog: int = BACKLOG,
     ) -> None:
         self._run_input = run_input
+        self._accept_backlog = backlog
         self.config = config
         self.address = address
         self.identity = identity
@@ -456,13 +460,16 @@ class Links:
     async def __aenter__(self) -> Links:
         self._loop = asyncio.get_running_loop()
         await self._tasks.__aenter__()
-        self._listener = _listen(self.address)
+        self._listener = _listen(self.address, self._accept_backlog)
         if self._contexts is None:
             self._listener.setblocking(False)
             self._loop.add_reader(self._listener.fileno(), self._acceptable)
         else:
             self._tls_listener = await self._loop.create_server(
-                lambda: _TlsWire(self._accepted), sock=self._listener, ssl=self._contexts[0]
+                lambda: _TlsWire(self._accepted),
+                sock=self._listener,
+                backlog=self._accept_backlog,
+                ssl=self._contexts[0],
             )
         self._running = True
         own = {f"{self.address.host}:{self.address.port}", self.config.advertise}
@@ -1361,15 +1368,11 @@ def _read_secret(config: ClusterConfig) -> bytes:
         raise LinkRefused(f"cluster.secret_file: {error}") from None
 
 
-def _listen(address: Address) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+def _listen(address: Address, backlog: int) -> socket.socket:
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address.host, address.port))
-        sock.listen(128)
+        # Peers are told one address, so `localhost` is the first of its two here.
+        (sock,) = listen(addresses_of(address.host)[0], address.port, backlog)
     except OSError as error:
-        sock.close()
         raise OSError(error.errno, f"cluster.listen = {address}: {error.strerror}") from None
     return sock
 

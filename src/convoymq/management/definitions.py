@@ -22,6 +22,7 @@ from convoymq.cluster.commands import (
 )
 from convoymq.management import resources
 from convoymq.management.messages import table_from_json
+from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Table
 from convoymq.queues.broker import Broker
@@ -73,8 +74,8 @@ def export(broker: Broker, vhost: str | None = None) -> dict[str, Any]:
         and (row["destination_type"] != "queue" or (row["vhost"], row["destination"]) in kept)
     ]
     document: dict[str, Any] = {
-        "rabbit_version": resources.COMPATIBLE_VERSION,
-        "rabbitmq_version": resources.COMPATIBLE_VERSION,
+        "rabbit_version": COMPATIBLE_VERSION,
+        "rabbitmq_version": COMPATIBLE_VERSION,
         "product_name": "ConvoyMQ",
         "product_version": __version__,
     }

@@ -24,6 +24,7 @@ from convoymq.cluster.commands import (
 from convoymq.management import definitions, messages, resources
 from convoymq.management.app import ROUTES, Call, Status, matching, number, object_not_found, route
 from convoymq.management.bodies import LARGE_BODY_BYTES_MAX, ApiError, bad_request
+from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.model.tables import Table
 from convoymq.routing.types import Binding, Destination, DestinationKind, QueueType
@@ -84,7 +85,7 @@ async def whoami(call: Call) -> Any:
 
 @route("GET", "version")
 async def version(call: Call) -> Any:
-    return resources.COMPATIBLE_VERSION
+    return COMPATIBLE_VERSION
 
 
 @route("GET", "cluster-name")

@@ -6,7 +6,7 @@ from typing import Any
 
 from convoymq import __version__
 from convoymq.management.metric_help import HELP
-from convoymq.management.resources import COMPATIBLE_VERSION
+from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.queues.broker import Broker
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

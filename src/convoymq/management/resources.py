@@ -9,13 +9,12 @@ from urllib.parse import quote
 
 from convoymq import __version__
 from convoymq.cluster.metadata import QueueRecord, User, Vhost
+from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.tables import Table
 from convoymq.queues.broker import Broker
 from convoymq.queues.slices import in_slices
 from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
 
-COMPATIBLE_VERSION = "4.1.0"
-"""The RabbitMQ release whose API this is; tools parse it."""
 RATE_INTERVAL_S = 5.0
 
 _STATS = ("publish", "confirm", "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty",

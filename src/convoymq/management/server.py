@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from convoymq.cluster.listening import BACKLOG, listen
 from convoymq.management.process import process_info
 from convoymq.queues.broker import Broker
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-BACKLOG = 128
 KEEP_ALIVE_S = 30
 CONNECTIONS_MAX = 1024
 STOP_TIMEOUT_S = 2.0
@@ -54,18 +54,20 @@ class ManagementServer:
         *,
         message_bytes_max: int | None = None,
         times: Times | None = None,
+        backlog: int = BACKLOG,
     ) -> None:
         """
         Args:
             api, prometheus: addresses as (host, port); port 0 takes a free one.
+            backlog: connections that the system accepts ahead of the node.
             message_bytes_max: body limit of messages; None = what fits into a request.
         """
         self._broker = broker
         self._message_bytes_max = message_bytes_max
         times = times or Times()
         self._listeners = [
-            *(_Listener(address, self._make_api, times) for address in api),
-            *(_Listener(address, self._make_metrics, times) for address in prometheus),
+            *(_Listener(address, self._make_api, times, backlog) for address in api),
+            *(_Listener(address, self._make_metrics, times, backlog) for address in prometheus),
         ]
 
     @property
@@ -126,51 +128,52 @@ class Management(ManagementServer):
             [(address.host, address.port) for address in config.management.tcp],
             [(address.host, address.port) for address in config.management.prometheus],
             message_bytes_max=config.amqp.max_message_size,
+            backlog=config.listeners.backlog,
         )
 
 
 class _Listener:
-    """One socket and, after the first connection, the server behind it."""
+    """The sockets of a host and, after the first connection, the server behind them."""
 
     def __init__(
-        self, address: tuple[str, int], make_app: Callable[[], ASGIApp], times: Times
+        self,
+        address: tuple[str, int],
+        make_app: Callable[[], ASGIApp],
+        times: Times,
+        backlog: int,
     ) -> None:
         self._address = address
         self._times = times
         self._make_app = make_app
-        self._socket: socket.socket | None = None
+        self._backlog = backlog
+        self._sockets: list[socket.socket] = []
         self._server: Any = None
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 
     def open(self) -> None:
         """Binds and waits for the first client."""
-        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        self._socket = sock
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(self._address)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-        self.port = sock.getsockname()[1]
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._on_first)
+        self._sockets = listen(*self._address, self._backlog)
+        self.port = self._sockets[0].getsockname()[1]
+        for sock in self._sockets:
+            asyncio.get_running_loop().add_reader(sock.fileno(), self._on_first)
 
     def _on_first(self) -> None:
-        assert self._socket is not None
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._socket.fileno())
+        for sock in self._sockets:
+            loop.remove_reader(sock.fileno())
         # Owned by this object: `close` ends and awaits it.
-        self._task = loop.create_task(self._serve(self._socket))
+        self._task = loop.create_task(self._serve(list(self._sockets)))
 
-    async def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, sockets: list[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 # Importing takes a tenth of a second: in a thread that does not stop the loop.
                 make_server = await loop.run_in_executor(None, _import_server)
                 app = await loop.run_in_executor(None, self._make_app)
-                self._server = make_server(app, self._times)
-                await self._server.serve(sockets=[sock])
+                self._server = make_server(app, self._times, self._backlog)
+                await self._server.serve(sockets=sockets)
                 return
             except Exception as error:
                 # Without file descriptors modules cannot be opened, and a half imported one fails
@@ -182,11 +185,12 @@ class _Listener:
 
     async def close(self) -> None:
         """Ends it."""
-        sock, self._socket = self._socket, None
-        if sock is None:
+        sockets, self._sockets = self._sockets, []
+        if not sockets:
             return
         if self._task is None:
-            asyncio.get_running_loop().remove_reader(sock.fileno())
+            for sock in sockets:
+                asyncio.get_running_loop().remove_reader(sock.fileno())
         elif self._server is None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -199,10 +203,11 @@ class _Listener:
                 self._server.force_exit = True
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)
-        sock.close()
+        for sock in sockets:
+            sock.close()
 
 
-def _import_server() -> Callable[[ASGIApp, Times], Any]:
+def _import_server() -> Callable[[ASGIApp, Times, int], Any]:
     import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -273,10 +278,11 @@ def _import_server() -> Callable[[ASGIApp, Times], Any]:
             log.info("management.slow_client", peer=self.client, reason=reason)
             self.transport.abort()
 
-    def make(app: ASGIApp, times: Times) -> Server:
+    def make(app: ASGIApp, times: Times, backlog: int) -> Server:
         config = uvicorn.Config(
             app,
             loop="none",
+            backlog=backlog,
             http=type("Protocol", (Protocol,), {"times": times}),
             ws="none",
             lifespan="off",

@@ -131,7 +131,7 @@ def parse_address(text: str, default_host: str = "127.0.0.1") -> Address:
 
 
 def _parse_listener(text: str) -> tuple[Address, ...]:
-    return () if text.lower() == "none" else (parse_address(text),)
+    return () if text.lower() == "none" else (parse_address(text, "localhost"),)
 
 
 def _parse_addresses(text: str) -> tuple[Address, ...]:
@@ -234,10 +234,11 @@ class ListenersConfig:
 
     tcp: tuple[Address, ...] = _key(
         "listeners.tcp.default listeners.tcp",
-        (Address("127.0.0.1", 5672),),
+        (Address("localhost", 5672),),
         """AMQP without TLS: a port, an address and port, or `none`; `listeners.tcp.NAME` for
-        several. A port alone listens on loopback; other machines reach only what is listed with
-        an address.""",
+        several. A port alone (or `localhost`) listens on the loopback addresses, 127.0.0.1 and,
+        where the system has IPv6, ::1; other machines reach only what is listed with an address.
+        `[::]:5672` listens on all addresses of both families, `0.0.0.0:5672` on those of IPv4.""",
         parse=_parse_listener,
         collects="listeners.tcp.",
     )
@@ -251,7 +252,8 @@ class ListenersConfig:
     backlog: int = _key(
         "tcp_listen_options.backlog",
         1024,
-        "Connections that the system accepts ahead of the node; too few are refused in a storm.",
+        """Connections that the system accepts ahead of the node, on each listening socket (AMQP,
+        HTTP, metrics, links); too few are refused in a storm. The system has its own bound.""",
         parse=_parse_int,
         low=1,
         high=65535,
@@ -895,14 +897,14 @@ class ManagementConfig:
 
     tcp: tuple[Address, ...] = _key(
         "management.tcp.port",
-        (Address("127.0.0.1", 15672),),
-        "HTTP API: a port (loopback), an address and port, or `none`.",
+        (Address("localhost", 15672),),
+        "HTTP API: a port, an address and port, or `none`, as `listeners.tcp.default`.",
         parse=_parse_listener,
     )
     prometheus: tuple[Address, ...] = _key(
         "prometheus.tcp.port",
-        (Address("127.0.0.1", 15692),),
-        "Metrics for Prometheus: a port (loopback), an address and port, or `none`.",
+        (Address("localhost", 15692),),
+        "Metrics for Prometheus: a port, an address and port, or `none`, as the others.",
         parse=_parse_listener,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +18,9 @@ from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
 from convoymq.amqp.listener import Listener
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.cluster.listening import has_ipv6
 from convoymq.kernels.frames import Outbox
+from tests.sockets import backlog_of
 from tests.unit.amqp.fakes import FakeBroker
 
 
@@ -113,6 +117,66 @@ async def test_pika_over_tls(broker: FakeBroker) -> None:
     options = pika.SSLOptions(client, "127.0.0.1")
     await edge.run(lambda port: exchange_messages(port, ssl_options=options))
     await edge.listener.stop()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="the system has no IPv6 loopback address")
+@pytest.mark.parametrize("host", ["localhost", "::"])
+async def test_clients_of_both_families_come_in(broker: FakeBroker, host: str) -> None:
+    edge = Edge(broker, host=host)
+    await edge.listener.start()
+    names = []
+
+    def work(port: int) -> None:
+        for address in ("127.0.0.1", "::1"):
+            connection = pika.BlockingConnection(pika.ConnectionParameters(address, port))
+            names.append(broker.open[-1].name)
+            connection.close()
+
+    await edge.run(work)
+    local = edge.listener.port
+    assert re.fullmatch(rf"127\.0\.0\.1:\d+ -> 127\.0\.0\.1:{local}", names[0])
+    assert re.fullmatch(rf"\[::1\]:\d+ -> \[::1\]:{local}", names[1])
+    await edge.listener.stop()
+    for address in ("127.0.0.1", "::1"):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address, local), timeout=5)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_the_backlog_is_the_configured_one(broker: FakeBroker, tls: bool) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
+    edge = Edge(broker, backlog=9, ssl_context=context)
+    await edge.listener.start()
+    sockets = edge.listener._sockets
+    assert [backlog_of(sock) for sock in sockets] == [9] * len(sockets)
+    await edge.listener.stop()
+
+
+async def test_a_client_that_still_writes_gets_its_close_ok(edge: Edge) -> None:
+    close_ok = codec.method_frame(0, spec.ConnectionCloseOk())
+    pipelined = spec.PROTOCOL_HEADER + b"".join(
+        codec.method_frame(0, method)
+        for method in (
+            spec.ConnectionStartOk(response=b"\0guest\0guest"),
+            spec.ConnectionTuneOk(channel_max=1, frame_max=4096, heartbeat=0),
+            spec.ConnectionOpen(),
+            spec.ConnectionClose(reply_code=200, reply_text="bye"),
+        )
+    )
+
+    def work(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+            sock.sendall(pipelined)
+            # Closed at once, the socket would answer one of these with a reset.
+            while not select.select([sock], [], [], 0)[0] or close_ok not in (
+                data := sock.recv(65536, socket.MSG_PEEK)
+            ):
+                sock.sendall(codec.method_frame(1, spec.BasicQos()) * 100)
+            for _ in range(100):
+                sock.sendall(codec.method_frame(1, spec.BasicQos()) * 100)
+            return data
+
+    assert (await edge.run(work)).endswith(close_ok)
 
 
 async def test_pika_sees_errors_as_rabbitmq_sends_them(edge: Edge) -> None:

@@ -80,7 +80,7 @@ def test_peers_listeners_and_loopback_users_are_collected() -> None:
         }
     )
     assert made.cluster.peers == (Address("127.0.0.1", 1, 1), Address("127.0.0.1", 2, 2))
-    assert made.listeners.tcp == (Address("127.0.0.1", 1), Address("127.0.0.2", 2))
+    assert made.listeners.tcp == (Address("localhost", 1), Address("127.0.0.2", 2))
     assert made.amqp.loopback_users == ("eve",)
 
 

@@ -1,0 +1,92 @@
+"""Listening sockets of one host; `localhost` is the loopback addresses of both families."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from functools import cache
+
+BACKLOG = 1024
+"""Connections that the system accepts ahead of the process, unless somebody says otherwise."""
+
+_LOCALHOST = {"localhost": ("127.0.0.1", "::1")}
+_TRIES = 20
+_NO_FAMILY = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
+
+
+def listen(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
+    """Returns non-blocking sockets that listen on the same port of the host's addresses.
+
+    `::` listens for IPv4 too. Port 0 takes one that is free for all of them.
+
+    Raises:
+        OSError: an address cannot be bound; nothing is left open.
+    """
+    hosts = addresses_of(host)
+    for _ in range(_TRIES):
+        try:
+            return _listen(hosts, port, backlog)
+        except OSError as error:
+            if port or len(hosts) == 1 or error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"no port is free on all of {', '.join(hosts)}")
+
+
+def addresses_of(host: str) -> tuple[str, ...]:
+    """Returns the addresses that `listen` binds for a configured host."""
+    hosts = _LOCALHOST.get(host, (host,))
+    if len(hosts) > 1 and not has_ipv6():
+        return hosts[:1]
+    return hosts
+
+
+@cache
+def has_ipv6() -> bool:
+    """Whether the system has an IPv6 loopback address."""
+    if not socket.has_ipv6:
+        return False
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        if error.errno in _NO_FAMILY:
+            return False
+        raise
+    return True
+
+
+def plain_address(address: str) -> str:
+    """Returns an IPv4 address that an IPv6 socket shows (`::ffff:192.0.2.1`) as IPv4 writes it."""
+    if address.startswith("::ffff:") and "." in address:
+        return address.removeprefix("::ffff:")
+    return address
+
+
+def _listen(hosts: tuple[str, ...], port: int, backlog: int) -> list[socket.socket]:
+    made: list[socket.socket] = []
+    try:
+        for host in hosts:
+            made.append(_bind(host, port))
+            port = made[0].getsockname()[1]
+        for sock in made:
+            sock.listen(backlog)
+            sock.setblocking(False)
+    except OSError:
+        for sock in made:
+            sock.close()
+        raise
+    return made
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    ipv6 = ":" in host
+    sock = socket.socket(socket.AF_INET6 if ipv6 else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if ipv6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

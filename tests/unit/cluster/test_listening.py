@@ -1,0 +1,96 @@
+"""Listening sockets, on loopback."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from convoymq.cluster import listening
+from convoymq.cluster.listening import addresses_of, has_ipv6, listen, plain_address
+from tests.sockets import backlog_of
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="the system has no IPv6 loopback address")
+
+
+@pytest.fixture
+def opened() -> Iterator[list[socket.socket]]:
+    sockets: list[socket.socket] = []
+    yield sockets
+    for sock in sockets:
+        sock.close()
+
+
+def connect(host: str, port: int) -> None:
+    socket.create_connection((host, port), timeout=5).close()
+
+
+@needs_ipv6
+def test_localhost_is_both_families_on_one_port(opened: list[socket.socket]) -> None:
+    opened += listen("localhost", 0)
+    assert [sock.getsockname()[0] for sock in opened] == ["127.0.0.1", "::1"]
+    (port,) = {sock.getsockname()[1] for sock in opened}
+    connect("127.0.0.1", port)
+    connect("::1", port)
+
+
+def test_localhost_is_ipv4_on_systems_without_the_other(
+    opened: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "has_ipv6", lambda: False)
+    assert addresses_of("localhost") == ("127.0.0.1",)
+    opened += listen("localhost", 0)
+    assert [sock.family for sock in opened] == [socket.AF_INET]
+
+
+@needs_ipv6
+def test_the_unspecified_address_of_ipv6_takes_both_families(opened: list[socket.socket]) -> None:
+    opened += listen("::", 0)
+    (sock,) = opened
+    port = sock.getsockname()[1]
+    connect("::1", port)
+    connect("127.0.0.1", port)
+    peers = []
+    sock.setblocking(True)
+    for _ in range(2):
+        accepted, peer = sock.accept()
+        accepted.close()
+        peers.append(plain_address(peer[0]))
+    assert sorted(peers) == ["127.0.0.1", "::1"]
+
+
+@needs_ipv6
+def test_a_single_address_of_ipv6_leaves_the_other_family_alone(
+    opened: list[socket.socket],
+) -> None:
+    opened += listen("::1", 0)
+    port = opened[0].getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        connect("127.0.0.1", port)
+
+
+@needs_ipv6
+@pytest.mark.parametrize("busy", ["127.0.0.1", "::1"])
+def test_a_port_that_one_family_has_not_free_is_refused(
+    opened: list[socket.socket], busy: str
+) -> None:
+    opened += listen(busy, 0)
+    port = opened[0].getsockname()[1]
+    with pytest.raises(OSError) as raised:
+        listen("localhost", port)
+    assert raised.value.errno == errno.EADDRINUSE
+    other = "::1" if busy == "127.0.0.1" else "127.0.0.1"
+    with pytest.raises(ConnectionRefusedError):
+        connect(other, port)
+
+
+def test_the_backlog_is_the_systems(opened: list[socket.socket]) -> None:
+    opened += listen("localhost", 0, 7)
+    assert [backlog_of(sock) for sock in opened] == [7] * len(opened)
+
+
+def test_mapped_addresses_are_shown_plainly() -> None:
+    assert plain_address("::ffff:192.0.2.1") == "192.0.2.1"
+    assert plain_address("2001:db8::1") == "2001:db8::1"
