@@ -29,16 +29,15 @@ from typing import Any, Protocol
 
 import structlog
 
-from convoymq import __version__
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.channel import Channel
 from convoymq.amqp.codec import HEARTBEAT, decode_method, encode_method
 from convoymq.amqp.errors import REPLIES, Reply, Scope, reply_for
 from convoymq.amqp.handshake import (
-    SERVER_CAPABILITIES,
     ClientCapabilities,
     Credentials,
     credentials_of,
+    server_properties,
     text_of,
     tuned,
 )
@@ -46,7 +45,6 @@ from convoymq.amqp.settings import AmqpSettings
 from convoymq.kernels import frames
 from convoymq.kernels.frames import Outbox, Wire
 from convoymq.model import refusals
-from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
 from convoymq.model.errors import (
     AccessRefused,
     BrokerError,
@@ -54,7 +52,7 @@ from convoymq.model.errors import (
     PeerError,
     UnexpectedFrame,
 )
-from convoymq.model.tables import EMPTY, Table
+from convoymq.model.tables import EMPTY
 
 log = structlog.get_logger()
 
@@ -345,7 +343,7 @@ class Connection:
         self.send(
             0,
             spec.ConnectionStart(
-                server_properties=self._server_properties(),
+                server_properties=server_properties(self.broker.cluster_name),
                 mechanisms=" ".join(self._mechanisms()).encode(),
                 locales=b"en_US",
             ),
@@ -433,20 +431,6 @@ class Connection:
         if self.certificate_name is None:
             return tuple(each for each in self.settings.mechanisms if each != "EXTERNAL")
         return self.settings.mechanisms
-
-    def _server_properties(self) -> Table:
-        capabilities = Table.of(dict.fromkeys(SERVER_CAPABILITIES, True))
-        return Table.of(
-            {
-                "capabilities": capabilities,
-                "cluster_name": self.broker.cluster_name,
-                "copyright": "The ConvoyMQ authors",
-                "information": f"ConvoyMQ {__version__}, licensed under Apache-2.0",
-                "platform": "Python",
-                "product": COMPATIBLE_PRODUCT,
-                "version": COMPATIBLE_VERSION,
-            }
-        )
 
     def _handshake_late(self) -> None:
         if self.state is not State.OPEN and self.state not in _ENDING:

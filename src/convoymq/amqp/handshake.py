@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from convoymq import __version__
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
 from convoymq.model.errors import CommandFault, NotAllowed, SyntaxFault
 from convoymq.model.refusals import tune_too_high, tune_too_low
 from convoymq.model.tables import Table, decode_body
@@ -122,6 +124,21 @@ SERVER_CAPABILITIES = (
 )
 
 
+def server_properties(cluster_name: str) -> Table:
+    """Returns what connection.start says of this broker."""
+    return Table.of(
+        {
+            "capabilities": Table.of(dict.fromkeys(SERVER_CAPABILITIES, True)),
+            "cluster_name": cluster_name,
+            "copyright": "The ConvoyMQ authors",
+            "information": f"ConvoyMQ {__version__}, licensed under Apache-2.0",
+            "platform": "Python",
+            "product": COMPATIBLE_PRODUCT,
+            "version": COMPATIBLE_VERSION,
+        }
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
     """What the client said it understands; absent means false."""
@@ -169,6 +186,7 @@ __all__ = [
     "Credentials",
     "Tuned",
     "credentials_of",
+    "server_properties",
     "text_of",
     "tuned",
 ]

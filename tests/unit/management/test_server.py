@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import httpx
 import pytest
 
-from convoymq.amqp.connection import Connection
-from convoymq.amqp.settings import AmqpSettings
+from convoymq.amqp.handshake import server_properties
 from convoymq.cluster.listening import has_ipv6
-from convoymq.kernels.frames import Outbox
 from convoymq.management.server import ManagementServer
 from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
 from tests.sockets import backlog_of
@@ -35,17 +32,8 @@ async def server(cluster: FakeCluster) -> AsyncIterator[ManagementServer]:
     await made.stop()
 
 
-async def test_every_protocol_announces_the_same_version(
-    cluster: FakeCluster, server: ManagementServer
-) -> None:
-    connection = Connection(
-        id=1,
-        broker=cluster.nodes[1].broker,
-        settings=AmqpSettings(),
-        outbox=Outbox(),
-        shell=Mock(),
-    )
-    announced = connection._server_properties().to_plain()
+async def test_every_protocol_announces_the_same_version(server: ManagementServer) -> None:
+    announced = server_properties("test").to_plain()
     assert (announced["product"], announced["version"]) == (COMPATIBLE_PRODUCT, COMPATIBLE_VERSION)
     api, metrics = server.ports
     async with httpx.AsyncClient(auth=("guest", "guest")) as browser:
