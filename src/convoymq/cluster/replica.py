@@ -406,8 +406,8 @@ class Replica:
         if self.dead or self.faulty:
             return
         if self.late:
-            leader, term = (self.core.leader, self.core.term) if self._is_told() else (0, 0)
-            self.host.send_late(self, node, leader, term)
+            leader = self.core.leader if self._is_told() else 0
+            self.host.send_late(self, node, leader, self.core.term)
         sending = self.sending.get(node)
         if sending is not None:
             sending.on_room()
