@@ -395,9 +395,9 @@ class GroupQueue(Queue):
         kept, machine.effects = machine.effects, []
         machine.resend(node)
         effects, machine.effects = machine.effects, kept
-        self._forward_state(node, effects)
+        self._forward_state(node, machine, effects)
 
-    def _forward_state(self, node: int, effects: Sequence[Effect]) -> None:
+    def _forward_state(self, node: int, machine: Any, effects: Sequence[Effect]) -> None:
         """Sends what the state says of all sessions of a node."""
         for effect in effects:
             self._forward(node, effect)

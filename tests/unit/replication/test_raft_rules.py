@@ -502,6 +502,30 @@ def test_only_one_change_of_members_at_a_time() -> None:
     assert leader.change_members(Membership(frozenset({3, 4}))) is not None
 
 
+def test_nobody_is_removed_while_those_left_could_not_commit_it() -> None:
+    """The new configuration counts at once: without a majority of logs in it nobody could be
+    elected, not even to undo it."""
+    cluster = Cluster(3)
+    leader = cluster.elect(1)
+    cluster.propose(1)
+    cluster.settle()
+    cluster.forget(3)
+    for leaves in (1, 2):
+        refusal = leader.change_members(leader.members.without(leaves))
+        assert refusal == "too few of the voters that are left could commit it"
+    assert leader.change_members(leader.members.without(3)) is None
+    cluster.connect(1, 3)
+    cluster.settle()
+    cluster.retry()
+    cluster.settle()
+    assert leader.members.voters == {1, 2, 3}
+    assert leader.change_members(leader.members.without(2)) is None
+    # Who leaves must leave somebody who may vote.
+    leader.progress[2].voteless = True
+    assert leader.change_members(leader.members.without(1)) is not None
+    assert leader.change_members(leader.members.without(3)) is None
+
+
 def test_a_new_member_gets_its_vote_when_it_has_caught_up() -> None:
     """4.2.1."""
     cluster = Cluster(3)

@@ -459,6 +459,17 @@ class QuorumClient(SessionClient):
         if not complete and (known.missed or from_id < known.next_id) and not known.paused:
             self._ask(consumer, known)
 
+    def on_position(self, consumer: int, end: int, next_id: int) -> None:
+        """The leader has sent all that the consumer holds, up to message id `end`; what else there
+        was below `next_id` it does not hold any more. A replica that is behind may still say so."""
+        known = self._consumers.get(consumer)
+        if not consumer or known is None or self.closed:
+            return
+        if end <= known.next_id:
+            known.next_id = max(known.next_id, next_id)
+        elif known.subscribed and not known.paused and known.asked_at != known.next_id:
+            self._ask(consumer, known)
+
     def is_paused(self, consumer: int) -> bool:
         """Whether deliveries to the consumer are dropped for now."""
         known = self._consumers.get(consumer)

@@ -975,6 +975,21 @@ class QuorumMachine(SessionTable):
         found = known.consumers.get(consumer) if known is not None else None
         return found.checked_out.held() if found is not None else []
 
+    def positions(self, session_node: int) -> list[tuple[int, int, int]]:
+        """(session, consumer, next message id) of the subscribed consumers of a node."""
+        return [
+            (session.id, consumer.number, consumer.next_id)
+            for session in self._sessions_of(session_node)
+            for consumer in session.consumers.values()
+            if consumer.state != POLLER
+        ]
+
+    def position(self, session: int, consumer: int) -> int:
+        """A consumer's next message id; 0 when it is unknown."""
+        known = self.sessions.get(session)
+        found = known.consumers.get(consumer) if known is not None else None
+        return found.next_id if found is not None else 0
+
     def consumers(self) -> list[dict[str, Any]]:
         """What the management API shows of each consumer."""
         names = ("up", "waiting", "quiescing", "cancelled", "poller")

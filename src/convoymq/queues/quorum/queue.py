@@ -7,12 +7,14 @@ here, their bodies from its log, or else from the leader in link frames:
 |---------|---------|----------|------------------|------------------------------------------------|
 | DELIVER | session | consumer | first message id | count, final, delivered, acquired; messages    |
 | DELIVER | session | consumer | from message id  | count 0: a client asks the leader              |
-| DELIVER | session | consumer | from message id  | count 0, final: that was all that was asked    |
+| DELIVER | session | consumer | from message id  | count 0, final: that was all that was asked;   |
+|         |         |          |                  | body: – or `end`, `next`, each u64             |
 
 Bits of d: count 63..32, final 31, delivered 30..16, acquired 15..0 (counts saturate). Messages are
 one ENQUEUE command; if `final` (from the state, not from the log) followed by `since`, u64: between
 `since` and the first message id nothing is checked out. Each frame says so for itself, as those
-before it may not have arrived, or may have been dropped by a paused client.
+before it may not have arrived, or may have been dropped by a paused client. `end` and `next`: who
+has everything below `end` holds nothing else below `next`.
 
 A leader sends for a node as long as the host does not call that node's replica live; when it starts
 to, it sends everything that is checked out there (`machine.resend`), because it cannot know what
@@ -136,6 +138,9 @@ class QuorumQueue(GroupQueue):
         if client is None:
             return
         if count == 0:
+            if body:
+                end = int.from_bytes(body[:8], "little")
+                client.on_position(b, end, int.from_bytes(body[8:16], "little"))
             client.on_asked(b, c)
             return
         delivered = (d >> 16) & 0x7FFF
@@ -144,9 +149,20 @@ class QuorumQueue(GroupQueue):
 
     # --- for others ----------------------------------------------------------------------
 
-    def _forward_state(self, node: int, effects: Sequence[Effect]) -> None:
-        """See `GroupQueue`: of every consumer, what is checked out from message id 0 on."""
+    def _forward_state(self, node: int, machine: Any, effects: Sequence[Effect]) -> None:
+        """See `GroupQueue`: of every consumer, what is checked out from message id 0 on, and that
+        nothing else is.
+
+        The node's replica is behind. What it applies later may hand out what the queue has taken
+        back, and given to others, since: consumers that hold nothing hear so before they could get
+        anything else.
+        """
         ends: dict[tuple[int, int], int] = {}
+        holders = {(effect[1], effect[2]) for effect in effects if effect[0] == EFFECT_DELIVER}
+        consumers = machine.positions(node)
+        for session, consumer, next_id in consumers:
+            if (session, consumer) not in holders:
+                self._forward_end(node, session, consumer, 0, 0, next_id)
         for effect in effects:
             if effect[0] != EFFECT_DELIVER:
                 self._forward(node, effect)
@@ -155,6 +171,20 @@ class QuorumQueue(GroupQueue):
             self._forward(node, effect, ends.get(key, 0))
             # Also when it could not be read here: what follows does not say that it is gone.
             ends[key] = effect[3] + effect[7]
+        for session, consumer, next_id in consumers:
+            if (session, consumer) in holders:
+                self._forward_end(node, session, consumer, 0, ends[(session, consumer)], next_id)
+
+    def _forward_end(
+        self, node: int, session: int, consumer: int, from_id: int, end: int, next_id: int
+    ) -> None:
+        """Says that a consumer was sent all that it holds from one message id on: the last of that
+        ends before `end`, and nothing else is checked out to it below `next_id`."""
+        body = end.to_bytes(8, "little") + next_id.to_bytes(8, "little")
+        head = batch.frame(
+            batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL, body
+        )
+        self._transport.send(node, head)
 
     def _forward(self, node: int, effect: Effect, since: int = -1) -> int:
         """Sends one effect to a session's node; returns the bytes of its messages. `since`: of a
@@ -199,17 +229,21 @@ class QuorumQueue(GroupQueue):
         sent = 0
         since = from_id
         for effect in effects:
-            # The client asks again for what is missing, when it has passed this on.
             if sent > ANSWER_BYTES_SOFT or node in self._transport.full:
-                break
+                # The client asks again for what is missing, when it has passed this on.
+                frame = batch.frame(
+                    batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL
+                )
+                self._transport.send(node, frame)
+                return
             size = self._forward(node, effect, since)
             if not size:
                 # Not to be read here: the client asks again, until somebody can.
                 return
             sent += size
             since = effect[3] + effect[7]
-        frame = batch.frame(batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL)
-        self._transport.send(node, frame)
+        next_id = machine.position(session, consumer)
+        self._forward_end(node, session, consumer, from_id, since, next_id)
 
     # --- stages --------------------------------------------------------------------------
 

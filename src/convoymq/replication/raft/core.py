@@ -910,7 +910,23 @@ class RaftCore:
             return "another change of members is under way"
         if not members.voters or not members.is_single_step_from(self.members):
             return "only one voter may change at a time"
+        if not has_majority(self._able_without(members), members.voters):
+            return "too few of the voters that are left could commit it"
         return None
+
+    def _able_without(self, members: Membership) -> set[int]:
+        """Leader: who could commit a new configuration now, this node among them. Entries of a
+        change are held to the new one at once: where its majority has lost its logs, no leader can
+        commit it and nobody can be elected to undo it."""
+        able = {self.node}
+        # Who votes for the next leader, when this one takes its leave?
+        needs_votes = self.node not in members.voters
+        for peer in self.peers:
+            acknowledges = peer.connected and not peer.silent and peer.state == REPLICATE
+            whole = peer.node not in self.rejoining and not (needs_votes and peer.voteless)
+            if acknowledges and whole:
+                able.add(peer.node)
+        return able
 
     def next_members(self) -> Membership | None:
         """The configuration that the leader should propose by itself now: a non-voter that has
