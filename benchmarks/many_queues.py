@@ -287,6 +287,7 @@ class Bench:
             self.cluster.nodes[index].process = self.cluster.spawn(index)
         self._usable(0, self.names[0])
         self.note("start of all: usable", time.monotonic() - began, "s")
+        self._usable(1, self.names[0])
         with Client(self.port(1)) as client:
             for name in random.Random(3).sample(self.names, min(100, len(self.names))):
                 client.publish(name)
