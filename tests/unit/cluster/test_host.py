@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -1039,8 +1040,7 @@ def catching_up(net: Net) -> tuple[int, int]:
     former = net.leader
     net.isolate(former)
     net.join(slow)
-    replica = net.hosts[slow].groups[GROUP]
-    replica.apply = lambda: setattr(replica, "apply_due", False)
+    net.hosts[slow].config = replace(net.hosts[slow].config, apply_bytes_max=0)
     net.run(3000)
     assert net.leader != slow
     net.join(former)
@@ -1062,8 +1062,7 @@ def test_the_leader_serves_clients_of_a_replica_that_catches_up(net: Net) -> Non
     net.run(300)
     assert net.machines[leader].values[-1] == 7
     told = len(net.sinks[slow].leaders)
-    del replica.apply
-    net.hosts[slow].mark_apply(replica)
+    net.hosts[slow].config = net.hosts[leader].config
     net.run(300)
     assert net.machines[slow].values == net.machines[leader].values
     assert not replica.is_behind
