@@ -11,11 +11,8 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from convoymq.cluster.async_metadata import AsyncMetadataStore
-from convoymq.cluster.commands import Join
 from convoymq.cluster.control import KIND_FOUND, KIND_JOIN, ControlPlane
 from convoymq.cluster.formation import (
-    JOIN_LEARNER,
     Accept,
     Action,
     AskToFound,
@@ -31,15 +28,15 @@ from convoymq.cluster.formation import (
 )
 from convoymq.cluster.handshake import PeerHello
 from convoymq.cluster.interfaces import Clock
+from convoymq.cluster.joining import JoinDesk
 from convoymq.data_directory import DataDirectory
 from convoymq.model.config import ClusterConfig
-from convoymq.model.errors import BrokerError, Misuse, Refused
+from convoymq.model.errors import BrokerError, Misuse
 
 POLL_S = 0.01
 ASK_TIMEOUT_S = 5.0
 FOUNDED_MS = 10_000
 """So long a founder that is late is told that it may still begin as one."""
-ASKED_LATELY_MS = 5000
 
 
 class OpenGroup(Protocol):
@@ -74,8 +71,6 @@ class ClusterEntry:
     ) -> None:
         self.config = config
         self.data = data
-        self.store: AsyncMetadataStore | None = None
-        """Set when the metadata group is open."""
         self._storage = storage
         self._links = links
         self._control = control
@@ -88,8 +83,6 @@ class ClusterEntry:
         self._due = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: Any = None
-        self._asked_at: dict[int, int] = {}
-        """Nodes that have asked to be let in, and when the last time."""
         metadata = storage.logs.get(0)
         has_log = metadata is not None and (metadata.last_index > 0 or metadata.snapshot_index > 0)
         if has_log:
@@ -102,6 +95,14 @@ class ClusterEntry:
             peers=peers,
             count=len(peers) or config.size_hint or max(1, len(config.peers)),
             founder=self._lists_itself(),
+        )
+        self.desk = JoinDesk(
+            host=host,
+            formation=self.formation,
+            links=links,
+            clock=clock,
+            identity=lambda: data.identity,
+            on_wiped=lambda node: log.warning("cluster.wiped_node", peer=node),
         )
         links.formed = has_log
         control.handle(KIND_JOIN, self._on_join)
@@ -238,58 +239,12 @@ class ClusterEntry:
         return answer
 
     async def _on_join(self, node: int, body: Any) -> dict[str, Any]:
-        """A node asks to be let in. Only the leader of the metadata group can say yes."""
-        answer = self.formation.answer_join
-        self._asked_at[node] = self._clock.monotonic_ms()
-        replica, store = self._host.replica(0), self.store
-        if replica is None or store is None:
-            return answer("it is in no cluster itself yet")
-        if not replica.is_leader:
-            return answer(self._why_not(replica))
-        tree = store.tree
-        if not tree.cluster_id:
-            return answer("the cluster is being founded")
-        if body.get("cluster") not in ("", tree.cluster_id):
-            return answer(f"it is in cluster {tree.cluster_id}")
-        hello = self._links.hello_of(node)
-        if hello is None or hello.directory != body.get("directory"):
-            return answer("another process with that number is linked")
-        members = tuple(sorted(replica.members))
-        command = Join(
-            id=node,
-            directory=hello.directory,
-            incarnation=max(hello.incarnation, int(body["incarnation"])),
-            supports={kind: (low, high) for kind, (low, high) in hello.supports.items()},
-            members=members,
-        )
-        try:
-            reply = await store.execute(command, ASK_TIMEOUT_S)
-        except Refused as error:
-            return answer(error.text)
-        if not replica.is_leader or tuple(sorted(replica.members)) != members:
-            return answer("the members are changing")
-        if reply["role"] == JOIN_LEARNER:
-            self._host.add_member(0, node)
-            self._host.wake()
-        else:
-            # The votes and entries that it once promised to keep are gone.
-            self._log.warning("cluster.wiped_node", peer=node)
-        return {"ok": True, **reply}
+        """A node asks to be let in."""
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
-    def _why_not(self, replica: Any) -> str:
-        if replica.leader:
-            return f"node {replica.leader} leads"
-        now = self._clock.monotonic_ms()
-        members = sorted(replica.members)
-        lately = {n for n, at in self._asked_at.items() if now - at < ASKED_LATELY_MS}
-        here = [
-            n
-            for n in members
-            if n == self.data.identity.node or (self._links.is_connected(n) and n not in lately)
-        ]
-        if 2 * len(here) > len(members):
-            return "its cluster is electing a leader"
-        return (
-            f"no majority: of the members {members} of its cluster only {here} run with their "
-            "data; start the others, and if a majority has lost its data see `convoy recover`"
-        )
+        def reply(found: dict[str, Any]) -> None:
+            if not answer.done():
+                answer.set_result(found)
+
+        self.desk.on_join(node, body, reply)
+        return await answer

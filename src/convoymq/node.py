@@ -587,7 +587,7 @@ class Node:
             self.machine, self.host.builder_of(0), self._new_session(), self.clock
         )
         self._sink.attach(self.store)
-        self.entry.store = self.store
+        self.entry.desk.store = self.store
         self.wake()
 
     def _open_metadata(

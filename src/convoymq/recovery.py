@@ -11,15 +11,16 @@ Every node answers questions of the one that an operator talks to, in CONTROL re
 | take   | makes this node's copies of some groups go on as their only voters            |
 
 Order of an execution: all reachable nodes switch to a new cluster id, so that missing ones that
-come back cannot join what they have missed; then the metadata group goes on, then the queues; then
-the missing nodes are forgotten and what may be lost is recorded in the tree.
+come back cannot join what they have missed; then the metadata group goes on; then one command
+records in the tree what may be lost, gives the cluster its new id and forgets the missing nodes;
+then the queues go on. Whatever ends it early, a new plan goes on from there: until the record is
+made the tree has another id than the nodes, and nobody is let in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -28,7 +29,7 @@ import msgspec
 import structlog
 
 from convoymq.admin_socket import Progress
-from convoymq.cluster.commands import ForgetNode, RecordRecovery
+from convoymq.cluster.commands import RecordRecovery
 from convoymq.cluster.control import KIND_RECOVERY
 from convoymq.cluster.metadata import MetadataMachine
 from convoymq.cluster.recovery_plan import (
@@ -41,9 +42,15 @@ from convoymq.cluster.recovery_plan import (
     make_plan,
 )
 from convoymq.kernels import batch
-from convoymq.model.errors import BrokerError, Misuse, StorageFault, Unavailable
+from convoymq.model.errors import (
+    BrokerError,
+    Misuse,
+    PreconditionFailed,
+    StorageFault,
+    Unavailable,
+)
 from convoymq.replication.raft.membership import Membership
-from convoymq.storage.log import NO_NODE
+from convoymq.replication.raft.types import AMNESIAC, QUARANTINED
 
 log = structlog.get_logger()
 
@@ -57,11 +64,20 @@ CONFIRMATION = "lose what is missing"
 """What an operator types before a plan is carried out."""
 
 
-class Recovery:
-    """One node's part; `node` is the `Node` it belongs to."""
+def _random_id() -> str:
+    return secrets.token_hex(16)
 
-    def __init__(self, node: Any) -> None:
+
+class Recovery:
+    """One node's part; `node` is the `Node` it belongs to.
+
+    Args:
+        new_id: makes the id of the cluster that goes on.
+    """
+
+    def __init__(self, node: Any, new_id: Callable[[], str] = _random_id) -> None:
         self._node = node
+        self._new_id = new_id
         self._running = False
         node.control.handle(KIND_RECOVERY, self._on_request)
 
@@ -106,16 +122,20 @@ class Recovery:
         node = self._node
         if not node.identity.cluster:
             raise Misuse("this node is not part of a cluster yet")
-        reports = {node.id: self._report()}
+        reports: dict[int, NodeReport] = {}
         answers = await asyncio.gather(
-            *(self._ask(peer, {"op": "report"}) for peer in node.links.connected()),
+            *(self._ask(each, {"op": "report"}) for each in (node.id, *node.links.connected())),
             return_exceptions=True,
         )
         for answer in answers:
             if isinstance(answer, BaseException):
                 continue
             report = msgspec.convert(answer, NodeReport)
-            reports[report.node] = report
+            # A node that was emptied and waits to be let in is as good as missing.
+            if report.cluster == node.identity.cluster:
+                reports[report.node] = report
+        if node.id not in reports:
+            raise Unavailable("this node cannot read its own data")
         own = {report.node: copy for report in reports.values() for copy in report.copies
                if copy.group == METADATA_GROUP and not copy.unusable}  # fmt: skip
         if not own:
@@ -123,7 +143,9 @@ class Recovery:
         best = max(own, key=lambda n: (own[n].last_term, own[n].last_index, n == node.id))
         tree = await self._ask(best, {"op": "tree"})
         places = [msgspec.convert(place, GroupPlace) for place in tree["places"]]
-        return make_plan(places=places, reports=reports, nodes=tree["nodes"])
+        return make_plan(
+            places=places, reports=reports, nodes=tree["nodes"], recorded=tree["cluster"]
+        )
 
     def _report(self) -> NodeReport:
         node = self._node
@@ -148,7 +170,8 @@ class Recovery:
             unusable = replica.stopped or replica.faulty
             voters = replica.members
             led = led or replica.is_leader
-        if not unusable and found.voted_for > NO_NODE:
+        # Who has its log again, and votes from the next term on (WITHHELD), is whole.
+        if not unusable and found.voted_for in (AMNESIAC, QUARANTINED):
             unusable = "its log was lost and is not back yet"
         last_time_ms = 0
         if not unusable and found.last_index:
@@ -178,11 +201,17 @@ class Recovery:
             snapshot = found.read_snapshot() if found.snapshot_index else None
             if snapshot is not None:
                 machine.restore(snapshot.state)
-            index = found.snapshot_index + 1
+            # The newest snapshot may lie on the disk before the log counts on it.
+            index = max(found.snapshot_index, machine.applied_index) + 1
             while index <= found.last_index:
                 for entry in found.entries(index, 4 << 20):
                     if entry.kind == batch.ENTRY_COMMANDS:
                         machine.apply(entry.index, entry.time_ms, entry.data)
+                    elif entry.kind == batch.ENTRY_VERSION:
+                        # As `Replica` does: from here on the rules are others.
+                        version = batch.decode_version(entry.data)
+                        if version > machine.version:
+                            machine.set_version(version)
                     index = entry.index + 1
         except (BrokerError, LookupError, ValueError) as error:
             raise Unavailable(
@@ -198,14 +227,18 @@ class Recovery:
             for r in machine.records()
             if r.type.is_replicated
         ]
-        return {"nodes": nodes, "places": [asdict(place) for place in places]}
+        return {
+            "nodes": nodes,
+            "places": [asdict(place) for place in places],
+            "cluster": machine.cluster_id,
+        }
 
     # -- carrying out -----------------------------------------------------------------------
 
     async def _execute(self, plan: Plan, progress: Progress) -> dict[str, Any]:
         node = self._node
         former = plan.cluster
-        cluster = secrets.token_hex(16)
+        cluster = self._new_id()
         log.warning("recovery.started", node=node.id, cluster=former, new=cluster,
                     missing=list(plan.missing))  # fmt: skip
         others = [n for n in plan.reachable if n != node.id]
@@ -214,52 +247,80 @@ class Recovery:
         progress(f"new cluster id {cluster}, former {former}")
         for other in (*others, node.id):
             await self._ask(other, switch)
-        await self._until(lambda: set(others) <= set(node.links.connected()),
+        await self._until(lambda: self._linked_as(cluster, others),
                           "the reachable nodes are not linked again")  # fmt: skip
         recovered = [g for g in plan.groups if g.outcome is Outcome.RECOVER]
         for group in recovered:
             if group.group == METADATA_GROUP:
                 progress(f"metadata: node {group.survivor} goes on")
-                await self._take(group.survivor, [(group.group, group.followers)])
+                failed = await self._take(group.survivor, [(group.group, group.followers)])
+                if failed:
+                    raise Unavailable(f"the metadata do not go on: {failed[0]}")
         await self._until_ready(plan.reachable)
+        progress("the recovery is recorded, missing nodes are forgotten")
+        await self._record(plan, cluster)
         queues = [g for g in recovered if g.group != METADATA_GROUP]
-        failed: list[str] = []
+        failed = []
         for survivor in sorted({g.survivor for g in queues}):
             mine = [(g.group, g.followers) for g in queues if g.survivor == survivor]
             progress(f"node {survivor}: {len(mine)} queues go on")
             for at in range(0, len(mine), TAKE_GROUPS_MAX):
                 failed += await self._take(survivor, mine[at : at + TAKE_GROUPS_MAX])
-        touched = [g for g in plan.groups if g.outcome is not Outcome.INTACT]
-        await node.store.execute(
-            RecordRecovery(
-                cluster_id=cluster,
-                former_id=node.machine.cluster_id or former,
-                lost_nodes=plan.missing,
-                time_ms=time.time_ns() // 1_000_000,
-                groups=tuple(
-                    {
-                        "group": g.group, "vhost": g.vhost, "name": g.name,
-                        "outcome": g.outcome.value, "survivor": g.survivor,
-                        "last_term": g.last_term, "last_index": g.last_index,
-                        "last_time_ms": g.last_time_ms, "loss": g.loss,
-                    }
-                    for g in touched
-                ),
-            ),
-            ASK_TIMEOUT_S,
-        )  # fmt: skip
-        for missing in plan.missing:
-            progress(f"node {missing} is forgotten")
-            await node.store.execute(ForgetNode(id=missing), ASK_TIMEOUT_S)
         log.warning("recovery.done", node=node.id, cluster=cluster, groups=len(recovered),
                     failed=failed)  # fmt: skip
         return {"cluster": cluster, "recovered": len(recovered), "failed": failed,
                 "lost": sum(g.outcome is Outcome.LOST for g in plan.groups)}  # fmt: skip
 
+    def _linked_as(self, cluster: str, nodes: list[int]) -> bool:
+        links = self._node.links
+        hellos = [links.hello_of(n) for n in nodes]
+        told = all(hello is not None and hello.cluster_id == cluster for hello in hellos)
+        return told and set(nodes) <= set(links.connected())
+
+    async def _record(self, plan: Plan, cluster: str) -> None:
+        """Writes into the tree what may be lost, the new id, and that missing nodes are gone."""
+        node = self._node
+        groups = tuple(
+            {
+                "group": g.group, "vhost": g.vhost, "name": g.name,
+                "outcome": g.outcome.value, "survivor": g.survivor,
+                "last_term": g.last_term, "last_index": g.last_index,
+                "last_time_ms": g.last_time_ms, "loss": g.loss,
+            }
+            for g in plan.groups if g.outcome is not Outcome.INTACT
+        )  # fmt: skip
+        while True:
+            former = node.machine.cluster_id
+            try:
+                await node.store.execute(
+                    RecordRecovery(
+                        cluster_id=cluster,
+                        former_id=former,
+                        lost_nodes=plan.missing,
+                        time_ms=node.clock.now_ms(),
+                        groups=groups,
+                    ),
+                    ASK_TIMEOUT_S,
+                )
+            except PreconditionFailed:
+                # The record of an earlier attempt may have been on its way until now.
+                if node.machine.cluster_id == former:
+                    raise
+            else:
+                return
+
     async def _take(self, survivor: int, groups: list[tuple[int, tuple[int, ...]]]) -> list[str]:
-        asked = [[group, list(followers)] for group, followers in groups]
-        answer = await self._ask(survivor, {"op": "take", "groups": asked})
-        return [str(text) for text in answer]
+        """Has copies of a node go on; returns what was wrong with those that did not."""
+        deadline = asyncio.get_running_loop().time() + SETTLE_TIMEOUT_S
+        while True:
+            asked = [[group, list(followers)] for group, followers in groups]
+            answer: list[list[Any]] = await self._ask(survivor, {"op": "take", "groups": asked})
+            if not answer or asyncio.get_running_loop().time() > deadline:
+                return [str(text) for _, text in answer]
+            # A replica that still hears somebody stands for election first.
+            refused = {group for group, _ in answer}
+            groups = [each for each in groups if each[0] in refused]
+            await asyncio.sleep(POLL_S)
 
     async def _until_ready(self, nodes: tuple[int, ...]) -> None:
         """Waits until every reachable node has opened its queues."""
@@ -300,7 +361,7 @@ class Recovery:
             case "switch":
                 return self._switch(body["former"], body["cluster"], body["missing"])
             case "take":
-                return [text for group, followers in body["groups"]
+                return [[group, text] for group, followers in body["groups"]
                         if (text := self._take_over(group, followers))]  # fmt: skip
             case op:
                 raise Misuse(f"unknown recovery op {op!r}")
@@ -321,6 +382,8 @@ class Recovery:
         replica = self._node.host.replica(group)
         if replica is None:
             return f"group {group}: no copy on node {self._node.id}"
+        if replica.is_leader and replica.core.members.voters == {self._node.id}:
+            return ""
         learners = tuple(replica.core.new_learner(node) for node in followers)
         refused = replica.recover_membership(Membership(frozenset({self._node.id}), learners))
         if refused is not None:

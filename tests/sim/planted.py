@@ -1064,14 +1064,95 @@ def snapshot_without_version() -> None:
     machine.snapshot = planted
 
 
+@plant("the oldest copy goes on, not the newest", "lost_majority,isolate,kill", "cluster")
+def oldest_copy_goes_on() -> None:
+    from convoymq.cluster import recovery_plan
+
+    newest = recovery_plan._newest
+    recovery_plan._newest = lambda copy, node: tuple(-n for n in newest(copy, node))  # type: ignore[assignment,return-value]
+
+
+@plant("a copy goes on from what it knows to be committed", "lost_majority,blackout", "cluster")
+def survivor_drops_its_end() -> None:
+    core = _core()
+    force = core.force_membership
+
+    def planted(self: Any, members: Any) -> Any:
+        if self.commit_index < self.log.last_index:
+            self.log.truncate_from(self.commit_index + 1)
+        return force(self, members)
+
+    core.force_membership = planted
+
+
+@plant("recovered queues are not filled up again", "lost_majority", "cluster")
+def recovered_queues_stay_small() -> None:
+    from convoymq.cluster.members import MemberKeeper
+
+    MemberKeeper._recovered = lambda self: set()  # type: ignore[method-assign]
+
+
+@plant("nodes are let in while a recovery is not recorded", "lost_majority,kill,crash", "cluster")
+def let_in_while_recovering() -> None:
+    from dataclasses import replace
+
+    from convoymq.cluster.joining import JoinDesk
+
+    on_join = JoinDesk.on_join
+
+    def planted(self: Any, *arguments: Any) -> None:
+        own = self._identity
+        if self.store is not None:
+            identity = replace(own(), cluster=self.store.tree.cluster_id)
+            self._identity = lambda: identity
+        on_join(self, *arguments)
+        self._identity = own
+
+    JoinDesk.on_join = planted  # type: ignore[method-assign]
+
+
+@plant("a node that was lost comes back in a life that was before", "lost_majority,kill", "cluster")
+def lives_come_again() -> None:
+    from convoymq.cluster import metadata
+    from convoymq.sim import metadata_referee
+
+    metadata.LIVES_UNSEEN = metadata_referee.LIVES_UNSEEN = 0
+
+
+def _relay() -> Any:
+    from convoymq.cluster.relay import RelayTable
+
+    return RelayTable
+
+
+@plant("nobody is relayed to", "cutoff")
+def nobody_is_relayed() -> None:
+    _relay()._relays = lambda self, node: []
+
+
+@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway")
+def relayed_sessions_go_on() -> None:
+    relay = _relay()
+    stop = relay._stop
+
+    def planted(self: Any, pair: Any) -> Any:
+        own, theirs, received = pair.own, pair.theirs, pair.received
+        done = stop(self, pair)
+        pair.own, pair.theirs, pair.received = own, theirs, received
+        return done
+
+    relay._stop = planted
+
+
 def hunt(found: Plant, first: int, limit: int, *, focused: bool) -> tuple[int, str] | None:
     """Plants the bug and runs seeds; (seeds needed, what was noticed), or None."""
     from convoymq.sim.interpreted import use_source
 
     use_source()
-    from convoymq.sim.runner import load_of, parse_faults
+    from convoymq.sim.runner import load_of, mute, parse_faults
     from convoymq.sim.world import run_seed
 
+    mute()
     faults = parse_faults(found.faults) if focused else None
     if found.unaided:
         from convoymq.sim import referee

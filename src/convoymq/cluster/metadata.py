@@ -110,6 +110,11 @@ from convoymq.routing.types import (
 
 REPLIES_KEPT = 64
 """More than a client may have outstanding (`metadata_store.WINDOW`), so no answer is ever lost."""
+RECOVERIES_KEPT = 8
+"""Recoveries from a lost majority that the tree remembers: the newest. Queues that an older one cut
+short are not filled up by themselves any more."""
+LIVES_UNSEEN = 1 << 16
+"""So many times at most may a node have started in what a lost majority took with it."""
 STATUS_OK = 0
 STATUS_REFUSED = 1
 
@@ -718,6 +723,10 @@ class MetadataMachine:
                 f"the cluster has the id {self.cluster_id}, not {command.former_id}"
             )
         self.cluster_id = command.cluster_id
+        for node in command.lost_nodes:
+            # Nobody knows how often it was started since this log was cut off.
+            self.incarnations[node] = self.incarnations.get(node, 0) + LIVES_UNSEEN
+            self._forget_node(node)
         self.recoveries.append(
             {
                 "cluster_id": command.cluster_id,
@@ -727,6 +736,7 @@ class MetadataMachine:
                 "groups": list(command.groups),
             }
         )
+        del self.recoveries[:-RECOVERIES_KEPT]
         return self._changed(True)
 
 

@@ -109,11 +109,16 @@ class Plan:
     missing: tuple[int, ...]
     """Nodes of the cluster that cannot be reached: they are removed from it."""
     groups: tuple[GroupPlan, ...] = field(default=())
+    unfinished: bool = False
+    """A recovery has begun and is not recorded: the tree has another id than the nodes."""
 
     @property
     def needed(self) -> bool:
-        """Whether any group has lost its majority."""
-        return any(group.outcome is not Outcome.INTACT for group in self.groups)
+        """Whether there is something to do: a copy goes on alone, or a recovery is finished.
+
+        Groups of which nothing is left are not helped by it: whoever declared them deletes them.
+        """
+        return self.unfinished or any(group.outcome is Outcome.RECOVER for group in self.groups)
 
     @property
     def digest(self) -> str:
@@ -126,12 +131,17 @@ class Plan:
             "cluster": self.cluster,
             "reachable": list(self.reachable),
             "missing": list(self.missing),
+            "unfinished": self.unfinished,
             "groups": [{**asdict(g), "outcome": g.outcome.value} for g in self.groups],
         }
 
 
 def make_plan(
-    *, places: Sequence[GroupPlace], reports: Mapping[int, NodeReport], nodes: Sequence[int]
+    *,
+    places: Sequence[GroupPlace],
+    reports: Mapping[int, NodeReport],
+    nodes: Sequence[int],
+    recorded: str = "",
 ) -> Plan:
     """Returns what would have to be done now.
 
@@ -139,14 +149,17 @@ def make_plan(
         places: the metadata group and all queues that are groups.
         reports: by node; nodes that do not answer are missing.
         nodes: all nodes of the cluster.
+        recorded: id of the cluster by its tree; "" = it has none yet.
     """
     assert reports
     copies = {
         (report.node, copy.group): copy for report in reports.values() for copy in report.copies
     }
     made = [_plan_group(place, reports, copies) for place in sorted(places, key=_by_group)]
+    cluster = next(iter(reports.values())).cluster
     return Plan(
-        cluster=next(iter(reports.values())).cluster,
+        cluster=cluster,
+        unfinished=recorded not in ("", cluster),
         reachable=tuple(sorted(reports)),
         missing=tuple(sorted(set(nodes) - set(reports))),
         groups=tuple(made),

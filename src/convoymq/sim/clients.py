@@ -409,6 +409,13 @@ class Channel:
         """Flow control."""
         self.blocked = blocked
 
+    def on_rewound(self, referee: Referee) -> None:
+        """What was decided lately is lost with those who had decided it: messages may come again
+        as if they had never come."""
+        self._referee = referee
+        self._seen.clear()
+        self._last_fresh.clear()
+
     # The end.
 
     def close(self) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from convoymq.cluster import supported
-from convoymq.cluster.commands import Bootstrap, Join, PutNode
-from convoymq.cluster.control import KIND_FOUND, KIND_JOIN
+from convoymq.cluster.commands import Bootstrap, PutNode
+from convoymq.cluster.control import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
 from convoymq.cluster.formation import (
-    JOIN_LEARNER,
     Accept,
     AskToFound,
     AskToJoin,
@@ -32,6 +33,7 @@ from convoymq.cluster.formation import (
 )
 from convoymq.cluster.handshake import Hello, LinkRefused, PeerHello, read_hello
 from convoymq.cluster.identity import Founding, NodeIdentity
+from convoymq.cluster.joining import JoinDesk
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import Change, MetadataMachine, QueueRecord
 from convoymq.cluster.metadata_store import MetadataStore
@@ -41,6 +43,7 @@ from convoymq.queues.group_queue import TICK_MS
 from convoymq.queues.local_queues import LocalQueues, Questions, make_machine
 from convoymq.routing.types import QueueType
 from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.lost_majority import RecoveryPort
 from convoymq.sim.nodes import AUDIT_MS, SimNode, WatchedMachine, WatchedStream
 
 if TYPE_CHECKING:
@@ -99,6 +102,8 @@ class SimLinks:
         """Drops and refuses a node."""
         self.forgotten.add(node)
         self._node.world.network.drop(self._node.number, node)
+        if self._node.relays is not None:
+            self._node.relays.forget(node)
 
     def remember(self, node: int) -> None:
         """Takes it again."""
@@ -137,6 +142,8 @@ class ClusterNode(SimNode):
         self.keeper: MemberKeeper | None = None
         self.tree: Any = None
         self.formation: Formation | None = None
+        self.desk: JoinDesk | None = None
+        self.recovery: Any = None
         self.metadata: Any = None
         self._reconciling = False
 
@@ -152,6 +159,7 @@ class ClusterNode(SimNode):
         self.incarnation = self.saved.identity.incarnation
         self.local = self.store = self.metadata = self.keeper = None
         self.hellos = {}
+        self.linked_as = self.saved.identity
         self.sim_links = SimLinks(self)
         self._reconciling = False
 
@@ -176,12 +184,21 @@ class ClusterNode(SimNode):
 
     def _open_groups(self) -> None:
         assert self.saved is not None
+        self.recovery = RecoveryPort(self)
+        self.host.on_note = self._on_note
         log = self.storage.logs.get(0)
         has_log = log is not None and (log.last_index > 0 or log.snapshot_index > 0)
         if has_log:
             self.saved.founding = None
         self.formation = Formation(
             self.identity, founding=self.saved.founding, has_log=has_log, peers=self.peers
+        )
+        self.desk = JoinDesk(
+            host=self.host,
+            formation=self.formation,
+            links=self,
+            clock=self.clock,
+            identity=lambda: self.identity,
         )
         self._form()
 
@@ -196,6 +213,31 @@ class ClusterNode(SimNode):
         if checker is not None and not self.is_stranger:
             self.world.on_log_removed(self, group)
             checker.on_removed(self.number)
+
+    # Recovery.
+
+    def _on_note(self, event: str, fields: dict[str, Any]) -> None:
+        if event == "raft.membership_forced":
+            self.world.on_forced(self, fields["group"], fields["last_index"])
+
+    def switch_cluster(self, cluster: str, delay_us: int) -> None:
+        """Gives the cluster another id, after a recovery; links are made anew after the delay."""
+        assert self.saved is not None
+        former = self.saved.identity
+        self.saved.identity = replace(
+            former, cluster=cluster, former=(*former.former, former.cluster)
+        )
+        self._name_storage()
+        self.world.scheduler.after(delay_us, self.life, self._link_anew)
+
+    def _link_anew(self) -> None:
+        self.linked_as = self.identity
+        self._redial()
+
+    def _redial(self) -> None:
+        self.world.network.redial(self.number)
+        if self.relays is not None:
+            self.relays.forget_all()
 
     # Formation.
 
@@ -222,6 +264,7 @@ class ClusterNode(SimNode):
                 saved.founding = action.founding
                 # Nobody has to hear of it from a new HELLO: all founders have agreed on it.
                 saved.identity = replace(saved.identity, cluster=action.founding.cluster)
+                self.linked_as = saved.identity
             elif isinstance(action, Withdraw):
                 saved.founding = None
                 fresh = self.world.new_id(), self.world.new_id()
@@ -257,13 +300,13 @@ class ClusterNode(SimNode):
     def _take(self, identity: NodeIdentity) -> None:
         """Writes who the node is, and tells the others."""
         assert self.saved is not None
-        self.saved.identity = identity
+        self.saved.identity = self.linked_as = identity
         self.incarnation = identity.incarnation
         self.incarnations[self.number] = identity.incarnation
         self.host.incarnation = identity.incarnation
         self._name_storage()
         self.world.trace.add(self.name, f"is {identity}")
-        self.world.network.redial(self.number)
+        self._redial()
 
     def _on_found(self, node: int, answer: Any, error: BrokerError | None) -> None:
         assert self.formation is not None
@@ -293,6 +336,7 @@ class ClusterNode(SimNode):
         world.trace.add(self.name, f"opens the tree with {members}, learner {learner}")
         # The store needs the builder of the group, the group its sink.
         sink = _LateSink()
+        assert self.desk is not None
         self.host.create_group(
             0,
             sorted(members),
@@ -305,7 +349,7 @@ class ClusterNode(SimNode):
         self.store = MetadataStore(
             self.tree, self.host.builder_of(0), self.new_session(), self.clock
         )
-        self.metadata = self.store
+        self.metadata = self.desk.store = self.store
         sink.attach(self.store)
         world.scheduler.after(0, self.life, self._register)
         self.wake()
@@ -445,55 +489,28 @@ class ClusterNode(SimNode):
             self._act(actions)
             reply(answer)
         elif kind == KIND_JOIN:
-            self._on_join(peer, body, reply)
+            assert self.desk is not None
+            self.desk.on_join(peer, body, reply)
+        elif kind == KIND_RECOVERY:
+            reply(self.recovery.serve(peer, body))
         else:
             super().on_request(peer, kind, body, reply)
 
-    def _on_join(self, peer: int, body: Any, reply: Callable[[Any], None]) -> None:
-        """A node without data asks to be let in. The log answers, or nobody."""
-        assert self.formation is not None
-        replica = self.host.replica(0)
-        refuse = self.formation.answer_join
-        hello = self.hellos.get(peer)
-        if replica is None or not replica.is_leader or self.store is None:
-            reply(refuse("it does not lead the cluster"))
-            return
-        if not self.tree.cluster_id or body["cluster"] not in ("", self.tree.cluster_id):
-            reply(refuse("it is in another cluster, or in none"))
-            return
-        if hello is None or hello.directory != body["directory"]:
-            reply(refuse("another process with that number is linked"))
-            return
-        members = tuple(sorted(replica.members))
-
-        def done(answer: Any, error: BrokerError | None) -> None:
-            if error is not None:
-                reply(refuse(error.text))
-                return
-            if not replica.is_leader or tuple(sorted(replica.members)) != members:
-                reply(refuse("the members are changing"))
-                return
-            if answer["role"] == JOIN_LEARNER:
-                self.host.add_member(0, peer)
-                self.wake()
-            reply({"ok": True, **answer})
-
-        join = Join(
-            id=peer,
-            directory=hello.directory,
-            incarnation=max(hello.incarnation, body["incarnation"]),
-            supports={kind: (low, high) for kind, (low, high) in hello.supports.items()},
-            members=members,
-        )
-        self.store.submit(join, done, JOIN_WAIT_MS)
-
     # Links.
+
+    def hello_of(self, node: int) -> PeerHello | None:
+        """What a node said of itself when it was linked."""
+        return self.hellos.get(node)
+
+    def is_connected(self, node: int) -> bool:
+        """Whether a node is reached."""
+        return self.transport.is_connected(node)
 
     def hello(self) -> dict[str, Any]:
         """What this node says of itself."""
         said = Hello(
             cluster=NAME,
-            identity=self.identity,
+            identity=self.linked_as,
             address="",
             formed=self.formation is not None and self.formation.opened,
             supports=supported.supports(),
@@ -503,7 +520,7 @@ class ClusterNode(SimNode):
     def may_link(self, peer: Any) -> bool:
         """Whether HELLO with another running node ends well."""
         if self.is_stranger != peer.is_stranger and not (
-            self.identity.cluster and peer.identity.cluster
+            self.linked_as.cluster and peer.linked_as.cluster
         ):
             # No configuration leads a fresh node to another cluster.
             return False
@@ -515,11 +532,30 @@ class ClusterNode(SimNode):
             return False
         return True
 
+    def say(self) -> bytes:
+        """See `SimNode`."""
+        return msgspec.msgpack.encode(self.hello())
+
+    def judge(self, peer: int, said: bytes) -> int:
+        """See `SimNode`."""
+        try:
+            told = read_hello(msgspec.msgpack.decode(said), self.hello())
+        except LinkRefused:
+            return 0
+        refused = told.node != peer or (told.formed and peer in self.sim_links.forgotten)
+        return 0 if refused else told.incarnation
+
     def on_link_up(self, peer: int, incarnation: int) -> None:
         """A peer is linked."""
-        other = self.world.nodes[peer]
-        self.world.on_linked(self, other)
-        self.hellos[peer] = read_hello(other.hello(), self.hello())
+        self._meet(peer, incarnation, self.world.node_of(peer).hello())
+
+    def on_relayed(self, peer: int, incarnation: int, said: bytes) -> None:
+        """A peer is reached through another one."""
+        self._meet(peer, incarnation, msgspec.msgpack.decode(said))
+
+    def _meet(self, peer: int, incarnation: int, said: dict[str, Any]) -> None:
+        self.world.on_linked(self, peer, said["cluster_id"])
+        self.hellos[peer] = read_hello(said, self.hello())
         super().on_link_up(peer, incarnation)
 
     def on_link_down(self, peer: int, definite: bool) -> None:

@@ -12,11 +12,12 @@ What holds for every group and queue holds here as well (`invariants`, `referee`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from convoymq.cluster.commands import DeclareQueue, DeleteQueue, ForgetNode
 from convoymq.cluster.formation import Joined
+from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.metadata import QueueRecord
 from convoymq.cluster.placement import CLIENT_LOCAL
 from convoymq.kernels.batch import ENTRY_MEMBERSHIP, HEADER_SIZE, Entry
@@ -30,6 +31,7 @@ from convoymq.sim.clock import Life
 from convoymq.sim.cluster_node import ClusterNode
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.invariants import GroupChecker
+from convoymq.sim.lost_majority import Disaster, Operator
 from convoymq.sim.metadata_referee import KnownQueue, MetadataReferee
 from convoymq.sim.nodes import SimNode
 from convoymq.sim.referee import Referee
@@ -42,7 +44,8 @@ NODES_LEFT_MIN = 3
 NEWCOMERS_MAX = 2
 STREAM_SHARE = 0.2
 DECLARE_MS = 2000
-LOSING = {"wipe", "rot", "rot_page", "lose_wal_file", "forget"}
+GROUP_SIZE = 3
+LOSING = {"wipe", "rot", "rot_page", "lose_wal_file", "forget", "lost_majority"}
 """Faults that take copies: groups have three voters then, so that a majority survives the loss."""
 
 
@@ -88,13 +91,71 @@ class ClusterChecker(GroupChecker):
         """Its queue is deleted: copies go at any time."""
         self.memberships: dict[tuple[int, int], frozenset[int]] = {}
         """(index, term) -> nodes."""
+        self.forcing: dict[int, int] = {}
+        """Node -> where its log ended when an operator had it go on alone."""
+        self.floor = 0
+        """The last committed entry that a survivor of a lost majority held, with all before it, on
+        its disk."""
+        self.forced: dict[tuple[int, int], int] = {}
+        """(index, term) -> node, of the entries by which one did."""
+        self.on_recovered_alone: Callable[[ClusterChecker, int, Any, int], None]
 
     def on_append(self, node: int, log: Any, entry: Entry) -> None:
         """See `GroupChecker`."""
         if entry.kind == ENTRY_MEMBERSHIP:
             found = decode_membership(entry.data[HEADER_SIZE:])
             self.memberships[entry.index, entry.term] = frozenset(found.nodes)
+            alone = found.voters == {node}
+            if alone and log.term == entry.term and self.forcing.get(node) == log.last_index:
+                del self.forcing[node]
+                self.forced[entry.index, entry.term] = node
+                # Lost nodes may have been in that term, of which nobody is left who knows.
+                self.entries = {at: seen for at, seen in self.entries.items() if at[0] < log.term}
         super().on_append(node, log, entry)
+
+    def _on_leader(self, node: int, replica: Any, term: int) -> None:
+        if node in {n for (_, at), n in self.forced.items() if at == term}:
+            # What it does not have is lost: that is seen when it commits its first entry.
+            self.leaders[term] = node
+            self.trace.add(f"node{node}", f"leads group {self.group} alone in term {term}")
+            return
+        super()._on_leader(node, replica, term)
+
+    def _commits(self, node: int, replica: Any, upto: int) -> None:
+        seen = self.commit_seen.get(node, 0)
+        log = replica.log
+        for index, term in list(self.forced):
+            if seen < index <= upto and log.term_at(index) == term:
+                del self.forced[index, term]
+                self.on_recovered_alone(self, node, log, index)
+        super()._commits(node, replica, upto)
+
+    def agrees_upto(self, log: Any, limit: int) -> int:
+        """The last committed entry up to which a log has what was committed."""
+        for index in range(log.first_index, min(self.commit_index, limit) + 1):
+            if self.committed.get(index) != log.term_at(index):
+                return index - 1
+        return max(min(self.commit_index, limit), min(log.snapshot_index, self.commit_index))
+
+    def on_lost(self, nodes: Collection[int]) -> None:
+        """The disks of these nodes are gone for good."""
+        for node in nodes:
+            self.logs.pop(node, None)
+            self.promised.pop(node, None)
+        left = [self.agrees_upto(log, log.written_index) for log in self.logs.values()]
+        self.floor = max(left, default=0)
+
+    def rewind(self, index: int, term: int) -> None:
+        """What was committed after an entry is lost; a leader goes on in a term that may have been
+        before."""
+        for at in [at for at in self.committed if at > index]:
+            del self.committed[at]
+        self.commit_index = min(self.commit_index, index)
+        for known in (self.hashes, self.effects):
+            for at in [at for at in known if at > index]:
+                del known[at]
+        self.leaders = {at: node for at, node in self.leaders.items() if at < term}
+        self.owed = {node: min(owed, index) for node, owed in self.owed.items()}
 
     def _check_majority(self, node: int, replica: Any, term: int, index: int) -> None:
         if not self.ended:
@@ -139,13 +200,18 @@ class ClusterWorld(World):
         """Nodes that are to be forgotten; nobody knows whether it came to that."""
         self.damaged: set[int] = set()
         """Nodes of whose files a bit was flipped."""
+        self.disaster: Disaster | None = None
+        self.recovered_groups: set[int] = set()
+        self.history: dict[int, list[tuple[int, bytes, list[Effect]]]] = {}
+        """Group -> what was committed, where some of it may be lost."""
         self.trace.add("world", f"founders {founders} faults {' '.join(sorted(plan.faults))}")
 
     def _watch_group(self, group: int) -> None:
-        self.checkers[group] = ClusterChecker(
+        checker = self.checkers[group] = ClusterChecker(
             group, self.referees[group], self.plan.hash_every, self.trace
         )
-        self.checkers[group].founded = group != 0
+        checker.founded = group != 0
+        checker.on_recovered_alone = self._on_recovered_alone
 
     def new_id(self) -> str:
         """32 random hex digits."""
@@ -160,17 +226,19 @@ class ClusterWorld(World):
 
     def _on_created(self, queue: KnownQueue) -> None:
         group = queue.group
-        kind = queue.arguments.get("x-queue-type")
-        assert kind is not None
-        if kind.term() == "stream":
-            self.referees[group] = StreamReferee(group)
-        else:
-            settings = dict(QuorumMachine(machine_settings(queue.arguments)).settings)
-            settings["disconnect_timeout_ms"] = self.plan.settings["disconnect_timeout_ms"]
-            self.referees[group] = Referee(group, settings, clients=True)
+        self.referees[group] = self._new_referee(queue)
         self._watch_group(group)
         self.groups[group] = queue
         self.trace.add("world", f"queue {queue.name} is group {group} on {queue.members}")
+
+    def _new_referee(self, queue: KnownQueue) -> Any:
+        kind = queue.arguments.get("x-queue-type")
+        assert kind is not None
+        if kind.term() == "stream":
+            return StreamReferee(queue.group)
+        settings = dict(QuorumMachine(machine_settings(queue.arguments)).settings)
+        settings["disconnect_timeout_ms"] = self.plan.settings["disconnect_timeout_ms"]
+        return Referee(queue.group, settings, clients=True)
 
     def _on_deleted(self, queue: KnownQueue) -> None:
         del self.groups[queue.group]
@@ -210,11 +278,16 @@ class ClusterWorld(World):
     def _is_stranger(self, node: SimNode) -> bool:
         return node.number in self.strangers
 
-    def on_linked(self, node: ClusterNode, peer: ClusterNode) -> None:
+    def on_linked(self, node: ClusterNode, peer: int, cluster: str) -> None:
         """HELLO went well."""
-        clusters = {node.identity.cluster, peer.identity.cluster} - {""}
-        if len(clusters) > 1 or node.is_stranger != peer.is_stranger:
-            raise InvariantBroken(f"{node.name} and {peer.name} link: {clusters}")
+        clusters = {node.linked_as.cluster, cluster} - {""}
+        if len(clusters) > 1 or node.is_stranger != (peer in self.strangers):
+            raise InvariantBroken(f"{node.name} and node {peer} link: {clusters}")
+
+    def node_of(self, number: int) -> ClusterNode:
+        """Any node, also of another cluster."""
+        found = self.nodes.get(number)
+        return found if found is not None else self.strangers[number]
 
     def on_open(self, node: ClusterNode, record: QueueRecord) -> None:
         """A node opens its replica of a queue."""
@@ -242,7 +315,16 @@ class ClusterWorld(World):
 
     def on_node_failed(self, node: ClusterNode, text: str) -> None:
         """A node refuses to start."""
+        if self.recovering and not node.identity.cluster:
+            # Some nodes it sees have the new id of the cluster by now, some have not.
+            self.trace.add(node.name, f"ends: {text}")
+            self.scheduler.after(0, None, self._restart, node, node.life)
+            return
         raise InvariantBroken(f"{node.name} refuses to start: {text}")
+
+    def _restart(self, node: ClusterNode, life: Life) -> None:
+        if life.alive:
+            self.crash(node, restart_us=500_000, keep=1.0, refuses=True)
 
     def on_removed(self, node: ClusterNode, life: Life) -> None:
         """A node heard that it is no part of the cluster, and ends. Perhaps it comes back, with
@@ -354,6 +436,10 @@ class ClusterWorld(World):
             ),
         )
 
+    def delete_queue(self, node: ClusterNode, name: str, group: int) -> None:
+        """An administrator deletes a queue of which nothing is left."""
+        self._submit(node, DeleteQueue(vhost="/", name=name, group=group))
+
     def _submit(
         self, node: ClusterNode, command: Any, then: Callable[[Any], None] | None = None
     ) -> None:
@@ -373,6 +459,8 @@ class ClusterWorld(World):
             self._bring_newcomer()
         elif kind == "forget":
             self._forget()
+        elif kind == "lost_majority":
+            self._lose_majority()
         elif kind == "stranger" and not self.strangers and self.metadata.cluster_id:
             self.trace.fault("stranger", "world")
             node = ClusterNode(self, STRANGER, (STRANGER,), is_stranger=True)
@@ -414,11 +502,13 @@ class ClusterWorld(World):
                         checker.excused.discard(other)
                     if group not in logs:
                         checker.logs.pop(other, None)
+        return self._is_founded() and not (self.lost | self.damaged) - {number}
+
+    def _is_founded(self) -> bool:
         # A founder that is emptied before the cluster lives is beyond repair, by design.
-        founded = self.metadata.cluster_id and all(
+        return bool(self.metadata.cluster_id) and all(
             node.saved is not None and node.saved.founding is None for node in self.nodes.values()
         )
-        return bool(founded) and not (self.lost | self.damaged) - {number}
 
     def excuse(self, number: int) -> None:
         """This node's disk may not keep its word any more."""
@@ -448,6 +538,120 @@ class ClusterWorld(World):
             ):
                 return False
         return True
+
+    # A lost majority.
+
+    def _lose_majority(self) -> None:
+        """Loses the disks of so many nodes at once that the rest is no majority of the tree's."""
+        leading = self.leader_of(0)
+        if leading is None or self.disaster is not None or not self._is_founded():
+            return
+        self.may_lose(0)
+        members = leading[1].core.members
+        here = {n for n, node in self.nodes.items() if node.saved and node.identity.cluster}
+        settled = leading[1].core.members_index <= leading[1].commit_index
+        if self.lost or self.forgetting or self.metadata.forgotten or not settled:
+            return
+        if members.voters != here or members.nodes != here:
+            return
+        rng = self.scheduler.rng
+        survivors = frozenset(rng.sample(sorted(here), rng.randint(1, len(here) // 2)))
+        if survivors & self.damaged:
+            return
+        gone = sorted(set(self.nodes) - survivors)
+        self.trace.fault("lost_majority", "world", f"{sorted(survivors)} of {sorted(here)} left")
+        stay = self.scheduler.chance(0.5)
+        for number in gone:
+            self.damaged.discard(number)
+            self.crash(
+                self.nodes[number],
+                restart_us=self.scheduler.skewed(1000, 8_000_000),
+                keep=0.0,
+                wipe=True,
+            )
+        for number in sorted(survivors):
+            if self.nodes[number].alive and not stay:
+                self.crash(
+                    self.nodes[number], restart_us=self.scheduler.skewed(1000, 2_000_000), keep=0.5
+                )
+        for group in (0, *self.groups):
+            checker: Any = self.checkers[group]
+            checker.on_lost(gone)
+            self.trace.add("world", f"group {group}: nobody may lose up to {checker.floor}")
+        self.disaster = Disaster(survivors, self.metadata.cluster_id)
+        Operator(self, self.disaster)
+
+    def on_forced(self, node: ClusterNode, group: int, last_index: int) -> None:
+        """A replica is told to go on alone."""
+        if self.disaster is None or node.number not in self.disaster.survivors:
+            raise InvariantBroken(f"{node.name} goes on alone in group {group}, without need")
+        checker: Any = self.checkers[group]
+        checker.forcing[node.number] = last_index
+
+    def _on_recovered_alone(self, checker: ClusterChecker, node: int, log: Any, index: int) -> None:
+        """The first entry of a recovered leader is committed: what it did not have is lost."""
+        group = checker.group
+        last = checker.agrees_upto(log, index - 1)
+        lost = checker.commit_index - last
+        self.trace.add(f"node{node}", f"group {group} goes on after {last}, {lost} entries lost")
+        self.trace.faults["entries_lost"] += lost
+        if last < checker.floor:
+            checker.fail(f"node {node} goes on after {last}, a survivor had {checker.floor}")
+        self.recovered_groups.add(group)
+        checker.rewind(last, log.term_at(index))
+        history = self.history[group] = [e for e in self.history.get(group, []) if e[0] <= last]
+        if group == 0:
+            self._rewind_tree(history)
+        else:
+            self._rewind_queue(group, history)
+
+    def _rewind_tree(self, history: list[Any]) -> None:
+        fresh = self.metadata = MetadataReferee(_ignore, _ignore, None)
+        for entry in history:
+            fresh.on_entry(*entry)
+        fresh.go_on(self._on_created, self._on_deleted, self._members_at)
+        self.referees[0] = self.checkers[0].referee = fresh
+        self.groups = {q.group: q for q in fresh.queues.values()}
+        for group in [g for g in self.checkers if g and g not in fresh.by_group]:
+            # Its number may be given out again.
+            del self.checkers[group], self.referees[group]
+            self.history.pop(group, None)
+        for group, checker in self.checkers.items():
+            checker.ended = group > 0 and group not in self.groups  # type: ignore[attr-defined]
+
+    def _rewind_queue(self, group: int, history: list[Any]) -> None:
+        former = self.referees[group]
+        fresh = self._new_referee(self.metadata.by_group[group])
+        if isinstance(fresh, Referee):
+            fresh.received = former.received
+        for entry in history:
+            fresh.on_entry(*entry)
+        if isinstance(fresh, Referee):
+            fresh.received = {
+                (session, consumer, message_id)
+                for session, consumer, message_id in former.received
+                if message_id < len(fresh.handed.get((session, consumer), ()))
+            }
+        self.referees[group] = self.checkers[group].referee = fresh
+        for channel in self.channels:
+            if channel.group == group:
+                channel.on_rewound(fresh)
+
+    def _follow(self, group: int, index: int, data: bytes, effects: list[Effect]) -> None:
+        if "lost_majority" in self.plan.faults:
+            self.history.setdefault(group, []).append((index, data, effects))
+        super()._follow(group, index, data, effects)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a majority is lost, and not every node has the new id."""
+        return self.disaster is not None
+
+    def on_recovered(self, disaster: Disaster) -> None:
+        """An operator is done."""
+        assert disaster is self.disaster
+        self.disaster = None
+        self.trace.add("world", f"recovered as {self.metadata.cluster_id}")
 
     def change_membership(self, group: int) -> None:
         """An administrator has the leader of a queue change its members."""
@@ -480,7 +684,8 @@ class ClusterWorld(World):
     def _empty_forgotten(self) -> None:
         """An administrator starts forgotten nodes with nothing."""
         for node in self.nodes.values():
-            if node.number in self.metadata.forgotten and not node.removed and node.alive:
+            stays = node.alive and node.saved is not None and node.identity.cluster
+            if node.number in self.metadata.forgotten and not node.removed and stays:
                 # It may never hear it: nobody links with it.
                 self._take_down(node)
                 self._wipe_and_start(node)
@@ -490,6 +695,8 @@ class ClusterWorld(World):
         self._empty_forgotten()
         found: list[str] = []
         metadata = self.metadata
+        if self.disaster is not None:
+            return ["the recovery of a lost majority"]
         for node in self.nodes.values():
             if node.number in metadata.forgotten and node.alive and node.local is not None:
                 found.append(f"{node.name} was forgotten and serves")
@@ -506,6 +713,11 @@ class ClusterWorld(World):
             if waits:
                 found.append(waits)
             found += self._unsettled(group)
+        size = min(GROUP_SIZE, len(self.nodes))
+        for group in sorted(self.recovered_groups & self.groups.keys()):
+            members = self.groups[group].members
+            if len(members) < size:
+                found.append(f"group {group} was recovered, and has only {members}")
         for node in self.nodes.values():
             wanted = {q.group for q in self.groups.values() if node.number in q.members}
             kept = set(node.storage.logs) - {0}
@@ -539,3 +751,7 @@ class ClusterWorld(World):
             }
             if len(set(hashes.values())) > 1:
                 self.checkers[group].fail(f"states differ at the end: {hashes}")
+
+
+def _ignore(_queue: KnownQueue) -> None:
+    """The books already have it."""

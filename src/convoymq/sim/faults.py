@@ -27,10 +27,12 @@ NODES = ("crash", "torn", "midway", "kill", "freeze", "blackout", "wipe")
 DISKS = ("slow", "spike", "full", "errors", "rot")
 OTHERS = ("clock", "membership", "transfer")
 LOGS = ("rot_page", "lose_wal_file")
-KINDS = NETWORK + NODES + DISKS + OTHERS + LOGS
+RELAYS = ("cutoff",)
+KINDS = NETWORK + NODES + DISKS + OTHERS + LOGS + RELAYS
 CLUSTER = ("forget", "newcomer", "stranger", "false_death")
-"""Only of the load `cluster`."""
-ALL_KINDS = KINDS + CLUSTER
+LOSSES = ("lost_majority",)
+"""Only of the load `cluster`, as those."""
+ALL_KINDS = KINDS + CLUSTER + LOSSES
 """Every kind of fault; `docs/simulation.md` says what each does."""
 
 
@@ -94,16 +96,21 @@ def draw_plan(
     streams."""
     rng = Random(seed ^ 0x5EED)
     share = rng.choice((0.15, 0.3, 0.5, 0.7))
-    faults = frozenset(kind for kind in KINDS if kind not in LOGS and rng.random() < share)
+    later = LOGS + RELAYS
+    faults = frozenset(kind for kind in KINDS if kind not in later and rng.random() < share)
     # Apart, so that what seeds drew before these kinds stays.
     logs = Random(seed ^ 0xD15C)
     faults |= {kind for kind in LOGS if logs.random() < share}
+    relays = Random(seed ^ 0x2E1A)
+    faults |= {kind for kind in RELAYS if relays.random() < share}
     overtake = churn = False
     if cluster:
         more = Random(seed ^ 0xC1)
         faults |= {kind for kind in CLUSTER if more.random() < share}
         overtake = more.random() < 0.5
         churn = more.random() < 0.15
+        losses = Random(seed ^ 0x1055)
+        faults |= {kind for kind in LOSSES if losses.random() < share}
     if only is not None:
         faults = frozenset(only)
     nodes = rng.choice((3, 3, 3, 5))
@@ -119,6 +126,7 @@ def draw_plan(
         overtake=overtake,
         # Drawn apart, like the kinds above.
         window_bytes=Random(seed ^ 0xF1).choice((0, 0, 1_000, 20_000)),
+        relays="cutoff" in faults,
     )
     disk = DiskConfig(
         flush_max_us=rng.choice((200, 1000, 5000)),
@@ -203,6 +211,7 @@ class Injector:
             "oneway": self._oneway,
             "isolate": self._isolate,
             "suspect": self._suspect,
+            "cutoff": self._cutoff,
             "crash": self._crash,
             "torn": self._torn,
             "midway": self._midway,
@@ -221,7 +230,7 @@ class Injector:
             "transfer": self._transfer,
             "false_death": self._false_death,
         }
-        for kind in ("forget", "newcomer", "stranger"):
+        for kind in ("forget", "newcomer", "stranger", *LOSSES):
             moments[kind] = partial(self._cluster, kind)
         for kind in ALL_KINDS:
             if kind in world.plan.faults and kind in moments:
@@ -234,7 +243,7 @@ class Injector:
     def _later(self, kind: str, inject: Callable[[], None]) -> None:
         scheduler = self.world.scheduler
         rate = self.world.plan.rate
-        if kind in ("blackout", "wipe", "rot", *LOGS):
+        if kind in ("blackout", "wipe", "rot", *LOGS, *LOSSES):
             rate /= 4
         elif kind == "membership":
             # Most come while the last one is under way, and are put off.
@@ -268,10 +277,10 @@ class Injector:
             self.world.trace.fault("break", f"{a}-{b}")
             self.world.network.break_link(a, b)
 
-    def _cut(self, kind: str, pairs: list[tuple[int, int]]) -> None:
+    def _cut(self, kind: str, pairs: list[tuple[int, int]], duration_us: int = 0) -> None:
         world = self.world
         breaks = world.scheduler.chance(0.5)
-        duration_us = self._outage_us()
+        duration_us = duration_us or self._outage_us()
         pairs = [p for p in pairs if not world.network.is_cut(*p)]
         world.trace.fault(kind, "network", f"{pairs} for {duration_us / 1e6:.3f} s")
         for source, target in pairs:
@@ -289,6 +298,11 @@ class Injector:
         nodes = sorted(self.world.nodes)
         source, target = self.world.scheduler.rng.sample(nodes, 2)
         self._cut("oneway", [(source, target)])
+
+    def _cutoff(self) -> None:
+        """Two nodes do not hear each other, all others hear both."""
+        a, b = self.world.scheduler.rng.sample(sorted(self.world.nodes), 2)
+        self._cut("cutoff", [(a, b), (b, a)], self.world.scheduler.between(100_000, 6_000_000))
 
     def _isolate(self) -> None:
         node = self._node()

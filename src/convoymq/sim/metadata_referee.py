@@ -24,11 +24,12 @@ from convoymq.cluster.commands import (
     ForgetNode,
     Join,
     PutNode,
+    RecordRecovery,
     SetMembers,
     decode_command,
 )
 from convoymq.cluster.interfaces import EFFECT_APPLIED, Effect
-from convoymq.cluster.metadata import STATUS_OK, MetadataMachine
+from convoymq.cluster.metadata import LIVES_UNSEEN, STATUS_OK, MetadataMachine
 from convoymq.kernels import batch
 from convoymq.model.tables import Table, decode_body
 from convoymq.sim.delivery_model import InvariantBroken
@@ -61,13 +62,14 @@ class MetadataReferee:
         self,
         on_created: Callable[[KnownQueue], None],
         on_deleted: Callable[[KnownQueue], None],
-        members_at: Callable[[int, tuple[int, int]], frozenset[int] | None],
+        members_at: Callable[[int, tuple[int, int]], frozenset[int] | None] | None,
     ) -> None:
         self.index = 0
         self.cluster_id = ""
         self.queues: dict[str, KnownQueue] = {}
         self.by_group: dict[int, KnownQueue] = {}
         """Every queue that ever was."""
+        self.nodes: set[int] = set()
         self.forgotten: set[int] = set()
         self.incarnations: dict[int, int] = {}
         self.joins: set[tuple[int, str, int]] = set()
@@ -75,6 +77,17 @@ class MetadataReferee:
         self.replies: dict[tuple[int, int], tuple[int, Any]] = {}
         self.seqs: dict[int, int] = {}
         self.commands = 0
+        self._on_created = on_created
+        self._on_deleted = on_deleted
+        self._members_at = members_at
+
+    def go_on(
+        self,
+        on_created: Callable[[KnownQueue], None],
+        on_deleted: Callable[[KnownQueue], None],
+        members_at: Callable[[int, tuple[int, int]], frozenset[int] | None],
+    ) -> None:
+        """From now on others hear of queues again: what was, they know."""
         self._on_created = on_created
         self._on_deleted = on_deleted
         self._members_at = members_at
@@ -136,10 +149,16 @@ class MetadataReferee:
             self._set_members(command, status, reply)
         elif isinstance(command, ForgetNode):
             if reply:
-                self.forgotten.add(command.id)
-                for queue in list(self.queues.values()):
-                    if queue.members == (command.id,):
-                        self._delete(queue)
+                self._forget(command.id)
+        elif isinstance(command, RecordRecovery):
+            if status == STATUS_OK and reply:
+                if command.former_id != self.cluster_id:
+                    self.fail(f"{command} follows {self.cluster_id}")
+                self.cluster_id = command.cluster_id
+                for node in command.lost_nodes:
+                    if node in self.nodes:
+                        self._forget(node)
+                    self.incarnations[node] = self.incarnations.get(node, 0) + LIVES_UNSEEN
         elif isinstance(command, Join):
             if status == STATUS_OK:
                 self._lives(command.id, reply["incarnation"])
@@ -148,8 +167,16 @@ class MetadataReferee:
         elif isinstance(command, PutNode) and status == STATUS_OK and reply:
             if command.id in self.forgotten:
                 self.fail(f"node {command.id} is forgotten, and counts")
+            self.nodes.add(command.id)
             if command.incarnation > self.incarnations.get(command.id, 0):
                 self._lives(command.id, command.incarnation)
+
+    def _forget(self, node: int) -> None:
+        self.forgotten.add(node)
+        self.nodes.discard(node)
+        for queue in list(self.queues.values()):
+            if queue.members == (node,):
+                self._delete(queue)
 
     def _lives(self, node: int, incarnation: int) -> None:
         if incarnation < self.incarnations.get(node, 0):
@@ -187,11 +214,12 @@ class MetadataReferee:
             return
         if command.config <= queue.config:
             self.fail(f"{command} is older than what {command.name} has, {queue.config}")
-        nodes = self._members_at(command.group, command.config)
-        if nodes is None:
-            self.fail(f"{command} follows no committed configuration")
-        elif nodes != frozenset(command.members):
-            self.fail(f"{command} is not the configuration {sorted(nodes)}")
+        if self._members_at is not None:
+            nodes = self._members_at(command.group, command.config)
+            if nodes is None:
+                self.fail(f"{command} follows no committed configuration")
+            elif nodes != frozenset(command.members):
+                self.fail(f"{command} is not the configuration {sorted(nodes)}")
         queue.config = command.config
         queue.out_ever.update(set(queue.members) - set(command.members))
         queue.members = command.members

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from convoymq.cluster.links import is_urgent
 from convoymq.sim.clock import Life, Scheduler, Timer
+from convoymq.sim.relays import is_urgent_frame
 from convoymq.sim.trace import Trace
 
 STALE_FRAMES_MAX = 8
@@ -71,6 +71,8 @@ class NetworkConfig:
     """Urgent frames overtake bulk, as the writers of links let them."""
     window_bytes: int = 0
     """Beyond that under way to a node, its link is full; 0 = never."""
+    relays: bool = False
+    """Nodes that are cut off from one another are reached through a third."""
 
 
 class Direction:
@@ -189,10 +191,10 @@ class Network:
         if (a, b) in self._cut or (b, a) in self._cut:
             self._connect_later(a, b)
             return
-        if any(self.receivers[n].life.frozen_until_us > self.scheduler.now_us for n in (a, b)):
+        if self.is_frozen(a) or self.is_frozen(b):
             self._connect_later(a, b)
             return
-        if not all(self.receivers[n].may_link(self.receivers[m]) for n, m in ((a, b), (b, a))):
+        if not self.may_link(a, b):
             self._connect_later(a, b)
             return
         self._epochs[(a, b)] = epoch + 1
@@ -326,7 +328,7 @@ class Network:
             if target not in full:
                 full.add(target)
                 self.trace.faults["link_full"] += 1
-        if config.overtake and is_urgent(data):
+        if config.overtake and is_urgent_frame(data):
             self._overtake(direction, scheduler.now_us + delay_us, data)
         else:
             direction.last_us = max(direction.last_us, scheduler.now_us + delay_us)
@@ -397,6 +399,18 @@ class Network:
                     self.scheduler.after(CREDIT_US, life, self._tell_room, source, target, epoch)
             receiver.on_frame(source, data)
         self._pump(source, target)
+
+    def epoch_of(self, node: int, peer: int) -> int:
+        """Number of the connection that the node believes in; 0 = none."""
+        return self._seen.get((node, peer), 0)
+
+    def is_frozen(self, node: int) -> bool:
+        """Whether the process stands still."""
+        return self.receivers[node].life.frozen_until_us > self.scheduler.now_us
+
+    def may_link(self, a: int, b: int) -> bool:
+        """Whether HELLO between two running nodes ends well at both ends."""
+        return all(self.receivers[n].may_link(self.receivers[m]) for n, m in ((a, b), (b, a)))
 
     def is_connected(self, node: int, peer: int) -> bool:
         """The node believes that the link works and the peer lives."""

@@ -26,6 +26,7 @@ from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
 from convoymq.sim.invariants import observe_log
 from convoymq.sim.network import NodeTransport
+from convoymq.sim.relays import RelayedLinks
 from convoymq.sim.senders import WatchedQueue
 from convoymq.storage.store import Storage
 
@@ -151,7 +152,10 @@ class SimNode:
         self._questions: dict[int, tuple[int, Answer, Any]] = {}
         self._sessions = 0
         self._round_due = False
-        self.transport = NodeTransport(world.network, self.number, self.life)
+        self.relays: RelayedLinks | None = None
+        if world.relay_book is not None:
+            self.relays = RelayedLinks(self, world.network, world.relay_book)
+        self.transport: Any = self.relays or NodeTransport(world.network, self.number, self.life)
         self.storage = WatchedStorage(self, self.disk, self.flusher, worker, world.plan.storage)
         self._name_storage()
         report = self.storage.recover()
@@ -175,7 +179,7 @@ class SimNode:
         scheduler.after(scheduler.between(0, HOST_TICK_MS * 1000), self.life, self._tick_host)
         scheduler.after(scheduler.between(0, STORAGE_TICK_MS * 1000), self.life, self._tick_storage)
         scheduler.after(scheduler.between(0, TICK_MS * 1000), self.life, self._tick_queues)
-        world.network.start(self.number, self)
+        world.network.start(self.number, self.relays or self)
         self.wake()
 
     def _watch_sessions(self) -> None:
@@ -209,6 +213,15 @@ class SimNode:
     def may_link(self, peer: Any) -> bool:
         """Whether HELLO with another running node ends well."""
         return True
+
+    def say(self) -> bytes:
+        """What a node to be relayed to hears of this one."""
+        return msgspec.msgpack.encode([self.number, self.incarnation])
+
+    def judge(self, peer: int, said: bytes) -> int:
+        """The incarnation of a node that wants to be relayed; 0 = it is not accepted."""
+        number, incarnation = msgspec.msgpack.decode(said)
+        return int(incarnation) if number == peer else 0
 
     def open_group(self, group: int) -> None:
         """Becomes what the metadata say: a member of the group, or one who watches."""
@@ -412,6 +425,10 @@ class SimNode:
         self.host.on_link_up(peer, incarnation, self.supports_of(peer))
         for queue in list(self.queues.values()):
             queue.on_node_up(peer)
+
+    def on_relayed(self, peer: int, incarnation: int, _said: bytes) -> None:
+        """A peer is reached through another one."""
+        self.on_link_up(peer, incarnation)
 
     def on_link_down(self, peer: int, definite: bool) -> None:
         """A peer is unlinked, or known to be gone."""

@@ -45,7 +45,7 @@ def run_one(
     load: str = "",
 ) -> int:
     """Runs one seed and prints its trace; 1 when it failed. `load`: see `load_of`."""
-    _mute()
+    mute()
     result = run_seed(seed, faults, print if show_all else None, **load_of(load))
     if not show_all:
         print("\n".join(result.tail))
@@ -58,7 +58,7 @@ def run_one(
     return int(result.failure is not None)
 
 
-def _mute() -> None:
+def mute() -> None:
     """The trace says it all; what nodes would log is not printed."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
@@ -98,7 +98,7 @@ def run_many(
     load: str = "",
 ) -> int:
     """Runs seeds and prints a table; 1 when one failed."""
-    _mute()
+    mute()
     console = Console(soft_wrap=True)
     started = time.perf_counter()
     totals: Counter[str] = Counter()

@@ -28,6 +28,7 @@ from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.network import Network
 from convoymq.sim.nodes import FIRST_INCARNATION, SimNode
 from convoymq.sim.referee import Referee
+from convoymq.sim.relays import RelayBook
 from convoymq.sim.stages import StageChannel, StagedReferee
 from convoymq.sim.streams import StreamChannel, StreamReferee
 from convoymq.sim.trace import Trace
@@ -98,6 +99,7 @@ class World:
         self.trace = Trace(lambda: self.scheduler.now_us, sink)
         self.network = Network(self.scheduler, self.trace, plan.network)
         self.network.on_frame_sent = self._on_frame_sent
+        self.relay_book = RelayBook(self) if plan.network.relays else None
         self.workload = Workload()
         self.channels: list[Channel] = []
         self.quiet = False
@@ -311,16 +313,21 @@ class World:
     ) -> None:
         entry = batch.Entry(data)
         checker = self.checkers[group]
-        referee = self.referees[group]
         checker.on_apply(node.number, node.host.replica(group), entry.index, entry.term, data)
         checker.on_effects(node.number, entry.index, effects)
+        # Only now: what was lost may have been struck from the books a moment ago.
+        referee = self.referees[group]
         if entry.index > referee.index:
             self.trace.add(
                 node.name, f"group {group} entry {entry.index}: {summary(data)} -> {len(effects)}"
             )
-            referee.on_entry(entry.index, data, effects)
+            self._follow(group, entry.index, data, effects)
             referee.check_machine(machine)
         checker.on_state(node.number, machine, entry.index)
+
+    def _follow(self, group: int, index: int, data: bytes, effects: list[Effect]) -> None:
+        """An entry is applied for the first time."""
+        self.referees[group].on_entry(index, data, effects)
 
     def on_restored(self, node: SimNode, group: int, machine: Any) -> None:
         """A replica took its state from a snapshot."""

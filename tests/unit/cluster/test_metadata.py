@@ -30,7 +30,13 @@ from convoymq.cluster.commands import (
     encode_command,
 )
 from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP
-from convoymq.cluster.metadata import ChangeKind, MetadataMachine, owner_text
+from convoymq.cluster.metadata import (
+    LIVES_UNSEEN,
+    RECOVERIES_KEPT,
+    ChangeKind,
+    MetadataMachine,
+    owner_text,
+)
 from convoymq.cluster.validation import validated
 from convoymq.kernels.batch import (
     CMD_METADATA,
@@ -394,6 +400,30 @@ def test_a_recovery_from_a_lost_majority_is_kept(tree: Tree) -> None:
     (kept,) = restored.recoveries
     assert (kept["former_id"], kept["lost_nodes"], kept["groups"]) == (CLUSTER, [2, 3], list(rows))
     assert restored.cluster_id == "new"
+
+
+def test_a_recovery_forgets_lost_nodes_and_begins_new_lives_behind_unseen_ones(tree: Tree) -> None:
+    for node in (1, 2, 3):
+        tree.do(PutNode(id=node, name=f"n{node}", incarnation=3, directory=f"{node}" * 32))
+    tree.do(RecordRecovery(cluster_id="d1" * 16, former_id=CLUSTER, lost_nodes=(2, 3), time_ms=5))
+    assert tree.machine.forgotten == {2, 3}
+    assert sorted(tree.machine.nodes) == [1]
+    # Node 2 may have lived on, and used its lives up, in what is lost.
+    joined = tree.do(
+        Join(id=2, directory="e" * 32, incarnation=1, supports={"metadata": (1, 1)}, members=(1,))
+    )
+    assert joined["incarnation"] > 3 + LIVES_UNSEEN
+    assert joined["cluster_id"] == "d1" * 16
+
+
+def test_the_newest_recoveries_are_kept(tree: Tree) -> None:
+    former = CLUSTER
+    for number in range(RECOVERIES_KEPT + 3):
+        cluster = f"{number:032x}"
+        tree.do(RecordRecovery(cluster_id=cluster, former_id=former, lost_nodes=(), time_ms=number))
+        former = cluster
+    kept = [row["time_ms"] for row in tree.machine.recoveries]
+    assert kept == list(range(3, RECOVERIES_KEPT + 3))
 
 
 def test_a_version_outside_of_what_this_release_knows_is_refused(tree: Tree) -> None:

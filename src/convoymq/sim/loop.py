@@ -1,0 +1,129 @@
+"""An event loop for coroutines of production, on simulated time and in one life of a node.
+
+It has what tasks, futures, `asyncio.gather`, `asyncio.sleep` and `asyncio.timeout` need. What is
+not an error of a coroutine, such as a power failure, leaves through the scheduler at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from convoymq.model.errors import BrokerError
+from convoymq.sim.clock import Life, Scheduler
+
+
+class _Handle:
+    """A call that is due."""
+
+    __slots__ = ("arguments", "callback", "context", "due_s")
+
+    def __init__(
+        self,
+        due_s: float,
+        callback: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> None:
+        self.due_s = due_s
+        self.callback: Callable[..., Any] | None = callback
+        self.arguments = arguments
+        self.context = context if context is not None else contextvars.copy_context()
+
+    def cancel(self) -> None:
+        """It will not be called."""
+        self.callback = None
+
+    def cancelled(self) -> bool:
+        """Whether it was called off."""
+        return self.callback is None
+
+    def when(self) -> float:
+        """Due time, seconds of the loop."""
+        return self.due_s
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """See the module text."""
+
+    def __init__(self, scheduler: Scheduler, life: Life) -> None:
+        self._scheduler = scheduler
+        self._life = life
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(
+        self,
+        work: Coroutine[Any, Any, Any],
+        done: Callable[[Any, BrokerError | None], None],
+    ) -> None:
+        """Runs a coroutine; `done` hears its result, or the refusal that ended it. Any other error
+        ends the run."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            error = task.exception()
+            if error is None:
+                done(task.result(), None)
+            elif isinstance(error, BrokerError):
+                done(None, error)
+            else:
+                raise error
+
+        task = self.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        """Simulated seconds."""
+        return self._scheduler.now_us / 1e6
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        """Calls back at this simulated time."""
+        return self._call(0, callback, args, context)
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        """Calls back in this life, or never."""
+        return self._call(int(delay * 1e6), callback, args, context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        """Calls back at a time of the loop."""
+        return self._call(int(when * 1e6) - self._scheduler.now_us, callback, args, context)
+
+    def _call(self, delay_us: int, callback: Any, args: Any, context: Any) -> Any:
+        handle = _Handle(self.time() + delay_us / 1e6, callback, args, context)
+        self._scheduler.after(delay_us, self._life, self._run, handle)
+        return handle
+
+    def _run(self, handle: _Handle) -> None:
+        if handle.callback is None:
+            return
+        # A test may run in a loop of its own.
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            handle.context.run(handle.callback, *handle.arguments)
+        finally:
+            asyncio._set_running_loop(outer)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """A task of this loop."""
+        return asyncio.Task(coro, loop=self, **options)
+
+    def get_debug(self) -> bool:
+        """No."""
+        return False
+
+    def is_running(self) -> bool:
+        """It runs as long as the simulation does."""
+        return True
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tasks of a life that is over are never awaited."""
