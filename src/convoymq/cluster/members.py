@@ -22,6 +22,8 @@ log = structlog.get_logger()
 TICKS_SETTLED = 50
 """A replica that lost its data leaves its group and comes back at once: that is not recorded."""
 ANSWER_MS = 5000
+SHORT_TICKS = 10
+"""So often it is looked whether a recovered group that is too small can be filled up."""
 
 
 class LinkTable(Protocol):
@@ -76,6 +78,9 @@ class MemberKeeper:
         self._directory = directory
         self._open: dict[int, int] = {}
         """Groups that may not be in step, and for how many ticks they have been so."""
+        self._short: set[int] = set()
+        """Recovered groups that were too small when they were looked at last."""
+        self._ticks = 0
         self._asked: set[int] = set()
         self._host.on_membership_changed = self._on_membership
         broker.metadata.watch(self._on_change)
@@ -116,6 +121,12 @@ class MemberKeeper:
             self._on_removed()
             return
         self._admit()
+        self._ticks += 1
+        if self._short and self._ticks % SHORT_TICKS == 0:
+            # A node may have become free, or this one may lead by now.
+            for group in self._short:
+                self._open.setdefault(group, 0)
+            self._short.clear()
         if not self._open:
             return
         records = self._tree.queue_index.by_group
@@ -131,7 +142,13 @@ class MemberKeeper:
             if not stale and recorded in (None, replica.core.members.nodes):
                 if replica.core.members_index <= replica.core.commit_index:
                     del self._open[group]
-                    if record is not None and group in recovered and replica.is_leader:
+                    size = len(replica.core.members.nodes)
+                    if record is None or group not in recovered:
+                        continue
+                    if size >= self._broker.group_size_of(record):
+                        continue
+                    self._short.add(group)
+                    if replica.is_leader:
                         if load is None:
                             load = _replicas(records.values())
                         self._restore_member(replica, record, load)

@@ -504,7 +504,7 @@ class ClusterNode(SimNode):
 
     def is_connected(self, node: int) -> bool:
         """Whether a node is reached."""
-        return self.transport.is_connected(node)
+        return bool(self.transport.is_connected(node))
 
     def hello(self) -> dict[str, Any]:
         """What this node says of itself."""

@@ -135,7 +135,8 @@ class ClusterChecker(GroupChecker):
         for index in range(log.first_index, min(self.commit_index, limit) + 1):
             if self.committed.get(index) != log.term_at(index):
                 return index - 1
-        return max(min(self.commit_index, limit), min(log.snapshot_index, self.commit_index))
+        known: int = max(limit, log.snapshot_index)
+        return min(self.commit_index, known)
 
     def on_lost(self, nodes: Collection[int]) -> None:
         """The disks of these nodes are gone for good."""
@@ -610,7 +611,8 @@ class ClusterWorld(World):
         for entry in history:
             fresh.on_entry(*entry)
         fresh.go_on(self._on_created, self._on_deleted, self._members_at)
-        self.referees[0] = self.checkers[0].referee = fresh
+        books: Any = self.checkers[0]
+        self.referees[0] = books.referee = fresh
         self.groups = {q.group: q for q in fresh.queues.values()}
         for group in [g for g in self.checkers if g and g not in fresh.by_group]:
             # Its number may be given out again.

@@ -45,7 +45,7 @@ class _Handle:
         return self.due_s
 
 
-class SimLoop(asyncio.AbstractEventLoop):
+class SimLoop:
     """See the module text."""
 
     def __init__(self, scheduler: Scheduler, life: Life) -> None:
@@ -103,7 +103,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             return
         # A test may run in a loop of its own.
         outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
+        own: Any = self
+        asyncio._set_running_loop(own)
         try:
             handle.context.run(handle.callback, *handle.arguments)
         finally:
@@ -111,11 +112,13 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future of this loop."""
-        return asyncio.Future(loop=self)
+        own: Any = self
+        return asyncio.Future(loop=own)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task of this loop."""
-        return asyncio.Task(coro, loop=self, **options)
+        own: Any = self
+        return asyncio.Task(coro, loop=own, **options)
 
     def get_debug(self) -> bool:
         """No."""

@@ -179,7 +179,8 @@ class SimNode:
         scheduler.after(scheduler.between(0, HOST_TICK_MS * 1000), self.life, self._tick_host)
         scheduler.after(scheduler.between(0, STORAGE_TICK_MS * 1000), self.life, self._tick_storage)
         scheduler.after(scheduler.between(0, TICK_MS * 1000), self.life, self._tick_queues)
-        world.network.start(self.number, self.relays or self)
+        end: Any = self.relays or self
+        world.network.start(self.number, end)
         self.wake()
 
     def _watch_sessions(self) -> None:

@@ -17,7 +17,7 @@ from convoymq.cluster.commands import (
     RecordRecovery,
     decode_command,
 )
-from convoymq.cluster.members import TICKS_SETTLED, MemberKeeper, config_of
+from convoymq.cluster.members import SHORT_TICKS, TICKS_SETTLED, MemberKeeper, config_of
 from convoymq.cluster.metadata import MetadataMachine, QueueRecord
 from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.kernels.batch import CommandBuilder, command_body, commands
@@ -235,6 +235,22 @@ def test_nodes_that_come_later_fill_up_a_recovered_group() -> None:
     world.do(PutNode(id=7, name="n7", incarnation=1))
     world.ticks(3)
     assert world.added == []
+
+
+def test_a_recovered_group_is_filled_up_by_whoever_leads_it_later() -> None:
+    """The node that came was not linked with the leader, and the leader of then is gone."""
+    world = World()
+    recover(world)
+    world.groups[1].is_leader = False
+    world.do(PutNode(id=5, name="n5", incarnation=1))
+    world.ticks(3)
+    assert world.added == []
+    world.groups[1].is_leader = True
+    world.ticks(SHORT_TICKS)
+    assert world.added == []
+    world.up.add(5)
+    world.ticks(SHORT_TICKS)
+    assert world.added[:1] == [(1, 5)]
 
 
 def test_a_group_that_was_not_recovered_is_not_filled_up() -> None:
