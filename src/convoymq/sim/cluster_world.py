@@ -125,7 +125,9 @@ class ClusterChecker(GroupChecker):
         seen = self.commit_seen.get(node, 0)
         log = replica.log
         for index, term in list(self.forced):
-            if seen < index <= upto and log.term_at(index) == term:
+            # Who applies entry by entry has committed all of them together.
+            reached = max(upto, replica.commit_index)
+            if seen < index <= reached and log.term_at(index) == term:
                 del self.forced[index, term]
                 self.on_recovered_alone(self, node, log, index)
         super()._commits(node, replica, upto)

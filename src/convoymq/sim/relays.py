@@ -147,6 +147,8 @@ class RelayedLinks:
         self._network = network
         self._book = book
         self._direct: set[int] = set()
+        self.full = network.full_of(node.number)
+        """Nodes that take no bulk for now. What is relayed is not held back here."""
         number = node.number
         scheduler = node.world.scheduler
         self.table = relay.RelayTable(
@@ -207,6 +209,10 @@ class RelayedLinks:
         """The detector's verdict about a direct link."""
         self.node.on_suspected(peer, suspected)
         self._perform(self.table.suspected(peer, suspected, self._now_ms()))
+
+    def on_room(self, peer: int) -> None:
+        """A direct link takes bulk again."""
+        self.node.on_room(peer)
 
     def on_frame(self, peer: int, data: bytes) -> None:
         """A frame arrived on a direct link."""
