@@ -19,7 +19,10 @@ class World:
         self.added: list[tuple[int, int]] = []
         self.up = {1, 2, 3}
         tree: Any = SimpleNamespace(
-            forgotten=set(), directories={1: "a", 2: "b", 3: "c"}, records=list, recoveries=[]
+            forgotten=set(),
+            directories={1: "a", 2: "b", 3: "c"},
+            recoveries=[],
+            queue_index=SimpleNamespace(by_group={}),
         )
         host = SimpleNamespace(
             groups={0: self.replica},
