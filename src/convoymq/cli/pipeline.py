@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from convoymq.cli.output import Format, FormatOption, fail
+
+LAST_EVENTS_MS = 10_000
 
 pipeline_app = typer.Typer(
     help="Ready jobs on Spark (needs `pip install convoymq[spark]`).",
@@ -255,7 +258,17 @@ def _run(name: str, master: str, work: Callable[[Any], Any]) -> Any:
     except PySparkException as error:
         raise fail(_reason(error), 1) from None
     finally:
-        spark.streams.removeListener(listener)
+        _end(spark, listener)
+
+
+def _end(spark: Any, listener: Any) -> None:
+    """Ends Java while Python still listens: else Spark's bus calls a listener that is gone, and
+    says so with a stack trace."""
+    with suppress(Exception):
+        # The last event may be on its way. Not in PySpark's interface, so it may go one day.
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(LAST_EVENTS_MS)
+    spark.streams.removeListener(listener)
+    spark.stop()
 
 
 def _reason(error: Exception) -> str:

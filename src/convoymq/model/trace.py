@@ -24,6 +24,7 @@ OWNER: Final = 8
 STATE: Final = 9
 COVERED: Final = 10
 SUMMARY: Final = 11
+MEMBER: Final = 12
 
 KIND_NAMES: Final = {
     PUBLISHED: "published",
@@ -37,6 +38,7 @@ KIND_NAMES: Final = {
     STATE: "state",
     COVERED: "covered",
     SUMMARY: "summary",
+    MEMBER: "member",
 }
 
 REDELIVERED: Final = 1
@@ -60,6 +62,9 @@ COMPLETE: Final = 256
 
 CLOSED: Final = 512
 """covered: the node ended the trace in order; until its next mark it did nothing."""
+
+REPLICA: Final = 1024
+"""member: the node has a replica of the queue."""
 
 REJECTED: Final = 1
 OVER_DELIVERY_LIMIT: Final = 2
@@ -115,5 +120,12 @@ SUMMARY_COLUMNS: Final = {
     "returned": "delivered",
 }
 """Where a SUMMARY row keeps the machine's totals."""
+MARK_COLUMNS: Final = {
+    "confirmed": "position_command",
+    "sent": "position_first",
+    "rows": "acquired",
+}
+"""Where a COVERED row keeps how many rows there were since the one before, of some kinds and in
+all: what has been taken out of a file is missed."""
 FILE_COLUMNS: Final = ("vhost", "queue", "type", "group", "node", "incarnation")
 """The same for all rows of a file; written as columns so that files can be read together."""

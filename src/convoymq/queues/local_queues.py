@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from convoymq.cluster.interfaces import Clock, Transport
@@ -299,7 +300,7 @@ class LocalQueues:
             queue = StreamQueue(ask_node=self.ask.stream, **common)
         else:
             queue = QuorumQueue(ask_node=self.ask.stage, **common)
-        queue.trace = self._open_trace(record)
+        queue.trace = self._open_trace(record, queue)
         self.queues[record.group] = queue
         if self.node in record.members:
             self._become_member(record, queue)
@@ -324,14 +325,29 @@ class LocalQueues:
             wiped=wiped,
         )
 
-    def _open_trace(self, record: QueueRecord) -> QueueTrace | None:
+    def _open_trace(self, record: QueueRecord, queue: GroupQueue) -> QueueTrace | None:
         """The trace of a queue that asks for one, by argument or virtual host."""
         if self.traces is None:
             return None
         wish = self._arguments(record).get(TRACE_ARGUMENT)
         if not self.traces.wants(record.vhost, wish is not None and wish.value is True):
             return None
-        return self.traces.open(record.vhost, record.name, record.type.value, record.group)
+        return self.traces.open(
+            record.vhost,
+            record.name,
+            record.type.value,
+            record.group,
+            partial(self._recorders, queue),
+        )
+
+    def _recorders(self, queue: GroupQueue) -> list[tuple[int, int, bool]]:
+        """(node, incarnation, whether it has a replica) of the nodes that record a queue, as far as
+        this one knows: clients elsewhere are known by their sessions."""
+        known = self.incarnations
+        return [
+            (node, known.get(node, 0), node in queue.members)
+            for node in {self.node, *queue.members}
+        ]
 
     def _arguments(self, record: QueueRecord) -> Table:
         declared = self.tree.vhosts[record.vhost].topology.find_queue(record.name)

@@ -5,13 +5,17 @@ they did. Four times a second the rows go to the writer's thread, behind a COVER
 which entries and which time they are complete for. What no mark covers is not proved: rows that
 were lost, an entry that was cut by a crash, time in which the node was away.
 
+Who else should have recorded something is in the trace too: each segment names the queue's replicas
+and their incarnations (MEMBER), so that an audit misses a node whose files are not there. A mark
+also counts the rows since the one before it.
+
 A queue's picture (STATE rows and a SUMMARY) is taken when a segment ends, between two entries.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +76,8 @@ class QueueTrace:
         directory: where the queue's files lie.
         through: entries up to here are in files of this node's earlier lives.
         now_us: the node's clock.
+        members: (node, its incarnation or 0, whether it has a replica) of those that record the
+            queue, as this node knows them; default: this node.
     """
 
     def __init__(
@@ -82,8 +88,14 @@ class QueueTrace:
         *,
         through: int,
         now_us: Callable[[], int] = wall_clock_us,
+        members: Callable[[], Iterable[tuple[int, int, bool]]] | None = None,
     ) -> None:
         self.origin = origin
+        self._members = members or self._alone
+        self._told: tuple[tuple[int, int, bool], ...] = ()
+        self._handed_rows = 0
+        self._confirmed_rows = 0
+        self._sent_rows = 0
         self.rows = TraceRows()
         self.rows.skip_through = through
         self.rows.on_full = self._hand_over
@@ -112,6 +124,9 @@ class QueueTrace:
         return self._latest_us
 
     # --- what is recorded ----------------------------------------------------------------
+
+    def _alone(self) -> list[tuple[int, int, bool]]:
+        return [(self.origin.node, self.origin.incarnation, True)]
 
     def attach(self, machine: Any) -> None:
         """From now on the machine of this node's replica writes what it decides."""
@@ -149,6 +164,7 @@ class QueueTrace:
     def _confirmed(self, session: int, first: int, last: int, count: int, deleted: bool) -> None:
         flags = words.DELETED if deleted else 0
         now = self._now_us()
+        self._confirmed_rows += 1
         self.rows.act(words.CONFIRMED, flags, now, 0, session, 0, first, last, count, 0, 0, 0, 0, 0)
 
     def sent(
@@ -165,6 +181,7 @@ class QueueTrace:
     ) -> None:
         """Deliveries are in the output of the consumer's connection. The position is known where
         the block is a whole entry."""
+        self._sent_rows += 1
         self.rows.act(
             words.SENT,
             words.REDELIVERED if acquired else 0,
@@ -205,14 +222,31 @@ class QueueTrace:
             self._acts_since_us,
             self._lost_unmarked,
             self._covered,
-            0,
-            0,
-            0,
+            self._confirmed_rows,
+            self._sent_rows,
+            self._handed_rows + self.rows.rows,
             0,
         )
+        self._forget_counts()
         self._covered = index
         self._acts_since_us = now
         self._lost_unmarked = 0
+
+    def _forget_counts(self) -> None:
+        # The mark itself is not counted.
+        self._handed_rows = -self.rows.rows
+        self._confirmed_rows = self._sent_rows = 0
+
+    def _tell_members(self) -> None:
+        """Names who records the queue, once a segment and when it changes."""
+        known = tuple(sorted(self._members()))
+        if known == self._told:
+            return
+        self._told = known
+        now = self._now_us()
+        for node, incarnation, replica in known:
+            flags = words.REPLICA if replica else 0
+            self.rows.act(words.MEMBER, flags, now, 0, 0, node, incarnation, 0, 0, 0, 0, 0, 0, 0)
 
     def _hand_over(self) -> None:
         """Gives all rows to the thread, or drops them when it is too far behind."""
@@ -223,11 +257,14 @@ class QueueTrace:
             self._lose(rows)
             return
         self._empty = False
+        self._handed_rows += rows
         self._writer.write(self._feed, rows, data)
 
     def _lose(self, rows: int) -> None:
         self.lost += rows
         self._lost_unmarked += rows
+        self._told = ()
+        self._forget_counts()
         # The entry that is being applied may have lost rows too: it is not covered either.
         self._covered = max(self._covered, self.rows.index)
         self._acts_since_us = self._now_us()
@@ -246,6 +283,7 @@ class QueueTrace:
             return
         behind = self._machine is not None and self.rows.index > self._covered
         if self.rows.rows or behind or self._lost_unmarked:
+            self._tell_members()
             self._mark(flags)
             self._hand_over()
 
@@ -275,6 +313,7 @@ class QueueTrace:
         if not self._empty:
             self._writer.rotate(self._feed)
         self._empty = True
+        self._told = ()
 
     def _picture(self) -> None:
         now = self._now_us()
@@ -358,7 +397,14 @@ class Traces:
         """Whether a queue is traced: it says so, or its virtual host does."""
         return asked or vhost in self.settings.vhosts
 
-    def open(self, vhost: str, queue: str, type: str, group: int) -> QueueTrace | None:
+    def open(
+        self,
+        vhost: str,
+        queue: str,
+        type: str,
+        group: int,
+        members: Callable[[], Iterable[tuple[int, int, bool]]] | None = None,
+    ) -> QueueTrace | None:
         """The trace of a queue; None when this node can't write it (logged, as it is wanted)."""
         if not self.available:
             if not self._warned:
@@ -385,7 +431,7 @@ class Traces:
         except OSError as error:
             log.error("trace.unreadable", vhost=vhost, queue=queue, reason=str(error))
             through = 0
-        made = QueueTrace(origin, self._writer, place, through=through)
+        made = QueueTrace(origin, self._writer, place, through=through, members=members)
         self._open[group] = made
         return made
 

@@ -29,7 +29,10 @@ from convoymq.model.trace import (
     COMPLETE,
     COVERED,
     FORMAT,
+    MARK_COLUMNS,
+    MEMBER,
     METADATA_KEY,
+    REPLICA,
     ROW_COLUMNS,
     SUMMARY,
     SUMMARY_COLUMNS,
@@ -188,11 +191,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """What a segment says of itself. Raises OSError when it is none."""
     pa, pq, _, _ = _arrow()
     try:
-        known = json.loads(pq.read_metadata(path).metadata[METADATA_KEY])
+        facts = pq.read_metadata(path)
+        known = json.loads(facts.metadata[METADATA_KEY])
+        known["found"] = facts.num_rows
         if known["format"] != FORMAT:
             raise OSError(f"{path}: trace format {known['format']} is not known")
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise OSError(f"{path}: no segment of a trace: {error!r}") from None
+    match = _NAME.fullmatch(path.name)
+    known["number"] = int(match[4]) if match else 0
     return dict(known)
 
 
@@ -221,6 +228,8 @@ class _Coverage:
         self.entries: list[list[int]] = []
         self.acts: list[list[int]] = []
         self.pictures: list[dict[str, int]] = []
+        self.members: list[list[int]] = []
+        self.marked = dict.fromkeys((*MARK_COLUMNS, "marks"), 0)
         self.lost = 0
         self.closed = False
 
@@ -233,8 +242,13 @@ class _Coverage:
         """Takes the marks of a table up; contiguous ones are joined."""
         pa = _arrow()[0]
         kinds = rows.column(0)
-        wanted = pa.compute.is_in(kinds, pa.array([COVERED, SUMMARY], pa.int64()))
+        wanted = pa.compute.is_in(kinds, pa.array([COVERED, SUMMARY, MEMBER], pa.int64()))
         for row in rows.filter(wanted).to_pylist():
+            if row["kind"] == MEMBER:
+                member = [row["consumer"], row["seq"], int(bool(row["flags"] & REPLICA))]
+                if member not in self.members:
+                    self.members.append(member)
+                continue
             if row["kind"] == SUMMARY:
                 self.pictures.append(
                     {
@@ -246,6 +260,9 @@ class _Coverage:
                 )
                 continue
             self.lost += row["count"]
+            self.marked["marks"] += 1
+            for name, column in MARK_COLUMNS.items():
+                self.marked[name] += row[column]
             self.closed = bool(row["flags"] & CLOSED)
             _extend(self.entries, row["position_index"], row["index"])
             _extend(self.acts, row["first_id"], row["time_us"])
@@ -300,6 +317,9 @@ def convert(journal: Path, origin: Origin) -> Path | None:
             "covered": coverage.entries,
             "acts": coverage.acts,
             "pictures": coverage.pictures,
+            "members": coverage.members,
+            "marked": coverage.marked,
+            "previous": _previous(journal, origin),
             "lost": coverage.lost,
             "closed": coverage.closed,
             "rows": rows,
@@ -316,6 +336,16 @@ def convert(journal: Path, origin: Origin) -> Path | None:
     os.replace(part, done)
     journal.unlink()
     return done
+
+
+def _previous(journal: Path, origin: Origin) -> list[int] | None:
+    """(incarnation, number) of the file before this one; None = it is the first."""
+    match = _NAME.fullmatch(journal.name)
+    assert match is not None
+    own = (int(match[3]), int(match[4]))
+    names = [(file.incarnation, file.number) for file in files_of(journal.parent, origin)]
+    before = max((name for name in names if name < own), default=None)
+    return None if before is None else [*before]
 
 
 def _tables(journal: Path) -> Iterator[Any]:

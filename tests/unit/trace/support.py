@@ -33,6 +33,7 @@ class Recording:
         queue: str = "orders",
         group: int = GROUP,
         backlog_max_bytes: int = 64 << 20,
+        replicas: tuple[int, ...] = (),
         **settings: Any,
     ) -> None:
         self.root = root
@@ -53,6 +54,7 @@ class Recording:
             self.directory,
             through=segments.covered_through(self.directory, self.origin),
             now_us=self.clock,
+            members=lambda: [(each, 1, True) for each in replicas or (node,)],
         )
         self.machine = QuorumMachine(settings)
         self.trace.attach(self.machine)
@@ -61,9 +63,12 @@ class Recording:
         self.now_us += 1
         return self.now_us
 
-    def apply(self, entries: list[Any], log: Log | None = None) -> None:
+    def apply(
+        self, entries: list[Any], log: Log | None = None, every: list[Any] | None = None
+    ) -> None:
         """Applies entries as a replica does; with `log` also does what its node's clients do:
-        confirms and sends."""
+        confirms and sends. `every`: all entries of the log, when `entries` is a part of it."""
+        blocks = entries if every is None else every
         for entry in entries:
             self.now_us = max(self.now_us, entry.time_ms * 1000)
             self.machine.apply(entry.index, entry.time_ms, entry.data)
@@ -76,7 +81,7 @@ class Recording:
                     continue
                 if effect[0] == EFFECT_DELIVER:
                     _, _, consumer, first_id, _, command, first, count, acquired, failed = effect
-                    block = entries[effect[4] - 1].data
+                    block = blocks[effect[4] - 1].data
                     self.trace.sent(
                         session, consumer, first_id, block, command, first, count, acquired, failed
                     )

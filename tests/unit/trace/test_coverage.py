@@ -23,6 +23,10 @@ def footer(node: int, incarnation: int, **facts: Any) -> dict[str, Any]:
         "pictures": [],
         "lost": 0,
         "closed": False,
+        "rows": 0,
+        "number": 0,
+        "previous": None,
+        "members": [[node, incarnation, 1]],
     }
     return {**known, **facts}
 
@@ -54,15 +58,53 @@ def test_gaps_are_entries_that_nobody_has_and_time_in_which_a_node_was_not_close
     (facts,) = queue_facts(
         [
             footer(1, 1, covered=[[0, 10]], acts=[[0, 100]]),
-            footer(1, 1, covered=[[10, 20]], acts=[[100, 200]]),
-            footer(1, 2, covered=[[30, 40]], acts=[[300, 400]]),
+            footer(1, 1, number=1, previous=[1, 0], covered=[[10, 20]], acts=[[100, 200]]),
+            footer(1, 2, previous=[1, 1], covered=[[30, 40]], acts=[[300, 400]], closed=True),
             footer(2, 1, covered=[[5, 25]], acts=[[0, 150]], closed=True),
-            footer(2, 2, covered=[[35, 50]], acts=[[500, 600]]),
+            footer(2, 2, previous=[1, 0], covered=[[35, 50]], acts=[[500, 600]]),
         ]
     )
     assert (facts.start, facts.end) == (0, 50)
     gaps = {(gap.node, gap.start, gap.end) for gap in facts.gaps}
     assert gaps == {(0, 25, 30), (1, 200, 300)}
+
+
+WHOLE = [
+    footer(1, 1, acts=[[0, 100]], members=[[1, 1, 1], [2, 1, 1], [3, 0, 0]]),
+    footer(1, 1, acts=[[100, 200]], number=1, previous=[1, 0], closed=True),
+    footer(1, 2, acts=[[250, 300]], previous=[1, 1], closed=True),
+    footer(2, 1, acts=[[0, 300]], closed=True),
+]
+
+
+def gaps_of(*footers: dict[str, Any]) -> list[tuple[int, int, int]]:
+    (facts,) = queue_facts(footers)
+    return sorted((gap.node, gap.start, gap.end) for gap in facts.gaps)
+
+
+def test_every_file_that_is_missing_leaves_a_gap() -> None:
+    """Files name the one before them, and the nodes that have replicas."""
+    first, second, third, other = WHOLE
+    assert gaps_of(*WHOLE) == []
+    assert gaps_of(second, third, other) == [(1, 0, 100)]
+    assert (1, 100, 250) in gaps_of(first, third, other)
+    assert gaps_of(first, second, third) == [(2, 0, 300)]
+    assert gaps_of(second, {**other, "members": []}) != []
+
+
+def test_a_life_that_others_know_and_an_end_out_of_order_are_gaps() -> None:
+    first, second, third, other = WHOLE
+    told = {**other, "members": [[1, 2, 1], [2, 1, 1]]}
+    assert gaps_of(first, second, third, told) == []
+    assert gaps_of(first, second, told) == [(1, 200, 300)]
+    open_end = {**second, "closed": False}
+    assert gaps_of(first, open_end, other) == [(1, 200, 300)]
+    assert gaps_of(*({**each, "members": []} for each in WHOLE)) == [(0, 0, 0)]
+
+
+def test_rows_that_a_file_counts_and_lacks_are_missing() -> None:
+    (facts,) = queue_facts([footer(1, 1, rows=10, found=7)])
+    assert facts.missing == {"rows": 3}
 
 
 def test_the_last_complete_picture_that_is_reached_counts() -> None:

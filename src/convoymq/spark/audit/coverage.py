@@ -1,5 +1,8 @@
 """Which files prove what: every entry is taken from one node whose rows of it are complete.
 
+Every node that the trace names as a replica, or in whose name something was decided, must have
+recorded too, in all its lives and up to the end: what is not there is a gap.
+
 Pure: no Spark, no files. Ranges are (start, end]: start is excluded, as in COVERED marks.
 """
 
@@ -28,6 +31,7 @@ class Gap(NamedTuple):
     """0: the decided rows of these entries are nowhere; else the acts of this node."""
     start: int
     end: int
+    why: str = "no file has them"
 
 
 @dataclass(slots=True)
@@ -48,6 +52,12 @@ class QueueFacts:
     picture: dict[str, int] | None = None
     """The last complete one that the primary ranges reach."""
     lost: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
+    """Rows that files or their marks count and that are not there, by kind."""
+    nodes: set[int] = field(default_factory=set)
+    """Whose files are there."""
+    ends_us: dict[int, int] = field(default_factory=dict)
+    """By node: until when its acts are there."""
 
     @property
     def start(self) -> int:
@@ -67,6 +77,7 @@ def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
     """
     found: dict[int, QueueFacts] = {}
     acts: dict[tuple[int, int], list[tuple[int, int, bool]]] = defaultdict(list)
+    files: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for footer in footers:
         group = int(footer["group"])
         facts = found.get(group)
@@ -80,7 +91,12 @@ def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
                 "another: audit the traces of one cluster at a time"
             )
         node, incarnation = int(footer["node"]), int(footer["incarnation"])
+        files[group].append(footer)
+        facts.nodes.add(node)
         facts.lost += int(footer["lost"])
+        gone = int(footer["rows"]) - int(footer.get("found", footer["rows"]))
+        if gone > 0:
+            facts.missing["rows"] = facts.missing.get("rows", 0) + gone
         facts.ranges += [Range(node, incarnation, *each) for each in footer["covered"]]
         facts.pictures += [
             {**each, "node": node, "incarnation": incarnation} for each in footer["pictures"]
@@ -110,7 +126,54 @@ def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
                 found[group].gaps.append(Gap(group, node, reached, start))
             reached = max(reached, end)
             in_order = closed
+        found[group].ends_us[node] = reached
+    for group, facts in found.items():
+        facts.gaps += _chain_gaps(facts, files[group])
+        facts.gaps += _member_gaps(facts, files[group])
     return [found[group] for group in sorted(found)]
+
+
+def _chain_gaps(facts: QueueFacts, footers: Iterable[Mapping[str, Any]]) -> Iterable[Gap]:
+    """Files that are not there: each names the one before it."""
+    chains: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for footer in footers:
+        chains[int(footer["node"])].append(footer)
+    for node, chain in sorted(chains.items()):
+        chain.sort(key=lambda footer: (footer["incarnation"], footer["number"]))
+        before: list[int] | None = None
+        reached = 0
+        for footer in chain:
+            spans = footer["acts"]
+            start = spans[0][0] if spans else reached
+            first = before is None and footer["number"] > 0
+            if first or footer["previous"] != before:
+                yield Gap(facts.group, node, reached, start, "files before are missing")
+            before = [footer["incarnation"], footer["number"]]
+            reached = spans[-1][1] if spans else reached
+
+
+def _member_gaps(facts: QueueFacts, footers: list[Mapping[str, Any]]) -> Iterable[Gap]:
+    """Nodes, lives of nodes, and ends of what they recorded, that are not there."""
+    last_us = max(facts.ends_us.values(), default=0)
+    lives = {(int(footer["node"]), int(footer["incarnation"])) for footer in footers}
+    members = {tuple(member) for footer in footers for member in footer["members"]}
+    if not members:
+        yield Gap(facts.group, 0, 0, 0, "no file says which nodes have replicas")
+    replicas = {node for node, _, replica in members if replica}
+    for node in sorted(replicas - facts.nodes):
+        yield Gap(facts.group, node, 0, last_us, "a replica, and no file of it is there")
+    for node, incarnation, replica in sorted(members):
+        known = node in facts.nodes and replica and incarnation
+        if known and (node, incarnation) not in lives:
+            reached = facts.ends_us.get(node, 0)
+            why = f"no file of its incarnation {incarnation} is there"
+            yield Gap(facts.group, node, reached, last_us, why)
+    closed = {}
+    for footer in sorted(footers, key=lambda each: (each["incarnation"], each["number"])):
+        closed[int(footer["node"])] = bool(footer["closed"])
+    for node, reached in sorted(facts.ends_us.items()):
+        if reached < last_us and not closed[node]:
+            yield Gap(facts.group, node, reached, last_us, "it did not end its trace in order")
 
 
 def _joined(ranges: list[Range]) -> list[Range]:

@@ -7,10 +7,12 @@ All sweeps return one small table (`SCHEMA`): counts, not rows, whatever the siz
 | violation | invariant, rows             | –                                    | messages |
 | unproved  | invariant, rows             | –                                    | messages |
 | fate      | fate, reason, in a picture? | –                                    | messages |
-| entered   | –                           | –                                    | messages |
+| entered   | in the last picture's time? | –                                    | messages |
 | confirmed | –                           | –                                    | messages |
 | latency   | hour, metric, bucket        | –                                    | messages |
 | share     | hour, session, consumer     | –                                    | messages |
+| client    | kind of row, node           | –                                    | messages |
+| missing   | kind of count, –            | –                                    | rows     |
 | edge      | kind of edge, key (2), part | ends (4), spans of both, first order | –        |
 
 `text` of a violation is a JSON list of a few examples.

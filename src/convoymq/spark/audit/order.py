@@ -42,6 +42,8 @@ EDGE_INVARIANTS = {
     EDGE_IDS: Invariant.DELIVERY_NUMBERS,
     EDGE_PLACE: Invariant.FIRST_DELIVERY_ORDER,
 }
+NODE_SHIFT = 56
+"""A session's number begins with its node's."""
 CAME = -1
 """Begin of a consumer's ids: it came in this part. End: it left."""
 
@@ -122,7 +124,8 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
     published = columns["kind"] == words.PUBLISHED
     entered = _picked(columns, published & (columns["reason"] == 0))
     first = entered["first_id"]
-    findings.counts("entered", entered["group"], [], entered["count"])
+    by_picture = entered["order"] >> ORDINAL_BITS <= scope.picture(entered["group"])
+    findings.counts("entered", entered["group"], [by_picture.astype(np.int64)], entered["count"])
     _chain(
         entered, scope, findings, EDGE_NUMBER, own, (first,), (first + entered["count"],),
         np.not_equal,
@@ -149,6 +152,13 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
         mine, scope, findings, EDGE_IDS, consumer, (begin,), (end,),
         lambda begin, end: (begin != end) & (begin != CAME),
     )  # fmt: skip
+
+    # Whose clients published, and were given messages: these nodes have something to show.
+    named = (published & (columns["session"] != 0)) | (delivered & ~by_stage)
+    session = columns["session"][named].astype(np.uint64)
+    node = (session >> np.uint64(NODE_SHIFT)).astype(np.int64)
+    known = [columns["kind"][named], node]
+    findings.counts("client", columns["group"][named], known, columns["count"][named])
 
     fresh = _sorted(_picked(columns, delivered & (columns["counts"] >> 32 == 0)), consumer)
     place = (fresh["position_index"], (fresh["command"] << 30) + fresh["first"])
@@ -282,9 +292,18 @@ def follow_confirms(columns: Columns, scope: Scope, findings: Findings) -> None:
     findings.counts("confirmed", group[closes], [], counts)
 
 
+def _last_of(columns: Columns, mask: Array, values: Array) -> Array:
+    """The highest value of the rows that `mask` picks, in the part of each row; -1 = none."""
+    fresh = changes(columns, SENT_KEYS)
+    starts = np.flatnonzero(fresh)
+    found: Array = np.maximum.reduceat(np.where(mask, values, -1), starts)[np.cumsum(fresh) - 1]
+    return found
+
+
 class SentSweep:
-    """For `mapInArrow`: what was decided for a consumer and what a node sent it, by message id. Of
-    a stream, whose messages go to many consumers (`shared`): what is in it, and what was sent."""
+    """For `mapInArrow`: what was decided for a consumer and what a node sent it, by message id; a
+    row of kind OWNER stands at the last id that a consumer could get before it was gone. Of a
+    stream, whose messages go to many consumers (`shared`): what is in it, and what was sent."""
 
     def __init__(self, *, shared: bool = False) -> None:
         self.shared = shared
@@ -299,6 +318,13 @@ class SentSweep:
 
 def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
     """Checks whole parts of consumers, in any order within a part."""
+    gone = columns["kind"] == words.OWNER
+    gone_at = _last_of(columns, gone, columns["first_id"])
+    sent_at = _last_of(columns, columns["kind"] == words.SENT, columns["first_id"])
+    columns = {**columns, "gone_at": gone_at, "sent_at": sent_at}
+    columns = _picked(columns, ~gone)
+    if not len(columns["kind"]):
+        return
     fresh = changes(columns, SENT_KEYS)
     base = np.cumsum(fresh) << 40
     low = columns["first_id"] - np.minimum.reduceat(
@@ -356,6 +382,19 @@ def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
     findings.violation(*args, is_sent & ((again & (not shared)) | early | (has & differs)), example)
     findings.violation(*args, lonely & whole, example)
     findings.violation(*args, lonely & ~whole, example, what="unproved")
+    if not shared:
+        # A decided stretch without a row of the node. Ids are sent in their order: with a later one
+        # sent, this one was left out. Without, it may have been on its way when the trace ended,
+        # and when the consumer was gone it went back.
+        last = np.append(starts[1:], len(atom)) - 1
+        unsent = np.zeros(len(atom), bool)
+        unsent[starts] = ~is_sent[starts] & ~is_sent[last]
+        at_id = columns["first_id"][row] + skip
+        left_out = unsent & (columns["sent_at"][row] > at_id)
+        excused = unsent & (columns["gone_at"][row] >= at_id)
+        findings.violation(*args, left_out & ~excused & whole, example)
+        unknown = unsent & ~excused & ~(left_out & whole)
+        findings.violation(*args, unknown, example, what="unproved")
     sent = is_sent & has
     took = (time - columns["time_us"][source])[sent]
     hour = columns["time_us"][source][sent] // HOUR_US

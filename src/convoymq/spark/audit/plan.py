@@ -134,7 +134,9 @@ def read_footers(
     footers = []
     for file in files:
         try:
-            footers.append(segments.read_metadata(file))
+            footer = segments.read_metadata(file)
+            # Written before these were recorded: then they are not known, and nothing is proved.
+            footers.append({"members": [], "marked": {}, "previous": None, **footer})
         except OSError as error:
             raise Misuse(str(error)) from None
     return [str(file) for file in files], footers
@@ -153,6 +155,7 @@ class _Job:
         from pyspark.sql import functions as F  # noqa: N812
 
         self.spark = spark
+        self.footers = footers
         self.facts = facts
         self.f = F
         rows = sum(int(footer["rows"]) for footer in footers)
@@ -194,6 +197,8 @@ class _Job:
         yield self._summed(self.confirms()).collect()
         tell("sent")
         yield self._summed(self.sent()).collect()
+        tell("rows")
+        yield self.missing()
 
     # --- parts of the plan ---------------------------------------------------------------
 
@@ -385,6 +390,51 @@ class _Job:
             )
         return known
 
+    def _is_told(self) -> Column:
+        """1 for decided rows of clients whose node has told of all that it did."""
+        F = self.f  # noqa: N806
+        node = F.shiftrightunsigned("session", order.NODE_SHIFT)
+        known: Column = F.lit(0)
+        for each in self.facts:
+            broken = {gap.node for gap in each.gaps}
+            told = sorted(each.nodes - broken)
+            if told and not each.lost:
+                mine = (F.col("group") == each.group) & node.isin(told)
+                known = F.when(mine, 1).otherwise(known)
+        return known
+
+    def missing(self) -> list[Any]:
+        """Rows that the marks of a node's life count, and that are not there."""
+        F = self.f  # noqa: N806
+        mark = F.col("kind") == words.COVERED
+        kinds = {"confirmed": F.col("kind") == words.CONFIRMED, "sent": F.col("kind") == words.SENT}
+        counted = [
+            F.sum(F.when(mark, F.col(column)).otherwise(0)).alias(f"m_{name}")
+            for name, column in words.MARK_COLUMNS.items()
+        ]
+        found = [
+            F.sum(F.when(kinds.get(name, ~mark), 1).otherwise(0)).alias(f"f_{name}")
+            for name in words.MARK_COLUMNS
+        ]
+        counted.append(F.lit(0).alias("m_marks"))
+        found.append(F.sum(F.when(mark, 1).otherwise(0)).alias("f_marks"))
+        lives = self.raw.groupBy("group", "node", "incarnation").agg(*counted, *found).collect()
+        told: dict[tuple[int, int, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        for footer in self.footers:
+            life = (footer["group"], footer["node"], footer["incarnation"])
+            for name, count in footer["marked"].items():
+                told[life][name] += count
+        seen = {(row["group"], row["node"], row["incarnation"]): row for row in lives}
+        made = []
+        for life, counts in told.items():
+            row = seen.get(life)
+            for k, name in enumerate((*words.MARK_COLUMNS, "marks"), 1):
+                marked = max(counts[name], 0 if row is None else row[f"m_{name}"])
+                n = marked - (0 if row is None else row[f"f_{name}"])
+                if n > 0:
+                    made.append({"what": "missing", "group": life[0], "k1": k, "n": n})
+        return [_Found(row) for row in made]
+
     def confirms(self) -> DataFrame:
         """Confirms against publishes."""
         F = self.f  # noqa: N806
@@ -421,12 +471,20 @@ class _Job:
         sent = self.raw.where(F.col("kind") == words.SENT).withColumns(
             {**self._packed(F.lit(0)), "whole": self._is_whole()}
         )
-        decided = self.decided.withColumn("whole", F.lit(1))
+        decided = self.decided.withColumn("whole", self._is_told())
         queue = F.col("group").isin(self._groups(streams=False))
         delivered = decided.where(
             (F.col("kind") == words.DELIVERED) & (F.col("flags").bitwiseAND(words.BY_STAGE) == 0)
         )
-        found = self._sent(delivered.where(queue), sent.where(queue), shared=False)
+        # At the last id that it could get: see `order.SentSweep`.
+        gone = decided.where(
+            (F.col("kind") == words.OWNER)
+            & (F.col("flags").bitwiseAND(words.GONE) != 0)
+            & (F.col("flags").bitwiseAND(words.BY_STAGE) == 0)
+            & (F.col("first_id") > 0)
+        ).withColumns({"first_id": F.col("first_id") - 1, "count": F.lit(1).cast("bigint")})
+        told = delivered.unionByName(gone)
+        found = self._sent(told.where(queue), sent.where(queue), shared=False)
         if not self._groups(streams=True):
             return found
         stream = F.col("group").isin(self._groups(streams=True))
@@ -601,6 +659,14 @@ def _suspects(
             if len(inside) > 1 and not (equal and len(whole) == len(inside)):
                 suspects.append((each.group, part))
     return suspects
+
+
+class _Found(dict[str, Any]):
+    """A finding that was not made by Spark."""
+
+    def asDict(self) -> dict[str, Any]:  # noqa: N802
+        """As Spark's rows do it."""
+        return self
 
 
 class _Settings:

@@ -80,7 +80,7 @@ def tables(report: AuditReport) -> RenderableType:
             f"{queue.published:,}",
             f"{queue.confirmed:,}",
             ", ".join(f"{n:,} {name}" for name, n in queue.fates.items()) or "–",
-            str(len(facts.gaps)),
+            str(len(facts.gaps) + len(facts.missing)),
         )
     parts.append(queues)
     seconds = max(report.duration_s, 1e-9)
@@ -146,13 +146,17 @@ def _queue(queue: QueueReport) -> str:
     fates = [_row(("what became of them", "messages"), "th")]
     fates += [_row((html.escape(name), f"{n:,}")) for name, n in queue.fates.items()]
     lines.append(f"<table>{''.join(fates)}</table>")
-    if facts.gaps or facts.lost:
+    if facts.gaps or facts.lost or facts.missing:
         told = [
             f"entries {gap.start + 1:,} to {gap.end:,}"
+            if gap.end and not gap.node
+            else gap.why
             if not gap.node
-            else f"acts of node {gap.node} between {_time(gap.start)} and {_time(gap.end)}"
+            else f"acts of node {gap.node} between {_time(gap.start)} and {_time(gap.end)} "
+            f"({gap.why})"
             for gap in facts.gaps
         ]
+        told += [f"{n:,} {name} are missing in the files" for name, n in facts.missing.items()]
         if facts.lost:
             told.append(f"{facts.lost:,} rows were dropped by overloaded nodes")
         lines.append(f"<p class='unsure'>Not proved: {html.escape('; '.join(told))}.</p>")

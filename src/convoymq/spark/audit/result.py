@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from convoymq.model import trace as words
-from convoymq.spark.audit.coverage import QueueFacts
+from convoymq.spark.audit.coverage import Gap, QueueFacts
 from convoymq.spark.audit.findings import (
     FATE_DROPPED,
     FATE_HELD,
@@ -85,13 +85,29 @@ class QueueReport:
     fates: dict[str, int] = field(default_factory=dict)
     violations: dict[str, int] = field(default_factory=dict)
     """Rows that break an invariant, by its name."""
+    unproved: dict[str, int] = field(default_factory=dict)
+    """Messages about which the trace can't tell, by the invariant's name."""
     published: int = 0
     """Messages that entered while it was traced."""
+    entered_by_picture: int = 0
+    """Of these, what entered up to the last complete picture."""
     confirmed: int = 0
     unpictured: int = 0
     """Messages that are queued by the log, decided after the last complete picture."""
     latencies: list[Latency] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
+
+    @property
+    def proved(self) -> bool:
+        """No violation, and nothing that the trace could not tell."""
+        facts = self.facts
+        left_out = facts.gaps or facts.lost or facts.missing or facts.start
+        return not (self.violations or self.unproved or left_out)
+
+    def doubt(self, invariant: Invariant, messages: int) -> None:
+        """Counts what is not proved of this queue."""
+        name = invariant.name.lower()
+        self.unproved[name] = self.unproved.get(name, 0) + messages
 
     def blame(self, invariant: Invariant, rows: int) -> None:
         """Counts violations of this queue."""
@@ -117,9 +133,7 @@ class AuditReport:
     @property
     def proved(self) -> bool:
         """No violation, and nothing that the trace could not tell."""
-        unproved = sum(verdict.unproved for verdict in self.verdicts)
-        gaps = any(queue.facts.gaps or queue.facts.lost for queue in self.queues)
-        return not self.violations and not unproved and not gaps
+        return all(queue.proved for queue in self.queues)
 
     @property
     def exit_code(self) -> int:
@@ -164,17 +178,21 @@ def _queue_dict(queue: QueueReport) -> dict[str, Any]:
         "entries": [facts.start, facts.end],
         "published": queue.published,
         "confirmed": queue.confirmed,
+        "proved": queue.proved,
         "violations": queue.violations,
+        "unproved": queue.unproved,
         "fates": queue.fates,
         "queued_after_last_picture": queue.unpictured,
         "picture": facts.picture["index"] if facts.picture else None,
         "gaps": [
             {"entries": [gap.start, gap.end]}
             if not gap.node
-            else {"node": gap.node, "acts_us": [gap.start, gap.end]}
+            else {"node": gap.node, "acts_us": [gap.start, gap.end], "why": gap.why}
             for gap in facts.gaps
         ],
+        "nodes": sorted(facts.nodes),
         "rows_lost": facts.lost,
+        "rows_missing": facts.missing,
         "latencies_ms": [
             {
                 "hour": each.hour,
@@ -207,6 +225,7 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> Au
     shares: dict[tuple[int, int], dict[tuple[int, int], int]] = defaultdict(
         lambda: defaultdict(int)
     )
+    clients: dict[tuple[int, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for row in rows:
         queue = queues[row["group"]]
         n = row["n"]
@@ -217,6 +236,7 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> Au
                 queue.blame(verdict.invariant, row["k2"])
             case "unproved":
                 verdicts[Invariant(row["k1"])].unproved += n
+                queue.doubt(Invariant(row["k1"]), n)
             case "fate":
                 name = FATE_NAMES[row["k1"]]
                 if row["k1"] == FATE_DROPPED:
@@ -226,12 +246,20 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> Au
                     queue.unpictured += n
             case "entered":
                 queue.published += n
+                queue.entered_by_picture += n * row["k1"]
+            case "missing":
+                name = ("rows", *words.MARK_COLUMNS, "marks")[row["k1"]]
+                queue.facts.missing[name] = queue.facts.missing.get(name, 0) + n
+            case "client":
+                clients[row["group"], row["k2"]][row["k1"]] += n
             case "confirmed":
                 queue.confirmed += n
             case "latency":
                 buckets[row["group"], row["k1"], row["k2"]][row["k3"]] += n
             case "share":
                 shares[row["group"], row["k1"]][row["k2"], row["k3"]] += n
+    for (group, node), counted in sorted(clients.items()):
+        _check_client(queues[group], node, counted, verdicts)
     for (group, hour, metric), counted in sorted(buckets.items()):
         queues[group].latencies.append(_latency(hour, METRICS[metric], counted))
     for (group, hour), each in sorted(shares.items()):
@@ -243,8 +271,36 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> Au
     )
 
 
+def _check_client(
+    queue: QueueReport, node: int, counted: Mapping[int, int], verdicts: Mapping[Invariant, Verdict]
+) -> None:
+    """What was decided in the name of a node's clients is not proved without that node's acts."""
+    facts = queue.facts
+    if node in facts.nodes:
+        return
+    if not any(gap.node == node for gap in facts.gaps):
+        facts.gaps.append(
+            Gap(facts.group, node, 0, 0, "it had clients, and no file of it is there")
+        )
+    for invariant, kind in (
+        (Invariant.CONFIRMED_IS_PUBLISHED, words.PUBLISHED),
+        (Invariant.SENT_AS_DECIDED, words.DELIVERED),
+    ):
+        if kind in counted:
+            verdicts[invariant].unproved += counted[kind]
+            queue.doubt(invariant, counted[kind])
+
+
 def _check_totals(queue: QueueReport, verdict: Verdict) -> None:
     facts = queue.facts
+    # From the first entry to the picture without a gap: then the log has what the queue counted.
+    whole = not facts.start and not any(gap.node == 0 for gap in facts.gaps)
+    if facts.type == "quorum" and facts.picture is not None and whole:
+        off = facts.picture["published"] - queue.entered_by_picture
+        if off:
+            example = {**facts.picture, "entered_by_the_log": queue.entered_by_picture}
+            verdict.add(facts, 1, abs(off), [example])
+            queue.blame(Invariant.TOTALS, 1)
     for picture in facts.pictures:
         if facts.type != "quorum":
             continue
