@@ -214,7 +214,7 @@ class Net:
     def join(self, node: int) -> None:
         self.cut.discard(node)
         for other in self.hosts:
-            if other != node:
+            if other != node and other not in self.cut:
                 mine, others = self.hosts[node].incarnation, self.hosts[other].incarnation
                 self.hosts[other].on_link_up(node, mine, self.supports(node))
                 self.hosts[node].on_link_up(other, others, self.supports(other))
