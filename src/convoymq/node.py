@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from convoymq import __version__
+from convoymq import __version__, logs
 from convoymq.admin_socket import AdminSocket, Progress
 from convoymq.cluster import supported
 from convoymq.cluster.async_metadata import AsyncMetadataStore
@@ -175,8 +175,9 @@ class _LateSink:
 class Node:
     """One node. `await run()` starts it, serves until `stop()` or a signal, and closes it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, output: logs.LogOutput | None = None) -> None:
         self.config = config
+        self._output = output or logs.LogOutput()
         self.id = config.node.id
         self.log = structlog.get_logger().bind(node=self.id)
         self.started_ms = 0
@@ -279,9 +280,23 @@ class Node:
             os._exit(EXIT_FAULT)
 
     def _watch_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        actions = {
+            signal.SIGTERM: self._stop.set,
+            signal.SIGINT: self._stop.set,
+            signal.SIGHUP: self._reopen_log,
+        }
+        for number, action in actions.items():
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-                self._loop.add_signal_handler(number, self._stop.set)
+                self._loop.add_signal_handler(number, action)
+
+    def _reopen_log(self) -> None:
+        """The log file was moved away: goes on in a new one under its name."""
+        try:
+            self._output.reopen()
+        except OSError as error:
+            self.log.error("log.not_reopened", file=self._output.path, reason=str(error))
+            return
+        self.log.info("log.reopened", file=self._output.path)
 
     def _open_storage(self) -> None:
         raft = self.config.raft
@@ -952,37 +967,21 @@ def client_tls(config: Config) -> ssl.SSLContext:
 # -- the process ------------------------------------------------------------------------------
 
 
-def set_up_logging(config: Config) -> None:
-    """Configures structlog: JSON lines, or plain text in a terminal."""
-    levels = {"debug": 10, "info": 20, "warning": 30, "error": 40, "none": 100}
-    stream = open(config.log.file, "a", buffering=1) if config.log.file else sys.stderr  # noqa: SIM115
-    plain = config.log.format in ("plain", "plaintext")
-    if config.log.format == "auto":
-        plain = stream.isatty()
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty())
-        if plain
-        else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(levels[config.log.level]),
-        logger_factory=structlog.PrintLoggerFactory(stream),
-        cache_logger_on_first_use=True,
-    )
+UMASK = 0o027
 
 
 def run(config: Config) -> int:
     """Runs a node in this process until it is told to stop; returns the exit code."""
-    set_up_logging(config)
+    try:
+        output = logs.set_up(config.log)
+    except OSError as error:
+        print(f"convoy node: log.file: {error}", file=sys.stderr)
+        return 1
+    # What a node writes holds messages and secrets: nothing of it is for everybody.
+    os.umask(os.umask(UMASK) | UMASK)
     tune_malloc()
     log = structlog.get_logger().bind(node=config.node.id)
-    node = Node(config)
+    node = Node(config, output)
     try:
         if config.node.loop == "uvloop":
             import uvloop

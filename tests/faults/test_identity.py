@@ -305,6 +305,7 @@ def lone(tmp_path: Path, number: int, *also: int) -> LocalCluster:
     """A cluster of one node with that number; `also`: further nodes in its list of peers."""
     secret = tmp_path / "secret"
     secret.write_text("the same for all")
+    secret.chmod(0o600)
     base = BASE_PORT + 10 * number
     peers = [f"{n}@127.0.0.1:{BASE_PORT + 10 * n + 20_000}" for n in (number, *also)]
     settings = {

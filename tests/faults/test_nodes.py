@@ -14,6 +14,7 @@ import pika.exceptions
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from convoymq.model.errors import Unavailable
 
 pytestmark = pytest.mark.cluster
 
@@ -109,3 +110,41 @@ def test_a_node_without_its_data_is_taken_back(cluster: LocalCluster) -> None:
     cluster.start_node(3)
     cluster.wait_ready(DEADLINE_S)
     assert consume(cluster, 3, 20) == list(range(20))
+
+
+def test_sighup_goes_on_in_a_new_log_file(tmp_path: Path) -> None:
+    path = tmp_path / "node.log"
+    with LocalCluster(tmp_path / "c", 1, BASE_PORT, {"log.file": str(path)}) as cluster:
+        cluster.wait_ready(DEADLINE_S)
+        moved = path.rename(tmp_path / "node.log.1")
+        cluster.kill(1, signal.SIGHUP)
+        until(lambda: path.exists() and "log.reopened" in path.read_text(), "nothing is reopened")
+        assert "node.ready" in moved.read_text()
+        # A directory cannot be opened as a file: the node says so and goes on in the old one.
+        again = path.rename(tmp_path / "node.log.2")
+        path.mkdir()
+        cluster.kill(1, signal.SIGHUP)
+        until(lambda: "log.not_reopened" in again.read_text(), "nothing is said")
+        publish(cluster, 1, 0, 3)
+        assert consume(cluster, 1, 3) == [0, 1, 2]
+    assert "node.stopped" in again.read_text()
+
+
+def test_what_a_node_writes_is_not_for_everybody(cluster: LocalCluster) -> None:
+    publish(cluster, 1, 0, 3)
+    for node in cluster.nodes:
+        data = cluster.data / f"node-{node.number}" / "data"
+        assert data.stat().st_mode & 0o077 == 0
+        assert [path for path in data.rglob("*") if path.stat().st_mode & 0o007] == []
+
+
+def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x" * 32)
+    secret.chmod(0o644)
+    settings = {"cluster.secret_file": str(secret)}
+    with (
+        LocalCluster(tmp_path / "c", 1, BASE_PORT, settings) as cluster,
+        pytest.raises(Unavailable, match=r"others may read .* \(mode 0644\)"),
+    ):
+        cluster.wait_ready(DEADLINE_S)

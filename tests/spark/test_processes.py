@@ -232,6 +232,27 @@ def worker_of(executor: psutil.Process) -> list[str]:
     return parent.cmdline() if parent is not None else []
 
 
+def link_tools(sources: list[Path], target: Path) -> None:
+    """Makes a directory with links to all programs but Java's. Some systems keep links to
+    directories among their programs (/usr/bin/X11 leads to /usr/bin itself)."""
+    target.mkdir()
+    for tool in (tool for source in sources for tool in source.iterdir()):
+        link = target / tool.name
+        if not tool.name.startswith("java") and tool.is_file() and not link.is_symlink():
+            link.symlink_to(tool)
+
+
+def test_programs_are_linked_also_beside_a_link_to_their_own_directory(tmp_path: Path) -> None:
+    programs = tmp_path / "usr"
+    programs.mkdir()
+    (programs / "sh").write_text("")
+    (programs / "java").write_text("")
+    (programs / "X11").symlink_to(".")
+    (programs / "gone").symlink_to("nowhere")
+    link_tools([programs, programs], tmp_path / "bin")
+    assert [found.name for found in (tmp_path / "bin").iterdir()] == ["sh"]
+
+
 def test_a_machine_without_java_uses_the_one_from_the_package_index(
     spark: SparkSession, nodes: Broker, programs: Programs
 ) -> None:
@@ -239,11 +260,7 @@ def test_a_machine_without_java_uses_the_one_from_the_package_index(
     stream = nodes.declare("stream")
     nodes.publish(stream, numbered(0, 100))
     tools = programs.path / "bin"
-    tools.mkdir()
-    for directory in ("/bin", "/usr/bin"):
-        for tool in Path(directory).iterdir():
-            if not tool.name.startswith("java") and not (tools / tool.name).exists():
-                (tools / tool.name).symlink_to(tool)
+    link_tools([Path("/bin"), Path("/usr/bin")], tools)
     programs.environment["PATH"] = str(tools)
     programs.environment.pop("JAVA_HOME", None)
     programs.environment["XDG_CACHE_HOME"] = str(programs.path / "cache")

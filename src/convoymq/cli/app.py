@@ -99,6 +99,9 @@ def up(
             print_json({"ready_after_s": round(took, 3), "nodes": status_rows(cluster.nodes)})
             sys.stdout.flush()
         _watch(cluster, stopping, took, live=format_ is Format.TABLE)
+        if not stopping:
+            print("convoy: all nodes have ended", file=sys.stderr)
+            code = 1
     except BrokerError as error:
         print(f"convoy: {error.text}", file=sys.stderr)
         code = 1
@@ -108,14 +111,15 @@ def up(
 
 
 def _watch(cluster: LocalCluster, stopping: list[int], took: float, live: bool) -> None:
-    """Shows the table until told to stop; without a terminal, a line for every change."""
+    """Shows the table until told to stop or until no node is left; without a terminal, a line for
+    every change."""
     from rich.console import Console
 
     console = Console()
     if not live or not console.is_terminal:
         if live:
             show(_status_table(status_rows(cluster.nodes), f"ready after {took:.2f} s"))
-        while not stopping:
+        while not stopping and cluster.pids():
             time.sleep(0.1)
             for number in cluster.poll():
                 print(f"node {number} ended: {cluster.last_words(number)}", file=sys.stderr)
@@ -125,7 +129,7 @@ def _watch(cluster: LocalCluster, stopping: list[int], took: float, live: bool) 
     sampler = Sampler()
     title = f"ready after {took:.2f} s · Ctrl-C stops all"
     with Live(console=console, auto_refresh=False) as view:
-        while not stopping:
+        while not stopping and cluster.pids():
             cluster.poll()
             rows = status_rows(cluster.nodes, sampler)
             view.update(_status_table(rows, title), refresh=True)

@@ -45,6 +45,15 @@ class LocalNode:
     link_port: int
     pid: int | None = None
 
+    def ports(self) -> dict[str, int]:
+        """The ports that it listens on, by what for."""
+        return {
+            "AMQP": self.amqp_port,
+            "HTTP": self.http_port,
+            "metrics": self.metrics_port,
+            "cluster": self.link_port,
+        }
+
     @property
     def uri(self) -> str:
         """Where clients connect."""
@@ -116,7 +125,7 @@ class LocalCluster:
 
     def start(self) -> None:
         """Starts all nodes; does not wait. Raises Misuse when the directory is in use."""
-        self.data.mkdir(parents=True, exist_ok=True)
+        self.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(self.data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,9 +133,14 @@ class LocalCluster:
             os.close(self._lock)
             self._lock = None
             raise Misuse(f"a cluster already runs in {self.data}") from None
-        busy = [n.amqp_port for n in self.nodes if not _is_free(n.amqp_port)]
-        if busy:
-            raise Misuse(f"port {busy[0]} is in use; choose another --base-port")
+        for node in self.nodes:
+            for use, port in node.ports().items():
+                if not _is_free(port):
+                    self._unlock()
+                    raise Misuse(
+                        f"port {port} ({use} of node {node.number}) is in use; "
+                        "choose another --base-port"
+                    )
         for node in self.nodes:
             self._write_config(node)
         for node in self.nodes:
@@ -167,6 +181,10 @@ class LocalCluster:
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 (self.data / STATE_FILE).unlink()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
@@ -190,7 +208,7 @@ class LocalCluster:
         deadline = time.monotonic() + timeout
         waiting = [node for node in self.nodes if node.pid is not None]
         while waiting:
-            waiting = [node for node in waiting if not _answers(node.amqp_port)]
+            waiting = [node for node in waiting if not self._is_ready(node)]
             ended = self.poll()
             if ended:
                 raise Unavailable(f"node {ended[0]} ended: {self.last_words(ended[0])}")
@@ -200,6 +218,24 @@ class LocalCluster:
                 number = waiting[0].number
                 raise Unavailable(f"node {number} is not ready: {self.last_words(number)}")
             time.sleep(POLL_S)
+
+    def _is_ready(self, node: LocalNode) -> bool:
+        """Whether the node itself answers, not somebody else who was quicker to take its port."""
+        if not _answers(node.amqp_port):
+            return False
+        hides = self.settings.get("log.level", "info") not in ("debug", "info")
+        if hides or "log.file" in self.settings:
+            return True
+        return b"node.ready" in self._logged(node.number)
+
+    def _logged(self, number: int) -> bytes:
+        """What a node has logged since it was started."""
+        try:
+            with open(self.log_file(number), "rb") as log:
+                log.seek(self._log_begins.get(number, 0))
+                return log.read()
+        except OSError:
+            return b""
 
     def last_words(self, number: int) -> str:
         """The end of a node's log file."""
@@ -220,13 +256,7 @@ class LocalCluster:
 
     def _waits_for(self, number: int) -> str:
         reason = ""
-        try:
-            with open(self.log_file(number), "rb") as log:
-                log.seek(self._log_begins.get(number, 0))
-                lines = log.read().splitlines()
-        except OSError:
-            return ""
-        for line in lines:
+        for line in self._logged(number).splitlines():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
                 if entry.get("event") == "cluster.waiting":
@@ -333,7 +363,7 @@ class LocalCluster:
 
     def _write_config(self, node: LocalNode) -> None:
         directory = self.data / f"node-{node.number}"
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         secret = self.data / "secret"
         if not secret.exists():
             with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

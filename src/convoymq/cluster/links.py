@@ -68,6 +68,7 @@ from convoymq.model.config import Address, ClusterConfig, parse_address
 HELLO_SIZE_MAX = 65_536
 ACCEPT_PAUSE_S = 1.0
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+SECRET_BITS_REFUSED = 0o077
 HANDSHAKE_S = 3.0
 CONNECT_S = 1.0
 BACKOFF_MIN_S = 0.02
@@ -1363,6 +1364,12 @@ def _read_secret(config: ClusterConfig) -> bytes:
         return config.secret.encode()
     try:
         with open(config.secret_file, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if mode & SECRET_BITS_REFUSED:
+                raise LinkRefused(
+                    f"cluster.secret_file: others may read {config.secret_file} (mode {mode:04o}); "
+                    "it must be for its owner alone (chmod 600)"
+                )
             return file.read(4096).strip()
     except OSError as error:
         raise LinkRefused(f"cluster.secret_file: {error}") from None

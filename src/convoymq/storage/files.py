@@ -91,7 +91,7 @@ class RealDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _at(self, path: str) -> str:
         return str(self.path / path) if path else str(self.path)

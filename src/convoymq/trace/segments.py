@@ -131,7 +131,7 @@ class Segment:
     def _open(self) -> None:
         pa, _, schema, _ = _arrow()
         self._number += 1
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o750)
         self._path = self.directory / f"{self.origin.name(self._number)}.journal"
         self._file = open(self._path, "xb", buffering=0)  # noqa: SIM115
         options = pa.ipc.IpcWriteOptions(compression="lz4")

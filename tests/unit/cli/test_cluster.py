@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,33 @@ def test_rates_need_two_samples_and_survive_a_restart() -> None:
 def test_metrics_are_summed_over_labels() -> None:
     text = '# HELP a b\nconvoy_x_total{node="1"} 4.0\nconvoy_x_total{node="2"} 3\nconvoy_xy 9\n'
     assert _metric(text, "convoy_x_total") == 7
+
+
+@pytest.mark.parametrize("use", ["AMQP", "HTTP", "metrics", "cluster"])
+def test_a_port_in_use_is_named_whatever_for(tmp_path: Path, use: str) -> None:
+    cluster = LocalCluster(tmp_path, 2, 53400)
+    port = cluster.nodes[1].ports()[use]
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(Misuse, match=rf"port {port} \({use} of node 2\) is in use"):
+            cluster.start()
+    assert cluster.pids() == []
+    # Nothing stays locked.
+    fcntl.flock(os.open(tmp_path / "lock", os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_somebody_else_on_its_port_does_not_make_a_node_ready(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, 1, 53400)
+    node = cluster.nodes[0]
+    cluster.log_file(1).parent.mkdir()
+    cluster.log_file(1).write_text("")
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", node.amqp_port))
+        other.listen()
+        assert not cluster._is_ready(node)
+        cluster.log_file(1).write_text('{"event": "node.ready"}\n')
+        assert cluster._is_ready(node)
+    assert not cluster._is_ready(node)

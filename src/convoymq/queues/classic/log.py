@@ -317,7 +317,7 @@ class ClassicLog:
             # What belongs to the old file is written first; the writer keeps the order.
             self.flush(self._note_failure)
         if not self.directory.is_dir():
-            self.directory.mkdir(parents=True)
+            self.directory.mkdir(parents=True, mode=0o700)
         self._active += 1
         path = self._path(self._active)
         self._descriptors[self._active] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,0 +1,85 @@
+"""Where a node's log goes: JSON lines or plain text, to a file that can be rotated."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO
+
+import structlog
+
+from convoymq.model.config import LogConfig
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "none": 100}
+FILE_MODE = 0o640
+"""Logs name users and queues: nobody reads them whom the owner's group does not hold."""
+
+
+class LogOutput:
+    """The file that log lines are appended to, or standard error.
+
+    Args:
+        path: of the file; empty for standard error.
+
+    Raises OSError when it cannot be opened.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path
+        self._stream: TextIO = self._open() if path else sys.stderr
+
+    def _open(self) -> TextIO:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return open(os.open(self.path, flags, FILE_MODE), "a", buffering=1)
+
+    def write(self, text: str) -> None:
+        """Appends text."""
+        self._stream.write(text)
+
+    def flush(self) -> None:
+        """Hands buffered text to the system."""
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        """Whether somebody reads along in a terminal."""
+        return self._stream.isatty()
+
+    def reopen(self) -> None:
+        """Goes on in a file of the same name, made anew when it was moved away (logrotate).
+
+        Standard error stays what it is. Raises OSError; then the old file stays in use.
+        """
+        if self.path:
+            former, self._stream = self._stream, self._open()
+            former.close()
+
+    def close(self) -> None:
+        """Closes the file; standard error stays open."""
+        if self.path:
+            self._stream.close()
+
+
+def set_up(config: LogConfig) -> LogOutput:
+    """Configures structlog: JSON lines, or plain text in a terminal. Raises OSError."""
+    output = LogOutput(config.file)
+    plain = config.format in ("plain", "plaintext")
+    if config.format == "auto":
+        plain = output.isatty()
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=output.isatty())
+        if plain
+        else structlog.processors.JSONRenderer()
+    )
+    stream: Any = output
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[config.level]),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )
+    return output
