@@ -3,11 +3,15 @@
 Every module is built on its own and moved into place atomically, so a module that does not compile
 leaves the others usable and a running node keeps the code it has loaded. NAME selects modules whose
 dotted name contains it; without names, all that are out of date.
+
+CONVOY_PLAIN_LEVEL sets the compiler's level for the plain modules: -Og where it is not set, which
+takes a third of the time of -O2; wheels and benchmarks use -O2 (docs/adr/0031).
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -20,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
+WORKERS = os.cpu_count() or 1
 
 #: Modules without pointers that are compiled as they are and can also run interpreted.
 PLAIN_MODULES = [
@@ -48,7 +53,9 @@ PLAIN_MODULES = [
 ]
 
 KERNEL_LEVEL = "-O2"
-PLAIN_LEVEL = os.environ.get("CONVOY_PLAIN_LEVEL", "-Og")
+PLAIN_LEVEL_DEFAULT = "-Og"
+LEVELS_FILE = "build/levels.json"
+"""The level of every module that was built."""
 
 #: Compiled hot loops outside kernels/ that may hold pointers.
 EXTRA_KERNELS: list[str] = []
@@ -70,7 +77,7 @@ def source_of(module: str) -> Path:
 
 
 def compiler_environment() -> None:
-    """Points distutils at zig where the system has no C compiler, and at ccache where there is one."""
+    """Points distutils at zig where the system has no C compiler, at ccache where there is one."""
     compilers = [name for name in ("cc", "gcc", "clang") if shutil.which(name)]
     if "CC" in os.environ:
         return
@@ -84,11 +91,17 @@ def compiler_environment() -> None:
         os.environ.setdefault("CCACHE_NOHASHDIR", "1")
 
 
+def level_of(module: str) -> str:
+    """How much the C compiler optimizes a module. Plain modules mostly call the interpreter: there
+    it takes most of a build's time and gains little."""
+    if module not in PLAIN_MODULES:
+        return KERNEL_LEVEL
+    return os.environ.get("CONVOY_PLAIN_LEVEL", PLAIN_LEVEL_DEFAULT)
+
+
 def flags_of(module: str) -> list[str]:
-    """What the C compiler is told. Plain modules mostly call the interpreter: optimizing them takes
-    most of a build's time and shows in no measurement (docs/adr/0031)."""
-    level = PLAIN_LEVEL if module in PLAIN_MODULES else KERNEL_LEVEL
-    return [level, "-g0", "-fno-strict-aliasing", "-Wno-unused-function"] + (
+    """What the C compiler is told."""
+    return [level_of(module), "-g0", "-fno-strict-aliasing", "-Wno-unused-function"] + (
         ["-fno-sanitize=undefined"] if "ziglang" in os.environ.get("CC", "") else []
     )
 
@@ -137,6 +150,16 @@ def _cythonize(cythonize, made, root: Path, *, fast: bool):
             "profile": os.environ.get("CONVOY_KERNEL_PROFILE") == "1",
         },
     )
+
+
+def largest_first(modules: list[str]) -> list[str]:
+    """Ordered by size, so that no large one is left for the end."""
+    return sorted(modules, key=lambda module: -source_of(module).stat().st_size)
+
+
+def shares(modules: list[str]) -> list[list[str]]:
+    """Parts of about the same size of a list that begins with the largest module."""
+    return [modules[k::WORKERS] for k in range(min(WORKERS, len(modules)))]
 
 
 def translate(modules: list[str]) -> str:
@@ -196,6 +219,14 @@ def build_one(module: str) -> None:
         os.replace(made, built_file(module))
 
 
+def read_levels() -> dict[str, str]:
+    """What LEVELS_FILE holds; empty without one."""
+    try:
+        return dict(json.loads((ROOT / LEVELS_FILE).read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
 def try_to_build(module: str) -> str:
     """Builds one module in a process of its own; what was wrong, or ""."""
     try:
@@ -215,25 +246,28 @@ def main(arguments: list[str]) -> int:
     with open(ROOT / "build" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         due = []
+        levels = read_levels()
         for module in kernel_modules():
             if names and not any(name in module for name in names):
                 continue
             target = built_file(module)
             fresh = target.exists() and target.stat().st_mtime >= newest_input(module)
+            if "CONVOY_PLAIN_LEVEL" in os.environ:
+                fresh = fresh and levels.get(module) == level_of(module)
             if force or not fresh:
                 due.append(module)
-        # The largest first: none of them is left for the end.
-        due.sort(key=lambda module: -source_of(module).stat().st_size)
-        workers = max(1, min(len(due), os.cpu_count() or 1))
-        with ProcessPoolExecutor(max_workers=workers) as pool:
+        due = largest_first(due)
+        with ProcessPoolExecutor(max_workers=max(1, min(len(due), WORKERS))) as pool:
             # A module that does not translate is named below, where each is built on its own.
-            list(pool.map(translate, [due[k::workers] for k in range(workers)]))
+            list(pool.map(translate, shares(due)))
             for module, error in zip(due, pool.map(try_to_build, due), strict=True):
                 if error:
                     failed.append(module)
                     print(f"FAILED {module}: {error}", file=sys.stderr, flush=True)
                 else:
+                    levels[module] = level_of(module)
                     print(f"built {module}", flush=True)
+        (ROOT / LEVELS_FILE).write_text(json.dumps(levels, indent=1))
     return len(failed)
 
 
