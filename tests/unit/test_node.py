@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from convoymq.cluster.listening import addresses_of
 from convoymq.kernels.frames import Outbox
+from convoymq.logs import LogOutput
 from convoymq.model.config import load
 from convoymq.node import (
     EXIT_FAULT,
@@ -71,7 +72,7 @@ def test_a_stopped_replica_ends_the_node_only_if_it_is_the_metadata_group_s(
         raise self._failure
 
     monkeypatch.setattr(Node, "run", stopped)
-    monkeypatch.setattr("convoymq.node.set_up_logging", lambda config: None)
+    monkeypatch.setattr("convoymq.logs.set_up", lambda config: LogOutput())
     flags = {"data_dir": str(tmp_path), "node.event_loop": "asyncio"}
     with capture_logs() as said:
         assert run(load(flags=flags)) == EXIT_FAULT
