@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
 
-.PHONY: help setup build demo test test-spark-full lint types unit sim bench bench-spark rabbitmq interop-rabbitmq clean
+.PHONY: help setup build demo test test-spark-full lint types unit sim bench bench-spark wheel rabbitmq interop-rabbitmq clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -40,7 +40,8 @@ types: setup ## mypy --strict
 sim: setup ## Run the simulator: make sim SEEDS=20000
 	$(BIN)/python -m convoymq.sim --seeds $(SEEDS)
 
-bench: setup ## Compare with RabbitMQ on this machine, in one run
+bench: setup ## Compare with RabbitMQ on this machine, in one run; compiled as wheels are
+	@CONVOY_PLAIN_LEVEL=-O2 $(BIN)/python tools/build.py
 	$(BIN)/python benchmarks/compare.py
 
 bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
@@ -48,6 +49,9 @@ bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
 
 test-spark-full: setup ## The kills of the Spark tests once at full size: 342,000 rows and more
 	CONVOY_SPARK_FAULT_SCALE=180 $(BIN)/python -m pytest -q tests/spark -k "killed or executor"
+
+wheel: setup ## Build a wheel and try it in an environment of its own, without sources or compiler
+	tools/check_wheel.sh
 
 rabbitmq: ## Install Debian's RabbitMQ, to compare with
 	tools/install_rabbitmq.sh

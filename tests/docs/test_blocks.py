@@ -12,12 +12,17 @@ from pathlib import Path
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.docs.blocks import RUN, blocks_of, run_page
+from convoymq.model.config import load
+from tests.docs.blocks import ROOT, RUN, blocks_of, run_page
 from tests.spark.conftest import SETTINGS, quiet
 
 pytestmark = pytest.mark.cluster
 
-PAGES = ("docs/spark.md", "docs/audit.md")
+DOCS = sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))
+
+PAGES = [page for page in ("README.md", *map(str, DOCS)) if blocks_of(page)]
+SHELL_PAGES = ("README.md", "docs/getting-started.md")
+"""Pages that need three nodes and nothing else."""
 BASE_PORT = 12_860
 PORTS = {str(port): str(BASE_PORT + port - 5672) for port in (5672, 5673, 5674)}
 METRICS_PORT = {"9108": str(BASE_PORT + 60)}
@@ -36,7 +41,28 @@ def quick_spark(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_has_a_language_and_runs_or_says_why_not(page: str) -> None:
     for block in blocks_of(page):
-        assert block.language in (*RUN, "text"), f"{block.place}: ```python, ```sh or ```text"
+        known = (*RUN, "ini", "json", "text")
+        assert block.language in known, f"{block.place}: one of {', '.join(known)} after the ```"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_configurations_are_accepted_by_a_node(page: str, tmp_path: Path) -> None:
+    for block in blocks_of(page):
+        if block.language == "ini":
+            path = tmp_path / f"{block.line}.conf"
+            path.write_text(block.text)
+            load(path, flags={"cluster.secret_file": "/etc/convoy/secret"})
+
+
+@pytest.mark.parametrize("page", SHELL_PAGES)
+def test_a_page_for_newcomers_runs(page: str, tmp_path: Path) -> None:
+    data = tmp_path / "convoy-data"
+    with LocalCluster(data, 3, BASE_PORT) as cluster:
+        cluster.wait_ready()
+        # The cluster of the page is that of the current directory.
+        replaced = {**PORTS, ".venv/bin/convoy status": f"convoy status --data {data}"}
+        replaced[".venv/bin/convoy queues list"] = f"convoy queues list --data {data}"
+        run_page(page, tmp_path, replaced={**replaced, ".venv/bin/": ""})
 
 
 @pytest.mark.skipif("JAVA_HOME" in os.environ and not os.environ["JAVA_HOME"], reason="no Java")

@@ -38,6 +38,9 @@ app.add_typer(cluster_app, name="cluster")
 
 DATA_DEFAULT = Path("convoy-data")
 
+STATUS_TIMEOUT_S = 10.0
+LIVE_TIMEOUT_S = 1.0
+
 
 DataOption = Annotated[
     Path, typer.Option("--data", help="Directory of the local cluster (see `convoy up`).")
@@ -179,8 +182,11 @@ def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[
 
 
 def _node_facts(node: LocalNode, sampler: Sampler | None) -> dict[str, Any]:
+    # A live table does not stop for a node that is frozen. The first answer of one that has just
+    # started takes longer: it imports the HTTP server.
+    patience = STATUS_TIMEOUT_S if sampler is None else LIVE_TIMEOUT_S
     try:
-        found = get_json(f"http://127.0.0.1:{node.http_port}/api/convoy/node", 1.0)
+        found = get_json(f"http://127.0.0.1:{node.http_port}/api/convoy/node", patience)
     except (Unavailable, LookupError):
         return {"state": "no answer"}
     names = {

@@ -1,0 +1,49 @@
+"""Tries an installed package: three nodes, a quorum queue, a confirmed message, as a user would.
+
+Run it outside the sources. Exit code 0: a message went in through one node and out through another.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pika
+
+import convoymq
+from convoymq.cli.cluster import LocalCluster
+from convoymq.kernels import batch
+
+BASE_PORT = 23600
+
+
+def main() -> int:
+    """Publishes and consumes; returns the exit code."""
+    for module in (convoymq, batch):
+        assert "site-packages" in str(module.__file__), f"{module.__file__} is not installed"
+    assert not str(batch.__file__).endswith(".py"), "the kernels are not compiled"
+    with (
+        tempfile.TemporaryDirectory() as data,
+        LocalCluster(Path(data), 3, BASE_PORT) as cluster,
+    ):
+        cluster.wait_ready(60)
+        one, three = (
+            pika.BlockingConnection(pika.URLParameters(cluster.nodes[k].uri)) for k in (0, 2)
+        )
+        channel = one.channel()
+        channel.queue_declare("orders", durable=True)
+        channel.confirm_delivery()
+        channel.basic_publish("", "orders", b"hello")
+        reader = three.channel()
+        found = next(reader.consume("orders", inactivity_timeout=30))
+        assert found[2] == b"hello", found
+        reader.basic_ack(found[0].delivery_tag)
+        one.close()
+        three.close()
+    print(f"convoymq {convoymq.__version__} works: Python {sys.version.split()[0]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
