@@ -19,8 +19,11 @@ from convoymq import __version__
 from convoymq.cluster.identity import Founding, NodeIdentity, is_id
 from convoymq.model.errors import Misuse, StorageFault
 
-FORMAT = 2
-"""Of `node.json` and of the whole directory: rises when older releases must not open it."""
+FORMAT = 3
+"""Of `node.json` and of the whole directory: rises when older releases must not open it.
+
+Formats 1 (`node.json` does not name it) and 2 were those of development versions before 0.2.0.
+"""
 FILE = "node.json"
 INCARNATION_MAX = (1 << 32) - 1
 
@@ -66,10 +69,7 @@ class DataDirectory:
             raise
 
     def _open(self, node_id: int, supports: Supports | None) -> None:
-        self._content = self._read()
-        if not self._content:
-            self._content = {"directory": secrets.token_hex(16), "candidate": secrets.token_hex(16)}
-        known = self._content
+        self._content = known = self._read()
         self._check_release(supports)
         try:
             owner = int(known.get("node", node_id))
@@ -103,23 +103,28 @@ class DataDirectory:
                         f"{self.path} holds data, but its {FILE} is missing: put the file back, or "
                         "empty the whole directory; the node then fetches its data from the others"
                     ) from None
-            return {}
+            return {
+                "format": FORMAT,
+                "directory": secrets.token_hex(16),
+                "candidate": secrets.token_hex(16),
+            }
         except (OSError, ValueError) as error:
             raise StorageFault(f"unreadable: {error}", path=str(self._file)) from None
         if not isinstance(content, dict):
             raise StorageFault("unreadable: not a JSON object", path=str(self._file))
-        if "format" not in content:
-            raise Misuse(
-                f"{self.path} was written by a development version of ConvoyMQ before 0.2.0, which "
-                f"release {self._release} does not read: start with an empty directory"
-            )
         return content
 
     def _check_release(self, supports: Supports | None) -> None:
         known = self._content
         writer = known.get("release", "")
-        found = known.get("format", FORMAT)
-        if not isinstance(found, int) or found > FORMAT:
+        found = known.get("format", 1)
+        if isinstance(found, int) and found < FORMAT:
+            raise Misuse(
+                f"{self.path} was written by a development version of ConvoyMQ before 0.2.0 in "
+                f"format {found}; this is release {self._release}, which reads format {FORMAT}: "
+                "start with an empty directory"
+            )
+        if found != FORMAT:
             raise Misuse(
                 f"{self.path} was written by release {writer} in format {found}; this is release "
                 f"{self._release}, which reads format {FORMAT}: a downgrade is not possible, start "

@@ -112,7 +112,7 @@ def test_a_directory_serves_one_process_and_one_node(tmp_path: Path) -> None:
     DataDirectory(str(tmp_path), 1).close()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 2}', '{"format": 2, "directory": 5}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 3}', '{"format": 3, "directory": 5}'])
 def test_a_damaged_identity_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "node.json").write_text(content)
     with pytest.raises(StorageFault, match=r"node\.json"):
@@ -128,12 +128,24 @@ def test_an_id_of_another_form_is_refused(tmp_path: Path, field: str) -> None:
         DataDirectory(str(tmp_path), 1)
 
 
-def test_directories_of_development_versions_are_refused(tmp_path: Path) -> None:
-    content = '{"node": 1, "incarnation": 58000000, "lost_groups": 0, "joined": false}'
-    (tmp_path / "node.json").write_text(content)
-    with pytest.raises(Misuse, match="development version"):
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ({}, 1),
+        ({"node": 1, "incarnation": 58000000, "lost_groups": 0, "joined": False}, 1),
+        ({"format": 2, "release": "0.2.0.dev0", "node": 1, "incarnation": 4}, 2),
+    ],
+)
+def test_directories_of_development_versions_are_refused(
+    tmp_path: Path, content: dict[str, Any], found: int
+) -> None:
+    file = tmp_path / "node.json"
+    before = json.dumps(content)
+    file.write_text(before)
+    text = rf"{tmp_path} .*development version .*before 0\.2\.0 in format {found};.*empty directory"
+    with pytest.raises(Misuse, match=text):
         DataDirectory(str(tmp_path), 1)
-    assert (tmp_path / "node.json").read_text() == content
+    assert file.read_text() == before
 
 
 def test_data_without_an_identity_is_refused(tmp_path: Path) -> None:
@@ -148,9 +160,9 @@ def test_data_without_an_identity_is_refused(tmp_path: Path) -> None:
 
 def test_a_downgrade_is_refused_with_both_releases(tmp_path: Path) -> None:
     DataDirectory(str(tmp_path), 1, release="0.9.0").close()
-    change(tmp_path, format=3)
+    change(tmp_path, format=4)
     before = (tmp_path / "node.json").read_text()
-    with pytest.raises(Misuse, match=r"release 0\.9\.0 in format 3.* release 0\.2\.0.*downgrade"):
+    with pytest.raises(Misuse, match=r"release 0\.9\.0 in format 4.* release 0\.2\.0.*downgrade"):
         DataDirectory(str(tmp_path), 1, release="0.2.0")
     assert (tmp_path / "node.json").read_text() == before
 
