@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pika.spec  # type: ignore[import-untyped]
 import pytest
 
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
 from tests.interop.helpers import Inbox, eventually, fetch_all, numbered, publish_confirmed
+from tests.raw_amqp import RawPeer, method_bytes
 
 KINDS = ["quorum", "classic"]
 
@@ -242,6 +244,28 @@ def test_single_active_consumer_passes_on(channel: Any, names: Names, open_conne
     first_connection.close()
     assert second.wait(2) == numbered(2)
     assert second.redelivered == [True, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cancelled_consumer_without_acks_leaves_the_rest_to_the_next(
+    channel: Any, names: Names, open_connection: Any, raw_channel: RawPeer, kind: str
+) -> None:
+    """The active consumer does not acknowledge, and cancels before it reads, with more in flight
+    than the broker buffers for it: the next one gets all that the first was not sent."""
+    count = 60
+    queue = declare(channel, names, kind, **{"x-single-active-consumer": True})
+    publish_confirmed(channel, queue, [b"%03d" % n + bytes(400_000) for n in range(count)])
+    consume = pika.spec.Basic.Consume(queue=queue, consumer_tag="first", no_ack=True)
+    cancel = pika.spec.Basic.Cancel(consumer_tag="first")
+    raw_channel.send_bytes(method_bytes(1, consume) + method_bytes(1, cancel))
+    raw_channel.expect(pika.spec.Basic.ConsumeOk, channel=1)
+    second = Inbox(open_connection(1).channel(), queue)
+    first = []
+    while isinstance(raw_channel.expect(object, channel=1), pika.spec.Basic.Deliver):
+        first.append(int(raw_channel.content()[1][:3]))
+    assert len(first) < count
+    got = [int(body[:3]) for body in second.wait(count - len(first))]
+    assert sorted(first + got) == list(range(count))
 
 
 @pytest.mark.rabbitmq_since("4.0")

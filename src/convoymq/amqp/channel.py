@@ -657,7 +657,6 @@ class Channel:
         kept: deque[_Held] = deque()
         for held in self._held:
             if held[0] is consumer:
-                # The client never saw these.
                 self._return_held(held)
             else:
                 kept.append(held)
@@ -669,16 +668,18 @@ class Channel:
         self._forget_empty_slots()
 
     def _return_held(self, held: _Held) -> None:
+        """The client never saw these: they go back, without acknowledgements too, where only what
+        was sent counts as consumed."""
         consumer, first_id, count = held[0], held[1], held[5]
-        kind = frames.SETTLE if consumer.slot.no_ack else frames.RETURN
-        self.lane.note(consumer.slot, kind, first_id, first_id + count - 1)
+        self.lane.note(consumer.slot, frames.RETURN, first_id, first_id + count - 1)
 
     def _forget_empty_slots(self) -> None:
         kept = []
         for slot in self._leaving:
-            if slot.unacked or self._transaction is not None:
+            if slot.unacked or (self._transaction is not None and not slot.no_ack):
                 kept.append(slot)
             else:
+                # Settles what a client that does not read was sent without acknowledgements.
                 self.lane.remove_slot(slot)
         self._leaving = kept
 

@@ -768,6 +768,40 @@ async def test_slow_reader_gets_no_more_than_its_buffer(make_client: MakeClient)
     assert client.reads()
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_a_cancelled_consumer_without_acks_loses_nothing_it_was_not_sent(
+    make_client: MakeClient, transactional: bool
+) -> None:
+    """What was sent is settled, the rest goes back, also while the client does not read: a strict
+    single active consumer's successor waits for both."""
+    settings = AmqpSettings(output_bytes_high=10_000, output_bytes_low=1_000)
+    client = make_client(settings)
+    await client.open()
+    await client.channel()
+    if transactional:
+        await client.ask(1, spec.TxSelect())
+    queue = await client.declare("q")
+    client.send(1, spec.BasicConsume(queue="q", consumer_tag="t", no_ack=True))
+    await client.settled()
+    consumer = queue.consumers[0]
+    sender = make_client()
+    await sender.open()
+    await sender.channel()
+    client.shell.full = True
+    await fill(sender, "q", *[bytes(1000)] * 40)
+    assert len(consumer.out) > 30
+    # A client that is this late is not read from either: the method came before.
+    client.connection.channels[1].handle(spec.BasicCancel(consumer_tag="t"))
+    await client.settled()
+    assert not consumer.out
+    client.shell.full = False
+    client.connection.on_output()
+    await client.settled()
+    sent = [m for m in await client.heard() if isinstance(m.method, spec.BasicDeliver)]
+    assert 0 < len(sent) < 40
+    assert len(queue.ready) == 40 - len(sent)
+
+
 async def test_a_queue_keeps_what_a_slow_reader_has_no_room_for(
     make_client: MakeClient,
 ) -> None:
