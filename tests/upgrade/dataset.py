@@ -92,9 +92,9 @@ def fill(cluster: LocalCluster) -> dict[str, Any]:
             main.basic_publish("", "events", body(number), pika.BasicProperties(delivery_mode=2))
         for number in range(60):
             main.basic_publish("", "jobs", body(number), pika.BasicProperties(delivery_mode=2))
-        # An ENQUEUE with the bits of priority and expiration: version 1 gives them no meaning.
+        # An ENQUEUE with the bit of priority: version 1 gives it no meaning, and no more than 4.
         for number in range(20):
-            urgent = pika.BasicProperties(delivery_mode=2, priority=number % 10)
+            urgent = pika.BasicProperties(delivery_mode=2, priority=number % 5)
             main.basic_publish("", "turns", body(number), urgent)
     with channel(cluster, 2) as main:
         _consume(main)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "releases"
 KERNELS = Path("src/convoymq/kernels")
 
-PREVIOUS = "b73b661abb69e687cabd108c6ac9c1c90c0679eb"
+PREVIOUS = "d7069338527dcd274a3c722fd910c7d6a2e22feb"
 """The commit that rolling upgrades start from."""
 
 
