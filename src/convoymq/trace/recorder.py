@@ -114,6 +114,8 @@ class QueueTrace:
         self._lost_unmarked = 0
         self._failed_us = 0
         self._empty = True
+        self._ended = True
+        """Whether the last mark, if there is one, says that the trace ended in order."""
         writer.open(self._feed)
 
     def _now_us(self) -> int:
@@ -231,6 +233,7 @@ class QueueTrace:
         self._covered = index
         self._acts_since_us = now
         self._lost_unmarked = 0
+        self._ended = bool(flags & words.CLOSED)
 
     def _forget_counts(self) -> None:
         # The mark itself is not counted.
@@ -282,7 +285,7 @@ class QueueTrace:
             self._lose(self.rows.take()[0])
             return
         behind = self._machine is not None and self.rows.index > self._covered
-        if self.rows.rows or behind or self._lost_unmarked:
+        if self.rows.rows or behind or self._lost_unmarked or flags:
             self._tell_members()
             self._mark(flags)
             self._hand_over()
@@ -302,7 +305,9 @@ class QueueTrace:
     def rotate(self, flags: int = 0) -> None:
         """Ends the segment, with a picture of the queue."""
         self._rotated_us = self._now_us()
-        if self._empty and not self.rows.rows and self.rows.index <= self._covered:
+        # The end is told of an idle queue too: its last segment was complete before.
+        ends = flags & words.CLOSED and not self._ended
+        if self._empty and not self.rows.rows and self.rows.index <= self._covered and not ends:
             return
         machine = self._machine
         # Of a stream there is nothing to tell: it holds what it was given, up to retention.

@@ -99,6 +99,20 @@ def test_the_picture_at_the_end_is_what_is_in_the_queue(tmp_path: Path) -> None:
     assert summary["flags"] & words.COMPLETE
 
 
+def test_an_end_in_order_is_told_also_when_the_last_segment_was_complete(tmp_path: Path) -> None:
+    """A queue that is idle for longer than a segment's age has nothing else to tell at the end."""
+    log = random_log(4)
+    recording = Recording(tmp_path)
+    recording.apply(log.entries)
+    recording.trace.rotate()
+    recording.trace.rotate()
+    recording.close()
+    found = [segments.read_metadata(path) for path in sorted(recording.directory.iterdir())]
+    assert [each["closed"] for each in found] == [False, True]
+    (before,), (after,) = (each["acts"] for each in found)
+    assert before[1] == after[0]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_replicas_record_the_same(tmp_path: Path, seed: int) -> None:
     log = random_log(seed)
@@ -267,8 +281,8 @@ def test_segments_end_by_size_and_age_and_go_by_retention(tmp_path: Path) -> Non
     recording = Recording(tmp_path)
     log = random_log(7)
     for k in range(0, 40, 10):
-        recording.apply(log.entries[k : k + 10])
         recording.trace.rotate()
+        recording.apply(log.entries[k : k + 10])
     recording.close()
     files = sorted(recording.directory.glob("*.parquet"))
     assert len(files) == 4
