@@ -243,7 +243,11 @@ class ReplicaHost:
         """
         if group in self.groups or group in self.stopped:
             raise Misuse(f"group {group} exists already")
-        self._removed.pop(group, None)
+        if group in self._removed:
+            # What the replica of this life had promised is gone with its data: it may neither lead
+            # term 1 again nor vote as if it never had.
+            wiped = True
+            del self._removed[group]
         watched = self.watched.pop(group, None)
         builder = watched.builder if watched is not None else CommandBuilder()
         log = self.storage.open_group(group)

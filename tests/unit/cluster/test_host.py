@@ -305,6 +305,21 @@ def test_a_founder_without_a_majority_leads_and_cannot_commit() -> None:
     assert not net.hosts[2].groups[GROUP].can_commit
 
 
+def test_a_founder_whose_replica_was_removed_does_not_lead_the_first_term_again() -> None:
+    net = Net()
+    for node in (1, 2, 3):
+        net.add(node, (1, 2, 3), founder=(2, net.time))
+    net.run(500)
+    assert net.leader == 2
+    host = net.hosts[2]
+    host.remove_group(GROUP)
+    again = host.create_group(
+        GROUP, (1, 2, 3), ListMachine(), net.sinks[2], founder=(2, host.incarnation)
+    )
+    assert again.core.amnesiac
+    assert not again.is_leader
+
+
 def test_a_founder_in_its_next_life_is_elected_as_everybody() -> None:
     net = Net()
     founder = (2, net.time - 1)
