@@ -251,7 +251,7 @@ class ReplicaHost:
         watched = self.watched.pop(group, None)
         builder = watched.builder if watched is not None else CommandBuilder()
         log = self.storage.open_group(group)
-        fresh = log.last_index == 0 and log.snapshot_index == 0 and log.term == 0
+        fresh = not (log.last_index or log.snapshot_index or log.term or log.voted_for)
         voters = frozenset(n for n in members if not learner or n != self.node)
         membership = Membership(voters, (Learner(self.node, 1 << 62),) if learner else ())
         replica = Replica(self, group, log, machine, sink, builder, membership)

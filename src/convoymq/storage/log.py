@@ -233,6 +233,7 @@ class GroupLog:
     def assume_vote(self, term: int, voted_for: int) -> None:
         """Takes a term and vote that follow from what is durable elsewhere: nothing is written."""
         check(self.term == 0, f"group {self.group}: term {self.term} is saved")
+        check(self.voted_for == 0, f"group {self.group}: vote {self.voted_for} is saved")
         self.term = term
         self.voted_for = voted_for
 

@@ -73,6 +73,25 @@ def test_a_founder_that_starts_again_does_not_lead_its_term_again() -> None:
     assert sent in cluster.logs[2].items
 
 
+@pytest.mark.parametrize("lost", [2, 3])
+def test_a_member_that_lost_its_log_in_the_founders_term_says_so_after_a_restart(
+    lost: int,
+) -> None:
+    cluster = Cluster(3, founder=2)
+    cluster.settle()
+    cluster.forget(lost)
+    cluster.flush(lost)
+    assert cluster.logs[lost].disk_vote == (0, types.AMNESIAC)
+    cluster.crash(lost)
+    # What is on its disk is known, as to a node that finds the group among its data.
+    cluster.joined.discard(lost)
+    cluster.lived.discard(lost)
+    cluster.start(lost)
+    again = cluster.cores[lost]
+    assert again.amnesiac
+    assert again.role == types.FOLLOWER
+
+
 def test_a_follower_replaces_a_founder_that_it_never_heard() -> None:
     cluster = Cluster(3, founder=2)
     cluster.crash(2)

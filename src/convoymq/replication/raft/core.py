@@ -221,13 +221,14 @@ class RaftCore:
         """Takes term 1 as begun and the vote in it as given to the founder. Before `start`.
 
         What decided so (the record of the queue) is durable and the same for all members: nothing
-        has to be asked or written for it. A replica that has saved a term is further already.
+        has to be asked or written for it. A replica that has saved a term is further already, and
+        one that has saved a mark has lost its data: what it acknowledged in term 1 as well.
 
         Args:
             leads: this node is the founder, in the only life in which it may take that term: the
                 one before may have led it and lost what it had not yet written.
         """
-        if self.term:
+        if self.term or self.voted_for:
             return
         self.log.assume_vote(1, founder)
         self.term = self.durable_term = 1
