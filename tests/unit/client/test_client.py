@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -68,26 +69,27 @@ class Server:
             threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
-        try:
-            peer.recv(len(PREFACE), socket.MSG_WAITALL)
-            peer.sendall(self.preface)
-            reader = FrameReader(1 << 30)
-            while data := peer.recv(1 << 16):
-                for frame in reader.feed(data):
-                    if frame.op == Op.AUTHENTICATE:
-                        answer = self.login
-                    else:
-                        self.requests.append(frame)
-                        answer = self.answers[0]
-                        if len(self.answers) > 1:
-                            self.answers.pop(0)
-                    if answer is CLOSE:
-                        peer.close()
-                        return
-                    if answer is not SILENCE:
-                        peer.sendall(self._encoded(frame, answer))
-        except OSError:
-            pass
+        # Whoever is accepted while the server stops is closed by nobody else.
+        with peer, suppress(OSError):
+            self._answer(peer)
+
+    def _answer(self, peer: socket.socket) -> None:
+        peer.recv(len(PREFACE), socket.MSG_WAITALL)
+        peer.sendall(self.preface)
+        reader = FrameReader(1 << 30)
+        while data := peer.recv(1 << 16):
+            for frame in reader.feed(data):
+                if frame.op == Op.AUTHENTICATE:
+                    answer = self.login
+                else:
+                    self.requests.append(frame)
+                    answer = self.answers[0]
+                    if len(self.answers) > 1:
+                        self.answers.pop(0)
+                if answer is CLOSE:
+                    return
+                if answer is not SILENCE:
+                    peer.sendall(self._encoded(frame, answer))
 
     def _encoded(self, frame: Frame, answer: Any) -> bytes:
         if isinstance(answer, ColumnarError):

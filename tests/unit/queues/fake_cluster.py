@@ -68,10 +68,6 @@ class FakeHost:
         self.node = node
         self.builders: dict[int, CommandBuilder] = {}
         self.groups: dict[int, Any] = {}
-        #: The replica of the metadata, as far as it is looked at: all nodes share one tree.
-        self.tree = SimpleNamespace(
-            members=(node,), log=SimpleNamespace(last_index=0), last_applied=0, is_leader=False
-        )
         self.stopped: dict[int, Any] = {}
         self.notes: list[tuple[str, dict[str, Any]]] = []
 
@@ -85,6 +81,9 @@ class FakeHost:
     ) -> Any:  # fmt: skip
         known = self.cluster.groups.setdefault(group, Group(group, leader_hint or members[0]))
         replica = SimpleNamespace(machine=machine, is_leader=known.leader == self.node)
+        replica.members = tuple(members)
+        replica.log = SimpleNamespace(last_index=0)
+        replica.last_applied = 0
         replica.faulty = False
         replica.can_commit = True
         replica.hurry = lambda: None
@@ -123,7 +122,7 @@ class FakeHost:
         self.cluster.groups.pop(group, None)
 
     def replica(self, group: int) -> Any:
-        return self.tree if group == 0 else self.groups.get(group)
+        return self.groups.get(group)
 
     def leader_of(self, group: int) -> int | None:
         known = self.cluster.groups.get(group)
