@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Entry point of `convoy`."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["node"] and "--help" not in arguments:
+    if arguments[:1] == ["node"]:
         from convoymq.cli.serve import main as serve
 
         sys.exit(serve(arguments[1:]))
@@ -18,7 +18,11 @@ def main() -> None:
         from convoymq.cli.perf.command import perf
 
         sys.argv = ["convoy perf", *arguments[1:]]
-        typer.run(perf)
+        app = typer.Typer(
+            add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
+        )
+        app.command()(perf)
+        app()
         return
     if arguments[:1] == ["pipeline"]:
         from convoymq.cli.pipeline import pipeline_app

@@ -21,7 +21,7 @@ from convoymq.cli.cluster import (
     read_state,
     resident_bytes,
 )
-from convoymq.cli.output import Format, FormatOption, fail, print_json, show, table
+from convoymq.cli.output import HELP, Format, FormatOption, fail, print_json, show, table
 from convoymq.cli.recover import recover
 from convoymq.model.errors import BrokerError, Unavailable
 
@@ -30,6 +30,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings=HELP,
 )
 queues_app = typer.Typer(help="Queues of a running cluster.", no_args_is_help=True)
 app.add_typer(queues_app, name="queues")
@@ -49,6 +50,25 @@ UrlOption = Annotated[
     str, typer.Option("--url", help="HTTP API of any node, instead of a local cluster.")
 ]
 UserOption = Annotated[str, typer.Option("--user", help="user:password for the HTTP API.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        import convoymq
+
+        print(f"convoy {convoymq.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def convoy(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_show_version, is_eager=True,
+                     help="Version of this program."),
+    ] = False,
+) -> None:  # fmt: skip
+    """ConvoyMQ: a replicated message broker."""
 
 
 # -- a local cluster --------------------------------------------------------------------------
@@ -100,7 +120,6 @@ def up(
         took = time.monotonic() - started
         if format_ is Format.JSON:
             print_json({"ready_after_s": round(took, 3), "nodes": status_rows(cluster.nodes)})
-            sys.stdout.flush()
         _watch(cluster, stopping, took, live=format_ is Format.TABLE)
         if not stopping:
             print("convoy: all nodes have ended", file=sys.stderr)
@@ -283,14 +302,16 @@ def status(
         raise typer.Exit(3)
 
 
-def _ask(url: str, path: str, user: str) -> Any:
+def _ask(url: str, path: str, user: str, missing: str = "") -> Any:
+    """GET of a node's HTTP API; `missing` says what is not there when it answers 404."""
     name, _, password = user.partition(":")
     try:
         return get_json(f"{url.rstrip('/')}/api/{path}", 5.0, name, password)
     except Unavailable as error:
         raise fail(error.text) from None
     except LookupError:
-        raise fail("there is no such thing", 4) from None
+        other = f"{url} has no /api/{path}: is it the HTTP API of a node of this release?"
+        raise fail(missing or other, 4) from None
 
 
 def _url(data: Path, url: str, but: int = 0) -> str:
@@ -327,7 +348,8 @@ def queues_list(
     from urllib.parse import quote
 
     path = f"queues/{quote(vhost, safe='')}" if vhost else "queues"
-    found = _ask(_url(data, url), path, user)
+    missing = f"there is no virtual host {vhost!r}" if vhost else ""
+    found = _ask(_url(data, url), path, user, missing)
     if format_ is Format.JSON:
         print_json(found)
         return
@@ -346,7 +368,8 @@ def queues_info(
     from urllib.parse import quote
 
     path = f"queues/{quote(vhost, safe='')}/{quote(name, safe='')}"
-    found = _ask(_url(data, url), path, user)
+    missing = f"there is no queue {name!r} in virtual host {vhost!r}; see `convoy queues list`"
+    found = _ask(_url(data, url), path, user, missing)
     if format_ is Format.JSON:
         print_json(found)
         return
@@ -409,8 +432,10 @@ def doctor(
     if format_ is Format.JSON:
         print_json([finding.row() for finding in found])
     else:
-        marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "error": "[red]error[/]"}
-        rows = [[f.check, marks[f.level], f.text] for f in found]
+        from rich.text import Text
+
+        colors = {"ok": "green", "warning": "yellow", "error": "red"}
+        rows = [[f.check, Text(f.level, colors[f.level]), f.text] for f in found]
         show(table(["check", "result", "what was found"], rows))
     if any(finding.level == "error" for finding in found):
         raise typer.Exit(1)

@@ -135,7 +135,7 @@ class LocalCluster:
             raise Misuse(f"a cluster already runs in {self.data}") from None
         for node in self.nodes:
             for use, port in node.ports().items():
-                if not _is_free(port):
+                if not is_free(port):
                     self._unlock()
                     raise Misuse(
                         f"port {port} ({use} of node {node.number}) is in use; "
@@ -420,9 +420,10 @@ def get_json(url: str, timeout: float = 5.0, user: str = "guest", password: str 
         with urllib.request.urlopen(request, timeout=timeout) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == 404:
             raise LookupError(url) from None
-        raise Unavailable(f"{url} answers {error.code}") from None
+        raise Unavailable(_refusal(url, error.code, user)) from None
     except (OSError, ValueError) as error:
         raise Unavailable(f"{url}: {error}") from None
 
@@ -441,12 +442,29 @@ def delete(url: str, timeout: float = 5.0, user: str = "guest", password: str = 
             return
     except urllib.error.HTTPError as error:
         if error.code == 404:
+            error.close()
             raise LookupError(url) from None
         with error, contextlib.suppress(ValueError):
+            if error.code == 401:
+                raise Unavailable(_refusal(url, error.code, user)) from None
             raise Misuse(str(json.load(error).get("reason", error))) from None
-        raise Unavailable(f"{url} answers {error.code}") from None
+        raise Unavailable(_refusal(url, error.code, user)) from None
     except OSError as error:
         raise Unavailable(f"{url}: {error}") from None
+
+
+def _refusal(url: str, code: int, user: str) -> str:
+    """What an answer other than a good one means, and what to do."""
+    if code == 401:
+        return (
+            f"{url} does not accept user {user!r} with this password (401): give --user "
+            "NAME:PASSWORD; `guest` may only come from the node's own machine"
+        )
+    if code == 403:
+        return f"user {user!r} may not do this (403): give --user with an administrator"
+    if code == 503:
+        return f"{url} is not ready (503): ask again, or another node"
+    return f"{url} answers with HTTP status {code}: its log says more"
 
 
 def resident_bytes(pid: int) -> int:
@@ -476,7 +494,8 @@ def _metric(text: str, name: str) -> int:
     return int(sum(float(value) for value in found))
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a node could listen on the port of the loopback addresses, IPv4 and IPv6."""
     try:
         sockets = listen("localhost", port)
     except OSError:

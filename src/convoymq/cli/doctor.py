@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.util
 import os
+import pkgutil
 import resource
 import shutil
-import socket
 import statistics
 import sys
 import tempfile
@@ -16,12 +17,40 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from convoymq.cli.cluster import offsets, read_state
+import convoymq.kernels
+from convoymq.cli.cluster import is_free, offsets, read_state
+from convoymq.cluster.listening import addresses_of
 
+SHARED_OBJECTS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 OPEN_FILES_LOW = 4096
 FLUSHES = 30
 FLUSH_SLOW_MS = 10.0
-KERNELS = ("batch", "frames", "flusher", "sockets", "perfclient")
+PORT_MAX = 65_535
+PLAIN_MODULES = (
+    "convoymq.replication.raft.core",
+    "convoymq.replication.raft.progress",
+    "convoymq.queues.quorum.machine",
+    "convoymq.queues.quorum.runs",
+    "convoymq.cluster.replica",
+    "convoymq.cluster.host",
+    "convoymq.cluster.links",
+    "convoymq.cluster.detector",
+    "convoymq.amqp.channel",
+    "convoymq.amqp.listener",
+    "convoymq.node",
+    "convoymq.storage.log",
+    "convoymq.storage.wal",
+    "convoymq.queues.quorum.client",
+    "convoymq.queues.quorum.queue",
+    "convoymq.queues.sessions",
+    "convoymq.queues.session_client",
+    "convoymq.queues.group_queue",
+    "convoymq.queues.stream.machine",
+    "convoymq.streamlog.chunks",
+    "convoymq.queues.stream.client",
+    "convoymq.queues.stream.queue",
+)
+"""Modules that tools/build.py compiles and that run interpreted too, only slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +87,38 @@ def _python() -> Finding:
     return Finding("python", "ok" if good else "error", f"{have}; 3.11 or later is needed")
 
 
+def kernel_modules() -> list[str]:
+    """Dotted names of the modules that only run compiled."""
+    names = {found.name for found in pkgutil.iter_modules(convoymq.kernels.__path__)}
+    return sorted(f"convoymq.kernels.{name}" for name in names)
+
+
 def _kernels() -> Finding:
-    missing = []
-    for name in KERNELS:
-        try:
-            module = importlib.import_module(f"convoymq.kernels.{name}")
-        except ImportError:
-            missing.append(name)
-            continue
-        if not str(module.__file__).endswith(".so"):
-            missing.append(name)
+    kernels = kernel_modules()
+    missing = [name for name in kernels if not _loads_compiled(name)]
+    plain = [name for name in PLAIN_MODULES if not _is_compiled(name)]
+    count = len(kernels) + len(PLAIN_MODULES)
+    text = f"{count - len(missing) - len(plain)} of {count} modules are compiled"
     if missing:
-        return Finding("kernels", "error", f"not compiled: {', '.join(missing)}; run `make build`")
-    return Finding("kernels", "ok", f"{len(KERNELS)} compiled modules load")
+        text += f"; no node runs without {', '.join(missing)}: run `make build`"
+        return Finding("kernels", "error", text)
+    if plain:
+        text += f"; slower without {', '.join(plain)}: run `make build`"
+        return Finding("kernels", "warning", text)
+    return Finding("kernels", "ok", text)
+
+
+def _is_compiled(name: str) -> bool:
+    found = importlib.util.find_spec(name)
+    return found is not None and str(found.origin).endswith(SHARED_OBJECTS)
+
+
+def _loads_compiled(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return _is_compiled(name)
 
 
 def _compiler() -> Finding:
@@ -100,18 +148,12 @@ def _ports(data: Path, base_port: int, nodes: int) -> list[Finding]:
         text = f"a cluster runs in {data}: " + ", ".join(n.uri for n in own.values())
         return [Finding("ports", "ok", text)]
     wanted = [base_port + offset + k for offset in (0, *offsets(base_port)) for k in range(nodes)]
-    busy = []
-    for port in wanted:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except (OSError, OverflowError):
-                busy.append(str(port))
+    busy = [str(port) for port in wanted if port > PORT_MAX or not is_free(port)]
     if busy:
         text = f"in use: {', '.join(busy)}; choose another --base-port"
         return [Finding("ports", "error", text)]
-    return [Finding("ports", "ok", f"{len(wanted)} ports from {base_port} on are free")]
+    text = f"{len(wanted)} ports from {base_port} on are free"
+    return [Finding("ports", "ok", f"{text} on {' and '.join(addresses_of('localhost'))}")]
 
 
 def _open_files() -> Finding:

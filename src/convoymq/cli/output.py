@@ -9,6 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+HELP = {"help_option_names": ["-h", "--help"]}
+"""Settings of every command line: what asks for help."""
+
 
 class Format(StrEnum):
     """How results are printed."""
@@ -28,19 +31,26 @@ def fail(text: str, code: int = 1) -> typer.Exit:
 
 def print_json(content: Any) -> None:
     """Prints a value as indented JSON."""
-    print(json.dumps(content, indent=1, default=str))
+    print(json.dumps(content, indent=1, default=str), flush=True)
 
 
 def table(columns: list[str], rows: list[list[Any]], title: str | None = None) -> Any:
     """Makes a table; columns of integers are right-aligned, None prints as a dash."""
     from rich.table import Table
+    from rich.text import Text
 
-    made = Table(title=title, title_justify="left")
+    # Names may look like markup: `[spark]` would be swallowed.
+    made = Table(title=None if title is None else Text(title, "italic"), title_justify="left")
     for column in columns:
         number = bool(rows) and all(isinstance(row[columns.index(column)], int) for row in rows)
         made.add_column(column, justify="right" if number else "left")
     for row in rows:
-        made.add_row(*("–" if cell is None else str(cell) for cell in row))
+        made.add_row(
+            *(
+                cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell))
+                for cell in row
+            )
+        )
     return made
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from convoymq.cli.output import Format, FormatOption, fail
+from convoymq.cli.output import HELP, Format, FormatOption, fail
 
 LAST_EVENTS_MS = 10_000
 
@@ -21,6 +21,8 @@ pipeline_app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # It swallows `[spark]`.
+    context_settings=HELP,
 )
 
 MasterOption = Annotated[

@@ -8,12 +8,20 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from convoymq.model.config import Config
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parses the command line and runs the node; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="convoy node", description="Run one node.")
+    parser = argparse.ArgumentParser(
+        prog="convoy node",
+        description="Run one node in the foreground, until SIGTERM or Ctrl-C.",
+        epilog="Without FILE, CONVOY_CONFIG_FILE names it; without both, the node runs with the "
+        "defaults. Keys: `convoy config`.",
+    )
     parser.add_argument("--config", metavar="FILE", help="configuration file (key = value)")
     parser.add_argument(
         "--set",
@@ -41,12 +49,36 @@ def main(arguments: Sequence[str]) -> int:
     if chosen.check:
         print("the configuration is good", file=sys.stderr)
         return 0
+    if not path:
+        print(introduction(config), file=sys.stderr, flush=True)
     # Nothing that is made while starting is garbage; `Node` freezes it and turns this on again.
     gc.disable()
     _import_structlog()
     from convoymq.node import run
 
     return run(config)
+
+
+def introduction(config: Config) -> str:
+    """Says what a node without a configuration file uses."""
+    places = {
+        "AMQP": config.listeners.tcp,
+        "AMQP with TLS": config.listeners.ssl,
+        "HTTP API": config.management.tcp,
+        "metrics": config.management.prometheus,
+        "other nodes": (config.link_address,),
+    }
+    listening = "".join(
+        f"  {name}: {', '.join(map(str, addresses))}\n"
+        for name, addresses in places.items()
+        if addresses
+    )
+    return (
+        f"convoy node: node {config.node.id} without a configuration file (--config FILE)\n"
+        f"  data: {os.path.abspath(config.node.data_dir)}\n"
+        f"{listening}"
+        "  For a cluster on this machine, `convoy up`; for all options, `convoy node --help`."
+    )
 
 
 def _import_structlog() -> None:

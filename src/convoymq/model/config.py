@@ -1008,7 +1008,7 @@ class _Builder:
                 continue
             prefix = name[: name.rfind(".") + 1]
             place = _by_prefix().get(prefix)
-            if place is None or len(name) == len(prefix):
+            if place is None or len(name) == len(prefix) or _is_misspelt(name, prefix):
                 raise ConfigError(f"{where}: unknown key {name}{_nearest(name)}")
             collected.setdefault(place, {})[name[len(prefix) :]] = self._member(
                 place, name, text, where
@@ -1063,6 +1063,12 @@ def _value(key: _Key, name: str, text: str, where: str) -> Any:
             f"{where}: {name} = {text}: must lie between {_number(key.low)} and {_number(key.high)}"
         )
     return value
+
+
+def _is_misspelt(name: str, prefix: str) -> bool:
+    """Whether a name of the user's choice after the prefix is nearly that of a known key."""
+    own = [key[len(prefix) :] for key in known_keys() if key.startswith(prefix)]
+    return bool(difflib.get_close_matches(name[len(prefix) :].lower(), own, n=1, cutoff=0.7))
 
 
 def _nearest(name: str) -> str:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import convoymq
+from convoymq.cli import doctor
 from convoymq.cli.app import _versions_text, app
 from convoymq.cli.doctor import run as run_checks
+from convoymq.cli.output import show, table
+from convoymq.cli.pipeline import pipeline_app
+from convoymq.cli.serve import introduction
 from convoymq.cli.serve import main as serve
+from convoymq.cluster.listening import addresses_of
 from convoymq.model import config
 
+ROOT = Path(__file__).parents[3]
 RUNNER = CliRunner()
 
 
@@ -53,6 +65,137 @@ def test_node_checks_its_configuration(tmp_path: Path, capsys: pytest.CaptureFix
     assert serve(["--config", str(file), "--set", "node.idd=3", "--check"]) == 2
     assert "did you mean node.id" in capsys.readouterr().err
     assert serve(["--set", "broken", "--check"]) == 2
+
+
+def test_a_node_without_a_file_says_what_it_uses(tmp_path: Path) -> None:
+    text = introduction(config.load(flags={"data_dir": str(tmp_path), "prometheus.tcp.port": "7"}))
+    assert "node 1 without a configuration file (--config FILE)" in text
+    assert f"data: {tmp_path}" in text
+    for line in ("AMQP: localhost:5672", "HTTP API: localhost:15672", "metrics: localhost:7"):
+        assert line in text
+    assert "other nodes: 127.0.0.1:25672" in text
+    assert "TLS" not in text
+
+
+def convoy(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "convoymq.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_a_node_names_its_options(flag: str) -> None:
+    done = convoy("node", flag)
+    assert done.returncode == 0
+    assert {"--config", "--set", "--check", "CONVOY_CONFIG_FILE"} <= set(
+        done.stdout.replace(",", " ").split()
+    )
+
+
+@pytest.mark.parametrize("command", [["status"], ["queues", "info"], ["doctor"], []])
+def test_h_is_help(command: list[str]) -> None:
+    result = RUNNER.invoke(app, [*command, "-h"])
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["perf", "pipeline"])
+def test_h_is_help_of_commands_with_their_own_parsers(command: str) -> None:
+    done = convoy(command, "-h")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage" in done.stdout
+
+
+def test_version_is_a_command_and_a_flag() -> None:
+    assert RUNNER.invoke(app, ["--version"]).stdout == f"convoy {convoymq.__version__}\n"
+    assert RUNNER.invoke(app, ["version"]).stdout == f"{convoymq.__version__}\n"
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    show(table(["name"], [["orders[eu]"], ["[red]"]], "[all]"))
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("orders[eu]", "[red]", "[all]"))
+    assert "convoymq[spark]" in RUNNER.invoke(pipeline_app, ["--help"]).stdout
+
+
+@pytest.mark.parametrize("line", ["show(table(['a'], [['b']]))", "print_json('b')"])
+def test_nothing_stays_in_a_buffer_when_output_goes_to_a_file(line: str) -> None:
+    code = f"import os; from convoymq.cli.output import *; {line}; os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "b" in done.stdout
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """An HTTP API that answers every request with the status in its path."""
+
+    def do_GET(self) -> None:
+        self.send_error(int(self.path.split("/")[1]))
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("status", "command", "said", "code"),
+    [
+        (401, ["status"], "--user NAME:PASSWORD", 1),
+        (403, ["status"], "administrator", 1),
+        (503, ["status"], "another node", 1),
+        (500, ["status"], "its log", 1),
+        (404, ["status"], "is it the HTTP API of a node", 4),
+        (404, ["queues", "list", "--vhost", "v"], "no virtual host 'v'", 4),
+        (404, ["queues", "info", "x"], "no queue 'x' in virtual host '/'", 4),
+    ],
+)
+def test_refusals_say_what_to_do(
+    refusing: str, status: int, command: list[str], said: str, code: int
+) -> None:
+    result = RUNNER.invoke(app, [*command, "--url", f"{refusing}/{status}"])
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+def test_doctor_knows_every_module_that_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    names = importlib.import_module("build").kernel_modules()
+    assert set(names) == {*doctor.kernel_modules(), *doctor.PLAIN_MODULES}
+    monkeypatch.setattr(doctor, "_is_compiled", lambda _name: True)
+    finding = doctor._kernels()
+    assert (finding.level, finding.text) == (
+        "ok",
+        f"{len(names)} of {len(names)} modules are compiled",
+    )
+    slow = "convoymq.node"
+    monkeypatch.setattr(doctor, "_is_compiled", lambda name: name != slow)
+    finding = doctor._kernels()
+    assert finding.level == "warning"
+    assert finding.text.startswith(f"{len(names) - 1} of {len(names)}")
+    assert slow in finding.text
+    kernel = "convoymq.kernels.batch"
+    monkeypatch.setattr(doctor, "_is_compiled", lambda name: name != kernel)
+    assert doctor._kernels().level == "error"
+
+
+@pytest.mark.parametrize("host", addresses_of("localhost"))
+def test_doctor_finds_ports_that_are_taken_on_one_family(host: str, tmp_path: Path) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as taken:
+        taken.bind((host, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        base = port if port <= 65_000 else port - 10_000
+        (finding,) = doctor._ports(tmp_path, base, 1)
+    assert finding.level == "error"
+    assert str(port) in finding.text
 
 
 def test_a_node_does_not_import_the_command_line_libraries() -> None:

@@ -31,6 +31,13 @@ def test_unknown_key_names_the_nearest_and_the_line(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize("key", ["listeners.tcp.defualt", "listeners.ssl.Default"])
+def test_a_misspelt_name_is_no_name_of_the_users_choice(key: str) -> None:
+    nearest = key[: key.rfind(".")] + ".default"
+    with pytest.raises(ConfigError, match=f"unknown key {key}; did you mean {nearest}\\?"):
+        load(flags={key: "5672"})
+
+
 def test_unknown_variable_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean CONVOY_HEARTBEAT"):
         load(environment={"CONVOY_HEARTBEET": "1"})
