@@ -781,18 +781,19 @@ async def test_a_cancelled_consumer_without_acks_loses_nothing_it_was_not_sent(
     if transactional:
         await client.ask(1, spec.TxSelect())
     queue = await client.declare("q")
-    client.send(1, spec.BasicConsume(queue="q", consumer_tag="t", no_ack=True))
-    await client.settled()
-    consumer = queue.consumers[0]
     sender = make_client()
     await sender.open()
     await sender.channel()
-    client.shell.full = True
     await fill(sender, "q", *[bytes(1000)] * 40)
-    assert len(consumer.out) > 30
-    # A client that is this late is not read from either: the method came before.
-    client.connection.channels[1].handle(spec.BasicCancel(consumer_tag="t"))
-    await client.settled()
+    client.shell.full = True
+    # In one round: a client that is late is not read from, and the round's end settles.
+    channel = client.connection.channels[1]
+    channel.handle(spec.BasicConsume(queue="q", consumer_tag="t", no_ack=True))
+    (consumer,) = queue.consumers
+    queue.serve()
+    assert len(consumer.out) == 40
+    client.connection.on_output()
+    channel.handle(spec.BasicCancel(consumer_tag="t"))
     assert not consumer.out
     client.shell.full = False
     client.connection.on_output()
