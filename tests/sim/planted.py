@@ -923,32 +923,6 @@ def tables_decide_on_apply() -> None:
     tree._declare_queue = planted
 
 
-@plant(
-    "the tree takes a record of members that is older than its own",
-    "membership,partition,isolate,transfer,freeze",
-    "cluster",
-    first=50,
-)
-def older_members_recorded() -> None:
-    from dataclasses import replace
-
-    tree = _tree()
-    set_members = tree._set_members
-
-    def planted(self: Any, command: Any) -> Any:
-        queues = self.vhosts[command.vhost].queues
-        record = queues.get(command.name)
-        if record is not None:
-            queues[command.name] = replace(record, config=(0, 0))
-        done = set_members(self, command)
-        now = queues.get(command.name)
-        if record is not None and now is not None and not done:
-            queues[command.name] = replace(now, config=record.config)
-        return done
-
-    tree._set_members = planted
-
-
 @plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster")
 def forgotten_are_forgotten() -> None:
     tree = _tree()
@@ -1092,26 +1066,12 @@ def recovered_queues_stay_small() -> None:
     MemberKeeper._recovered = lambda self: set()  # type: ignore[method-assign]
 
 
-@plant("nodes are let in while a recovery is not recorded", "lost_majority,kill,crash", "cluster")
-def let_in_while_recovering() -> None:
-    from dataclasses import replace
-
-    from convoymq.cluster.joining import JoinDesk
-
-    on_join = JoinDesk.on_join
-
-    def planted(self: Any, *arguments: Any) -> None:
-        own = self._identity
-        if self.store is not None:
-            identity = replace(own(), cluster=self.store.tree.cluster_id)
-            self._identity = lambda: identity
-        on_join(self, *arguments)
-        self._identity = own
-
-    JoinDesk.on_join = planted  # type: ignore[method-assign]
-
-
-@plant("a node that was lost comes back in a life that was before", "lost_majority,kill", "cluster")
+@plant(
+    "a node that was lost comes back in a life that was before",
+    "lost_majority,kill",
+    "cluster",
+    first=31,
+)
 def lives_come_again() -> None:
     from convoymq.cluster import metadata
     from convoymq.sim import metadata_referee

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from convoymq.kernels.batch import ENTRY_MEMBERSHIP, make_entry
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.raft.membership import Membership
 from convoymq.sim import nodes
+from convoymq.sim.cluster_world import ClusterChecker
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.nodes import WatchedMachine
@@ -45,6 +47,46 @@ def test_one_vote_a_term() -> None:
     group.on_vote(1, 4, 3)
     with pytest.raises(InvariantBroken, match="votes for 3 and for 2 in term 4"):
         group.on_vote(1, 4, 2)
+
+
+def test_term_1_belongs_to_the_founder() -> None:
+    group = checker()
+    group.founder = 1
+    group.on_poll(1, leader(1))
+    with pytest.raises(InvariantBroken, match="node 2 votes in term 1, which is that of 1"):
+        group.on_vote(2, 1, 3)
+    other = checker()
+    other.founder = 1
+    with pytest.raises(InvariantBroken, match="node 2 leads in term 1, which is that of 1"):
+        other.on_poll(2, leader(1))
+
+
+def test_a_term_is_led_in_one_life() -> None:
+    group = checker()
+    group.founder = 1
+    group.on_recovered(1, recovered(0, 0))
+    group.on_poll(1, leader(1))
+    group.on_recovered(1, recovered(0, 0))
+    with pytest.raises(InvariantBroken, match="leads in term 1, which it led in an earlier life"):
+        group.on_poll(1, leader(1))
+
+
+def test_term_1_of_a_founder_is_known_without_the_disk_but_known() -> None:
+    group = checker()
+    group.founder = 1
+    group.on_answer(2, 1)
+    group.on_recovered(2, recovered(0, 0))
+    unaware = leader(0)
+    unaware.is_leader = False
+    with pytest.raises(InvariantBroken, match="node 2 is back in term 0, but has answered in 1"):
+        group.on_poll(2, unaware)
+    group.on_answer(3, 2)
+    with pytest.raises(InvariantBroken, match="node 3 is back in term 0, but has answered in 2"):
+        group.on_recovered(3, recovered(0, 0))
+    without = checker()
+    without.on_answer(2, 1)
+    with pytest.raises(InvariantBroken, match="node 2 is back in term 0, but has answered in 1"):
+        without.on_recovered(2, recovered(0, 0))
 
 
 @pytest.mark.parametrize("end", ["on_wiped", "on_removed"])
@@ -114,3 +156,17 @@ def test_a_replica_that_stops_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
     failure = run_seed(1).failure
     assert failure is not None
     assert "a bug in apply" in str(failure)
+
+
+def test_an_acknowledgement_outlives_the_disk_until_somebody_goes_on_alone() -> None:
+    group = ClusterChecker(1, Referee(1, {}), 1, Trace(lambda: 0))
+    group.on_acknowledge(2, 3, 7)
+    group.on_wiped(2)
+    group.on_lost([2])
+    assert group._had(2, 3, 7)
+    group.forcing[1] = 7
+    log = SimpleNamespace(term=4, last_index=7, last_term=3)
+    body = Membership(frozenset((1,))).encode()
+    group.on_append(1, log, make_entry(1, 8, 4, 0, ENTRY_MEMBERSHIP, body))
+    assert group.forced == {(8, 4): 1}
+    assert not group._had(2, 3, 7)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convoymq.kernels import batch
+from convoymq.model.errors import Unavailable
 from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
 from convoymq.sim.clock import Life, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken, identity_of
@@ -263,6 +264,13 @@ class Channel:
         if error is not None:
             self._trace.add(self.name, f"consumer {consumer} refused: {error}")
             self._consumers.pop(consumer, None)
+            if isinstance(error, Unavailable):
+                # Nobody knows whether it was subscribed: an AMQP channel ends by that.
+                self._scheduler.after(0, self._life, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.closed:
+            self.close()
 
     def on_deliver(
         self,

@@ -426,6 +426,7 @@ class ClusterNode(SimNode):
             world.scheduler.between(0, KEEPER_TICK_US), self.life, self._tick_keeper
         )
         world.trace.add(self.name, "serves")
+        world.on_serving(self)
         self.wake()
 
     def _on_removed(self) -> None:

@@ -93,6 +93,9 @@ class ClusterChecker(GroupChecker):
         """(index, term) -> nodes."""
         self.forcing: dict[int, int] = {}
         """Node -> where its log ended when an operator had it go on alone."""
+        self.gone: set[int] = set()
+        """Nodes whose disks were lost together. Acknowledgements of theirs may still arrive, and
+        count until somebody goes on alone."""
         self.floor = 0
         """The last committed entry that a survivor of a lost majority held, with all before it, on
         its disk."""
@@ -109,6 +112,9 @@ class ClusterChecker(GroupChecker):
             if alone and log.term == entry.term and self.forcing.get(node) == log.last_index:
                 del self.forcing[node]
                 self.forced[entry.index, entry.term] = node
+                for lost in self.gone:
+                    self.promised.pop(lost, None)
+                self.gone.clear()
                 # Lost nodes may have been in that term, of which nobody is left who knows.
                 self.entries = {at: seen for at, seen in self.entries.items() if at[0] < log.term}
         super().on_append(node, log, entry)
@@ -144,7 +150,7 @@ class ClusterChecker(GroupChecker):
         """The disks of these nodes are gone for good."""
         for node in nodes:
             self.logs.pop(node, None)
-            self.promised.pop(node, None)
+        self.gone.update(nodes)
         left = [self.agrees_upto(log, log.written_index) for log in self.logs.values()]
         self.floor = max(left, default=0)
 
@@ -158,6 +164,7 @@ class ClusterChecker(GroupChecker):
             for at in [at for at in known if at > index]:
                 del known[at]
         self.leaders = {at: node for at, node in self.leaders.items() if at < term}
+        self.led = {(node, at) for node, at in self.led if at < term}
         self.owed = {node: min(owed, index) for node, owed in self.owed.items()}
 
     def _check_majority(self, node: int, replica: Any, term: int, index: int) -> None:
@@ -196,7 +203,9 @@ class ClusterWorld(World):
         self.founders = founders
         self.metadata = MetadataReferee(self._on_created, self._on_deleted, self._members_at)
         self.referees[0] = self.metadata
-        self._watch_group(0)
+        self._watch_group(0, founder=0)
+        self.lives: set[tuple[int, int]] = set()
+        """(node, incarnation) of all that have served; sessions are numbered by it."""
         self.lost: set[int] = set()
         """Nodes whose copies are gone, and not rebuilt yet."""
         self.forgetting: set[int] = set()
@@ -209,11 +218,11 @@ class ClusterWorld(World):
         """Group -> what was committed, where some of it may be lost."""
         self.trace.add("world", f"founders {founders} faults {' '.join(sorted(plan.faults))}")
 
-    def _watch_group(self, group: int) -> None:
+    def _watch_group(self, group: int, founder: int) -> None:
         checker = self.checkers[group] = ClusterChecker(
             group, self.referees[group], self.plan.hash_every, self.trace
         )
-        checker.founded = group != 0
+        checker.founder = founder
         checker.on_recovered_alone = self._on_recovered_alone
 
     def new_id(self) -> str:
@@ -230,7 +239,7 @@ class ClusterWorld(World):
     def _on_created(self, queue: KnownQueue) -> None:
         group = queue.group
         self.referees[group] = self._new_referee(queue)
-        self._watch_group(group)
+        self._watch_group(group, founder=queue.members[0])
         self.groups[group] = queue
         self.trace.add("world", f"queue {queue.name} is group {group} on {queue.members}")
 
@@ -305,6 +314,13 @@ class ClusterWorld(World):
         # Who is behind follows older records, one after the other.
         if known is not None and here and node.number not in known.out_ever:
             raise InvariantBroken(f"{node.name} deletes its replica of {known}")
+
+    def on_serving(self, node: ClusterNode) -> None:
+        """A node takes part as a broker, in a life that was not before."""
+        life = (node.number, node.incarnation)
+        if life in self.lives:
+            raise InvariantBroken(f"{node.name} is back in life {node.incarnation}, which was")
+        self.lives.add(life)
 
     def on_joined(self, node: ClusterNode, joined: Joined) -> None:
         """A node was told that it is let in."""

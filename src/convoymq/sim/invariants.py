@@ -2,7 +2,8 @@
 
 | invariant | how it is watched |
 |---|---|
-| election safety | at most one node leads in a term |
+| election safety | at most one node leads in a term, and in one of its lives only |
+| founders | in term 1 nobody votes, and only the founder leads, where there is one |
 | one vote a term | the votes on the wire, and requests for them: one a term, over restarts too |
 | a void vote elects nobody | who lost its vote, and was taken in anew, may give another one |
 | log matching | an entry of a term and index has one content and one predecessor, on every node |
@@ -44,8 +45,10 @@ class GroupChecker:
         self.trace = trace
         self.referee = referee
         self.hash_every = hash_every
-        self.founded = False
-        """Term 1 has its leader without an election."""
+        self.founder = 0
+        """The node that leads term 1 without an election."""
+        self.led: set[tuple[int, int]] = set()
+        """(node, term) that nodes led in lives that are over."""
         self.leaders: dict[int, int] = {}
         """Term -> node."""
         self.entries: dict[tuple[int, int], tuple[int, int]] = {}
@@ -145,10 +148,10 @@ class GroupChecker:
         voters = frozenset(replica.members)
         if not self.configurations or self.configurations[-1] != voters:
             self.configurations.append(voters)
-        having = set()
+        having = {other for other in self.promised if self._had(other, replica.term, index)}
         for other, log in self.logs.items():
             held = log.written_index >= index >= log.first_index and log.term_at(index) == term
-            if held or log.snapshot_index >= index or self._had(other, replica.term, index):
+            if held or log.snapshot_index >= index:
                 having.add(other)
         # Since it was looked at last, this node may have seen some come and go.
         known = replica.core.memberships
@@ -175,8 +178,11 @@ class GroupChecker:
         seen = (core.term, core.commit_index, core.role)
         if self.polled.get(node) == seen:
             return
-        self.polled[node] = seen
         term = replica.term
+        begins = node not in self.polled and node not in self.excused
+        if begins and term < self.answered.get(node, 0):
+            self._fell(node, term)
+        self.polled[node] = seen
         last = self.terms.get(node, 0)
         if term != last:
             if term < last:
@@ -190,13 +196,18 @@ class GroupChecker:
                 own = replica.log.term_at(commit)
                 if own != term:
                     self.fail(f"leader {node} of term {term} commits {commit} of term {own}")
-        if replica.is_leader and self.leaders.get(term) != node:
-            self._on_leader(node, replica, term)
+        if replica.is_leader:
+            if (node, term) in self.led:
+                self.fail(f"node {node} leads in term {term}, which it led in an earlier life")
+            if self.leaders.get(term) != node:
+                self._on_leader(node, replica, term)
 
     def _on_leader(self, node: int, replica: Any, term: int) -> None:
         other = self.leaders.get(term)
         if other is not None:
             self.fail(f"nodes {other} and {node} both lead in term {term}")
+        if term == 1 and self.founder not in (0, node):
+            self.fail(f"node {node} leads in term 1, which is that of {self.founder}")
         if (term, node) in self.void:
             self.fail(f"node {node} leads in term {term}, but a vote for it was given anew")
         self.leaders[term] = node
@@ -221,6 +232,8 @@ class GroupChecker:
 
     def on_vote(self, node: int, term: int, candidate: int) -> None:
         """A node sends a vote (not a pre-vote) for a candidate, or asks for some as one."""
+        if term == 1 and self.founder:
+            self.fail(f"node {node} votes in term 1, which is that of {self.founder}")
         owed = self.owed.get(node, 0)
         if owed:
             self._check_owed(node, term, owed)
@@ -269,6 +282,7 @@ class GroupChecker:
         self.commit_seen[node] = 0
         self.polled_commits[node] = 0
         self.polled.pop(node, None)
+        self.led.update((node, term) for term, leader in self.leaders.items() if leader == node)
         self.trace.add(
             f"node{node}",
             f"group {self.group}: log {log.first_index}..{log.last_index}, term {log.term}, vote"
@@ -278,12 +292,11 @@ class GroupChecker:
             self.excused.add(node)
         if node in self.excused:
             return
-        # Who knows the founder of a group needs no disk to know that term 1 is over.
-        known = max(log.term, 1) if self.founded else log.term
+        # That a founder has term 1 is not on this disk: the node knows it before it does anything,
+        # see `on_poll`.
+        known = max(log.term, 1) if self.founder else log.term
         if known < self.answered.get(node, 0):
-            self.fail(
-                f"node {node} is back in term {log.term}, but has answered in {self.answered[node]}"
-            )
+            self._fell(node, log.term)
         vote = self.votes.get((node, log.term))
         if vote is not None and log.voted_for != vote and (node, log.term) not in self.former:
             self.fail(
@@ -299,6 +312,9 @@ class GroupChecker:
             log.term_at(written) != old.term_at(written)
         ):
             self.fail(f"node {node} is back with another entry {written} than it had written")
+
+    def _fell(self, node: int, term: int) -> None:
+        self.fail(f"node {node} is back in term {term}, but has answered in {self.answered[node]}")
 
     def on_wiped(self, node: int) -> None:
         """A node's disk was replaced. It votes when it is taken in anew, and has caught up."""

@@ -134,7 +134,7 @@ class World:
             self.checkers[group] = GroupChecker(
                 group, self.referees[group], plan.hash_every, self.trace
             )
-            self.checkers[group].founded = founder != (0, 0)
+            self.checkers[group].founder = founder[0]
         self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
         for group, place in self.groups.items():
             self.trace.add("world", f"group {group} on {sorted(place.members)} {place.settings}")
