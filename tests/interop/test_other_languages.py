@@ -53,7 +53,8 @@ def amqplib(tmp_path_factory: pytest.TempPathFactory) -> Command:
         pytest.skip("needs Node and npm (Debian: apt-get install nodejs npm)")
     directory = tmp_path_factory.mktemp("amqplib")
     (directory / "package.json").write_text('{"private": true}\n')
-    prepare(["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", AMQPLIB], directory)
+    quiet = ["--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=0"]
+    prepare(["npm", "install", *quiet, AMQPLIB], directory)
     environment = os.environ | {"NODE_PATH": str(directory / "node_modules")}
     return ["node", str(CLIENTS / "amqplib.js")], dict(environment)
 
@@ -73,8 +74,8 @@ def amqp091(tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 @pytest.fixture(params=["amqplib", "amqp091"])
 def client(request: pytest.FixtureRequest, time_limit: Callable[[int], None]) -> Command:
-    """Each client in turn. Getting it may take longer than a test."""
-    time_limit(INSTALL_LIMIT_S)
+    """Each client in turn. Getting it may take longer than a test; `prepare` gives up first."""
+    time_limit(2 * INSTALL_LIMIT_S)
     command: Command = request.getfixturevalue(request.param)
     return command
 
