@@ -1038,14 +1038,6 @@ def snapshot_without_version() -> None:
     machine.snapshot = planted
 
 
-@plant("the oldest copy goes on, not the newest", "lost_majority,isolate,kill", "cluster")
-def oldest_copy_goes_on() -> None:
-    from convoymq.cluster import recovery_plan
-
-    newest = recovery_plan._newest
-    recovery_plan._newest = lambda copy, node: tuple(-n for n in newest(copy, node))  # type: ignore[assignment,return-value]
-
-
 @plant("a copy goes on from what it knows to be committed", "lost_majority,blackout", "cluster")
 def survivor_drops_its_end() -> None:
     core = _core()
