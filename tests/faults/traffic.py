@@ -73,13 +73,17 @@ def declare(
     connection.close()
 
 
-def fill(cluster: LocalCluster, number: int, queue: str, count: int, size: int) -> None:
-    """Publishes 0 .. count - 1, padded to `size`, as transactions: all confirmed at the end."""
+def fill(
+    cluster: LocalCluster, number: int, queue: str, count: int, size: int, first: int = 0
+) -> None:
+    """Publishes `count` numbers from `first` on, padded to `size`, as transactions: all confirmed
+    at the end."""
     connection = connect(cluster, number)
     channel = connection.channel()
     channel.tx_select()
     for i in range(count):
-        channel.basic_publish("", queue, padded(i, size), pika.BasicProperties(delivery_mode=2))
+        body = padded(first + i, size)
+        channel.basic_publish("", queue, body, pika.BasicProperties(delivery_mode=2))
         if i % PER_TRANSACTION == PER_TRANSACTION - 1:
             channel.tx_commit()
     channel.tx_commit()
