@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import runpy
 import shutil
 import sys
 import sysconfig
@@ -26,30 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
 WORKERS = os.cpu_count() or 1
 
-#: Modules without pointers that are compiled as they are and can also run interpreted.
-PLAIN_MODULES = [
-    "convoymq.replication.raft.core",
-    "convoymq.replication.raft.progress",
-    "convoymq.queues.quorum.machine",
-    "convoymq.queues.quorum.runs",
-    "convoymq.cluster.replica",
-    "convoymq.cluster.host",
-    "convoymq.cluster.links",
-    "convoymq.cluster.detector",
-    "convoymq.amqp.channel",
-    "convoymq.amqp.listener",
-    "convoymq.node",
-    "convoymq.storage.log",
-    "convoymq.storage.wal",
-    "convoymq.queues.quorum.client",
-    "convoymq.queues.quorum.queue",
-    "convoymq.queues.sessions",
-    "convoymq.queues.session_client",
-    "convoymq.queues.group_queue",
-    "convoymq.queues.stream.machine",
-    "convoymq.streamlog.chunks",
-    "convoymq.queues.stream.client",
-    "convoymq.queues.stream.queue",
+#: Modules without pointers that are compiled as they are. Read by path: importing the package
+#: would load compiled modules.
+PLAIN_MODULES: tuple[str, ...] = runpy.run_path(str(SOURCE / "convoymq" / "compiled_modules.py"))[
+    "PLAIN_MODULES"
 ]
 
 KERNEL_LEVEL = "-O2"
@@ -68,7 +49,7 @@ def kernel_modules() -> list[str]:
         for path in (SOURCE / "convoymq" / "kernels").glob("*.py")
         if path.stem != "__init__"
     )
-    return kernels + [name for name in PLAIN_MODULES + EXTRA_KERNELS if source_of(name).exists()]
+    return kernels + [name for name in (*PLAIN_MODULES, *EXTRA_KERNELS) if source_of(name).exists()]
 
 
 def source_of(module: str) -> Path:

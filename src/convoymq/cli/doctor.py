@@ -20,37 +20,13 @@ from typing import Any
 import convoymq.kernels
 from convoymq.cli.cluster import is_free, offsets, read_state
 from convoymq.cluster.listening import addresses_of
+from convoymq.compiled_modules import PLAIN_MODULES
 
 SHARED_OBJECTS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 OPEN_FILES_LOW = 4096
 FLUSHES = 30
 FLUSH_SLOW_MS = 10.0
 PORT_MAX = 65_535
-PLAIN_MODULES = (
-    "convoymq.replication.raft.core",
-    "convoymq.replication.raft.progress",
-    "convoymq.queues.quorum.machine",
-    "convoymq.queues.quorum.runs",
-    "convoymq.cluster.replica",
-    "convoymq.cluster.host",
-    "convoymq.cluster.links",
-    "convoymq.cluster.detector",
-    "convoymq.amqp.channel",
-    "convoymq.amqp.listener",
-    "convoymq.node",
-    "convoymq.storage.log",
-    "convoymq.storage.wal",
-    "convoymq.queues.quorum.client",
-    "convoymq.queues.quorum.queue",
-    "convoymq.queues.sessions",
-    "convoymq.queues.session_client",
-    "convoymq.queues.group_queue",
-    "convoymq.queues.stream.machine",
-    "convoymq.streamlog.chunks",
-    "convoymq.queues.stream.client",
-    "convoymq.queues.stream.queue",
-)
-"""Modules that tools/build.py compiles and that run interpreted too, only slower."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,32 @@
+"""Names of the modules that are compiled where that is possible and run interpreted too.
+
+tools/build.py reads this file by its path, before anything is built: it imports nothing.
+"""
+
+from __future__ import annotations
+
+PLAIN_MODULES = (
+    "convoymq.replication.raft.core",
+    "convoymq.replication.raft.progress",
+    "convoymq.queues.quorum.machine",
+    "convoymq.queues.quorum.runs",
+    "convoymq.cluster.replica",
+    "convoymq.cluster.host",
+    "convoymq.cluster.links",
+    "convoymq.cluster.detector",
+    "convoymq.amqp.channel",
+    "convoymq.amqp.listener",
+    "convoymq.node",
+    "convoymq.storage.log",
+    "convoymq.storage.wal",
+    "convoymq.queues.quorum.client",
+    "convoymq.queues.quorum.queue",
+    "convoymq.queues.sessions",
+    "convoymq.queues.session_client",
+    "convoymq.queues.group_queue",
+    "convoymq.queues.stream.machine",
+    "convoymq.streamlog.chunks",
+    "convoymq.queues.stream.client",
+    "convoymq.queues.stream.queue",
+)
+"""Modules without pointers: interpreted, they do the same, only slower."""
