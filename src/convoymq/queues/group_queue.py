@@ -332,10 +332,8 @@ class GroupQueue(Queue):
 
     # --- for others ----------------------------------------------------------------------
 
-    def _holds_back(self, node: int, effect: Effect, since: int = -1) -> bool:
-        """Keeps a delivery for later while the link takes no bulk. Answers pass."""
-        if effect[0] != EFFECT_DELIVER:
-            return False
+    def _holds_back(self, node: int, effect: Effect, since: int) -> bool:
+        """Keeps a delivery for later while the link takes no bulk."""
         late = self._late.get(node)
         if late is None:
             if node not in self._transport.full:
@@ -347,15 +345,11 @@ class GroupQueue(Queue):
 
     def on_room(self, node: int) -> None:
         """The link to a node takes bulk again."""
-        late = self._late.get(node)
-        if late is None:
-            return
+        late = self._late.pop(node, None)
         replica = self._host.replica(self.group)
-        if replica is None or not replica.is_leader:
-            # The new leader says what is to be said.
-            del self._late[node]
+        if late is None or replica is None or not replica.is_leader:
+            # A new leader says what is to be said.
             return
-        del self._late[node]
         while late and node not in self._transport.full:
             self._forward(node, *late.popleft())
         if late:
@@ -369,8 +363,6 @@ class GroupQueue(Queue):
     def _forward(self, node: int, effect: Effect, since: int = -1) -> int:
         """Sends one effect to a session's node; returns the bytes of its messages. `since`: of a
         delivery that comes from the state."""
-        if self._holds_back(node, effect, since):
-            return 0
         kind = effect[0]
         session: int = effect[1]
         status = 0
