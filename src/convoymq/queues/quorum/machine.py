@@ -971,9 +971,12 @@ class QuorumMachine(SessionTable):
 
     def holds(self, session: int, consumer: int) -> list[tuple[int, runs.Run]]:
         """(first message id, run) of what a consumer holds, ascending; [] when it is unknown."""
-        known = self.sessions.get(session)
-        found = known.consumers.get(consumer) if known is not None else None
+        found = self._consumer(session, consumer)
         return found.checked_out.held() if found is not None else []
+
+    def _consumer(self, session: int, number: int) -> Consumer | None:
+        known = self.sessions.get(session)
+        return known.consumers.get(number) if known is not None else None
 
     def positions(self, session_node: int) -> list[tuple[int, int, int]]:
         """(session, consumer, next message id) of the subscribed consumers of a node."""
@@ -986,8 +989,7 @@ class QuorumMachine(SessionTable):
 
     def position(self, session: int, consumer: int) -> int:
         """A consumer's next message id; 0 when it is unknown."""
-        known = self.sessions.get(session)
-        found = known.consumers.get(consumer) if known is not None else None
+        found = self._consumer(session, consumer)
         return found.next_id if found is not None else 0
 
     def consumers(self) -> list[dict[str, Any]]:

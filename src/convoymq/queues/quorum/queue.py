@@ -181,6 +181,12 @@ class QuorumQueue(GroupQueue):
         """Says that a consumer was sent all that it holds from one message id on: the last of that
         ends before `end`, and nothing else is checked out to it below `next_id`."""
         body = end.to_bytes(8, "little") + next_id.to_bytes(8, "little")
+        self._forward_final(node, session, consumer, from_id, body)
+
+    def _forward_final(
+        self, node: int, session: int, consumer: int, from_id: int, body: bytes = b""
+    ) -> None:
+        """Says that nothing more follows of what was asked; see the module docstring for `body`."""
         head = batch.frame(
             batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL, body
         )
@@ -231,10 +237,7 @@ class QuorumQueue(GroupQueue):
         for effect in effects:
             if sent > ANSWER_BYTES_SOFT or node in self._transport.full:
                 # The client asks again for what is missing, when it has passed this on.
-                frame = batch.frame(
-                    batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL
-                )
-                self._transport.send(node, frame)
+                self._forward_final(node, session, consumer, from_id)
                 return
             size = self._forward(node, effect, since)
             if not size:
