@@ -17,7 +17,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,11 @@ from convoymq.cluster.cluster_clock import ClusterClock
 from convoymq.cluster.control import ControlPlane
 from convoymq.cluster.host import ReplicaHost
 from convoymq.cluster.identity import NodeIdentity
-from convoymq.cluster.interfaces import Effect
 from convoymq.cluster.links import Links, since_boot_ms, wall_ms
 from convoymq.cluster.listening import addresses_of
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import MetadataMachine
+from convoymq.cluster.metadata_store import MetadataSink
 from convoymq.cluster.sessions import SessionNumbers
 from convoymq.cluster_entry import ClusterEntry
 from convoymq.data_directory import DataDirectory
@@ -129,47 +129,6 @@ class LoopClock:
     def random(self) -> float:
         """Uniform in [0, 1)."""
         return self._random.random()
-
-
-class _LateSink:
-    """The effect sink of group 0 before the store exists that needs group 0's builder."""
-
-    def __init__(self) -> None:
-        self.store: AsyncMetadataStore | None = None
-        self._leader: tuple[int, int | None, int] | None = None
-
-    def attach(self, store: AsyncMetadataStore) -> None:
-        """Hands over; what is known by now is told."""
-        self.store = store
-        if self._leader is not None:
-            store.on_leader(*self._leader)
-
-    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
-        """See `EffectSink`."""
-        if self.store is not None:
-            self.store.on_effects(effects, replica)
-
-    def on_leader(self, group: int, leader: int | None, term: int) -> None:
-        """See `EffectSink`."""
-        self._leader = (group, leader, term)
-        if self.store is not None:
-            self.store.on_leader(group, leader, term)
-
-    def on_link_frame(self, *arguments: Any) -> None:
-        """See `EffectSink`."""
-        handler = getattr(self.store, "on_link_frame", None)
-        if handler is not None:
-            handler(*arguments)
-
-    def on_replica_gone(self) -> None:
-        """See `EffectSink`."""
-        if self.store is not None:
-            self.store.on_replica_gone()
-
-    def on_restored(self) -> None:
-        """The machine was replaced by a snapshot."""
-        if self.store is not None:
-            self.store.on_restored()
 
 
 class Node:
@@ -595,7 +554,7 @@ class Node:
     async def _form(self) -> None:
         """Opens the metadata group: recovered, newly formed with the peers, or joined."""
         self.machine = MetadataMachine()
-        self._sink = _LateSink()
+        self._sink = MetadataSink()
         await self.entry.enter()
         self._new_session = SessionNumbers(self.id, self.data.incarnation, self._live_sessions)
         self.store = AsyncMetadataStore(

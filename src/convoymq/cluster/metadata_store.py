@@ -187,6 +187,45 @@ class MetadataStore:
         self._resend_timer = self._clock.call_later(RESEND_AFTER_MS, self._on_resend_timer)
 
 
+class MetadataSink:
+    """The `EffectSink` with which group 0 is opened. The store, whose builder the group has, is
+    attached later."""
+
+    def __init__(self) -> None:
+        self._store: MetadataStore | None = None
+        self._leader: tuple[int, int | None, int] | None = None
+
+    def attach(self, store: MetadataStore) -> None:
+        """Hands over to the store, which hears who leads."""
+        self._store = store
+        if self._leader is not None:
+            store.on_leader(*self._leader)
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        """See `EffectSink`."""
+        if self._store is not None:
+            self._store.on_effects(effects, replica)
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """See `EffectSink`."""
+        self._leader = (group, leader, term)
+        if self._store is not None:
+            self._store.on_leader(group, leader, term)
+
+    def on_link_frame(
+        self, node: int, kind: int, group: int, a: int, b: int, c: int, d: int, body: bytes
+    ) -> None:
+        """Nothing: see `MetadataStore`."""
+
+    def on_replica_gone(self) -> None:
+        """Nothing: see `MetadataStore`."""
+
+    def on_restored(self) -> None:
+        """The tree was replaced by a snapshot."""
+        if self._store is not None:
+            self._store.on_restored()
+
+
 def too_slow() -> Unavailable:
     """No answer in time."""
     return Unavailable("the metadata store has no majority, or is too slow")

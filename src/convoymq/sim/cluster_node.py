@@ -36,7 +36,7 @@ from convoymq.cluster.identity import Founding, NodeIdentity
 from convoymq.cluster.joining import JoinDesk
 from convoymq.cluster.members import MemberKeeper
 from convoymq.cluster.metadata import Change, MetadataMachine, QueueRecord
-from convoymq.cluster.metadata_store import MetadataStore
+from convoymq.cluster.metadata_store import MetadataSink, MetadataStore
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Table
 from convoymq.queues.group_queue import TICK_MS
@@ -335,7 +335,7 @@ class ClusterNode(SimNode):
         self.tree = WatchedTree(self)
         world.trace.add(self.name, f"opens the tree with {members}, learner {learner}")
         # The store needs the builder of the group, the group its sink.
-        sink = _LateSink()
+        sink = MetadataSink()
         assert self.desk is not None
         self.host.create_group(
             0,
@@ -563,41 +563,3 @@ class ClusterNode(SimNode):
         """A peer is unlinked, or known to be gone."""
         self.hellos.pop(peer, None)
         super().on_link_down(peer, definite)
-
-
-class _LateSink:
-    """The effect sink of group 0 before the store exists that needs the group's builder."""
-
-    def __init__(self) -> None:
-        self.store: Any = None
-        self._leader: tuple[Any, ...] | None = None
-
-    def attach(self, store: MetadataStore) -> None:
-        """Hands over; what is known by now is told."""
-        self.store = store
-        if self._leader is not None:
-            store.on_leader(*self._leader)
-
-    def on_effects(self, effects: Any, replica: Any) -> None:
-        """See `EffectSink`."""
-        if self.store is not None:
-            self.store.on_effects(effects, replica)
-
-    def on_leader(self, *what: Any) -> None:
-        """See `EffectSink`."""
-        self._leader = what
-        if self.store is not None:
-            self.store.on_leader(*what)
-
-    def on_link_frame(self, *arguments: Any) -> None:
-        """See `EffectSink`."""
-
-    def on_replica_gone(self) -> None:
-        """See `EffectSink`."""
-        if self.store is not None:
-            self.store.on_replica_gone()
-
-    def on_restored(self) -> None:
-        """See `EffectSink`."""
-        if self.store is not None:
-            self.store.on_restored()
