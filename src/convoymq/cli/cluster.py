@@ -130,8 +130,7 @@ class LocalCluster:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._lock)
-            self._lock = None
+            self._unlock()
             raise Misuse(f"a cluster already runs in {self.data}") from None
         for node in self.nodes:
             for use, port in node.ports().items():
