@@ -247,20 +247,19 @@ class RaftCore:
         if self.founded:
             self._become_leader()
             return
-        self._arm(0.0 if hurry or self.members.voters == {self.node} else 1.0)
+        alone = hurry or self.members.voters == {self.node}
+        self._arm(0 if alone else self.election_delay_ms())
         if self.amnesiac:
             self._ask_to_rejoin()
 
-    def _arm(self, share: float) -> None:
-        """Election timer: quick after a failure was noticed, else between half and double."""
-        if share == 0.0:
-            delay = 0.0
-        elif share < 1.0:
-            delay = self.quick_delay_ms()
-        else:
-            delay = self.election_ms * (0.5 + 1.5 * self.random()) * min(max(self._attempts, 1), 4)
+    def _arm(self, delay_ms: int) -> None:
         self._armed = True
-        self.effects.append((ARM, int(delay)))
+        self.effects.append((ARM, delay_ms))
+
+    def election_delay_ms(self) -> int:
+        """A random wait between half and double of the base; longer with each attempt."""
+        base = self.election_ms * (0.5 + 1.5 * self.random())
+        return int(base * min(max(self._attempts, 1), 4))
 
     def quick_delay_ms(self) -> int:
         """A random wait that is short, and longer for each member that should stand before."""
@@ -275,10 +274,10 @@ class RaftCore:
     def place_in_line(self) -> int:
         """How many reachable voters should stand for an election before this one: another one goes
         first in each group, and two that stand at once would split the votes."""
-        heirs = [n for n in self.members.voters if n == self.node or n in self.connected]
-        if self.node not in heirs:
-            return len(heirs)
-        return (sorted(heirs).index(self.node) + self.group) % len(heirs)
+        voters = [n for n in self.members.voters if n == self.node or n in self.connected]
+        if self.node not in voters:
+            return len(voters)
+        return (sorted(voters).index(self.node) + self.group) % len(voters)
 
     def _disarm(self) -> None:
         if self._armed:
@@ -304,7 +303,7 @@ class RaftCore:
                 self._attempts += 1
                 message = (PRE_VOTE, self.term, self.log.last_index, self.log.last_term)
                 self._ask_voters(message)
-                self._arm(1.0)
+                self._arm(self.election_delay_ms())
             # Else it comes again with the next node that becomes reachable.
             return
         self._start_pre_vote()
@@ -327,7 +326,7 @@ class RaftCore:
         peer.silent = True
         self.pace_due = True
         if not self._armed and not self.reaches_majority():
-            self._arm(1.0)
+            self._arm(self.election_delay_ms())
 
     def on_answer(self, peer: Progress) -> None:
         """Leader: a peer was silent and makes progress again."""
@@ -347,11 +346,11 @@ class RaftCore:
             if node == self.transfer_target:
                 self.transfer_target = 0
             if not self._armed and not self.reaches_majority():
-                self._arm(1.0)
+                self._arm(self.election_delay_ms())
         elif self.leader == node or not self.leader:
             self._in_contact = False
             if not self._armed or self.leader == node:
-                self._arm(QUICK_DELAY_SHARE)
+                self._arm(self.quick_delay_ms())
 
     def on_reachable(self, node: int) -> None:
         """A node is reachable (again); what was sent to it before may be lost."""
@@ -370,7 +369,7 @@ class RaftCore:
         elif (self.leader == node or not self.leader) and not self._armed:
             # If it still leads it says so at once.
             self._in_contact = False
-            self._arm(1.0)
+            self._arm(self.election_delay_ms())
 
     def _reconnect(self, peer: Progress) -> None:
         peer.connected = True
@@ -413,7 +412,7 @@ class RaftCore:
             # Not sooner: the others' votes for a life that forgets this term could be counted by
             # the next one, which stands in it again, with a shorter log (ADR 0002, 3).
             self._votes.add(self.node)
-            self._arm(1.0)
+            self._arm(self.election_delay_ms())
             self._ask_voters((VOTE, term, self.log.last_index, self.log.last_term))
             self._count_votes()
         elif voted_for == WITHHELD and self.quarantined:
@@ -457,7 +456,7 @@ class RaftCore:
             self._attempts = 0
             self._disarm()
         elif changed or not self._armed:
-            self._arm(1.0)
+            self._arm(self.election_delay_ms())
         if changed:
             self.effects.append((ROLE,))
 
@@ -471,7 +470,7 @@ class RaftCore:
         if term >= self.term and node == self.leader:
             self._in_contact = False
             self._forget_leader()
-            self._arm(1.0)
+            self._arm(self.election_delay_ms())
 
     def _start_pre_vote(self) -> None:
         self._attempts += 1
@@ -482,7 +481,7 @@ class RaftCore:
         if self._elected():
             self._start_election()
             return
-        self._arm(1.0)
+        self._arm(self.election_delay_ms())
         message = (PRE_VOTE, self.term + 1, self.log.last_index, self.log.last_term)
         self._ask_voters(message)
 
@@ -493,7 +492,7 @@ class RaftCore:
         self._set_vote(self.term + 1, self.node)
         self.effects.append((ROLE,))
         # The others are asked when the own vote is durable.
-        self._arm(1.0)
+        self._arm(self.election_delay_ms())
 
     def _ask_voters(self, message: tuple[Any, ...]) -> None:
         for node in sorted(self.members.voters):
@@ -576,7 +575,7 @@ class RaftCore:
         reply = (PRE_VOTE_REPLY, self.term, granted, term, leader)
         self.effects.append((SEND, node, reply))
         if not granted and not alive and not self._armed:
-            self._arm(QUICK_DELAY_SHARE)
+            self._arm(self.quick_delay_ms())
 
     def _on_pre_vote_reply(
         self, node: int, term: int, granted: bool, asked: int, leader: int
@@ -607,7 +606,7 @@ class RaftCore:
             self._become_follower(term, 0)
         if self.voted_for != node:
             self._set_vote(term, node)
-        self._arm(1.0)
+        self._arm(self.election_delay_ms())
         if self.durable_term == term and self.durable_vote == node:
             self.effects.append((SEND, node, (VOTE_REPLY, term, True)))
         else:
@@ -1028,7 +1027,7 @@ class RaftCore:
         if self.amnesiac:
             self._ask_to_rejoin()
         else:
-            self._arm(1.0)
+            self._arm(self.election_delay_ms())
 
     def _end_quarantine(self) -> None:
         """Once the log is whole: over when that is durable (`on_vote_written`). In this term it
@@ -1045,7 +1044,7 @@ class RaftCore:
         for node in sorted(self.connected):
             if node != self.node:
                 self.effects.append((SEND, node, (REJOIN, self.term, self.incarnation)))
-        self._arm(1.0)
+        self._arm(self.election_delay_ms())
         self._attempts += 1
 
     def _on_rejoin(self, node: int, incarnation: int) -> None:
