@@ -44,6 +44,8 @@ class Machine(Protocol):
     """Oldest version that this build supports."""
     version: int
     """In force: 1 in a new group."""
+    time_ms: int
+    """The highest time of an entry that the state remembers; 0 = none."""
     effects: list[Effect]
 
     def set_version(self, version: int) -> None:
@@ -76,6 +78,9 @@ class Machine(Protocol):
     def session_nodes(self) -> frozenset[int]:
         """Nodes that have a session here: they want commit notices."""
 
+    def next_due_ms(self) -> int | None:
+        """When a leader should propose TICK; None = nothing waits for a time."""
+
     def at_rest(self) -> bool:
         """Nobody waits for what a settle would free."""
 
@@ -100,6 +105,9 @@ class EffectSink(Protocol):
     ) -> None:
         """An APPLIED or DELIVER frame: an effect that another node's replica carries out for
         this one."""
+
+    def on_restored(self) -> None:
+        """The machine's state was replaced by a snapshot."""
 
     def on_replica_gone(self) -> None:
         """This node's replica left the group or stopped, possibly before it applied what the

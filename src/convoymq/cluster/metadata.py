@@ -155,6 +155,8 @@ class MetadataMachine:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
+        #: The tree keeps no times of its own.
+        self.time_ms = 0
         self.changes: list[Change] = []
         self._clear()
 
@@ -257,6 +259,10 @@ class MetadataMachine:
     def session_nodes(self) -> frozenset[int]:
         """Nodes with a session: they wait for answers."""
         return frozenset(session >> 56 for session in self._sessions)
+
+    def next_due_ms(self) -> int | None:
+        """Nothing: no rule of the tree waits for a time."""
+        return None
 
     def at_rest(self) -> bool:
         """Every change is waited for."""

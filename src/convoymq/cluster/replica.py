@@ -192,7 +192,7 @@ class Replica:
                     found.append((entry.index, decode_membership(entry.data[HEADER:])))
                 self.time.heard(entry.time_ms)
                 index = entry.index + 1
-        self.time.heard(getattr(self.machine, "time_ms", 0))
+        self.time.heard(self.machine.time_ms)
         core.start(found, hurry)
 
     def stop_for(self, reason: str, **facts: Any) -> None:
@@ -900,8 +900,7 @@ class Replica:
             if node not in core.members.nodes:
                 self.send_raft(node, (LEADER_IS, core.term, self.host.node))
             self._propose_state_of(node)
-        next_due_ms = getattr(self.machine, "next_due_ms", None)
-        if next_due_ms is None or next_due_ms() is not None:
+        if self.machine.next_due_ms() is not None:
             # The machine says its due times again.
             self.propose(batch.CMD_TICK)
         self.host.active.add(self.group)
@@ -1334,11 +1333,9 @@ class Replica:
         self.machine.effects = []
         self._version_changed()
         core.on_installed(index, decode_membership(membership))
-        self.time.heard(getattr(self.machine, "time_ms", 0))
+        self.time.heard(self.machine.time_ms)
         self.host.counters.snapshots_installed += 1
-        restored = getattr(self.sink, "on_restored", None)
-        if restored is not None:
-            restored()
+        self.sink.on_restored()
         self.machine.resend(self.host.node)
         if self.machine.effects:
             self._execute()

@@ -324,6 +324,9 @@ class GroupQueue(Queue):
         reply = msgspec.msgpack.decode(body) if body else None
         client.on_applied(b, c, reply)
 
+    def on_restored(self) -> None:
+        """See `EffectSink`."""
+
     def on_replica_gone(self) -> None:
         """See `EffectSink`: the leader, which no longer counts on this node's replica, says again
         what it left to that."""

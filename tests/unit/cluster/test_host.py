@@ -42,6 +42,7 @@ class ListMachine:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.version = 1
+        self.time_ms = 0
         self.values: list[int] = []
         self.seen: list[tuple[int, int]] = []
         """(kind, argument) of all commands."""
@@ -74,6 +75,9 @@ class ListMachine:
     def session_nodes(self) -> frozenset[int]:
         return frozenset()
 
+    def next_due_ms(self) -> int | None:
+        return None
+
     def at_rest(self) -> bool:
         return True
 
@@ -95,6 +99,9 @@ class Sink:
         self.leaders.append(leader)
 
     def on_link_frame(self, *arguments: Any) -> None:
+        pass
+
+    def on_restored(self) -> None:
         pass
 
     def on_replica_gone(self) -> None:
