@@ -19,14 +19,18 @@ import structlog
 
 from convoymq.amqp.connection import Connection, Timer
 from convoymq.amqp.settings import AmqpSettings
-from convoymq.cluster.listening import BACKLOG, addresses_of, listen, plain_address
+from convoymq.cluster.listening import (
+    ACCEPT_PAUSE_S,
+    BACKLOG,
+    Acceptor,
+    addresses_of,
+    listen,
+    plain_address,
+)
 from convoymq.kernels.frames import Outbox, Wire
 
 log = structlog.get_logger()
 
-ACCEPTS_PER_ROUND = 64
-ACCEPT_PAUSE_S = 1.0
-_NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 PREFACE_BYTES = 8
 """Length of what every protocol on this port begins with."""
@@ -357,11 +361,11 @@ class Listener:
         self._count = count if count is not None else lambda: len(self.connections)
         self._backlog = backlog
         self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
         self._sockets: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._accept_timers: dict[socket.socket, asyncio.TimerHandle] = {}
 
     async def start(self) -> None:
         """Listen. Port 0 takes any free one; `port` says which.
@@ -374,7 +378,7 @@ class Listener:
         self.port = self._sockets[0].getsockname()[1]
         for sock in self._sockets:
             if self._ssl is None:
-                loop.add_reader(sock.fileno(), self._acceptable, sock)
+                self._acceptors.append(Acceptor(loop, sock, self._accepted, _not_accepted))
                 continue
             self._servers.append(
                 await loop.create_server(
@@ -489,46 +493,18 @@ class Listener:
             connection.set_alarms(alarms)
 
     def _stop_accepting(self) -> None:
-        for timer in self._accept_timers.values():
-            timer.cancel()
-        self._accept_timers.clear()
-        sockets, self._sockets = self._sockets, []
+        self._sockets = []
+        acceptors, self._acceptors = self._acceptors, []
         servers, self._servers = self._servers, []
-        for server in servers:
-            server.close()
-        if self._ssl is None and self._loop is not None:
-            for sock in sockets:
-                self._loop.remove_reader(sock.fileno())
-                sock.close()
+        for each in (*acceptors, *servers):
+            each.close()
 
-    def _acceptable(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_PER_ROUND):
-            if not self._sockets or not self._accept_one(listening):
-                return
-
-    def _accept_one(self, listening: socket.socket) -> bool:
-        """Accept; False when nobody waits or there is no room for descriptors."""
+    def _accepted(self, sock: socket.socket, peer: Any) -> None:
         loop = self._loop
         assert loop is not None
-        try:
-            sock, peer = listening.accept()
-        except (BlockingIOError, InterruptedError):
-            return False
-        except ConnectionAbortedError:
-            return True
-        except OSError as error:
-            if error.errno not in _NO_ROOM:
-                raise
-            # The caller waits in the kernel's queue meanwhile; trying at once would only spin.
-            log.error("amqp.accept_failed", error=str(error), pause_s=ACCEPT_PAUSE_S)
-            loop.remove_reader(listening.fileno())
-            self._accept_timers[listening] = loop.call_later(
-                ACCEPT_PAUSE_S, self._accept_again, listening
-            )
-            return False
         if not self.has_room():
             sock.close()
-            return True
+            return
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -538,11 +514,9 @@ class Listener:
             shell.connection = self.connect(shell, sock.fileno(), peer, sock.getsockname())
         except OSError:
             sock.close()
-            return True
+            return
         shell.set_reading(True)
-        return True
 
-    def _accept_again(self, listening: socket.socket) -> None:
-        self._accept_timers.pop(listening, None)
-        if self._sockets and self._loop is not None:
-            self._loop.add_reader(listening.fileno(), self._acceptable, listening)
+
+def _not_accepted(error: OSError) -> None:
+    log.error("amqp.accept_failed", error=str(error), pause_s=ACCEPT_PAUSE_S)

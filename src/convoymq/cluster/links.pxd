@@ -24,7 +24,7 @@ cdef class _Peer:
 
 cdef class Links:
     cdef public object config, address, events, detector, _run_input, _secret, _on_dirty, _log, _tasks
-    cdef public object _accept_backlog, _listener, _tls_listener, _timer, _contexts, _loop
+    cdef public object _accept_backlog, _listener, _server, _timer, _contexts, _loop
     cdef public object identity, clock, relay, release, instance, process, read_start, _rejected_text
     cdef public double _rejected_since, _rejected_at
     cdef public int node_id

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import random
 import socket
@@ -48,7 +47,7 @@ from convoymq.cluster.handshake import (
     refusal,
 )
 from convoymq.cluster.identity import NodeIdentity
-from convoymq.cluster.listening import BACKLOG, addresses_of, listen
+from convoymq.cluster.listening import ACCEPT_PAUSE_S, BACKLOG, Acceptor, addresses_of, listen
 from convoymq.cluster.processes import ProcessWatch, own_process, read_start
 from convoymq.cluster.supported import Supports
 from convoymq.kernels.batch import (
@@ -66,8 +65,6 @@ from convoymq.kernels.sockets import LinkReader, LinkWriter
 from convoymq.model.config import Address, ClusterConfig, parse_address
 
 HELLO_SIZE_MAX = 65_536
-ACCEPT_PAUSE_S = 1.0
-_NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 SECRET_BITS_REFUSED = 0o077
 HANDSHAKE_S = 3.0
 CONNECT_S = 1.0
@@ -438,7 +435,7 @@ class Links:
         self._running = False
         self._pending: set[_Wire] = set()
         self._listener: socket.socket | None = None
-        self._tls_listener: asyncio.Server | None = None
+        self._server: Acceptor | asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._contexts = _tls_contexts(config)
         self._refusals: dict[str, str] = {}
@@ -463,10 +460,11 @@ class Links:
         await self._tasks.__aenter__()
         self._listener = _listen(self.address, self._accept_backlog)
         if self._contexts is None:
-            self._listener.setblocking(False)
-            self._loop.add_reader(self._listener.fileno(), self._acceptable)
+            self._server = Acceptor(
+                self._loop, self._listener, self._accepted_plain, self._not_accepted
+            )
         else:
-            self._tls_listener = await self._loop.create_server(
+            self._server = await self._loop.create_server(
                 lambda: _TlsWire(self._accepted),
                 sock=self._listener,
                 backlog=self._accept_backlog,
@@ -486,11 +484,8 @@ class Links:
         self._running = False
         if self._timer is not None:
             self._timer.cancel()
-        if self._tls_listener is not None:
-            self._tls_listener.close()
-        elif self._listener is not None:
-            self._loop.remove_reader(self._listener.fileno())
-            self._listener.close()
+        if self._server is not None:
+            self._server.close()
         for task in list(getattr(self._tasks, "_tasks", ())):
             task.cancel()
         for wire in list(self._pending):
@@ -918,23 +913,11 @@ class Links:
 
     # -- accepting --------------------------------------------------------------------------
 
-    def _acceptable(self) -> None:
-        assert self._listener is not None
-        for _ in range(16):
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno in _NO_ROOM:
-                    # Who dials waits in the kernel's queue; trying at once would only spin.
-                    self._log.error("link.accept_failed", reason=str(error), pause_s=ACCEPT_PAUSE_S)
-                    self._loop.remove_reader(self._listener.fileno())
-                    self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
-                return
-            self._accepted(_PlainWire(self._loop, sock, self._run_input))
+    def _accepted_plain(self, sock: socket.socket, _peer: Any) -> None:
+        self._accepted(_PlainWire(self._loop, sock, self._run_input))
 
-    def _accept_again(self) -> None:
-        if self._running and self._listener is not None and self._tls_listener is None:
-            self._loop.add_reader(self._listener.fileno(), self._acceptable)
+    def _not_accepted(self, error: OSError) -> None:
+        self._log.error("link.accept_failed", reason=str(error), pause_s=ACCEPT_PAUSE_S)
 
     def _accepted(self, wire: _Wire) -> None:
         if not self._running or len(self._pending) >= 4 * self.config.peers_max:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 BACKLOG = 1024
 """Connections that the system accepts ahead of the process, unless somebody says otherwise."""
 
+ACCEPTS_PER_TURN = 64
+ACCEPT_PAUSE_S = 1.0
+
 _LOCALHOST = {"localhost": ("127.0.0.1", "::1")}
 _TRIES = 20
+_NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _NO_FAMILY = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
 
 
@@ -30,6 +39,65 @@ def listen(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
             if port or len(hosts) == 1 or error.errno != errno.EADDRINUSE:
                 raise
     raise OSError(errno.EADDRINUSE, f"no port is free on all of {', '.join(hosts)}")
+
+
+class Acceptor:
+    """Accepts connections on a listening socket, from now on until `close`.
+
+    Args:
+        accepted: takes a connection, which still blocks, and its peer's address.
+        failed: hears why no connection can be taken for `ACCEPT_PAUSE_S`: no file descriptor is
+            free, or no memory.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listening: socket.socket,
+        accepted: Callable[[socket.socket, Any], None],
+        failed: Callable[[OSError], None],
+    ) -> None:
+        self._loop = loop
+        self._listening = listening
+        self._accepted = accepted
+        self._failed = failed
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._resume()
+
+    def close(self) -> None:
+        """Accepts no more, and closes the socket."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._listening.fileno())
+        self._listening.close()
+
+    def _resume(self) -> None:
+        self._timer = None
+        self._loop.add_reader(self._listening.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            if self._closed:
+                return
+            try:
+                sock, peer = self._listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                # Who calls waits in the kernel's queue meanwhile; trying at once would only spin.
+                self._loop.remove_reader(self._listening.fileno())
+                self._timer = self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
+                self._failed(error)
+                return
+            self._accepted(sock, peer)
 
 
 def addresses_of(host: str) -> tuple[str, ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from convoymq.cluster import listening
-from convoymq.cluster.listening import addresses_of, has_ipv6, listen, plain_address
+from convoymq.cluster.listening import Acceptor, addresses_of, has_ipv6, listen, plain_address
 from tests.sockets import backlog_of
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="the system has no IPv6 loopback address")
@@ -94,3 +97,61 @@ def test_the_backlog_is_the_systems(opened: list[socket.socket]) -> None:
 def test_mapped_addresses_are_shown_plainly() -> None:
     assert plain_address("::ffff:192.0.2.1") == "192.0.2.1"
     assert plain_address("2001:db8::1") == "2001:db8::1"
+
+
+class Scarce:
+    """A listening socket whose process has no descriptor left for the first connections."""
+
+    def __init__(self, listening: socket.socket, failures: int) -> None:
+        self._listening = listening
+        self.failures = failures
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._listening.accept()
+
+    def fileno(self) -> int:
+        return self._listening.fileno()
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+async def test_accepting_pauses_while_no_descriptor_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listening, "ACCEPT_PAUSE_S", 0.001)
+    (sock,) = listen("127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+    accepted: asyncio.Future[socket.socket] = loop.create_future()
+    failures: list[int | None] = []
+    scarce: Any = Scarce(sock, 2)
+    acceptor = Acceptor(
+        loop,
+        scarce,
+        lambda made, _peer: accepted.set_result(made),
+        lambda error: failures.append(error.errno),
+    )
+    with socket.create_connection(sock.getsockname(), timeout=5):
+        async with asyncio.timeout(5):
+            (await accepted).close()
+    assert failures == [errno.EMFILE, errno.EMFILE]
+    acceptor.close()
+
+
+async def test_accepting_ends_also_during_a_pause() -> None:
+    (sock,) = listen("127.0.0.1", 0)
+    address = sock.getsockname()
+    loop = asyncio.get_running_loop()
+    paused: asyncio.Future[OSError] = loop.create_future()
+    scarce: Any = Scarce(sock, 1)
+    acceptor = Acceptor(loop, scarce, lambda made, _peer: made.close(), paused.set_result)
+    with socket.create_connection(address, timeout=5):
+        async with asyncio.timeout(5):
+            await paused
+        acceptor.close()
+    acceptor.close()
+    with pytest.raises(ConnectionRefusedError):
+        connect(*address)
