@@ -12,6 +12,7 @@ from convoymq.cluster.metadata import QueueRecord, User, Vhost
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.tables import Table
 from convoymq.queues.broker import Broker
+from convoymq.queues.group_queue import group_state
 from convoymq.queues.slices import in_slices
 from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
 
@@ -278,9 +279,8 @@ def queue_row(
 ) -> dict[str, Any] | None:
     """One queue; None when it is gone.
 
-    Its state is `running` while somebody leads it: a replicated queue is `minority` while no
-    majority of its members is up, and `down` while one is but has no leader yet; a classic queue is
-    `down` while its node is, and `crashed` when its files are damaged.
+    The state of a replicated queue is its `group_state`; a classic queue is `down` while its node
+    is, and `crashed` when its files are damaged.
     """
     vhost = broker.metadata.tree.vhosts.get(record.vhost)
     declared = vhost.topology.find_queue(record.name) if vhost is not None else None
@@ -300,20 +300,18 @@ def queue_row(
         "effective_policy_definition": {},
         "state": "down",
     }
+    facts = dict(live or {})
+    leader = facts.get("leader")
     replicated = record.type.is_replicated
     if replicated:
         row["members"] = [broker.node_name_of(node) for node in record.members]
         row["online"] = [broker.node_name_of(node) for node in record.members if broker.is_up(node)]
-        if 2 * len(row["online"]) <= len(row["members"]):
-            row["state"] = "minority"
+        row["state"] = group_state(leader, len(row["online"]), len(row["members"]))
+        facts.pop("state", None)
     elif record.home == broker.node_id and record.group in broker.classic.damaged:
         row["state"] = "crashed"
     if live is None:
         return row
-    facts = dict(live)
-    leader = facts.get("leader")
-    if replicated:
-        facts["state"] = row["state"] if leader is None else "running"
     stopped = facts.pop("stopped_members", {})
     row["stopped"] = {broker.node_name_of(node): reason for node, reason in stopped.items()}
     totals = facts.pop("totals", None) or facts.pop("message_stats", None) or {}

@@ -106,6 +106,14 @@ class Host(Protocol):
         """(segment, its file) where an entry lies in one; None elsewhere."""
 
 
+def group_state(leader: int | None, online: int, members: int) -> str:
+    """`running` while a leader is known; without one `minority`, or `down` while a majority of the
+    members is up and has not elected one."""
+    if leader is not None:
+        return "running"
+    return "down" if 2 * online > members else "minority"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
     """What one channel may have under way into one queue, and for how long.
@@ -604,11 +612,8 @@ class GroupQueue(Queue):
 
     @property
     def state(self) -> str:
-        """`running` while a leader is known; without one `minority`, or `down` while a majority of
-        the members is up and has not elected one."""
-        if self.leader is not None:
-            return "running"
-        return "down" if 2 * len(self._online()) > len(self.members) else "minority"
+        """See `group_state`."""
+        return group_state(self.leader, len(self._online()), len(self.members))
 
     def info(self) -> dict[str, Any]:
         """What the management API shows, from local knowledge."""
