@@ -222,13 +222,9 @@ def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
     while True:
         value, at = _value(text, _skip(text, at), depth + 1)
         made.append(value)
-        at = _skip(text, at)
-        mark = text[at : at + 1]
-        at += 1
-        if mark == "]":
+        at, closed = _next(text, at, "]")
+        if closed:
             return made, at
-        if mark != ",":
-            raise ValueError("no comma")
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
@@ -245,13 +241,18 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
         if text[at : at + 1] != ":":
             raise ValueError("no colon")
         made[name], at = _value(text, _skip(text, at + 1), depth + 1)
-        at = _skip(text, at)
-        mark = text[at : at + 1]
-        at += 1
-        if mark == "}":
+        at, closed = _next(text, at, "}")
+        if closed:
             return made, at
-        if mark != ",":
-            raise ValueError("no comma")
+
+
+def _next(text: str, at: int, end: str) -> tuple[int, bool]:
+    """Where to go on behind an element, and whether that was the last. Raises ValueError."""
+    at = _skip(text, at)
+    mark = text[at : at + 1]
+    if mark not in (end, ","):
+        raise ValueError("no comma")
+    return at + 1, mark == end
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
