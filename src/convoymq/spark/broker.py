@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -108,8 +107,9 @@ class Streams:
     def _check_gone(self, name: str) -> None:
         """A list shows only what may be read. Raises AccessRefused when a stream is not in it for
         that reason."""
-        with contextlib.suppress(NotFound):
-            self.client.offsets([(name, "earliest", None)])
+        refusal = _refusal(self.client, name)
+        if isinstance(refusal, AccessRefused):
+            raise refusal
 
     def sample_row_bytes(self, stream: str, offset: int) -> float:
         """Mean size of the messages from an offset on, by reading some. Works on any node."""
@@ -197,12 +197,20 @@ def explain_missing(client: Client, names: Iterable[str]) -> str:
         streams = [known for known, kind in readable.items() if kind == "stream"]
         near = difflib.get_close_matches(name, streams, n=_NEAR_MAX, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        try:
-            client.offsets([(name, "earliest", None)])
-        except AccessRefused as error:
-            texts.append(f"stream {name} may not be read: {error.text}")
-        except NotFound:
+        refusal = _refusal(client, name)
+        if isinstance(refusal, AccessRefused):
+            texts.append(f"stream {name} may not be read: {refusal.text}")
+        elif refusal is not None:
             texts.append(f"there is no stream {name}{hint}")
         else:
             texts.append(f"stream {name} was not there a moment ago")
     return ". ".join(texts)
+
+
+def _refusal(client: Client, name: str) -> AccessRefused | NotFound | None:
+    """What a node says to who reads a stream; None when it may be read."""
+    try:
+        client.offsets([(name, "earliest", None)])
+    except (AccessRefused, NotFound) as error:
+        return error
+    return None
