@@ -229,11 +229,6 @@ class ClusterWorld(World):
         """32 random hex digits."""
         return f"{self.scheduler.rng.getrandbits(128):032x}"
 
-    def _start_care(self) -> None:
-        after = self.scheduler.after
-        after(0, None, self._keep_channels)
-        after(0, None, self._administrate)
-
     # What the log of the tree says.
 
     def _on_created(self, queue: KnownQueue) -> None:
@@ -724,10 +719,7 @@ class ClusterWorld(World):
                 found.append(f"{node.name} does not serve")
         if found:
             return found
-        for channel in self.channels:
-            waits = channel.waits_for()
-            if waits:
-                found.append(f"{channel.name} waits for {waits}")
+        found += self._waiting_channels()
         for group in (0, *self.groups):
             waits = self.referees[group].waits_for()
             if waits:
@@ -764,13 +756,9 @@ class ClusterWorld(World):
 
     def _final_checks(self) -> None:
         for group in (0, *self.groups):
-            hashes = {
-                number: node.host.groups[group].machine.state_hash()
-                for number, node in self.nodes.items()
-                if group in node.host.groups
-            }
-            if len(set(hashes.values())) > 1:
-                self.checkers[group].fail(f"states differ at the end: {hashes}")
+            self._check_equal(
+                group, [n for n, node in self.nodes.items() if group in node.host.groups]
+            )
 
 
 def _ignore(_queue: KnownQueue) -> None:

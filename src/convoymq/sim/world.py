@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -165,9 +165,9 @@ class World:
             self._start(node)
 
     def _start_care(self) -> None:
-        """Starts who looks after channels and members."""
+        """Starts who looks after channels, members and, where there are any, queues."""
         self.scheduler.after(0, None, self._keep_channels)
-        self.scheduler.after(0, None, self._keep_members)
+        self.scheduler.after(0, None, self._administrate)
 
     def _run_until(self, until_us: int) -> None:
         scheduler = self.scheduler
@@ -387,7 +387,7 @@ class World:
         """A fault that only a cluster with a metadata group can have."""
 
     def change_membership(self, group: int) -> None:
-        """Decides to add or remove a member; `_keep_members` has it done."""
+        """Decides to add or remove a member; `_administrate` has it done."""
         place = self.groups[group]
         rng = self.scheduler.rng
         outside = [n for n in self.nodes if n not in place.members]
@@ -444,9 +444,9 @@ class World:
             if node.alive:
                 node.members_changed(group)
 
-    def _keep_members(self) -> None:
+    def _administrate(self) -> None:
         """What the metadata's owner does: asks leaders until groups are where they should be."""
-        self.scheduler.after(100_000, None, self._keep_members)
+        self.scheduler.after(100_000, None, self._administrate)
         for group, place in self.groups.items():
             leading = self.leader_of(group)
             if leading is None:
@@ -473,6 +473,10 @@ class World:
 
     # The end.
 
+    def _waiting_channels(self) -> list[str]:
+        waiting = [(channel.name, channel.waits_for()) for channel in self.channels]
+        return [f"{name} waits for {waits}" for name, waits in waiting if waits]
+
     def _unfinished(self) -> list[str]:
         found: list[str] = []
         for node in self.nodes.values():
@@ -480,10 +484,7 @@ class World:
                 found.append(f"{node.name} is down")
         if found:
             return found
-        for channel in self.channels:
-            waits = channel.waits_for()
-            if waits:
-                found.append(f"{channel.name} waits for {waits}")
+        found += self._waiting_channels()
         for group, referee in self.referees.items():
             place = self.groups[group]
             waits = referee.waits_for()
@@ -516,12 +517,15 @@ class World:
 
     def _final_checks(self) -> None:
         for group, place in self.groups.items():
-            hashes = {
-                number: self.nodes[number].host.groups[group].machine.state_hash()
-                for number in sorted(place.members)
-            }
-            if len(set(hashes.values())) > 1:
-                self.checkers[group].fail(f"states differ at the end: {hashes}")
+            self._check_equal(group, sorted(place.members))
+
+    def _check_equal(self, group: int, members: Iterable[int]) -> None:
+        """The replicas of these nodes are in the same state."""
+        hashes = {
+            number: self.nodes[number].host.groups[group].machine.state_hash() for number in members
+        }
+        if len(set(hashes.values())) > 1:
+            self.checkers[group].fail(f"states differ at the end: {hashes}")
 
 
 def summary(data: bytes) -> str:
