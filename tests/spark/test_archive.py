@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.dataset as ds
@@ -440,3 +441,42 @@ def test_bad_requests_are_refused_at_once(spark: SparkSession, tmp_path: Path) -
         pipeline.archive(spark, servers="127.0.0.1:1", target="s3://b/a", streams=["s"])
     with pytest.raises(OptionError, match="there are parquet and delta"):
         pipeline._sink("orc", tmp_path, "a")
+
+
+class Starting:
+    """A query of Spark: it starts, or cannot."""
+
+    def __init__(self, *, can: bool) -> None:
+        self._can = can
+        self.stopped = False
+
+    def _with(self, *_values: Any, **_options: Any) -> Starting:
+        return self
+
+    queryName = foreachBatch = option = trigger = _with  # noqa: N815
+
+    def start(self) -> Starting:
+        if not self._can:
+            raise OSError("no room for a checkpoint")
+        return self
+
+    def awaitTermination(self) -> None:  # noqa: N802
+        raise AssertionError("not all queries have begun")
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_queries_that_have_begun_end_when_another_cannot_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Starting(can=True), Starting(can=False)
+    sources = [
+        ("streams", "topic", SimpleNamespace(writeStream=first)),
+        ("queue-q", "queue", SimpleNamespace(writeStream=second)),
+    ]
+    monkeypatch.setattr(pipeline, "_sources", lambda *_arguments: sources)
+    spark: Any = None
+    with pytest.raises(OSError, match="no room"):
+        pipeline.archive(spark, servers="", target=tmp_path, streams=["s"], queues=["q"])
+    assert first.stopped

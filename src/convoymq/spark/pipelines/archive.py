@@ -153,25 +153,24 @@ def archive(
     root.mkdir(parents=True, exist_ok=True)
     report = ArchiveReport(target=str(root), format=format)
     started = time.monotonic()
-    queries = []
-    for source in _sources(spark, servers, streams, queues, dict(options or {})):
-        name, column, frame = source
-        place = base / name
-        sink = _sink(format, root, app_id(place))
-        columns = tuple(dict.fromkeys((column, *partition_by)))
-        writer = _BatchWriter(
-            sink, columns, report, compact_files, keep_replaced_s, probe, checkpoint=place
-        )
-        stream = (
-            frame.writeStream.queryName(f"archive {name}")
-            .foreachBatch(writer)
-            .option("checkpointLocation", str(place))
-        )
-        stream = (
-            stream.trigger(processingTime=every) if every else stream.trigger(availableNow=True)
-        )
-        queries.append((stream.start(), sink))
+    queries: list[tuple[Any, _Sink]] = []
     try:
+        for name, column, frame in _sources(spark, servers, streams, queues, dict(options or {})):
+            place = base / name
+            sink = _sink(format, root, app_id(place))
+            columns = tuple(dict.fromkeys((column, *partition_by)))
+            writer = _BatchWriter(
+                sink, columns, report, compact_files, keep_replaced_s, probe, checkpoint=place
+            )
+            stream = (
+                frame.writeStream.queryName(f"archive {name}")
+                .foreachBatch(writer)
+                .option("checkpointLocation", str(place))
+            )
+            stream = (
+                stream.trigger(processingTime=every) if every else stream.trigger(availableNow=True)
+            )
+            queries.append((stream.start(), sink))
         for query, _ in queries:
             query.awaitTermination()
     finally:
