@@ -496,8 +496,10 @@ class Listener:
         self._sockets = []
         acceptors, self._acceptors = self._acceptors, []
         servers, self._servers = self._servers, []
-        for each in (*acceptors, *servers):
-            each.close()
+        for acceptor in acceptors:
+            acceptor.close()
+        for server in servers:
+            server.close()
 
     def _accepted(self, sock: socket.socket, peer: Any) -> None:
         loop = self._loop
