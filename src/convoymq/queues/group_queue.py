@@ -114,6 +114,15 @@ def group_state(leader: int | None, online: int, members: int) -> str:
     return "down" if 2 * online > members else "minority"
 
 
+def effects_of(machine: Any, call: Callable[..., None], *arguments: int) -> list[Effect]:
+    """What a machine's method appends to its effects, which stay as they are."""
+    kept, machine.effects = machine.effects, []
+    call(*arguments)
+    made: list[Effect]
+    made, machine.effects = machine.effects, kept
+    return made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
     """What one channel may have under way into one queue, and for how long.
@@ -395,10 +404,7 @@ class GroupQueue(Queue):
         if not self._transport.is_connected(node):
             return
         self._proxied.add(node)
-        kept, machine.effects = machine.effects, []
-        machine.resend(node)
-        effects, machine.effects = machine.effects, kept
-        self._forward_state(node, machine, effects)
+        self._forward_state(node, machine, effects_of(machine, machine.resend, node))
 
     def _forward_state(self, node: int, machine: Any, effects: Sequence[Effect]) -> None:
         """Sends what the state says of all sessions of a node."""

@@ -30,7 +30,7 @@ from convoymq.cluster.interfaces import EFFECT_DELIVER, Effect
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import StorageFault
-from convoymq.queues.group_queue import GroupQueue
+from convoymq.queues.group_queue import GroupQueue, effects_of
 from convoymq.queues.interface import ClientEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -69,9 +69,7 @@ class QuorumQueue(GroupQueue):
         replica = self._host.replica(self.group)
         if replica is not None and not replica.is_behind:
             machine: QuorumMachine = replica.machine
-            kept, machine.effects = machine.effects, []
-            machine.redeliver(client.session, consumer, from_id)
-            effects, machine.effects = machine.effects, kept
+            effects = effects_of(machine, machine.redeliver, client.session, consumer, from_id)
             if (effects or replica.is_leader) and self._carry_out(client, effects, from_id):
                 client.on_asked(consumer, from_id, complete=True)
                 return
@@ -229,9 +227,7 @@ class QuorumQueue(GroupQueue):
             # It asks again, unless what waits for the link is what it misses.
             return
         machine: QuorumMachine = replica.machine
-        kept, machine.effects = machine.effects, []
-        machine.redeliver(session, consumer, from_id)
-        effects, machine.effects = machine.effects, kept
+        effects = effects_of(machine, machine.redeliver, session, consumer, from_id)
         sent = 0
         since = from_id
         for effect in effects:
