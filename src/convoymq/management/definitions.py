@@ -133,7 +133,7 @@ def unserved(document: Mapping[str, Any], *, single: bool = False) -> Iterator[s
     for key, value in document.items():
         known = key in _NOTES or key in _PARTS or (key in _ACCESS and not single)
         if not known and value not in ([], {}, None, ""):
-            yield f"{key}"
+            yield key
     for key in (*_PARTS, *_ACCESS):
         rows = document.get(key) or ()
         if not isinstance(rows, list | tuple) or not all(isinstance(row, dict) for row in rows):
