@@ -194,6 +194,8 @@ class ClusterWorld(World):
     nodes: dict[int, ClusterNode]
     groups: dict[int, Any]
     """Group -> `KnownQueue`, of those that are not deleted."""
+    checkers: dict[int, Any]
+    """Group -> `ClusterChecker`, also of those that are."""
 
     def _make_world(self) -> None:
         plan = self.plan
@@ -249,11 +251,11 @@ class ClusterWorld(World):
 
     def _on_deleted(self, queue: KnownQueue) -> None:
         del self.groups[queue.group]
-        self.checkers[queue.group].ended = True  # type: ignore[attr-defined]
+        self.checkers[queue.group].ended = True
         self.trace.add("world", f"queue {queue.name}, group {queue.group}, is deleted")
 
     def _members_at(self, group: int, config: tuple[int, int]) -> frozenset[int] | None:
-        checker: Any = self.checkers[group]
+        checker = self.checkers[group]
         found: frozenset[int] | None = checker.members_at(
             config, frozenset(self.metadata.by_group[group].members)
         )
@@ -392,7 +394,7 @@ class ClusterWorld(World):
                 if len(mine) < self.plan.channels_max and self.scheduler.chance(0.3):
                     assert node.local is not None
                     node.local.face(record)
-                    if self.checkers[group].ended:  # type: ignore[attr-defined]
+                    if self.checkers[group].ended:
                         continue
                     self._open_channel(node, group, bool(mine))
                     return
@@ -589,7 +591,7 @@ class ClusterWorld(World):
                     self.nodes[number], restart_us=self.scheduler.skewed(1000, 2_000_000), keep=0.5
                 )
         for group in (0, *self.groups):
-            checker: Any = self.checkers[group]
+            checker = self.checkers[group]
             checker.on_lost(gone)
             self.trace.add("world", f"group {group}: nobody may lose up to {checker.floor}")
         self.disaster = Disaster(survivors, self.metadata.cluster_id)
@@ -599,7 +601,7 @@ class ClusterWorld(World):
         """A replica is told to go on alone."""
         if self.disaster is None or node.number not in self.disaster.survivors:
             raise InvariantBroken(f"{node.name} goes on alone in group {group}, without need")
-        checker: Any = self.checkers[group]
+        checker = self.checkers[group]
         checker.forcing[node.number] = last_index
 
     def _on_recovered_alone(self, checker: ClusterChecker, node: int, log: Any, index: int) -> None:
@@ -624,15 +626,14 @@ class ClusterWorld(World):
         for entry in history:
             fresh.on_entry(*entry)
         fresh.go_on(self._on_created, self._on_deleted, self._members_at)
-        books: Any = self.checkers[0]
-        self.referees[0] = books.referee = fresh
+        self.referees[0] = self.checkers[0].referee = fresh
         self.groups = {q.group: q for q in fresh.queues.values()}
         for group in [g for g in self.checkers if g and g not in fresh.by_group]:
             # Its number may be given out again.
             del self.checkers[group], self.referees[group]
             self.history.pop(group, None)
         for group, checker in self.checkers.items():
-            checker.ended = group > 0 and group not in self.groups  # type: ignore[attr-defined]
+            checker.ended = group > 0 and group not in self.groups
 
     def _rewind_queue(self, group: int, history: list[Any]) -> None:
         former = self.referees[group]

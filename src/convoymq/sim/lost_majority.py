@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from convoymq.cluster.control import KIND_RECOVERY
 from convoymq.model.errors import BrokerError, Misuse, Unavailable
 from convoymq.recovery import CONFIRMATION, Recovery
 from convoymq.sim.delivery_model import InvariantBroken
@@ -191,7 +190,7 @@ class Operator:
         gone = [group for group in plan["groups"] if group["outcome"] == "lost"]
         for group in gone:
             # None: its declaration is in a survivor's log, and not committed yet.
-            checker: Any = world.checkers.get(group["group"])
+            checker = world.checkers.get(group["group"])
             if checker is not None and checker.floor:
                 raise InvariantBroken(f"the plan gives up {group}, of which a copy is left")
         if not plan["needed"]:
@@ -217,6 +216,3 @@ class Operator:
             self._world.trace.add("operator", f"is refused: {error}")
         elif finished:
             self._world.on_recovered(self._disaster)
-
-
-__all__ = ["KIND_RECOVERY", "Disaster", "Operator", "RecoveryPort"]
