@@ -20,7 +20,9 @@ from benchmarks.convoy import add_user, convoy_cluster, delete_user
 from benchmarks.rabbitmq import RabbitCluster, installed_version
 from benchmarks.systems import LocalCluster, SystemMissing, wait_usable
 
-BASE_PORT = int(os.environ.get("CONVOY_TEST_BASE_PORT", "28570"))
+from tests.ports import cluster_ports
+
+BASE_PORT = int(os.environ.get("CONVOY_TEST_BASE_PORT") or cluster_ports())
 
 
 class Cluster(Protocol):

@@ -14,6 +14,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.config import load
 from tests.docs.blocks import ROOT, RUN, blocks_of, run_page
+from tests.ports import cluster_ports
 from tests.spark.conftest import SETTINGS, quiet
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +24,7 @@ DOCS = sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))
 PAGES = [page for page in ("README.md", *map(str, DOCS)) if blocks_of(page)]
 SHELL_PAGES = ("README.md", "docs/getting-started.md")
 """Pages that need three nodes and nothing else."""
-BASE_PORT = 12_860
+BASE_PORT = cluster_ports()
 PORTS = {str(port): str(BASE_PORT + port - 5672) for port in (5672, 5673, 5674)}
 METRICS_PORT = {"9108": str(BASE_PORT + 60)}
 TRACED = {"trace.vhosts": "/", "trace.segment_max_age": "1000"}

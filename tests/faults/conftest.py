@@ -11,10 +11,11 @@ from types import FrameType
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.ports import cluster_ports
 
 HERE = Path(__file__).parent
 # Below the ephemeral range with all offsets: an outgoing connection may sit on any port in it.
-BASE_PORT = 12300
+BASE_PORT = cluster_ports()
 TEST_TIME_LIMIT_S = 120
 
 StartCluster = Callable[..., LocalCluster]

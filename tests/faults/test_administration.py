@@ -14,10 +14,11 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import Unavailable
+from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 11400
+BASE_PORT = cluster_ports()
 DEADLINE_S = 25.0
 QUORUM = {"x-queue-type": "quorum"}
 

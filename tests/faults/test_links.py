@@ -17,25 +17,25 @@ from convoymq.cluster.identity import NodeIdentity
 from convoymq.cluster.links import Links
 from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, frame
 from convoymq.model.config import Address, ClusterConfig
+from tests.ports import cluster_ports
 from tests.sockets import backlog_of
 
+BASE_PORT = cluster_ports()
 DEADLINE_S = 10.0
 
 
 def free_port() -> int:
-    for port in range(30100, 30999):
+    for port in PORTS:
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            if port not in TAKEN:
-                TAKEN.add(port)
-                return port
+            return port
     raise AssertionError("no free port")
 
 
-TAKEN: set[int] = set()
+PORTS = iter(sorted(BASE_PORT + k + n for k in (0, 10_000, 20_000) for n in range(80)))
 
 
 class Node:

@@ -25,10 +25,11 @@ from convoymq.kernels.columns import (
 )
 from tests.faults.test_damage import flip, log_directory
 from tests.faults.traffic import connect, until
+from tests.ports import cluster_ports
 from tests.spark.support import Query, batch_rows, stream_door
 from tests.unit.fetch.support import values_frame
 
-BASE_PORT = 12800
+BASE_PORT = cluster_ports()
 STREAM = "measurements"
 COLUMNS = OFFSET | TIMESTAMP | KEY | VALUE | HEADERS | EXCHANGE | ROUTING_KEY | PROPERTIES
 SMALL_FILES = {"raft.wal_max_size_bytes": "2MiB", "raft.mem_table_max_bytes": "0"}

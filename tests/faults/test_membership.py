@@ -18,10 +18,11 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster, delete
 from convoymq.model.errors import BrokerError, Misuse
+from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 11200
+BASE_PORT = cluster_ports()
 DEADLINE_S = 15.0
 QUEUE = "orders"
 

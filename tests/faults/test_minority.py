@@ -13,10 +13,11 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 11300
+BASE_PORT = cluster_ports()
 DEADLINE_S = 25.0
 SETTINGS = {"operation_timeout": "1000", "quorum_queue.publish_register_timeout": "2500"}
 QUEUE = "orders"

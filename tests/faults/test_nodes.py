@@ -15,10 +15,11 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.model.errors import Unavailable
+from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 12200
+BASE_PORT = cluster_ports()
 DEADLINE_S = 20.0
 QUEUE = "orders"
 

@@ -15,12 +15,13 @@ from convoymq.client import Client, ClientConfig, errors
 from convoymq.kernels.columns import DELIVERY_COUNT, OFFSET, REDELIVERED, VALUE
 from convoymq.model.errors import Unavailable
 from tests.faults.traffic import connect, declare, drain, fill, padded, until
+from tests.ports import cluster_ports
 
 QUEUE = "orders"
 SIZE = 100
 TTL = 600_000
 SOON = 2_000
-BASE_PORT = 12600
+BASE_PORT = cluster_ports()
 
 
 @pytest.fixture

@@ -13,11 +13,12 @@ import pytest
 
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.traffic import Traffic, connect, fill, in_step, padded, until
+from tests.ports import cluster_ports
 
 QUEUE = "events"
 STREAM = {"x-queue-type": "stream"}
 SIZE = 100
-BASE_PORT = 12500
+BASE_PORT = cluster_ports()
 MIB = 1 << 20
 
 

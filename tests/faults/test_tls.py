@@ -22,11 +22,12 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.kernels.columns import VALUE, build_frame
 from convoymq.model.errors import Unavailable
+from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-BASE_PORT = 11500
-TLS_PORT = 11599
+BASE_PORT = cluster_ports()
+TLS_PORT = BASE_PORT + 40
 DEADLINE_S = 25.0
 USER = "device-7"
 

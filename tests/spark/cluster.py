@@ -15,8 +15,9 @@ from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
 from convoymq.kernels import columns as bits
 from convoymq.spark.frames import binary_buffers
+from tests.ports import cluster_ports
 
-BASE_PORT = int(os.environ.get("CONVOY_SPARK_TEST_BASE_PORT", "12700"))
+BASE_PORT = int(os.environ.get("CONVOY_SPARK_TEST_BASE_PORT") or cluster_ports())
 PART = 10_000
 
 

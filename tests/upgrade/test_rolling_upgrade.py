@@ -14,11 +14,12 @@ from convoymq.admin_socket import ask
 from convoymq.cli.cluster import LocalCluster, LocalNode
 from tests.faults.conftest import TEST_TIME_LIMIT_S as TEST_TIME_LIMIT_S
 from tests.faults.traffic import Traffic, declare, in_step, log_has, until
+from tests.ports import cluster_ports
 from tests.upgrade import releases
 from tests.upgrade.next_release import RELEASE
 
 pytestmark = pytest.mark.cluster
-BASE_PORT = 13_200
+BASE_PORT = cluster_ports()
 QUEUE = "orders"
 
 

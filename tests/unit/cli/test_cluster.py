@@ -9,11 +9,14 @@ import socket
 from pathlib import Path
 
 import pytest
+from tests.ports import cluster_ports
 
 from convoymq.cli.app import Sampler
 from convoymq.cli.cluster import LocalCluster, _metric, read_state
 from convoymq.model.config import load
 from convoymq.model.errors import Misuse, Unavailable
+
+BASE_PORT = cluster_ports()
 
 
 def test_ports_follow_the_base_port(tmp_path: Path) -> None:
@@ -35,7 +38,7 @@ def test_sizes_and_ports_out_of_bounds_are_refused(tmp_path: Path, nodes: int, p
 
 
 def test_written_configuration_is_accepted_by_a_node(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path, 3, 53400, {"raft.wal_max_size_bytes": "64MiB"})
+    cluster = LocalCluster(tmp_path, 3, BASE_PORT, {"raft.wal_max_size_bytes": "64MiB"})
     for node in cluster.nodes:
         cluster._write_config(node)
         made = load(cluster._config(node))
@@ -49,19 +52,19 @@ def test_written_configuration_is_accepted_by_a_node(tmp_path: Path) -> None:
 
 def test_state_file_lists_pids_and_forgets_dead_ones(tmp_path: Path) -> None:
     assert read_state(tmp_path) == []
-    cluster = LocalCluster(tmp_path, 2, 53400)
+    cluster = LocalCluster(tmp_path, 2, BASE_PORT)
     cluster.nodes[0].pid = os.getpid()
     cluster.nodes[1].pid = 2**22 + 1
     cluster._save()
     nodes = read_state(tmp_path)
     assert [node.pid for node in nodes] == [os.getpid(), None]
-    assert [node.amqp_port for node in nodes] == [53400, 53401]
+    assert [node.amqp_port for node in nodes] == [BASE_PORT, BASE_PORT + 1]
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [{"x": 1}]}))
     assert read_state(tmp_path) == []
 
 
 def test_nodes_that_wait_for_a_cluster_are_told_apart(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path, 3, 53400)
+    cluster = LocalCluster(tmp_path, 3, BASE_PORT)
     wait = {"event": "cluster.waiting", "reason": "node 3 is not linked yet"}
     former = json.dumps({**wait, "reason": "of a former life"}) + "\n"
     for node in cluster.nodes[:2]:
@@ -81,7 +84,7 @@ def test_nodes_that_wait_for_a_cluster_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_directory_holds_one_running_cluster(tmp_path: Path) -> None:
-    first, second = LocalCluster(tmp_path, 1, 53400), LocalCluster(tmp_path, 1, 53400)
+    first, second = LocalCluster(tmp_path, 1, BASE_PORT), LocalCluster(tmp_path, 1, BASE_PORT)
     first._spawn = lambda node: None  # type: ignore[method-assign]
     first.start()
     with pytest.raises(Misuse, match="already runs"):
@@ -105,7 +108,7 @@ def test_metrics_are_summed_over_labels() -> None:
 
 @pytest.mark.parametrize("use", ["AMQP", "HTTP", "metrics", "cluster"])
 def test_a_port_in_use_is_named_whatever_for(tmp_path: Path, use: str) -> None:
-    cluster = LocalCluster(tmp_path, 2, 53400)
+    cluster = LocalCluster(tmp_path, 2, BASE_PORT)
     port = cluster.nodes[1].ports()[use]
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,7 +122,7 @@ def test_a_port_in_use_is_named_whatever_for(tmp_path: Path, use: str) -> None:
 
 
 def test_somebody_else_on_its_port_does_not_make_a_node_ready(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path, 1, 53400)
+    cluster = LocalCluster(tmp_path, 1, BASE_PORT)
     node = cluster.nodes[0]
     cluster.log_file(1).parent.mkdir()
     cluster.log_file(1).write_text("")
