@@ -572,7 +572,9 @@ class ClusterWorld(World):
             return
         rng = self.scheduler.rng
         survivors = frozenset(rng.sample(sorted(here), rng.randint(1, len(here) // 2)))
-        if survivors & self.damaged:
+        # Founders that are all emptied may found another cluster before they see a survivor: the
+        # operator's steps forbid to start them then (docs/operations.md).
+        if survivors & self.damaged or not survivors & set(self.founders):
             return
         gone = sorted(set(self.nodes) - survivors)
         self.trace.fault("lost_majority", "world", f"{sorted(survivors)} of {sorted(here)} left")
