@@ -20,6 +20,15 @@ ACCEPT_PAUSE_S = 1.0
 _LOCALHOST = {"localhost": ("127.0.0.1", "::1")}
 _TRIES = 20
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_GONE = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ECONNABORTED", "EPERM", "EPROTO", "ENOPROTOOPT", "EOPNOTSUPP", "ENETDOWN"),
+        *("ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH", "ENONET"),
+    )
+    if hasattr(errno, name)
+)
+"""Of the connection that waited, not of the listening socket: see accept(2), error handling."""
 _NO_FAMILY = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
 
 
@@ -87,9 +96,9 @@ class Acceptor:
                 sock, peer = self._listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:
-                continue
             except OSError as error:
+                if error.errno in _GONE:
+                    continue
                 if error.errno not in _NO_ROOM:
                     raise
                 # Who calls waits in the kernel's queue meanwhile; trying at once would only spin.

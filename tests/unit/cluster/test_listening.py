@@ -100,16 +100,17 @@ def test_mapped_addresses_are_shown_plainly() -> None:
 
 
 class Scarce:
-    """A listening socket whose process has no descriptor left for the first connections."""
+    """A listening socket that fails first; by default, as no descriptor is left."""
 
-    def __init__(self, listening: socket.socket, failures: int) -> None:
+    def __init__(self, listening: socket.socket, failures: int, number: int = errno.EMFILE) -> None:
         self._listening = listening
         self.failures = failures
+        self._number = number
 
     def accept(self) -> tuple[socket.socket, Any]:
         if self.failures:
             self.failures -= 1
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            raise OSError(self._number, os.strerror(self._number))
         return self._listening.accept()
 
     def fileno(self) -> int:
@@ -155,3 +156,20 @@ async def test_accepting_ends_also_during_a_pause() -> None:
     acceptor.close()
     with pytest.raises(ConnectionRefusedError):
         connect(*address)
+
+
+@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EPROTO, errno.EHOSTUNREACH])
+async def test_a_connection_that_failed_while_it_waited_harms_nobody(number: int) -> None:
+    (sock,) = listen("127.0.0.1", 0)
+    loop = asyncio.get_running_loop()
+    accepted: asyncio.Future[socket.socket] = loop.create_future()
+    scarce: Any = Scarce(sock, 2, number)
+    failures: list[OSError] = []
+    acceptor = Acceptor(
+        loop, scarce, lambda made, _peer: accepted.set_result(made), failures.append
+    )
+    with socket.create_connection(sock.getsockname(), timeout=5):
+        async with asyncio.timeout(5):
+            (await accepted).close()
+    acceptor.close()
+    assert failures == []
