@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from convoymq.amqp.codec import ContentHeader, decode_header, encode_header
 from convoymq.kernels.frames import content_parts, replace_header

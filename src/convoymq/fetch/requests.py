@@ -8,7 +8,6 @@ Source: docs/formats/columnar-protocol.md.
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -164,6 +163,8 @@ class Requests:
 
     def _near(self, name: str) -> list[str]:
         """Names like the one that is not there; a bounded look."""
+        import difflib  # seldom needed
+
         length = len(name)
         names = [
             record.name

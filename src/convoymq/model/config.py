@@ -9,7 +9,6 @@ unknown key is an error that names the nearest known one. `reference` makes docs
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -1009,7 +1008,7 @@ class _Builder:
             prefix = name[: name.rfind(".") + 1]
             place = _by_prefix().get(prefix)
             if place is None or len(name) == len(prefix) or _is_misspelt(name, prefix):
-                raise ConfigError(f"{where}: unknown key {name}{_nearest(name)}")
+                raise ConfigError(f"{where}: unknown key {name}{_hint(name, known_keys())}")
             collected.setdefault(place, {})[name[len(prefix) :]] = self._member(
                 place, name, text, where
             )
@@ -1068,12 +1067,19 @@ def _value(key: _Key, name: str, text: str, where: str) -> Any:
 def _is_misspelt(name: str, prefix: str) -> bool:
     """Whether a name of the user's choice after the prefix is nearly that of a known key."""
     own = [key[len(prefix) :] for key in known_keys() if key.startswith(prefix)]
-    return bool(difflib.get_close_matches(name[len(prefix) :].lower(), own, n=1, cutoff=0.7))
+    return _nearest(name[len(prefix) :].lower(), own, 0.7) != ""
 
 
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, known_keys(), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
+    """The one of the names that was probably meant, or ""."""
+    import difflib  # a node with a good configuration never needs it
+
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)), "")
+
+
+def _hint(name: str, names: Iterable[str]) -> str:
+    near = _nearest(name, names)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -1146,8 +1152,7 @@ def _environment_pairs(environment: Mapping[str, str]) -> list[tuple[str, str, s
         if not variable.startswith(ENVIRONMENT_PREFIX) or ignored:
             continue
         if variable not in names:
-            near = difflib.get_close_matches(variable, names, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = _hint(variable, names)
             raise ConfigError(f"environment: unknown variable {variable}{hint}")
         pairs.append((names[variable], environment[variable], f"environment, {variable}"))
     return pairs

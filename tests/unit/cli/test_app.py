@@ -204,6 +204,17 @@ def test_a_node_does_not_import_the_command_line_libraries() -> None:
     assert not {"typer", "rich", "click", "asyncio"} & set(done.stdout.split())
 
 
+def test_a_node_imports_no_more_of_its_libraries_than_it_uses() -> None:
+    code = (
+        "from convoymq.cli.serve import _import_lean; _import_lean();"
+        "import sys, convoymq.node; convoymq.node.import_edges();"
+        "import convoymq.management.server; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    unused = {"rich", "typing_extensions", "importlib.metadata", "email", "zipfile", "difflib"}
+    assert not unused & set(done.stdout.split())
+
+
 def test_versions_in_force_and_supported_fit_into_a_cell() -> None:
     assert _versions_text(None) is None
     assert (
