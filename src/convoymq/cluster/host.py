@@ -211,6 +211,7 @@ class ReplicaHost:
         self._queued = False
         self._kick: Callable[[], None] = storage.kick
         storage.planner = self.plan
+        storage.needed_from = self.needed_from
         storage.on_queued = self._on_queued
         storage.on_damaged = self._on_damaged
 
@@ -894,6 +895,11 @@ class ReplicaHost:
         """Asked by storage when it empties a WAL file."""
         replica = self.groups.get(group)
         return replica.plan() if replica is not None else None
+
+    def needed_from(self, group: int) -> int:
+        """Asked by storage: bodies of the log below that index need not stay in memory."""
+        replica = self.groups.get(group)
+        return replica.needed_from() if replica is not None else 0
 
     def send_raft(self, node: int, group: int, message: tuple[int, ...]) -> None:
         """Sends a RAFT frame for a group without a replica that could."""

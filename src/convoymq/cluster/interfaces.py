@@ -25,6 +25,9 @@ EFFECT_TIMER = 5
 EFFECT_NOTE = 6
 """(kind, event name, fields dict): something for the log file. Leader only."""
 
+NEVER = 1 << 62
+"""An entry index that no log reaches."""
+
 FLAG_NODE_GONE = 1
 """Of the command NODE_DOWN: the node's process is known to be gone, not only silent."""
 
@@ -74,6 +77,10 @@ class Machine(Protocol):
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
         """Ascending, disjoint, inclusive ranges of entry indexes whose bodies are still needed."""
+
+    def oldest_live(self) -> int:
+        """The first entry index of `live_ranges`, or one near it, found quickly; NEVER when there
+        is none. Bodies below it are not expected to be read."""
 
     def session_nodes(self) -> frozenset[int]:
         """Nodes that have a session here: they want commit notices."""

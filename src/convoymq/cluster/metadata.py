@@ -63,6 +63,7 @@ from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
     EFFECT_GAP,
     FLAG_NODE_GONE,
+    NEVER,
     Effect,
 )
 from convoymq.cluster.metadata_index import QueueIndex
@@ -263,6 +264,10 @@ class MetadataMachine:
     def next_due_ms(self) -> int | None:
         """Nothing: no rule of the tree waits for a time."""
         return None
+
+    def oldest_live(self) -> int:
+        """All state is in memory."""
+        return NEVER
 
     def at_rest(self) -> bool:
         """Every change is waited for."""

@@ -1231,16 +1231,26 @@ class Replica:
             state=self.machine.snapshot(),
         )
 
+    def needed_from(self) -> int:
+        """The first entry whose body the machine, a follower or a client may ask for soon."""
+        return min(self._keep_from(), self.machine.oldest_live())
+
+    def _keep_from(self) -> int:
+        """The first entry that is not applied, or that a follower lacks."""
+        core = self.core
+        keep_from = core.applied_index + 1
+        for peer in core.peers:
+            if peer.connected and peer.state == REPLICATE:
+                keep_from = min(keep_from, peer.match + 1)
+        return int(keep_from)
+
     def plan(self) -> GroupPlan | None:
         """What storage may drop when a WAL file is emptied."""
         core = self.core
         if self.faulty or self.stopped:
             return None
         applied = core.applied_index
-        keep_from = applied + 1
-        for peer in core.peers:
-            if peer.connected and peer.state == REPLICATE:
-                keep_from = min(keep_from, peer.match + 1)
+        keep_from = self._keep_from()
         core.trim_memberships(self.log.snapshot_index)
         return GroupPlan(
             live_ranges=[r for r in self.machine.live_ranges() if r[0] <= applied],

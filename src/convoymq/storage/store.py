@@ -56,6 +56,10 @@ from convoymq.streamlog.segment import Segment
 
 SEGMENT_FILES_OPEN_MAX = 256
 GIVE_BACK_BYTES = 16 << 20
+FORGET_BYTES = 2 << 20
+"""Each time so much has come in, the bodies that nobody needs any more leave memory."""
+FORGET_LOGS = 64
+"""So many logs are looked at then."""
 RECLAIM_EVERY_TICKS = 8
 NEVER = 1 << 62
 """Generation of a WAL file that is never released."""
@@ -63,6 +67,10 @@ NEVER = 1 << 62
 
 def _ignore(*_: Any) -> None:
     """An answer that nobody needs."""
+
+
+def _keep_all(_group: int) -> int:
+    return 0
 
 
 class Storage:
@@ -110,6 +118,9 @@ class Storage:
         self.planner: Callable[[int], GroupPlan | None] | None = None
         """Asked for each group when a WAL file is to be emptied; None for a group: keep everything.
         While it is not set, no file is emptied."""
+        self.needed_from: Callable[[int], int] = _keep_all
+        """Asked for a group with bodies in memory: those below that index are not expected to be
+        read again. Whoever does reads them from disk."""
         self.on_queued: Callable[[], None] = _ignore
         """Something waits for a `kick` that did not before."""
         self.on_damaged: Callable[[Damage], None] = _ignore
@@ -130,6 +141,7 @@ class Storage:
         self._stalled = False
         self._refused: list[Callable[[], None]] = []
         self._memory_peak = 0
+        self._forget_above = FORGET_BYTES
         self._ticks = 0
         self._reclaim_at = 0
         self._reclaiming = False
@@ -253,6 +265,8 @@ class Storage:
         if self._ticks % RECLAIM_EVERY_TICKS == 0:
             self._drop_idle_caches()
             self._reclaim_next()
+        if self.memory_bytes > FORGET_BYTES:
+            self._forget()
         held = self.memory_bytes + self.cache_bytes
         if self._memory_peak - held > GIVE_BACK_BYTES:
             self._memory_peak = held
@@ -277,9 +291,26 @@ class Storage:
         self.on_queued()
 
     def _written(self) -> None:
+        if self.memory_bytes > self._forget_above:
+            self._forget()
         excess = self.memory_bytes - self.config.mem_table_max_bytes
         if excess > 0:
             self._evict(excess)
+
+    def _forget(self) -> None:
+        """Drops written bodies that no machine and no follower is expected to need."""
+        self._memory_peak = max(self._memory_peak, self.memory_bytes)
+        for _ in range(min(len(self._line), FORGET_LOGS)):
+            log = self._line.popleft()
+            log.forget(self.needed_from(log.group) - 1)
+            self._return_to_line(log)
+        self._forget_above = self.memory_bytes + FORGET_BYTES
+
+    def _return_to_line(self, log: GroupLog) -> None:
+        if log.memory_bytes:
+            self._line.append(log)
+        else:
+            log.remembered = False
 
     def _evict(self, excess: int) -> None:
         self._memory_peak = max(self._memory_peak, self.memory_bytes)
@@ -289,10 +320,7 @@ class Storage:
                 return
             log = self._line.popleft()
             log.evict(self.memory_bytes - target)
-            if log.memory_bytes:
-                self._line.append(log)
-            else:
-                log.remembered = False
+            self._return_to_line(log)
 
     def cached(self, log: GroupLog) -> None:
         """The log holds read-ahead now."""

@@ -12,7 +12,7 @@ import pytest
 
 from convoymq.cluster import transfer
 from convoymq.cluster.host import ReplicaHost
-from convoymq.cluster.interfaces import Effect
+from convoymq.cluster.interfaces import NEVER, Effect
 from convoymq.cluster.supported import check_version, command_table
 from convoymq.kernels import batch
 from convoymq.kernels.batch import (
@@ -71,6 +71,9 @@ class ListMachine:
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
         return ()
+
+    def oldest_live(self) -> int:
+        return NEVER
 
     def session_nodes(self) -> frozenset[int]:
         return frozenset()
@@ -960,6 +963,28 @@ def test_entries_wait_while_a_link_is_full_and_are_sent_once(net: Net) -> None:
     assert net.machines[far].values == list(range(20))
     # 20 entries of one command each, in few frames.
     assert sum(net.sizes[leader, far]) - sent < 20 * 80 + 2_000
+
+
+def test_bodies_are_needed_until_everybody_has_them(net: Net) -> None:
+    leader, near, far = others(net)
+    fill(net, leader, far)
+    for value in range(20):
+        net.put(leader, value)
+        net.run(50)
+    host = net.hosts[leader]
+    replica = host.groups[GROUP]
+    missing = replica.core.progress[far].match + 1
+    assert host.needed_from(GROUP) == missing < replica.last_applied
+    assert net.hosts[near].needed_from(GROUP) > missing
+    make_room(net, leader, far)
+    net.run(500)
+    assert host.needed_from(GROUP) == replica.last_applied + 1
+    assert host.needed_from(99) == 0
+    for node in (1, 2, 3):
+        net.hosts[node].storage.logs[GROUP].forget(net.hosts[node].needed_from(GROUP) - 1)
+    net.put(far, 20)
+    net.run(300)
+    assert [m.values for m in net.machines.values()] == [list(range(21))] * 3
 
 
 def test_a_follower_behind_a_full_link_that_goes_on_is_not_silent(net: Net) -> None:

@@ -350,6 +350,33 @@ def test_written_bodies_leave_memory_and_are_read_back() -> None:
     assert node.storage.cache_bytes == 0
 
 
+def test_bodies_that_nobody_needs_leave_memory() -> None:
+    node = Node(config=dataclasses.replace(SMALL, mem_table_max_bytes=64 << 20))
+    needed = {1: 31, 2: 0}
+    node.storage.needed_from = lambda group: needed[group]
+    for _ in range(40):
+        node.append(1, 1, 100_000)
+        node.append(2, 1, 100_000)
+        node.run()
+    node.storage.tick()
+    assert node.log(1).memory_first == 31
+    assert node.log(2).memory_first == 1
+    assert 5_000_000 < node.storage.memory_bytes < 5_100_000
+    node.check()
+    needed[1] = needed[2] = 1000
+    # Without new entries, too: what is not written yet stays.
+    node.append(2, 1, 100_000)
+    node.storage.tick()
+    assert node.log(1).memory_bytes == 0
+    assert node.log(2).memory_first == 41
+    node.run()
+    node.check()
+    for _ in range(60):
+        node.append(1, 1, 100_000)
+        node.run()
+        assert node.storage.memory_bytes < 2_400_000
+
+
 def test_a_drained_backlog_gives_its_segments_and_memory_back() -> None:
     node = Node(config=dataclasses.replace(SMALL, mem_table_max_bytes=64 << 20))
     given: list[int] = []

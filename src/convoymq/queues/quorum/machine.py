@@ -61,6 +61,7 @@ from convoymq.cluster.interfaces import (
     EFFECT_NOTE,
     EFFECT_TIMER,
     FLAG_NODE_GONE,
+    NEVER,
     Effect,
 )
 from convoymq.kernels import batch
@@ -1078,6 +1079,20 @@ class QuorumMachine(SessionTable):
         if high >= 0:
             made.append((low, high))
         return made
+
+    def oldest_live(self) -> int:
+        """Nearly the first of `live_ranges`: messages that came back may lie before it."""
+        oldest = NEVER
+        for waiting in (self.fresh, self.returned, self.requeued):
+            if waiting.messages:
+                oldest = min(oldest, waiting.first_index())
+        for consumer in self._consumers():
+            if consumer.checked_out.messages:
+                oldest = min(oldest, consumer.checked_out.first_index())
+        for stage in self.stages.by_name.values():
+            if stage.held.messages:
+                oldest = min(oldest, stage.held.first_index())
+        return oldest
 
     def resend(self, session_node: int) -> None:
         """Appends the effects that bring the clients of a node up to date (Machine.resend)."""

@@ -616,6 +616,11 @@ class CheckedOut:
             made.append((words[at] + skip, run))
         return made
 
+    def first_index(self) -> int:
+        """Entry index of the run that was held first. Something must be held."""
+        assert self._head < self._end
+        return self._words[self._head + 1]
+
     def indexes(self) -> list[int]:
         """Entry index of every run held."""
         return list(self._words[self._head + 1 : self._end : 5])

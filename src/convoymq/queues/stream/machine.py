@@ -43,6 +43,7 @@ from convoymq.cluster.interfaces import (
     EFFECT_APPLIED,
     EFFECT_TIMER,
     FLAG_NODE_GONE,
+    NEVER,
     Effect,
 )
 from convoymq.kernels import batch
@@ -356,6 +357,10 @@ class StreamMachine(SessionTable):
         if not len(self.chunks):
             return []
         return [(self.chunks.indexes[0], self.index)]
+
+    def oldest_live(self) -> int:
+        """Whatever is kept may be read."""
+        return self.chunks.indexes[0] if len(self.chunks) else NEVER
 
     def resend(self, session_node: int) -> None:
         """Appends the answers that bring the clients of a node up to date (Machine.resend)."""

@@ -13,6 +13,7 @@ from convoymq.cluster.interfaces import (
     EFFECT_GAP,
     EFFECT_NOTE,
     EFFECT_TIMER,
+    NEVER,
 )
 from convoymq.kernels import batch
 from convoymq.model.errors import UnsupportedVersion
@@ -712,10 +713,20 @@ def test_live_ranges_name_what_is_needed() -> None:
         queue.log.publish(A, [1])
         queue.step()
     assert list(queue.machine.live_ranges()) == [(1, 6)]
+    assert queue.machine.oldest_live() == 1
     queue.log.credit(B, 1, 3)
     queue.log.settle(B, 1, 1, 2)
     queue.step()
     assert list(queue.machine.live_ranges()) == [(1, 1), (4, 6)]
+    assert queue.machine.oldest_live() == 1
+    queue.log.settle(B, 1, 0, 0)
+    queue.step()
+    assert queue.machine.oldest_live() == 4
+    queue.log.credit(B, 1, 6)
+    queue.log.settle(B, 1, 3, 5)
+    queue.step()
+    assert list(queue.machine.live_ranges()) == []
+    assert queue.machine.oldest_live() == NEVER
 
 
 def test_a_damaged_snapshot_is_refused() -> None:
