@@ -584,7 +584,10 @@ class Wal:
         growing file costs every flush a journal commit) until a whole one is prepared."""
         size = min(START_BYTES, self._config.wal_max_size_bytes)
         with contextlib.suppress(OSError):
-            fresh.file.pwrite([bytes(size)], 0)
+            # One piece, written many times: the heap would keep the pages of a large one.
+            piece = bytes(min(size, PREALLOCATE_CHUNK_BYTES))
+            whole, rest = divmod(size, len(piece))
+            fresh.file.pwrite([*[piece] * whole, piece[:rest]], 0)
             fresh.file.sync()
             fresh.size = size
 
