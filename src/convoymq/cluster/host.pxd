@@ -27,7 +27,7 @@ cdef class ReplicaHost:
     cdef public object on_note, on_membership_changed, on_stopped, on_version, after_seal
     cdef public list _dirty, _apply, _notices, _holding, _batches_due
     cdef public bint _woken, _damaged, _queued, release_due
-    cdef public int64_t _numbers, _holding_since
+    cdef public int64_t _numbers, _holding_since, removals
     cdef public object _deferred
     cdef public object _holding_timer
     @cython.locals(replica=Replica)

@@ -192,6 +192,8 @@ class ReplicaHost:
         self._early: dict[int, list[tuple[int, bytes]]] = {}
         #: Groups that were here and are no more, the last ones: their late frames are dropped.
         self._removed: dict[int, None] = {}
+        #: How many replicas were removed so far.
+        self.removals = 0
         self._dirty: list[Replica | Watched] = []
         self._apply: list[Replica] = []
         self._notices: list[Replica] = []
@@ -313,6 +315,7 @@ class ReplicaHost:
         self.active.discard(group)
         if replica is not None:
             replica.stop()
+            self.removals += 1
             self._removed[group] = None
             if len(self._removed) > EARLY_GROUPS_MAX:
                 del self._removed[next(iter(self._removed))]

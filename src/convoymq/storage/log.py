@@ -670,6 +670,8 @@ class GroupLog:
 
     def clear(self) -> None:
         """Lets everything go: the group is removed."""
+        # The WAL file knows the log for as long as the file is there.
+        self.on_written = self.on_vote_written = _nothing
         self._reset(0, 0)
 
     def moved(self, count: int, segments: list[Segment], keep: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -328,6 +330,22 @@ def test_a_founder_whose_replica_was_removed_does_not_lead_the_first_term_again(
     )
     assert again.core.amnesiac
     assert not again.is_leader
+
+
+def test_nothing_keeps_a_replica_that_was_removed(net: Net) -> None:
+    net.put(1, 5)
+    net.run(300)
+    host = net.hosts[1]
+    machine = weakref.ref(net.machines.pop(1))
+    assert machine() is not None
+    # Its entries lie in a WAL file that stays for long.
+    assert host.removals == 0
+    host.remove_group(GROUP)
+    assert host.removals == 1
+    net.run(300)
+    net.timers.clear()
+    gc.collect()
+    assert machine() is None
 
 
 def test_a_founder_in_its_next_life_is_elected_as_everybody() -> None:
