@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import os
 import random
@@ -39,6 +38,7 @@ from convoymq.cluster.metadata_store import MetadataSink
 from convoymq.cluster.sessions import SessionNumbers
 from convoymq.cluster_entry import ClusterEntry
 from convoymq.data_directory import DataDirectory
+from convoymq.frozen_heap import FrozenHeap
 from convoymq.kernels.batch import FRAME_CONTROL
 from convoymq.kernels.flusher import (
     SYNC_DSYNC,
@@ -152,6 +152,7 @@ class Node:
         self._ended_ns = 0
         self._closed = False
         self._ticks = 0
+        self.heap = FrozenHeap()
         self._free_before = 0
         self._timers: list[asyncio.TimerHandle] = []
         self.listeners: list[Listener] = []
@@ -367,8 +368,7 @@ class Node:
         await self._open_broker()
         await self._listen()
         self.usable = True
-        gc.freeze()
-        gc.enable()
+        self.heap.begin()
         self.ready.set()
         self.log.info("node.ready", name=self.config.node_name, after_ms=self._age_ms())
         self._watch_resources()
@@ -477,6 +477,8 @@ class Node:
         self._ticks += 1
         if self._ticks % STORAGE_TICKS == 0:
             self.storage.tick()
+            if self.usable:
+                self.heap.watch(len(self.host.groups), self.host.removals)
         if self._ticks % CLOCK_TICKS == 0:
             self._watch_clock()
         if self._ticks % MEMBER_TICKS == 0 and self.broker is not None and self.broker.keeper:
