@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -166,6 +167,8 @@ class LocalQueues:
     member_of: set[int] = field(default_factory=set)
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
+    _line: deque[int] = field(default_factory=deque)
+    """Groups that wait for their turn to be looked at; twice is no harm."""
     _ended: tuple[int, int] = (0, 0)
     _ended_over_limit: int = 0
     _leaders: dict[int, int] = field(default_factory=dict)
@@ -216,16 +219,17 @@ class LocalQueues:
         if touched is None:
             touched = {*wanted, *self.queues}
             self._remove_strangers(set(wanted))
-        order = sorted(touched)
-        touched = set(order[:SLICE_QUEUES])
-        self._touched.update(order[SLICE_QUEUES:])
-        for group in order[:SLICE_QUEUES]:
+            self._line.clear()
+        line = self._line
+        line.extend(sorted(touched))
+        order = [line.popleft() for _ in range(min(len(line), SLICE_QUEUES))]
+        for group in order:
             record = wanted.get(group)
             if record is None:
                 self._end_queue(group)
             elif record.type.is_replicated:
                 self._follow_members(record)
-        return Followed(wanted, touched, everything, bool(self._touched))
+        return Followed(wanted, set(order), everything, bool(line))
 
     @property
     def is_behind(self) -> bool:

@@ -130,6 +130,29 @@ def test_thousands_of_queues_are_opened_some_at_a_time() -> None:
     assert world.reconciled() == []
 
 
+def test_what_changes_while_queues_wait_for_their_turn_is_seen_to() -> None:
+    world = World()
+    count = 2 * SLICE_QUEUES
+    for number in range(1, count + 1):
+        world.put(f"q{number}", number, 1, 2)
+    assert world.local.reconcile().more
+    world.host.calls.clear()
+    world.delete("q1")
+    world.delete(f"q{count}")
+    world.put("late", count + 1, 1)
+    while world.local.reconcile().more:
+        pass
+    assert [call[:2] for call in world.host.calls] == [
+        *(("create", number) for number in range(SLICE_QUEUES + 1, count)),
+        ("remove", 1),
+        ("create", count + 1),
+    ]
+    world.local.on_change(Change(ChangeKind.RESTORED))
+    while world.local.reconcile().more:
+        pass
+    assert set(world.local.queues) == set(world.tree.queue_index.by_group)
+
+
 def test_a_queue_is_opened_left_and_ended() -> None:
     world = World()
     world.put("q", 1, 1, 2)
