@@ -85,7 +85,7 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
         broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1}]
         info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
-        text = render(broker, info)
+        text = await render(broker, info)
     names = set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
     names |= {f"convoy_raft_{name}_total" for name in HostCounters.__slots__}
     assert len(names) > 40, "the search for metrics has stopped working"

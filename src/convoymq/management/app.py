@@ -205,12 +205,11 @@ def make_metrics(broker: Broker) -> ASGIApp:
 
 async def _metrics(broker: Broker, request: Request, *, per_object: bool = False) -> Response:
     open_metrics = metrics.wants_open_metrics(request.headers.get("accept", ""))
-    text = metrics.render(
+    text = await metrics.render(
         broker,
         broker.node_info(),
         per_object=per_object,
         open_metrics=open_metrics,
-        queues=[row async for row in in_slices(broker.local_rows())],
     )
     kind = metrics.OPEN_METRICS_TYPE if open_metrics else metrics.CONTENT_TYPE
     return Response(text, headers={"content-type": kind})

@@ -8,10 +8,21 @@ from convoymq import __version__
 from convoymq.management.metric_help import HELP
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.queues.broker import Broker
+from convoymq.queues.slices import in_slices
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 OWN = "convoy_"
+QUEUE_METRICS = (
+    ("queue_messages", "messages"),
+    ("queue_messages_ready", "messages_ready"),
+    ("queue_messages_unacked", "messages_unacknowledged"),
+    ("queue_messages_bytes", "message_bytes"),
+    ("queue_messages_ready_bytes", "message_bytes_ready"),
+    ("queue_consumers", "consumers"),
+    ("queue_process_memory_bytes", "memory"),
+)
+"""Names of the gauges of a queue, and of its row's columns."""
 
 
 def wants_open_metrics(accept: str) -> bool:
@@ -58,25 +69,23 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def render(
+async def render(
     broker: Broker,
     node_info: dict[str, Any],
     *,
     per_object: bool = False,
     open_metrics: bool = False,
-    queues: list[dict[str, Any]] | None = None,
 ) -> str:
-    """Returns the metrics.
+    """Returns the metrics; lines of queues are made while the event loop goes on.
 
     Args:
         per_object: a line per queue instead of sums.
-        queues: `Broker.local_queue_infos`, for who makes them in slices.
     """
     text = _Text(open_metrics=open_metrics)
     _identity(text, broker)
     _edges(text, broker)
-    rows = queues if queues is not None else broker.local_queue_infos()
-    _queues(text, broker, rows, per_object=per_object)
+    rows = [row async for row in in_slices(broker.local_rows())]
+    await _queues(text, broker, rows, per_object=per_object)
     _process(text, broker, node_info)
     _replication(text, broker)
     if broker.traces is not None:
@@ -150,26 +159,22 @@ def _edges(text: _Text, broker: Broker) -> None:
     text.counter("auth_attempts_failed_total", counters.auth_failed)
 
 
-def _queues(text: _Text, broker: Broker, found: list[dict[str, Any]], *, per_object: bool) -> None:
+async def _queues(
+    text: _Text, broker: Broker, found: list[dict[str, Any]], *, per_object: bool
+) -> None:
     infos = {row["group"]: row for row in found}
     records = broker.metadata.tree.queue_index.by_group
     # A queue that is being deleted is here for a moment longer than in the tree.
     rows = [(records[group], row) for group, row in infos.items() if group in records]
     text.gauge("queues", len(rows))
-    for metric, key in (
-        ("queue_messages", "messages"),
-        ("queue_messages_ready", "messages_ready"),
-        ("queue_messages_unacked", "messages_unacknowledged"),
-        ("queue_messages_bytes", "message_bytes"),
-        ("queue_messages_ready_bytes", "message_bytes_ready"),
-        ("queue_consumers", "consumers"),
-        ("queue_process_memory_bytes", "memory"),
-    ):
-        if not per_object:
+    if per_object:
+        async for record, row in in_slices(rows):
+            labels = {"vhost": record.vhost, "queue": record.name}
+            for metric, key in QUEUE_METRICS:
+                text.gauge(metric, row.get(key) or 0, labels)
+    else:
+        for metric, key in QUEUE_METRICS:
             text.gauge(metric, sum(row.get(key) or 0 for _, row in rows))
-            continue
-        for record, row in rows:
-            text.gauge(metric, row.get(key) or 0, {"vhost": record.vhost, "queue": record.name})
     leaderless = sum(
         1
         for record in records.values()

@@ -1160,12 +1160,8 @@ class Broker:
             found += face.clients
         return found
 
-    def local_queue_infos(self) -> list[dict[str, Any]]:
-        """Queues that this node leads or is the home of."""
-        return list(self.local_rows())
-
     def local_rows(self) -> Iterator[dict[str, Any]]:
-        """The same, one by one."""
+        """Queues that this node leads or is the home of, one by one."""
         # Copies: between two rows queues may come and go.
         for group, queue in list(self._groups.items()):
             replica = self.host.replica(group)

@@ -15,7 +15,9 @@ import pytest
 from convoymq.cluster.metadata import User
 from convoymq.management.app import ROUTES, make_api, make_metrics
 from convoymq.management.messages import build_record, read_record
+from convoymq.management.metrics import render
 from convoymq.management.server import ManagementServer
+from convoymq.queues import slices
 from tests.unit.queues.fake_cluster import FakeCluster
 
 
@@ -350,6 +352,23 @@ async def test_metrics_name_what_dashboards_ask_for(cluster: FakeCluster) -> Non
         per_object = (await metrics.get("/metrics/per-object")).text
         assert 'rabbitmq_queue_messages{vhost="/",queue="q"} 0' in per_object
         assert (await metrics.get("/")).status_code == 404
+
+
+async def test_others_have_their_turns_while_lines_of_queues_are_made(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 20
+    for number in range(count):
+        await cluster.queue(1, f"q{number}")
+    monkeypatch.setattr(slices, "SLICE_NS", 0)
+    made = asyncio.create_task(render(cluster.nodes[1].broker, {}, per_object=True))
+    turns = 0
+    while not made.done():
+        turns += 1
+        await asyncio.sleep(0)
+    # For its row, and for its lines.
+    assert turns >= 2 * count
+    assert made.result().count("rabbitmq_queue_messages{") == count
 
 
 async def test_a_real_socket_answers_and_stops(cluster: FakeCluster) -> None:

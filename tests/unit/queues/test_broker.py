@@ -160,7 +160,8 @@ async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: Fake
     event, fields = node.host.notes[0]
     assert (event, fields["queue"], fields["count"]) == ("quorum.delivery_limit", "q", 1)
     name = "rabbitmq_global_messages_dead_lettered_delivery_limit_total"
-    lines = [line for line in render(node.broker, {}).splitlines() if line.startswith(name)]
+    text = await render(node.broker, {})
+    lines = [line for line in text.splitlines() if line.startswith(name)]
     assert [line.rpartition(" ")[2] for line in lines] == ["1"], lines
     await node.broker.delete_queue("/", "q")
     assert node.broker.dropped_over_limit() == 1
