@@ -25,7 +25,7 @@ cdef class ReplicaHost:
     cdef public set reachable, gone, active, full
     cdef public dict _lines
     cdef public object on_note, on_membership_changed, on_stopped, on_version, after_seal
-    cdef public list _dirty, _apply, _notices, _holding, _batches_due
+    cdef public list _dirty, _apply, _notices, _holding, _batches_due, _openings
     cdef public bint _woken, _damaged, _queued, release_due
     cdef public int64_t _numbers, _holding_since, removals
     cdef public object _deferred

@@ -38,6 +38,8 @@ IDLE_ELECTIONS_MS = 10
 IDLE_ELECTIONS = 10
 """Groups that nobody uses elect a new leader so many at a time, at least so far apart: thousands at
 once would keep those waiting that are in use. A node that is late begins fewer."""
+OPENING_MS = 10
+"""New groups that nobody has used yet open their terms together, so much later."""
 
 
 class HostCounters:
@@ -204,6 +206,8 @@ class ReplicaHost:
         self.release_due = False
         #: Replicas of groups that nobody uses whose election waits for its turn.
         self._deferred: deque[Replica] = deque()
+        #: Founders whose term is not opened yet.
+        self._openings: list[Replica] = []
         #: Replicas whose open batch waits for company.
         self._batches_due: list[Replica] = []
         self._woken = False
@@ -705,6 +709,20 @@ class ReplicaHost:
         disturbs nobody who waits. The timer is for when there is none."""
         if self.now - self._holding_since >= self.config.linger_ms:
             self.release_due = True
+
+    def hold_opening(self, replica: Replica) -> None:
+        """The founder of a new group opens its term when it is used, or soon."""
+        if not self._openings:
+            self.clock.call_later(OPENING_MS, self._open_terms)
+        self._openings.append(replica)
+
+    def _open_terms(self) -> None:
+        self.now = self.clock.monotonic_ms()
+        due = self._openings
+        self._openings = []
+        for replica in due:
+            if not replica.dead:
+                replica.open_term()
 
     def defer_election(self, replica: Replica) -> None:
         """Puts the election of a group that nobody uses at the end of the line."""

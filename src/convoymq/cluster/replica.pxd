@@ -12,7 +12,7 @@ cdef class Replica:
     cdef public int64_t group
     cdef public GroupLog log
     cdef public CommandBuilder builder
-    cdef public bint apply_due, notice_due, holding, batch_due, dead, _wiping, _version_due, _spread, _deferred
+    cdef public bint apply_due, notice_due, holding, batch_due, dead, _wiping, _version_due, _spread, _deferred, opening
     cdef public str faulty, stopped
     cdef public bytes allowed
     cdef public dict sending, _timers

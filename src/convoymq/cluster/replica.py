@@ -119,6 +119,8 @@ class Replica:
         self._spread = False
         #: It does: the host has it in its line.
         self._deferred = False
+        #: Leader: the entry that opens the term is not in the log yet.
+        self.opening = False
         self._timers: dict[int, Any] = {}
         config = host.config
         self.core: RaftCore = host.core_class(
@@ -303,6 +305,8 @@ class Replica:
         if core.role == LEADER:
             if core.transfer_target or (builder.patient and self._may_wait()):
                 return
+            if self.opening:
+                self.open_term()
             self._waits_since = -1
             entry = builder.take_entry(
                 self.group, self.log.last_index + 1, core.term, self.time.now_ms()
@@ -706,6 +710,19 @@ class Replica:
         if self.builder.used:
             self.builder.take_loose()
         self._version_index = 0
+        self.opening = True
+        if core.founded:
+            # The first command opens the term; without one there is time until others do.
+            self.host.hold_opening(self)
+        else:
+            self.open_term()
+
+    def open_term(self) -> None:
+        """Leader: appends the entry that opens its term, unless it is there."""
+        if not self.opening:
+            return
+        self.opening = False
+        core = self.core
         index = self.log.last_index + 1
         kind, body = NOOP, b""
         if core.members_index == 0 or core.forced:
@@ -716,6 +733,7 @@ class Replica:
     def _role_changed(self) -> None:
         core = self.core
         if core.role != LEADER:
+            self.opening = False
             for sending in self.sending.values():
                 sending.stop()
             self.sending.clear()
@@ -954,6 +972,7 @@ class Replica:
             newest = min(newest, supported.newest_of(self.host.supports.get(node, {}), self.kind))
         if newest <= machine.version:
             return
+        self.open_term()
         if self.builder.used:
             self.seal()
         index = self._version_index = self.log.last_index + 1
@@ -1057,6 +1076,7 @@ class Replica:
 
     def transfer(self, to: int) -> bool:
         """Leader: hands the leadership to a voter; new commands wait meanwhile."""
+        self.open_term()
         if self.core.transfer(to) is not None:
             return False
         self._transfer_began = self.host.now

@@ -11,15 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.msgpack import encode
 
 from convoymq.cluster import transfer
-from convoymq.cluster.host import ReplicaHost
+from convoymq.cluster.host import OPENING_MS, ReplicaHost
 from convoymq.cluster.interfaces import NEVER, Effect
 from convoymq.cluster.supported import check_version, command_table
 from convoymq.kernels import batch
 from convoymq.kernels.batch import (
     CMD_PURGE,
     CMD_SETTLE,
+    ENTRY_COMMANDS,
+    ENTRY_MEMBERSHIP,
     FRAME_FORWARD,
     commands,
     frame,
@@ -88,6 +91,13 @@ class ListMachine:
 
     def state_hash(self) -> int:
         return hash(tuple(self.values))
+
+
+class TimelessMachine(ListMachine):
+    """Waits for no time."""
+
+    def next_due_ms(self) -> None:
+        return None
 
 
 class Sink:
@@ -308,6 +318,73 @@ def test_a_new_group_is_led_before_anything_is_sent_or_written() -> None:
     assert [sorted(m.values) for m in net.machines.values()] == [[5, 6]] * 3
     assert [net.hosts[n].groups[GROUP].term for n in (1, 2, 3)] == [1, 1, 1]
     assert not [note for note in net.notes if note[1] == "raft.role_changed"]
+
+
+def founded(*nodes: int) -> Net:
+    """Members of a group that node 2 founds."""
+    made = Net()
+    made.classes = dict.fromkeys((1, 2, 3), TimelessMachine)
+    for node in nodes or (1, 2, 3):
+        made.add(node, (1, 2, 3), founder=(2, made.time))
+    return made
+
+
+def kinds_of(net: Net, node: int) -> list[int]:
+    """Kinds of the entries in a node's log."""
+    log = net.hosts[node].groups[GROUP].log
+    return [log.entry(index).kind for index in range(1, log.last_index + 1)]
+
+
+def test_a_group_that_nobody_uses_opens_its_term_soon() -> None:
+    net = founded()
+    net.settle()
+    assert net.leader == 2
+    assert kinds_of(net, 2) == []
+    net.run(10 * OPENING_MS)
+    assert [kinds_of(net, node) for node in (1, 2, 3)] == [[ENTRY_MEMBERSHIP]] * 3
+    assert net.hosts[2].groups[GROUP].commit_index == 1
+    assert net.hosts[1].leader_of(GROUP) == 2
+
+
+def test_the_first_command_opens_the_term() -> None:
+    net = founded()
+    net.settle()
+    net.put(2, 7)
+    net.settle()
+    assert kinds_of(net, 2) == [ENTRY_MEMBERSHIP, ENTRY_COMMANDS]
+    assert net.machines[2].values == [7]
+    net.run(3 * OPENING_MS)
+    assert kinds_of(net, 2) == [ENTRY_MEMBERSHIP, ENTRY_COMMANDS]
+
+
+def test_a_founder_that_hands_over_opens_its_term_before() -> None:
+    net = founded()
+    net.settle()
+    assert net.hosts[2].transfer_leadership(GROUP, 3)
+    assert kinds_of(net, 2) == [ENTRY_MEMBERSHIP]
+    net.run(500)
+    assert net.leader == 3
+
+
+def test_a_founder_that_leads_no_more_opens_nothing() -> None:
+    net = founded(1, 2)
+    net.settle()
+    replica = net.hosts[2].groups[GROUP]
+    # A member that had not heard of it stands, and is elected.
+    net.hosts[2].on_frame(1, frame(batch.FRAME_RAFT, 0, GROUP, 2, 0, 0, 0, encode([VOTE, 2, 0, 0])))
+    assert not replica.is_leader
+    assert replica.core.voted_for == 1
+    net.hosts[2]._open_terms()
+    assert kinds_of(net, 2) == []
+    net.run(1000)
+    assert kinds_of(net, net.leader)[0] == ENTRY_MEMBERSHIP
+
+
+def test_a_removed_founder_opens_nothing() -> None:
+    net = founded()
+    net.hosts[2].remove_group(GROUP)
+    net.run(2 * OPENING_MS)
+    assert GROUP not in net.hosts[2].groups
 
 
 def test_a_founder_without_a_majority_leads_and_cannot_commit() -> None:
