@@ -93,13 +93,6 @@ class ListMachine:
         return hash(tuple(self.values))
 
 
-class TimelessMachine(ListMachine):
-    """Waits for no time."""
-
-    def next_due_ms(self) -> None:
-        return None
-
-
 class Sink:
     """Remembers who was said to lead."""
 
@@ -323,7 +316,6 @@ def test_a_new_group_is_led_before_anything_is_sent_or_written() -> None:
 def founded(*nodes: int) -> Net:
     """Members of a group that node 2 founds."""
     made = Net()
-    made.classes = dict.fromkeys((1, 2, 3), TimelessMachine)
     for node in nodes or (1, 2, 3):
         made.add(node, (1, 2, 3), founder=(2, made.time))
     return made
