@@ -49,7 +49,7 @@ bench-spark: setup ## Compare the Spark data sources with Spark's own Parquet
 test-spark-full: setup ## The kills of the Spark tests once at full size: 342,000 rows and more
 	CONVOY_SPARK_FAULT_SCALE=180 $(BIN)/python -m pytest -q tests/spark -k "killed or executor"
 
-wheel: setup ## Build a wheel and try it in an environment of its own, without sources or compiler
+wheel: setup ## Build both wheels and try them in environments of their own, without sources or compiler
 	tools/check_wheel.sh
 
 rabbitmq: ## Install Debian's RabbitMQ, to compare with

@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# Builds a wheel and tries it where nothing of this clone is to be seen: a fresh environment, an empty
-# home, a PATH without compilers. Leaves the wheel in build/wheels.
+# Builds the wheels of convoymq and convoymq-client and tries both where nothing of this clone is to be
+# seen: fresh environments, an empty home, a PATH without compilers. Leaves the wheels in build/wheels.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-$root/.venv/bin/python}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$root/build/wheels"
-CONVOY_PLAIN_LEVEL=-O2 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$root/build/wheels" "$root"
-wheel=$(ls -t "$root"/build/wheels/convoymq-*.whl | head -1)
+mkdir -p "$root/build/wheels" "$work/bin" "$work/home"
+export CONVOY_PLAIN_LEVEL=-O2
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/wheels" "$root" "$root/packages/client"
 "$python" -m venv "$work/env"
-mkdir "$work/bin" "$work/home"
+"$python" -m venv "$work/client"
+"$work/env/bin/python" -m pip install --quiet "$work"/wheels/convoymq-*.whl pika
+"$work/client/bin/python" -m pip install --quiet "$work"/wheels/convoymq_client-*.whl
+"$work/client/bin/python" -m pip list --format freeze
 for tool in sh bash env uname ldd ip; do
     found=$(command -v "$tool") && ln -s "$found" "$work/bin/$tool"
 done
-"$work/env/bin/python" -m pip install --quiet "$wheel" pika
-cp "$root/tools/try_wheel.py" "$work"
+cp "$root/tools/try_wheel.py" "$root/tools/try_client.py" "$work"
 cd "$work"
 env -i PATH="$work/env/bin:$work/bin" HOME="$work/home" TMPDIR="${TMPDIR:-/tmp}" \
-    "$work/env/bin/python" try_wheel.py
-echo "$wheel"
+    "$work/env/bin/python" try_wheel.py "$work/client/bin/python"
+mv "$work"/wheels/*.whl "$root/build/wheels/"
+ls -l "$root"/build/wheels/*.whl

@@ -1,10 +1,13 @@
 """Tries an installed package: three nodes, a quorum queue, a confirmed message, as a user would.
 
 Run it outside the sources. Exit code 0: a message went in through one node and out through another.
+With the path of another environment's Python, that one runs try_client.py against the same nodes:
+convoymq-client alone.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +21,7 @@ from convoymq.kernels import batch
 BASE_PORT = 23600
 
 
-def main() -> int:
+def main(client_python: str = "") -> int:
     """Publishes and consumes; returns the exit code."""
     for module in (convoymq, batch):
         assert "site-packages" in str(module.__file__), f"{module.__file__} is not installed"
@@ -39,6 +42,10 @@ def main() -> int:
         found = next(reader.consume("orders", inactivity_timeout=30))
         assert found[2] == b"hello", found
         reader.basic_ack(found[0].delivery_tag)
+        if client_python:
+            channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
+            servers = [f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes]
+            subprocess.run([client_python, "try_client.py", *servers], check=True)
         one.close()
         three.close()
     print(f"convoymq {convoymq.__version__} works: Python {sys.version.split()[0]}")
@@ -46,4 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

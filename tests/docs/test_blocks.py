@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 DOCS = sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))
 
 PAGES = [page for page in ("README.md", *map(str, DOCS)) if blocks_of(page)]
-SHELL_PAGES = ("README.md", "docs/getting-started.md")
+SHELL_PAGES = ("README.md", "docs/client.md", "docs/getting-started.md")
 """Pages that need three nodes and nothing else."""
 BASE_PORT = cluster_ports()
 PORTS = {str(port): str(BASE_PORT + port - 5672) for port in (5672, 5673, 5674)}
