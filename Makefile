@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Modules that are used are compiled to .pyc when they are imported first; most never are.
+PIP := $(BIN)/python -m pip install --quiet --no-compile
 SEEDS ?= 2000
 
 .PHONY: help setup build demo test test-spark-full lint types unit sim bench bench-spark wheel rabbitmq interop-rabbitmq clean
@@ -9,17 +11,22 @@ SEEDS ?= 2000
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-$(VENV)/.ready: pyproject.toml requirements-dev.lock setup.py
+# What compiling needs; then the other packages are installed while the modules compile.
+$(VENV)/.compiles: requirements-dev.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -r requirements-dev.lock
-	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(BIN)/python -m pip install --quiet ziglang
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps -e .
+	$(PIP) --upgrade pip $$(grep -E '^(Cython|setuptools)==' requirements-dev.lock)
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(PIP) ziglang
 	touch $@
 
-setup: $(VENV)/.ready build ## Create the environment and compile the kernels
+$(VENV)/.ready: $(VENV)/.compiles pyproject.toml setup.py
+	$(PIP) -r requirements-dev.lock
+	$(PIP) --no-build-isolation --no-deps -e .
+	touch $@
 
-build: $(VENV)/.ready ## Compile what has changed
+setup: ## Create the environment and compile the kernels
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.ready build
+
+build: $(VENV)/.compiles ## Compile what has changed
 	@$(BIN)/python tools/build.py
 
 demo: setup ## A three-node cluster, 336,776 real events, a killed leader, a report
