@@ -48,7 +48,8 @@ def shipped() -> list[str]:
             if path.suffix == ".py" and path.is_relative_to(ROOT / "src"):
                 name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
                 found.add(name.removesuffix(".__init__"))
-    return sorted(found)
+    # For the build, not for the client.
+    return sorted(found - {"convoymq.compiled_modules"})
 
 
 def names_of(requirements: list[str]) -> set[str]:
