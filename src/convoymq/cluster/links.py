@@ -471,9 +471,8 @@ class Links:
                 ssl=self._contexts[0],
             )
         self._running = True
-        own = {f"{self.address.host}:{self.address.port}", self.config.advertise}
         for peer in self.config.peers:
-            self.lists_itself |= f"{peer.host}:{peer.port}" in own or peer.node == self.node_id
+            self.lists_itself |= self._is_own(peer)
             self.add_address(peer)
         if self.config.dns_name:
             self._tasks.create_task(self._resolve_forever())
@@ -486,8 +485,7 @@ class Links:
             self._timer.cancel()
         if self._server is not None:
             self._server.close()
-        for task in list(getattr(self._tasks, "_tasks", ())):
-            task.cancel()
+        self._cancel_tasks()
         for wire in list(self._pending):
             wire.close()
         for peer in self.peers.values():
@@ -496,11 +494,18 @@ class Links:
                     end.close()
         await self._tasks.__aexit__(None, None, None)
 
+    def _is_own(self, address: Address) -> bool:
+        own = (f"{self.address.host}:{self.address.port}", self.config.advertise)
+        return address.node == self.node_id or f"{address.host}:{address.port}" in own
+
+    def _cancel_tasks(self) -> None:
+        for task in list(getattr(self._tasks, "_tasks", ())):
+            task.cancel()
+
     def add_address(self, address: Address) -> None:
         """Starts dialling an address, unless that is done already or it is this node's own."""
         key = f"{address.host}:{address.port}"
-        own = {f"{self.address.host}:{self.address.port}", self.config.advertise}
-        known = key in self._dials or key in own or address.node == self.node_id
+        known = key in self._dials or self._is_own(address)
         if known or not self._running or len(self._dials) >= 2 * self.config.peers_max:
             return
         dial = self._dials[key] = _Dial(address)
@@ -532,8 +537,7 @@ class Links:
         self._running = False
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(getattr(self._tasks, "_tasks", ())):
-            task.cancel()
+        self._cancel_tasks()
         ends = []
         for peer in self.peers.values():
             if peer.up and peer.outward is not None:
