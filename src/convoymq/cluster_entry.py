@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from convoymq.cluster.control import KIND_FOUND, KIND_JOIN, ControlPlane
 from convoymq.cluster.formation import (
+    FOUNDED_MS,
     Accept,
     Action,
     AskToFound,
@@ -25,6 +26,7 @@ from convoymq.cluster.formation import (
     Wait,
     Withdraw,
     founding_to,
+    join_request,
 )
 from convoymq.cluster.handshake import PeerHello
 from convoymq.cluster.interfaces import Clock
@@ -35,8 +37,6 @@ from convoymq.model.errors import BrokerError, Misuse
 
 POLL_S = 0.01
 ASK_TIMEOUT_S = 5.0
-FOUNDED_MS = 10_000
-"""So long a founder that is late is told that it may still begin as one."""
 
 
 class OpenGroup(Protocol):
@@ -157,8 +157,9 @@ class ClusterEntry:
                     for node in action.nodes:
                         self._ask(node, KIND_FOUND, body, self.formation.on_found_answer)
                 case AskToJoin():
+                    body = join_request(self.data.identity)
                     for node in action.nodes:
-                        self._ask(node, KIND_JOIN, self._request(), self.formation.on_join_answer)
+                        self._ask(node, KIND_JOIN, body, self.formation.on_join_answer)
                 case Withdraw():
                     self.data.renew()
                     self.formation.renewed(self.data.identity)
@@ -195,14 +196,6 @@ class ClusterEntry:
         """The tree knows this life of this node, so the log holds something: when it is empty at
         another start, it was lost."""
         self.data.founded()
-
-    def _request(self) -> dict[str, Any]:
-        identity = self.data.identity
-        return {
-            "directory": identity.directory,
-            "incarnation": identity.incarnation,
-            "cluster": identity.cluster,
-        }
 
     def _ask(
         self, node: int, kind: int, body: Any, on_answer: Callable[[int, Any, str], list[Action]]

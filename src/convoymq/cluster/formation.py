@@ -41,6 +41,9 @@ from typing import Any, Protocol
 from convoymq.cluster.identity import Founding, NodeIdentity, is_id
 
 ASK_AGAIN_MS = 200
+FOUNDED_MS = 10_000
+"""So long after the group is open a founder that is late is told that it may still begin as one;
+the driver then calls `founded`."""
 WAIT_SAID_MS = 1000
 """A wait that ends sooner is not worth a word."""
 JOIN_LEARNER = "learner"
@@ -447,6 +450,15 @@ class Formation:
             return []
         self._said = wait
         return [wait]
+
+
+def join_request(identity: NodeIdentity) -> dict[str, Any]:
+    """What a node says of itself when it asks to be let in."""
+    return {
+        "directory": identity.directory,
+        "incarnation": identity.incarnation,
+        "cluster": identity.cluster,
+    }
 
 
 def founding_to(founding: Founding) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from convoymq.cluster import supported
 from convoymq.cluster.commands import Bootstrap, PutNode
 from convoymq.cluster.control import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
 from convoymq.cluster.formation import (
+    FOUNDED_MS,
     Accept,
     AskToFound,
     AskToJoin,
@@ -30,6 +31,7 @@ from convoymq.cluster.formation import (
     Wait,
     Withdraw,
     founding_to,
+    join_request,
 )
 from convoymq.cluster.handshake import Hello, LinkRefused, PeerHello, read_hello
 from convoymq.cluster.identity import Founding, NodeIdentity
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
 FORM_TICK_US = 10_000
 KEEPER_TICK_US = 200_000
 JOIN_WAIT_MS = 5000
-FOUNDED_MS = 10_000
 REGISTER_MS = 2000
 NAME = "sim"
 
@@ -277,11 +278,7 @@ class ClusterNode(SimNode):
                 for node in action.nodes:
                     self.ask(node, KIND_FOUND, body, JOIN_WAIT_MS, partial(self._on_found, node))
             elif isinstance(action, AskToJoin):
-                request = {
-                    "directory": saved.identity.directory,
-                    "incarnation": saved.identity.incarnation,
-                    "cluster": saved.identity.cluster,
-                }
+                request = join_request(saved.identity)
                 for node in action.nodes:
                     done = partial(self._on_join_answer, node)
                     self.ask(node, KIND_JOIN, request, JOIN_WAIT_MS, done)
