@@ -16,8 +16,7 @@ EFFECT_APPLIED = 1
 """(kind, session, seq, status, reply): the command was applied; status 0 = ok, 1 = rejected."""
 EFFECT_DELIVER = 2
 """(kind, session, consumer, first message id, index, command offset in the entry, first record,
-count,
-acquired count, delivery count): hand records [first, first + count) to the consumer."""
+count, acquired count, delivery count): hand records [first, first + count) to the consumer."""
 EFFECT_GAP = 4
 """(kind, session, last seq): commands after `last seq` were lost; resend them."""
 EFFECT_TIMER = 5
@@ -72,8 +71,7 @@ class Machine(Protocol):
     def resend(self, session_node: int) -> None:
         """Appends DELIVER effects for all that is checked out to sessions of that node, APPLIED for
         the last seq of each of its sessions: after a snapshot install, or when the leader takes
-        over the
-        sending for a node. Receivers drop repeats."""
+        over the sending for a node. Receivers drop repeats."""
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
         """Ascending, disjoint, inclusive ranges of entry indexes whose bodies are still needed."""
