@@ -872,7 +872,8 @@ def _publish_complete(
                 _add_route(lane, hash, key, key_length, targets)
     if lane.mode == 1:
         tag = _allocate_confirm(lane)
-    if targets is None or (bits & 1 and len(targets) == 0):
+    # A message that goes nowhere is counted, or returned, by the channel.
+    if targets is None or len(targets) == 0:
         lane.owner.on_publish(
             _copy(key, key_length), bits, _copy(content, content_length), body_size, flags, tag
         )
