@@ -16,7 +16,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,16 @@ EXIT_FAULT = 70
 CONGESTED_SHARE = 4
 """Other nodes are asked to send less while more waits for the disk than that part of what a link
 may queue."""
+
+
+def log_note(log: Any, event: str, fields: Mapping[str, Any]) -> None:
+    """Logs what a core says, at the level that the event has."""
+    if event in NOTES_ERROR:
+        log.error(event, **fields)
+    elif event in NOTES_WARNING:
+        log.warning(event, **fields)
+    else:
+        log.info(event, **fields)
 
 
 class LoopClock:
@@ -491,10 +501,7 @@ class Node:
             log("clock.skewed" if clock.is_skewed else "clock.in_step", skew_ms=clock.skew_ms)
 
     def _on_note(self, event: str, fields: dict[str, Any]) -> None:
-        log = self.log.error if event in NOTES_ERROR else self.log.info
-        if event in NOTES_WARNING:
-            log = self.log.warning
-        log(event, **fields)
+        log_note(self.log, event, fields)
 
     def _on_replica_stopped(self, group: int, reason: str) -> None:
         """Without the tree of users and queues a node can serve nobody."""
@@ -810,7 +817,8 @@ class Node:
         before = getattr(self, "_alarm_" + name, False)
         if on != before:
             setattr(self, "_alarm_" + name, on)
-            (self.log.warning if on else self.log.info)("alarm." + name, on=on, **facts)
+            log = self.log.warning if on else self.log.info
+            log("alarm.memory" if name == "memory" else "alarm.disk", on=on, **facts)
             self.broker.set_alarm(name, on)
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import structlog
 from typer.main import get_command
 
 from convoymq.cli.app import app
@@ -16,17 +17,20 @@ from convoymq.management.metric_help import HELP
 from convoymq.management.metrics import render
 from convoymq.model import config
 from convoymq.trace.recorder import Traces, TraceSettings
+from tests.provocation import check, documented_events, observing
 from tests.unit.queues.fake_cluster import FakeCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SOURCES = sorted((ROOT / "src" / "convoymq").rglob("*.py"))
 EVENT = re.compile(
-    r"(amqp|alarm|broker|classic|cluster|fetch|link|management|metadata|node|queue|quorum|raft"
-    r"|recovery|storage|trace)\.[a-z_]+"
+    r"(amqp|alarm|broker|classic|clock|cluster|fetch|link|management|metadata|node|queue|quorum|raft"
+    r"|log|recovery|storage|trace)\.[a-z_]+"
 )
 #: Callables that take an event's name first, or as the second part of an effect.
-SAYS = frozenset(("debug", "info", "warning", "error", "exception", "note", "on_note", "_note"))
+SAYS = frozenset(
+    ("debug", "info", "warning", "error", "exception", "note", "on_note", "_note", "log")
+)
 
 
 def spoken(tree: ast.AST) -> set[str]:
@@ -35,8 +39,13 @@ def spoken(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         parts: list[ast.expr] = []
         if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            called = node.func
+            # `(log.warning if on else log.info)("an.event")` says it too.
+            called = called.body if isinstance(called, ast.IfExp) else called
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             parts = node.args[:1] if name in SAYS else []
+            if parts and isinstance(parts[0], ast.IfExp):
+                parts = [parts[0].body, parts[0].orelse]
         elif isinstance(node, ast.Tuple) and node.elts:
             first = node.elts[0]
             is_note = isinstance(first, ast.Name) and first.id == "EFFECT_NOTE"
@@ -51,12 +60,43 @@ def test_configuration_page_is_the_generated_one() -> None:
     assert (DOCS / "configuration.md").read_text() == config.reference()
 
 
-def test_events_are_in_operations() -> None:
+def claims(marker: str) -> set[str]:
+    """What tests say that they provoke; each is held to it when it runs (`tests.provocation`)."""
+    name = f"pytest.mark.{marker}"
+    found: set[str] = set()
+    for path in (ROOT / "tests").rglob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if name in text else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
+                found |= {each.value for each in node.args if isinstance(each, ast.Constant)}
+    return found
+
+
+def test_a_claim_that_is_not_kept_fails() -> None:
+    with observing() as seen:
+        structlog.get_logger().info("link.up", peer=2)
+        structlog.get_logger().info("node.failed")
+        seen.exposition("convoy_groups_led 1\nconvoy_groups_followed 1\n")
+        seen.exposition("convoy_groups_led 2\nconvoy_groups_followed 1\n")
+    check(seen, {"link.up"}, {"convoy_groups_led"})
+    with pytest.raises(AssertionError, match=r"provoke it: link\.down"):
+        check(seen, {"link.down"}, set())
+    with pytest.raises(AssertionError, match="documented as"):
+        check(seen, {"node.failed"}, set())
+    with pytest.raises(AssertionError, match="not moved"):
+        check(seen, set(), {"convoy_groups_followed"})
+
+
+def test_events_are_in_operations_and_provoked() -> None:
     said = set().union(*(spoken(ast.parse(path.read_text())) for path in SOURCES))
     assert len(said) > 30, "the search for events has stopped working"
-    page = (DOCS / "operations.md").read_text()
-    missing = sorted(event for event in said if f"`{event}`" not in page)
-    assert not missing, f"docs/operations.md does not explain {', '.join(missing)}"
+    documented = documented_events().keys()
+    missing = sorted(said - documented)
+    assert not missing, f"docs/operations.md has no row for {', '.join(missing)}"
+    missing = sorted(documented - said)
+    assert not missing, f"docs/operations.md explains what nobody says: {', '.join(missing)}"
+    missing = sorted(said - claims("provokes"))
+    assert not missing, f"no test provokes {', '.join(missing)}"
 
 
 def commands() -> list[str]:
@@ -95,3 +135,5 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
     missing = sorted(names - HELP.keys())
     assert not missing, f"management/metric_help.py has no text for {', '.join(missing)}"
     assert not HELP.keys() - names, "management/metric_help.py explains what there is not"
+    missing = sorted(names - claims("moves"))
+    assert not missing, f"no test shows two values of {', '.join(missing)}"

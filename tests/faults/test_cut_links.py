@@ -22,6 +22,7 @@ def cluster(tmp_path: Path) -> Iterator[ProxiedCluster]:
         yield made
 
 
+@pytest.mark.provokes("link.relayed", "link.relay_lost")
 @pytest.mark.parametrize("how", ["broken", "silent"])
 def test_clients_of_a_node_that_is_cut_off_from_the_leader_go_on(
     cluster: ProxiedCluster, how: str

@@ -14,11 +14,12 @@ import structlog
 
 from convoymq.cluster import links
 from convoymq.cluster.identity import NodeIdentity
-from convoymq.cluster.links import Links
-from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, frame
+from convoymq.cluster.links import FLAG_NEIGHBOURS, Links
+from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
 from convoymq.model.config import Address, ClusterConfig
 from tests.ports import cluster_ports
-from tests.sockets import backlog_of
+from tests.provocation import Observed
+from tests.sockets import backlog_of, full
 
 BASE_PORT = cluster_ports()
 DEADLINE_S = 10.0
@@ -145,6 +146,7 @@ async def test_the_backlog_is_the_configured_one() -> None:
 
 
 @pytest.mark.parametrize("option", [{"secret": "other"}, {"name": "other"}])
+@pytest.mark.provokes("link.refused", "link.dial_failed")
 async def test_strangers_are_refused(option: dict[str, str]) -> None:
     where = addresses(2)
     one, two = Node(1, where), Node(2, where, **option)
@@ -155,6 +157,7 @@ async def test_strangers_are_refused(option: dict[str, str]) -> None:
         assert any(words in text for text in one.links._refusals.values())
 
 
+@pytest.mark.provokes("link.handshake_broken", "link.lost", "link.up", "link.down")
 async def test_garbage_and_silence_before_hello_do_no_harm() -> None:
     where = addresses(2)
     one, two = Node(1, where), Node(2, where)
@@ -188,6 +191,7 @@ async def test_a_closed_peer_is_down_at_once_and_nothing_more_is_known() -> None
             await until(lambda: one.frames)
 
 
+@pytest.mark.provokes("link.dropped")
 async def test_a_node_that_says_goodbye_is_gone() -> None:
     where = addresses(2)
     one, two = Node(1, where), Node(2, where)
@@ -203,6 +207,7 @@ async def test_a_node_that_says_goodbye_is_gone() -> None:
         assert two.told == [("up", 1, 1)]
 
 
+@pytest.mark.provokes("link.process_gone")
 async def test_a_process_of_this_machine_that_does_not_run_any_more_is_gone() -> None:
     where = addresses(2)
     one, two = Node(1, where), Node(2, where)
@@ -282,6 +287,7 @@ async def test_a_new_identity_is_told_on_new_links() -> None:
         assert not one.links.is_connected(2)
 
 
+@pytest.mark.provokes("link.suspected", "link.recovered")
 async def test_a_silent_peer_is_suspected_and_taken_back() -> None:
     where = addresses(2)
     quick = {"heartbeat_ms": 20, "suspect_min_ms": 100, "suspect_max_ms": 200}
@@ -444,3 +450,16 @@ async def test_a_frame_larger_than_the_bound_does_not_break_the_link_for_what_fo
         for _ in range(100):
             one.links.send(2, *bulk(100_000))
         await until(lambda: ("down", 2, False) in one.told)
+
+
+@pytest.mark.provokes("link.accept_failed", "link.bad_frame", "link.resolve_failed")
+async def test_a_node_goes_on_without_descriptors_names_and_sense(observed: Observed) -> None:
+    where = addresses(2)
+    one = Node(1, where, dns_name="nobody.invalid")
+    two = Node(2, where)
+    async with one.links, two.links:
+        await until(lambda: one.links.connected() and two.links.connected())
+        full(one.links._server)
+        head = frame(FRAME_HEARTBEAT, FLAG_NEIGHBOURS, 0, 0, 0, 0, 0, b"\xc1")
+        two.links.send(1, head)
+        await until(lambda: {"link.bad_frame", "link.resolve_failed"} <= observed.events.keys())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,6 +14,7 @@ from convoymq.cluster.listening import addresses_of
 from convoymq.kernels.frames import Outbox
 from convoymq.logs import LogOutput
 from convoymq.model.config import load
+from convoymq.model.errors import Unavailable
 from convoymq.node import (
     EXIT_FAULT,
     Node,
@@ -59,6 +62,7 @@ def test_client_tls_follows_the_options(tmp_path: Path) -> None:
     assert client_tls(load(flags=flags)).verify_mode == ssl.CERT_REQUIRED
 
 
+@pytest.mark.provokes("node.failed")
 def test_a_stopped_replica_ends_the_node_only_if_it_is_the_metadata_group_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +83,22 @@ def test_a_stopped_replica_ends_the_node_only_if_it_is_the_metadata_group_s(
     assert [(line["event"], line["reason"]) for line in said] == [
         ("node.failed", f"the replica of the metadata group has stopped: {reason}")
     ]
+
+
+@pytest.mark.provokes("cluster.not_usable")
+async def test_a_node_asks_again_until_it_is_known(tmp_path: Path) -> None:
+    answers: list[Any] = [Unavailable("no majority"), "done"]
+
+    async def execute(_command: Any, _timeout_s: float) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    node = Node(load(flags={"data_dir": str(tmp_path)}))
+    store: Any = SimpleNamespace(execute=execute)
+    node.store = store
+    assert await node._persist("command") == "done"
 
 
 def test_all_machines_are_announced() -> None:

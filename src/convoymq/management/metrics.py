@@ -89,9 +89,7 @@ async def render(
     _process(text, broker, node_info)
     _replication(text, broker)
     if broker.traces is not None:
-        text.gauge("convoy_trace_queues", broker.traces.queues)
-        text.counter("convoy_trace_rows_lost_total", broker.traces.rows_lost)
-        text.counter("convoy_trace_write_errors_total", broker.traces.write_errors)
+        _traces(text, broker.traces)
     for kind, name, labels, value in broker.edge_metrics():
         text.add(kind, name, value, labels)
     return text.render()
@@ -206,20 +204,30 @@ def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
     text.gauge("convoy_clock_skew_ms", broker.clock_skew()[0])
 
 
+def _traces(text: _Text, traces: Any) -> None:
+    text.gauge("convoy_trace_queues", traces.queues)
+    text.counter("convoy_trace_rows_lost_total", traces.rows_lost)
+    text.counter("convoy_trace_write_errors_total", traces.write_errors)
+
+
 def _replication(text: _Text, broker: Broker) -> None:
     local, proxied = broker.deliveries()
     text.counter("convoy_deliveries_local_total", local)
     text.counter("convoy_deliveries_proxied_total", proxied)
-    groups = broker.host.groups.values()
-    led = sum(1 for replica in groups if replica.is_leader)
-    text.gauge("convoy_groups_led", led)
-    text.gauge("convoy_groups_followed", len(groups) - led)
-    counters = getattr(broker.host, "counters", None)
-    for name in getattr(type(counters), "__slots__", ()):
-        value = getattr(counters, name)
-        if isinstance(value, int | float):
-            text.counter(f"convoy_raft_{name}_total", value)
+    _hosted(text, broker.host)
     for link in broker.link_info():
         peer = {"peer": broker.node_name_of(int(link["node"]))}
         text.counter("convoy_link_sent_bytes_total", link["bytes_out"], peer)
         text.counter("convoy_link_received_bytes_total", link["bytes_in"], peer)
+
+
+def _hosted(text: _Text, host: Any, labels: dict[str, str] | None = None) -> None:
+    groups = host.groups.values()
+    led = sum(1 for replica in groups if replica.is_leader)
+    text.gauge("convoy_groups_led", led, labels)
+    text.gauge("convoy_groups_followed", len(groups) - led, labels)
+    counters = getattr(host, "counters", None)
+    for name in getattr(type(counters), "__slots__", ()):
+        value = getattr(counters, name)
+        if isinstance(value, int | float):
+            text.counter(f"convoy_raft_{name}_total", value, labels)

@@ -63,6 +63,7 @@ def _name(code: int) -> str:
 # --- publishing and confirms -----------------------------------------------------------------
 
 
+@pytest.mark.provokes("amqp.connection_opened")
 async def test_published_messages_arrive_in_order_and_whole(client: Client) -> None:
     await client.declare("q")
     bodies = [bytes([index]) * (index * 97) for index in range(40)]
@@ -509,6 +510,7 @@ async def test_producers_that_make_no_sense_are_refused(
     assert f"header 'x-stream-{header}' must be" in close.reply_text
 
 
+@pytest.mark.provokes("amqp.connection_error")
 async def test_consume_rules(client: Client) -> None:
     await client.declare("q")
     (ok,) = await consume(client, tag="")

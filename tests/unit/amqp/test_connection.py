@@ -77,6 +77,7 @@ async def test_legacy_protocol_header_is_taken(make_client: MakeClient) -> None:
     assert isinstance((await client.methods())[0], spec.ConnectionStart)
 
 
+@pytest.mark.provokes("amqp.handshake_timeout")
 async def test_handshake_has_a_time_limit(make_client: MakeClient) -> None:
     client = await started(make_client)
     client.shell.advance(9.9)
@@ -90,6 +91,7 @@ async def test_handshake_limit_does_not_hit_an_open_connection(client: Client) -
     assert not client.gone()
 
 
+@pytest.mark.provokes("amqp.login_refused")
 async def test_bad_password_with_the_capability_closes_with_403(make_client: MakeClient) -> None:
     client = await started(make_client)
     close = await client.ask(0, start_ok(b"\0guest\0wrong", authentication_failure_close=True))
@@ -179,6 +181,7 @@ async def test_methods_out_of_order_close_the_connection(make_client: MakeClient
     )
 
 
+@pytest.mark.provokes("amqp.heartbeat_missed")
 async def test_heartbeats_are_sent_and_expected(make_client: MakeClient) -> None:
     client = await tuning(make_client)
     client.send(0, spec.ConnectionTuneOk(channel_max=1, frame_max=4096, heartbeat=10))

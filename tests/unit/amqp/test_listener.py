@@ -228,6 +228,7 @@ async def test_stop_tells_clients_why(broker: FakeBroker) -> None:
         socket.create_connection(("127.0.0.1", edge.listener.port), timeout=5)
 
 
+@pytest.mark.provokes("amqp.connection_limit")
 async def test_connection_limit_closes_the_newcomer(broker: FakeBroker) -> None:
     edge = Edge(broker, settings=AmqpSettings(connections_max=1))
     await edge.listener.start()
@@ -268,6 +269,7 @@ async def test_silent_strangers_are_dropped(broker: FakeBroker) -> None:
     await edge.listener.stop()
 
 
+@pytest.mark.provokes("amqp.closed_without_close")
 async def test_client_that_vanishes_gives_everything_back(edge: Edge, broker: FakeBroker) -> None:
     pipelined = (
         spec.PROTOCOL_HEADER

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 from msgspec.msgpack import encode
 
 from convoymq.cluster import transfer
@@ -28,11 +29,13 @@ from convoymq.kernels.batch import (
     frame,
     pack_ranges,
 )
+from convoymq.management import metrics
+from convoymq.node import log_note
 from convoymq.replication.raft.types import VOTE, RaftConfig
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.store import Storage
-from convoymq.storage.types import StorageConfig
+from convoymq.storage.types import Damage, StorageConfig, StorageFault
 
 GROUP = 5
 
@@ -205,9 +208,19 @@ class Net:
             config=self.config,
             on_dirty=lambda: self.woken.add(node),
         )
-        host.on_note = lambda event, fields: self.notes.append((node, event, fields))
+        host.on_note = lambda event, fields: self.note(node, event, fields)
         self.hosts[node] = host
         self.sinks[node] = Sink()
+
+    def show(self, node: int) -> None:
+        """Renders the metrics of a host, as a node does."""
+        text = metrics._Text(open_metrics=False)
+        metrics._hosted(text, self.hosts[node], {"node": str(node)})
+        text.render()
+
+    def note(self, node: int, event: str, fields: dict[str, Any]) -> None:
+        self.notes.append((node, event, fields))
+        log_note(structlog.get_logger(), event, fields)
 
     def _link(self, node: int) -> None:
         for other in self.hosts:
@@ -688,14 +701,18 @@ def stale(net: Net) -> list[dict[str, Any]]:
     return [fields for _, event, fields in net.notes if event == "raft.forward_stale"]
 
 
+@pytest.mark.provokes("raft.forward_stale")
+@pytest.mark.moves("convoy_raft_forwards_stale_total")
 def test_a_forward_of_another_term_is_dropped_and_its_sender_told(net: Net) -> None:
     net.watch(4, (1, 2, 3))
     net.run(500)
     led = net.leader
     term = net.hosts[led].groups[GROUP].term
     net.hosts[4].watched[GROUP].term = term - 1
+    net.show(led)
     net.put(4, 1)
     net.run(300)
+    net.show(led)
     assert net.machines[led].values == []
     assert [(found["node"], found["term"], found["sent_in"]) for found in stale(net)] == [
         (4, term, term - 1)
@@ -997,6 +1014,7 @@ def test_what_is_logged_reaches_the_disk_without_anybody_asking_for_it(net: Net)
     assert wal.written_sequence == wal.sequence
 
 
+@pytest.mark.moves("convoy_raft_snapshots_sent_total", "convoy_raft_snapshots_installed_total")
 def test_a_member_that_caught_up_by_a_snapshot_votes_although_nothing_follows() -> None:
     net = Net()
     net.add(1, (1,))
@@ -1009,8 +1027,12 @@ def test_a_member_that_caught_up_by_a_snapshot_votes_although_nothing_follows() 
     leader.log.raise_first(leader.last_applied + 1)
     net.hosts[1].add_member(GROUP, 2)
     net.run(100)
+    net.show(1)
     net.add(2, (1,), learner=True)
+    net.show(2)
     net.run(5000)
+    net.show(1)
+    net.show(2)
     assert leader.members == (1, 2)
     assert not net.hosts[2].groups[GROUP].core.quarantined
 
@@ -1231,3 +1253,25 @@ def test_a_follower_whose_log_lags_for_long_does_not_count_as_live(net: Net) -> 
     make_room(net, leader, far)
     net.run(500)
     assert net.hosts[leader].is_replica_live(GROUP, far)
+
+
+@pytest.mark.provokes("raft.frame_malformed", "raft.message_malformed")
+def test_frames_that_make_no_sense_are_dropped(net: Net) -> None:
+    host = net.hosts[1]
+    host.on_frame(2, frame(batch.FRAME_APPEND, 0, GROUP, 1, 0, 0, 0, b"no entries"))
+    host.on_frame(2, frame(batch.FRAME_RAFT, 0, GROUP, 0, 0, 0, 0, b"no message"))
+    net.run(2000)
+    assert net.leader
+
+
+@pytest.mark.provokes("raft.replica_damaged", "raft.wipe_failed")
+def test_a_log_that_cannot_be_wiped_is_wiped_later(net: Net) -> None:
+    net.run(2000)
+    follower = net.leader % 3 + 1
+    replica = net.hosts[follower].groups[GROUP]
+    replica._resynchronise(Damage(file="wal", offset=0, group=GROUP, reason="spoiled"))
+    replica._wiped(StorageFault("read-only"))
+    net.run(5000)
+    net.put(net.leader, 7)
+    net.run(2000)
+    assert net.machines[follower].values == [7]

@@ -21,7 +21,7 @@ from convoymq.cluster.members import SHORT_TICKS, TICKS_SETTLED, MemberKeeper, c
 from convoymq.cluster.metadata import MetadataMachine, QueueRecord
 from convoymq.cluster.metadata_store import MetadataStore
 from convoymq.kernels.batch import CommandBuilder, command_body, commands
-from convoymq.model.errors import EntryGone, NotFound, PreconditionFailed
+from convoymq.model.errors import EntryGone, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.tables import Table
 from convoymq.replication.raft.membership import Membership
 
@@ -189,6 +189,7 @@ def test_a_member_that_is_taken_in_anew_stays_recorded_meanwhile() -> None:
     assert (world.record.members, world.record.config) == ((1, 2), (5, 20))
 
 
+@pytest.mark.provokes("cluster.node_forgotten")
 def test_a_forgotten_node_is_replaced_by_one_whose_release_fits() -> None:
     world = World()
     world.do(ForgetNode(id=3))
@@ -262,6 +263,7 @@ def test_a_group_that_was_not_recovered_is_not_filled_up() -> None:
     assert world.added == []
 
 
+@pytest.mark.provokes("cluster.removed")
 def test_a_node_that_was_forgotten_itself_ends() -> None:
     world = World()
     world.do(ForgetNode(id=1))
@@ -269,6 +271,7 @@ def test_a_node_that_was_forgotten_itself_ends() -> None:
     assert world.removed == 1
 
 
+@pytest.mark.provokes("cluster.replaced")
 def test_a_node_whose_number_another_directory_has_ends() -> None:
     world = World()
     world.do(Join(id=1, directory="other", incarnation=1, supports={}, members=(1, 2, 3)))
@@ -307,3 +310,22 @@ def test_a_configuration_from_a_snapshot_has_the_snapshot_s_term() -> None:
     assert config_of(replica) == (4, 7)
     replica.becomes(1, 2, index=12)
     assert config_of(replica) == (5, 12)
+
+
+@pytest.mark.provokes("cluster.members_not_recorded")
+def test_a_change_of_members_without_an_answer_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    asked = []
+
+    def refused(command: Any, done: Any, _timeout_ms: int) -> None:
+        asked.append(command)
+        done(None, Unavailable("no majority"))
+
+    monkeypatch.setattr(world.metadata, "submit", refused)
+    replica = world.groups[1]
+    replica.becomes(1, 2, 3, 4, index=20)
+    world.on_membership_changed(1, replica.core.members)
+    world.ticks(3)
+    assert len(asked) > 1

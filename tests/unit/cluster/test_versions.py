@@ -86,6 +86,7 @@ def upgrade(net: Net, node: int, release: type[ListMachine]) -> None:
 # Versions.
 
 
+@pytest.mark.provokes("raft.version_raised")
 def test_a_version_is_raised_when_all_members_support_it() -> None:
     net = started(NextMachine)
     assert versions(net) == [2, 2, 2]
@@ -181,6 +182,7 @@ def test_the_version_in_force_is_in_the_snapshot_and_survives_a_restart() -> Non
     assert versions(net) == [2, 2, 2]
 
 
+@pytest.mark.provokes("raft.replica_stopped")
 def test_a_downgraded_node_stops_the_replica_and_keeps_its_data() -> None:
     net = started(NextMachine)
     lost = next(n for n in net.hosts if n != net.leader)
@@ -213,6 +215,7 @@ def test_a_snapshot_of_a_newer_version_replaces_nothing() -> None:
 # Fail-stop.
 
 
+@pytest.mark.moves("convoy_raft_replicas_stopped_total")
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), UnknownCommand("command 99")])
 def test_a_follower_that_cannot_apply_stops_and_the_others_go_on(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +231,7 @@ def test_a_follower_that_cannot_apply_stops_and_the_others_go_on(
     net.put(1, 1)
     net.run(300)
     applied = replica.last_applied
+    net.show(3)
     net.put(1, POISON)
     net.run(2000)
     assert replica.stopped == stopped[0][1]
@@ -241,6 +245,7 @@ def test_a_follower_that_cannot_apply_stops_and_the_others_go_on(
     assert (node, fields["group"], fields["index"]) == (3, GROUP, applied + 1)
     assert ("error" in fields) == isinstance(error, ZeroDivisionError)
     assert net.hosts[3].counters.replicas_stopped == 1
+    net.show(3)
     # Storage keeps all that the replica has.
     assert net.hosts[3].plan(GROUP) is None
     assert replica.plan() is None
@@ -345,6 +350,7 @@ def test_a_snapshot_that_cannot_be_restored_stops_the_replica() -> None:
 # What other nodes forward.
 
 
+@pytest.mark.provokes("raft.forward_malformed")
 def test_a_forwarded_command_that_is_not_in_the_version_in_force_is_refused() -> None:
     net = started(StrictMachine)
     follower = next(n for n in net.hosts if n != net.leader)
@@ -412,6 +418,7 @@ def test_a_leader_whose_followers_disks_are_stuck_steps_down_and_leads_again() -
     assert [m.values for m in net.machines.values()] == [[1]] * 3
 
 
+@pytest.mark.provokes("raft.peer_silent")
 def test_a_leader_goes_on_when_one_of_three_disks_is_stuck() -> None:
     net = started(ListMachine)
     old = net.leader
@@ -468,6 +475,7 @@ def survivor(net: Net, *, lags: bool = False) -> int:
 
 
 @pytest.mark.parametrize("lags", [False, True])
+@pytest.mark.provokes("raft.membership_forced")
 def test_a_survivor_goes_on_and_takes_others_in(lags: bool) -> None:
     net = started(ListMachine)
     node = survivor(net, lags=lags)

@@ -14,6 +14,7 @@ from convoymq.fetch.edge import FetchEdge
 from convoymq.fetch.settings import FetchSettings
 from convoymq.kernels.batch import CMD_ENQUEUE, CommandBuilder, PublishTarget
 from convoymq.kernels.columns import VALUE, ColumnFrame, build_frame, encode_enqueue
+from convoymq.management.metrics import render
 from convoymq.model.columnar import (
     ANSWER,
     PREFACE,
@@ -302,6 +303,7 @@ class Rig:
         await self.cluster.__aenter__()
         self.broker = self.cluster.nodes[1].broker
         self.edge = FetchEdge(broker=self.broker, settings=self.settings)
+        self.broker.edge_metrics = self.edge.metrics
         find: Callable[..., Queue] = self.broker.find_queue
 
         def find_queue(vhost: str, name: str, owner: int | None = None) -> Queue:
@@ -322,6 +324,10 @@ class Rig:
 
     async def queue(self, name: str, kind: str = "quorum") -> None:
         await self.cluster.queue(1, name, arguments={"x-queue-type": kind})
+
+    async def show(self) -> str:
+        """The metrics, as Prometheus gets them."""
+        return await render(self.broker, {})
 
     def peer(self) -> Peer:
         return Peer(self.edge)

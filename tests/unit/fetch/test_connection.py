@@ -56,6 +56,7 @@ async def test_preface_and_login_may_come_in_one_piece(rig: Rig) -> None:
         ({"user": None}, ErrorCode.PRECONDITION_FAILED),
     ],
 )
+@pytest.mark.provokes("fetch.login_refused")
 async def test_a_login_that_is_refused_is_told_why_and_closed(
     rig: Rig, fields: dict[str, Any], code: ErrorCode
 ) -> None:
@@ -77,6 +78,7 @@ async def test_anything_before_the_login_is_refused(rig: Rig) -> None:
     assert rig.edge.counters.malformed == 1
 
 
+@pytest.mark.provokes("fetch.malformed")
 async def test_a_stranger_may_not_send_large_frames(rig: Rig) -> None:
     peer = rig.peer()
     peer.send(Op.AUTHENTICATE, LOGIN, bytes(65536))
@@ -84,6 +86,7 @@ async def test_a_stranger_may_not_send_large_frames(rig: Rig) -> None:
     assert peer.heard()[0].status == ErrorCode.FRAME_ERROR
 
 
+@pytest.mark.provokes("fetch.login_timeout")
 async def test_who_does_not_log_in_is_closed(tmp_path: Path) -> None:
     async with Rig(tmp_path, authenticate_timeout_s=0.02) as rig:
         peer = rig.peer()
@@ -91,6 +94,9 @@ async def test_who_does_not_log_in_is_closed(tmp_path: Path) -> None:
         assert peer.transport.closed
 
 
+@pytest.mark.provokes(
+    "fetch.connection_limit", "fetch.connection_opened", "fetch.connection_forced"
+)
 async def test_connections_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
     async with Rig(tmp_path, connections_max=1) as rig:
         await rig.client()
@@ -132,6 +138,7 @@ async def test_at_most_64_requests_are_under_way(rig: Rig, client: Peer) -> None
     assert client.transport.reading
 
 
+@pytest.mark.provokes("fetch.slow_reader_dropped")
 async def test_a_client_that_does_not_read_costs_one_answer_and_is_dropped(tmp_path: Path) -> None:
     async with Rig(tmp_path, write_timeout_s=0.05, step_bytes=1 << 16) as rig:
         rig.stream("s", [bytes(1000)] * 3000)
@@ -288,6 +295,7 @@ async def test_large_requests_wait_for_room_before_they_are_read(tmp_path: Path)
         assert await rig.count("q") == 1600
 
 
+@pytest.mark.provokes("fetch.slow_writer_dropped")
 async def test_who_has_room_and_does_not_write_is_dropped(tmp_path: Path) -> None:
     async with Rig(tmp_path, write_timeout_s=0.05) as rig:
         peer = await rig.client()

@@ -369,6 +369,7 @@ async def test_a_payload_where_none_belongs_is_refused(client: Peer) -> None:
     assert "payload" in text
 
 
+@pytest.mark.provokes("fetch.request_failed")
 async def test_a_damaged_message_is_an_error_of_its_own(rig: Rig, client: Peer) -> None:
     stream = rig.stream("s", rows("a" * 100, "b"))
     block, start, count = stream.blocks[0]

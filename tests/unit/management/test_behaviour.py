@@ -196,6 +196,7 @@ async def test_a_large_document_holds_nobody_up(
 # --- logging in ------------------------------------------------------------------------------
 
 
+@pytest.mark.provokes("management.login_refused")
 async def test_a_refused_login_is_logged_and_answered_late(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +226,7 @@ async def test_a_refused_login_is_logged_and_answered_late(
     assert "PLAIN" in refused[0]["reason"]
 
 
+@pytest.mark.provokes("management.request_failed")
 async def test_a_fault_is_logged_and_answered(
     cluster: FakeCluster, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -546,6 +548,7 @@ async def test_open_metrics_are_given_to_who_asks(cluster: FakeCluster) -> None:
         b"PUT /api/queues/x/y HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{",
     ],
 )  # fmt: skip
+@pytest.mark.provokes("management.slow_client")
 async def test_half_a_request_is_given_up(cluster: FakeCluster, sent: bytes) -> None:
     broker = cluster.nodes[1].broker
     server = ManagementServer(broker, [("127.0.0.1", 0)], times=Times(head_s=0.05))
@@ -599,6 +602,7 @@ async def test_an_idle_connection_is_no_slow_client(cluster: FakeCluster) -> Non
         await server.stop()
 
 
+@pytest.mark.provokes("management.start_failed")
 async def test_the_server_starts_when_files_can_be_opened_again(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import structlog
+
 from convoymq.cluster.access import SHA256, hash_sha256
 from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import Bootstrap, PutNode
@@ -19,6 +21,7 @@ from convoymq.cluster.control import ControlPlane
 from convoymq.cluster.metadata import MetadataMachine, User
 from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, CommandBuilder, Entry, frame_header
 from convoymq.model.tables import Table
+from convoymq.node import log_note
 from convoymq.queues.broker import Broker, BrokerSettings
 
 INCARNATION = 7
@@ -73,6 +76,7 @@ class FakeHost:
 
     def note(self, event: str, **fields: Any) -> None:
         self.notes.append((event, fields))
+        log_note(structlog.get_logger(), event, fields)
 
     def create_group(
         self, group: int, members: Sequence[int], machine: Any, sink: Any, *,

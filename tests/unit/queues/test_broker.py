@@ -31,6 +31,7 @@ from convoymq.model.errors import (
 )
 from convoymq.model.tables import Field, Table
 from convoymq.queues.broker import Broker, BrokerSettings
+from tests.provocation import Observed
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
 
@@ -148,10 +149,12 @@ async def test_a_declared_queue_works_from_every_node(
         cluster.nodes[node].broker.find_queue("/", "q")
 
 
+@pytest.mark.moves("rabbitmq_global_messages_dead_lettered_delivery_limit_total")
 async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: FakeCluster) -> None:
     await cluster.queue(1, "q", arguments={"x-delivery-limit": 0})
     node = cluster.nodes[1]
     reader = channel(cluster, 1, "q")
+    await render(node.broker, {})
     reader.publish(b"poison")
     reader.consume()
     await until(lambda: reader.deliveries() == [b"poison"])
@@ -546,3 +549,20 @@ async def test_a_declare_that_lost_a_race_is_compared_as_any_other(cluster: Fake
             await race(wide, odd)
     finally:
         await broker.delete_queue("/", "q")
+
+
+@pytest.mark.provokes("queue.not_deleted", "classic.disk_error")
+async def test_queues_that_cannot_go_or_be_read_are_named(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, observed: Observed
+) -> None:
+    await cluster.queue(1, "q", auto_delete=True, durable=False)
+    broker = cluster.nodes[1].broker
+    record = cluster.nodes[1].machine.vhosts["/"].queues["q"]
+
+    async def refused(_command: object) -> None:
+        raise Unavailable("no majority")
+
+    monkeypatch.setattr(broker, "_change", refused)
+    broker.on_unused(record)
+    broker.on_disk_error(record, OSError(5, "input/output error"))
+    await until(lambda: "queue.not_deleted" in observed.events)

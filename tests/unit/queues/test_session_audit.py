@@ -215,6 +215,7 @@ async def test_a_session_of_the_leader_s_own_node_ends_too(tmp_path: Path) -> No
         await until(lambda: machine.sessions == {})
 
 
+@pytest.mark.provokes("queue.session_ended")
 async def test_sessions_of_a_forgotten_node_end_at_once(tmp_path: Path) -> None:
     async with FakeCluster(tmp_path, nodes=3) as cluster:
         # Node 3 has no replica of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from convoymq.management import metrics
 from convoymq.model import trace as words
-from convoymq.trace import segments
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.trace import recorder, segments
+from convoymq.trace.recorder import Traces, TraceSettings
 from convoymq.trace.segments import Segment
 from tests.unit.queues.quorum.support import Log, session_id
 
@@ -241,6 +245,7 @@ def test_rows_that_find_no_room_are_never_claimed(tmp_path: Path) -> None:
     assert sum(mark["count"] for mark in marks) == recording.trace.lost
 
 
+@pytest.mark.provokes("trace.not_written")
 def test_a_full_disk_ends_the_coverage_and_the_queue_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,3 +347,72 @@ def test_files_of_format_1_stay_readable(tmp_path: Path) -> None:
     assert segments.covered_through(place, origin) == 15
     assert segments.convert(place / f"{name}.journal", origin) == segment
     assert decided(pq.read_table(segment, partitioning=None).to_pylist()) == expected
+
+
+@pytest.mark.provokes("trace.fault", "trace.unfinished")
+@pytest.mark.moves("convoy_trace_write_errors_total", "convoy_trace_queues")
+def test_a_fault_in_the_thread_ends_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "CLOSE_TIMEOUT_S", 0.01)
+    traces = Traces(tmp_path, 1, 1, TraceSettings())
+    show(traces)
+    assert traces.open("/", "q", "quorum", 1) is not None
+    writer = traces._writer
+    go_on = threading.Event()
+    writer._work.put(lambda: 1 // 0)
+    writer._work.put(go_on.wait)
+    while not writer.errors:
+        pass
+    show(traces)
+    traces.stop()
+    traces.join()
+    go_on.set()
+    assert writer.close(30)
+
+
+@pytest.mark.provokes("trace.unavailable")
+def test_a_node_without_pyarrow_writes_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "is_available", lambda: False)
+    assert Traces(tmp_path, 1, 1, TraceSettings()).open("/", "q", "quorum", 1) is None
+
+
+@pytest.mark.provokes("trace.unreadable")
+def test_a_directory_that_cannot_be_read_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_place: Any) -> int:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(segments, "covered_through", unreadable)
+    traces = Traces(tmp_path, 1, 1, TraceSettings())
+    assert traces.open("/", "q", "quorum", 1) is not None
+    traces.stop()
+    traces.join()
+
+
+@pytest.mark.moves("convoy_trace_rows_lost_total")
+def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
+    traces = Traces(tmp_path, 1, 1, TraceSettings(backlog_max_bytes=1))
+    made = traces.open("/", "q", "quorum", 1)
+    assert made is not None
+    show(traces)
+    log = random_log(3)
+    machine = QuorumMachine({})
+    made.attach(machine)
+    for entry in log.entries:
+        machine.apply(entry.index, entry.time_ms, entry.data)
+        machine.effects.clear()
+        made.flush()
+    show(traces)
+    traces.stop()
+    traces.join()
+
+
+def show(traces: Traces) -> None:
+    """Renders the metrics of traces, as a node does."""
+    text = metrics._Text(open_metrics=False)
+    metrics._traces(text, traces)
+    text.render()

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import structlog
+
 from convoymq.cluster.group_time import GroupTime
 from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry
+from convoymq.node import log_note
 from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import ConsumerSpec
 from convoymq.queues.quorum.client import QuorumClient
@@ -217,6 +220,7 @@ class Node:
 
     def note(self, event: str, **fields: Any) -> None:
         self.cluster.notes.append((self.id, event, fields))
+        log_note(structlog.get_logger(), event, fields)
 
     def read_entry(self, group: int, index: int) -> Entry:
         if index > len(self.cluster.log):

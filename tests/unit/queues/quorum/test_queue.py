@@ -712,6 +712,7 @@ def test_every_message_is_settled_once_with_returns_gets_and_closed_channels(see
     assert len(machine.sessions) == sum(len(n.queue._clients) for n in cluster.nodes.values())
 
 
+@pytest.mark.provokes("quorum.delivery_limit")
 def test_messages_over_the_limit_are_logged_by_the_leader_and_counted() -> None:
     """At once, then as a sum."""
     cluster = Cluster(delivery_limit=0)
@@ -732,6 +733,7 @@ def test_messages_over_the_limit_are_logged_by_the_leader_and_counted() -> None:
     assert sum(node.queue.dropped_over_limit for node in cluster.nodes.values()) == 5
 
 
+@pytest.mark.provokes("quorum.stage_expired")
 def test_a_stage_that_expires_is_logged() -> None:
     cluster = Cluster()
     client, _ = cluster.nodes[2].open()

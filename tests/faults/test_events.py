@@ -1,0 +1,312 @@
+"""Events and metrics that only a whole node has; other tests provoke the others."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+import pytest
+
+from convoymq import node as node_module
+from convoymq.cluster.commands import PutSetting
+from convoymq.logs import LogOutput
+from convoymq.management.metrics import render
+from convoymq.management.process import process_info
+from convoymq.storage.store import Storage
+from convoymq.storage.types import Damage, RecoveryReport, StorageFault
+from tests.provocation import Observed
+from tests.running import DEADLINE_S, Nodes, until
+
+
+@pytest.mark.provokes(
+    "amqp.listening",
+    "cluster.forming",
+    "node.ready",
+    "node.stopped",
+    "node.stopping",
+    "raft.role_changed",
+    "storage.recovered",
+)
+@pytest.mark.moves("rabbitmq_erlang_uptime_seconds")
+async def test_a_node_starts_and_stops(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        first = await nodes.metrics()
+        while await nodes.metrics() == first:
+            pass
+
+
+@pytest.mark.provokes("log.reopened", "log.not_reopened")
+async def test_a_log_is_reopened_or_stays(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    async with nodes:
+        await nodes.stop(1)
+        output = LogOutput(str(directory / "node.log"))
+        node: Any = nodes.start(1, output)
+        await nodes.ready()
+        node._reopen_log()
+        directory.rename(tmp_path / "away")
+        node._reopen_log()
+    output.close()
+
+
+@pytest.mark.provokes("alarm.memory", "alarm.disk", "node.fault", "storage.blocked",
+                      "storage.unblocked")  # fmt: skip
+@pytest.mark.moves(
+    "convoy_process_threads",
+    "rabbitmq_alarms_file_descriptor_limit",
+    "rabbitmq_alarms_free_disk_space_watermark",
+    "rabbitmq_alarms_memory_used_watermark",
+    "rabbitmq_disk_space_available_bytes",
+    "rabbitmq_disk_space_available_limit_bytes",
+    "rabbitmq_process_max_fds",
+    "rabbitmq_process_open_fds",
+    "rabbitmq_process_resident_memory_bytes",
+    "rabbitmq_resident_memory_limit_bytes",
+)
+async def test_alarms_begin_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, observed: Observed
+) -> None:
+    async with Nodes(tmp_path, alarms__interval="50") as nodes:
+        node = nodes[1]
+        await nodes.metrics()
+        limit, node.memory_limit = node.memory_limit, 1
+        ballast = bytearray(b"x" * (16 << 20))
+        (tmp_path / "ballast").write_bytes(ballast)
+        with monkeypatch.context() as patch:
+            patch.setattr(node_module, "free_disk_bytes", lambda path: 0)
+            await until(lambda: {"memory", "disk"} <= set(node.broker.alarms_of(1)))
+            await nodes.metrics()
+        node.memory_limit = limit
+        await until(lambda: not node.broker.alarms_of(1))
+        node.storage.on_blocked(StorageFault("no space left"))
+        node.storage.on_blocked(None)
+        idle = threading.Event()
+        threads = [threading.Thread(target=idle.wait) for _ in range(9)]
+        for thread in threads:
+            thread.start()
+        with few_files():
+            await render(node.broker, process_info(tmp_path, limit + 1, 0))
+        idle.set()
+        for thread in threads:
+            thread.join()
+
+        def faulty() -> None:
+            raise RuntimeError("a fault")
+
+        asyncio.get_running_loop().call_soon(faulty)
+        await until(lambda: "node.fault" in observed.events)
+
+
+@contextmanager
+def few_files() -> Iterator[None]:
+    """No file can be opened: more than the limit are open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.moves(
+    "convoy_deliveries_local_total",
+    "convoy_groups_led",
+    "convoy_raft_bytes_appended_total",
+    "convoy_raft_entries_appended_total",
+    "rabbitmq_auth_attempts_failed_total",
+    "rabbitmq_auth_attempts_succeeded_total",
+    "rabbitmq_auth_attempts_total",
+    "rabbitmq_build_info",
+    "rabbitmq_channels",
+    "rabbitmq_channels_closed_total",
+    "rabbitmq_channels_opened_total",
+    "rabbitmq_connections",
+    "rabbitmq_connections_closed_total",
+    "rabbitmq_connections_opened_total",
+    "rabbitmq_consumers",
+    "rabbitmq_global_consumers",
+    "rabbitmq_global_messages_acknowledged_total",
+    "rabbitmq_global_messages_confirmed_total",
+    "rabbitmq_global_messages_delivered_consume_auto_ack_total",
+    "rabbitmq_global_messages_delivered_consume_manual_ack_total",
+    "rabbitmq_global_messages_delivered_get_auto_ack_total",
+    "rabbitmq_global_messages_delivered_get_manual_ack_total",
+    "rabbitmq_global_messages_delivered_total",
+    "rabbitmq_global_messages_get_empty_total",
+    "rabbitmq_global_messages_received_total",
+    "rabbitmq_global_messages_redelivered_total",
+    "rabbitmq_global_messages_unroutable_dropped_total",
+    "rabbitmq_global_messages_unroutable_returned_total",
+    "rabbitmq_identity_info",
+    "rabbitmq_queue_consumers",
+    "rabbitmq_queue_messages",
+    "rabbitmq_queue_messages_bytes",
+    "rabbitmq_queue_messages_ready",
+    "rabbitmq_queue_messages_ready_bytes",
+    "rabbitmq_queue_messages_unacked",
+    "rabbitmq_queue_process_memory_bytes",
+    "rabbitmq_queues",
+    "rabbitmq_queues_created_total",
+    "rabbitmq_queues_declared_total",
+    "rabbitmq_queues_deleted_total",
+)
+async def test_what_clients_do_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Nodes(tmp_path) as nodes:
+        parameters = pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(), heartbeat=0)
+        stranger = pika.PlainCredentials("guest", "wrong")
+
+        def scrape() -> None:
+            asyncio.run_coroutine_threadsafe(nodes.metrics(), loop).result()
+
+        def work() -> None:
+            wrong = pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(), credentials=stranger)
+            with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+                pika.BlockingConnection(wrong)
+            connection = pika.BlockingConnection(parameters)
+            channel = connection.channel()
+            channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+            channel.basic_publish("", "nowhere", b"dropped")
+            channel.confirm_delivery()
+            with pytest.raises(pika.exceptions.UnroutableError):
+                channel.basic_publish("", "nowhere", b"returned", mandatory=True)
+            for _ in range(6):
+                channel.basic_publish("", "q", b"body")
+            scrape()
+            assert channel.basic_get("q", auto_ack=True)[0]
+            got, _, _ = channel.basic_get("q")
+            channel.basic_nack(got.delivery_tag)
+            seen: list[Any] = []
+
+            def heard() -> None:
+                deadline = time.monotonic() + DEADLINE_S
+                while not seen:
+                    assert time.monotonic() < deadline, "no delivery"
+                    connection.process_data_events(0.01)
+
+            channel.basic_qos(prefetch_count=2)
+            tag = channel.basic_consume("q", lambda *message: seen.append(message[1]))
+            heard()
+            assert seen[0].redelivered
+            channel.basic_ack(seen[0].delivery_tag)
+            scrape()
+            channel.basic_cancel(tag)
+            channel.basic_publish("", "q", b"body")
+            channel.basic_consume("q", lambda *message: seen.append(message[1]), auto_ack=True)
+            del seen[:]
+            heard()
+            channel.queue_declare("empty")
+            assert channel.basic_get("empty")[0] is None
+            channel.queue_delete("empty")
+            channel.close()
+            connection.close()
+
+        loop = asyncio.get_running_loop()
+        await nodes.metrics()
+        await asyncio.to_thread(work)
+        monkeypatch.setattr("convoymq.management.metrics.__version__", "9.9.9")
+        await nodes[1].store.execute(PutSetting(name="cluster_name", value="another"))
+        await nodes.metrics()
+
+
+@pytest.mark.provokes("storage.damaged", "storage.repaired", "storage.torn_tail")
+async def test_what_recovery_finds_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real damage is in `test_damage.py` and `tests/unit/storage`."""
+    recover = Storage.recover
+
+    def found(self: Storage) -> RecoveryReport:
+        report = recover(self)
+        report.damages.append(Damage(file="a.wal", offset=1, group=7, reason="wrong checksum"))
+        report.notes.append("a.wal at byte 0: its header is damaged, its batches are not")
+        report.torn_tail = ("a.wal", 100)
+        return report
+
+    monkeypatch.setattr(Storage, "recover", found)
+    async with Nodes(tmp_path):
+        pass
+
+
+@pytest.mark.provokes("cluster.waiting", "clock.skewed", "clock.in_step")
+@pytest.mark.moves("convoy_clock_skew_ms")
+async def test_a_node_waits_for_another_whose_clock_is_off(
+    tmp_path: Path, observed: Observed
+) -> None:
+    nodes = Nodes(tmp_path, 2)
+    try:
+        nodes.start(1)
+        await until(lambda: "cluster.waiting" in observed.events)
+        nodes.start(2)
+        await nodes.ready()
+        await nodes.metrics()
+        clock = nodes[1].links.clock
+        tick, off = clock.tick, 10_000
+        clock.tick = lambda wall_ms, monotonic_ms: tick(wall_ms + off, monotonic_ms)
+        await until(lambda: "clock.skewed" in observed.events)
+        await nodes.metrics()
+        off = 0
+        await until(lambda: "clock.in_step" in observed.events)
+    finally:
+        await nodes.__aexit__()
+
+
+@pytest.mark.provokes(
+    "cluster.joining",
+    "cluster.wiped_node",
+    "recovery.done",
+    "recovery.group",
+    "recovery.started",
+    "recovery.switched",
+)
+@pytest.mark.moves(
+    "convoy_deliveries_proxied_total",
+    "convoy_groups_followed",
+    "convoy_link_received_bytes_total",
+    "convoy_link_sent_bytes_total",
+    "convoy_queues_leaderless",
+    "convoy_raft_elections_total",
+    "convoy_raft_leader_changes_total",
+)
+async def test_nodes_lose_their_data(tmp_path: Path) -> None:
+    async with Nodes(tmp_path, 3) as nodes:
+        await nodes.metrics()
+
+        def work() -> None:
+            connection = pika.BlockingConnection(
+                pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(2), heartbeat=0)
+            )
+            channel = connection.channel()
+            there = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 1}
+            channel.queue_declare("alone", durable=True, arguments=there)
+            channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
+            channel.confirm_delivery()
+            channel.basic_publish("", "alone", b"body")
+            connection.close()
+            connection = pika.BlockingConnection(
+                pika.ConnectionParameters("127.0.0.1", nodes.amqp_port(1), heartbeat=0)
+            )
+            assert connection.channel().basic_get("alone", auto_ack=True)[0]
+            connection.close()
+
+        await asyncio.to_thread(work)
+        for number in (1, 2, 3):
+            await nodes.metrics(number)
+        await nodes.stop(3)
+        shutil.rmtree(nodes.data(3))
+        nodes.start(3)
+        await nodes.ready(3)
+        for number in (2, 3):
+            await nodes.stop(number)
+        await until(lambda: all(r.established_leader == 0 for r in nodes[1].host.groups.values()))
+        await nodes.metrics()
+        plan = await nodes[1].recovery.plan({}, lambda text: None)
+        await nodes[1].recovery.execute(plan, lambda text: None)
+        await nodes.metrics()

@@ -1,0 +1,98 @@
+"""What the AMQP edge logs when it, or what it stands on, has a fault."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+
+from convoymq.amqp import _spec as spec
+from convoymq.amqp.connection import State
+from convoymq.amqp.listener import Listener
+from convoymq.amqp.settings import AmqpSettings
+from convoymq.kernels.frames import Outbox
+from convoymq.model.errors import Unavailable
+from tests.sockets import full
+from tests.unit.amqp.fakes import Client, FakeBroker
+
+
+async def broken(*_arguments: Any, **_more: Any) -> None:
+    raise RuntimeError("a fault")
+
+
+@pytest.mark.provokes("amqp.authentication_failed")
+async def test_a_fault_at_login(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "authenticate", broken)
+    client = Client(broker)
+    client.send_bytes(spec.PROTOCOL_HEADER)
+    await client.heard()
+    close = await client.ask(
+        0, spec.ConnectionStartOk(mechanism="PLAIN", response=b"\0guest\0guest")
+    )
+    assert close.reply_code == 541
+
+
+@pytest.mark.provokes("amqp.method_failed")
+async def test_a_fault_in_a_method(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.broker, "declare_queue", broken)
+    assert (await client.ask(1, spec.QueueDeclare(queue="q"))).reply_code == 541
+
+
+@pytest.mark.provokes("amqp.input_failed")
+async def test_a_fault_in_the_input(client: Client) -> None:
+    try:
+        raise RuntimeError("a fault")
+    except RuntimeError:
+        client.connection.failed()
+    (close,) = await client.methods()
+    assert close.reply_code == 541
+
+
+@pytest.mark.provokes("amqp.socket_failed")
+async def test_an_error_of_a_socket(client: Client) -> None:
+    client.connection.input_failed(errno.ETIMEDOUT)
+    assert client.state is State.CLOSED
+
+
+@pytest.mark.provokes("amqp.channel_closed")
+async def test_a_refused_method(client: Client) -> None:
+    answer = await client.ask(1, spec.QueueDeclare(queue="nowhere", passive=True))
+    assert answer.reply_code == 404
+
+
+@pytest.mark.provokes("amqp.batch_damaged")
+async def test_a_message_that_cannot_be_read_back(client: Client) -> None:
+    queue = await client.declare("q")
+    assert isinstance(
+        await client.ask(1, spec.BasicConsume(queue="q", consumer_tag="t")), spec.BasicConsumeOk
+    )
+    consumer = queue.consumers[0]
+    consumer.client.events.on_deliver(
+        consumer.client, consumer.spec.number, 0, b"no commands", 0, 0, 1, 0, 0
+    )
+    (close,) = await client.methods()
+    assert close.reply_code == 541
+
+
+@pytest.mark.provokes("amqp.exclusive_queues_left")
+async def test_exclusive_queues_without_a_majority(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(owner: int) -> None:
+        raise Unavailable("no majority")
+
+    monkeypatch.setattr(client.broker, "connection_closed", refused)
+    client.connection.eof()
+    await client.settled()
+
+
+@pytest.mark.provokes("amqp.task_failed", "amqp.accept_failed")
+async def test_a_listener_goes_on_after_faults(broker: FakeBroker) -> None:
+    listener = Listener(broker=broker, settings=AmqpSettings(), outbox=Outbox(), port=0)
+    await listener.start()
+    listener.spawn(broken())
+    full(listener._acceptors[0])
+    while listener._tasks:
+        await Client(broker).settled()
+    await listener.stop()
