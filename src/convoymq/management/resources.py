@@ -17,38 +17,46 @@ from convoymq.queues.slices import in_slices
 from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
 
 RATE_INTERVAL_S = 5.0
+RATES_MAX = 100_000
+"""Queues, mostly, whose counters are remembered."""
 
-_STATS = ("publish", "confirm", "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty",
-          "redeliver", "ack", "return_unroutable", "drop_unroutable")  # fmt: skip
+MESSAGE_COUNTS = ("messages", "messages_ready", "messages_unacknowledged")
 
 
 class Rates:
     """Turns counters into rates between two looks at them, at least `RATE_INTERVAL_S` apart."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, float, float]] = {}
+        self._known: dict[str, tuple[float, dict[str, float], dict[str, float]]] = {}
+        """What has counters -> when they were looked at, what they were then, their rates."""
 
-    def rate(self, key: str, value: float) -> float:
-        """Returns the latest rate of a counter, per second."""
+    def rates(self, key: str, counters: dict[str, Any]) -> dict[str, float]:
+        """Returns the latest rates of the counters that something has, per second. Those that
+        were not there before have none."""
         now = time.monotonic()
-        before = self._known.get(key)
-        if before is None:
-            if len(self._known) > 100_000:
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= RATES_MAX:
                 self._known.clear()
-            self._known[key] = (now, value, 0.0)
-            return 0.0
-        since, last, rate = before
+            self._known[key] = (now, dict(counters), {})
+            return {}
+        since, last, rates = known
         if now - since >= RATE_INTERVAL_S:
-            rate = max(0.0, (value - last) / (now - since))
-            self._known[key] = (now, value, rate)
-        return rate
+            rates = {
+                name: max(0.0, (value - last[name]) / (now - since))
+                for name, value in counters.items()
+                if name in last
+            }
+            self._known[key] = (now, dict(counters), rates)
+        return rates
 
     def with_details(self, key: str, counters: dict[str, Any]) -> dict[str, Any]:
         """Returns the counters, each with its `_details`."""
+        rates = self.rates(key, counters)
         made: dict[str, Any] = {}
         for name, value in counters.items():
             made[name] = value
-            made[f"{name}_details"] = {"rate": self.rate(f"{key}.{name}", value)}
+            made[f"{name}_details"] = {"rate": rates.get(name, 0.0)}
         return made
 
 
@@ -89,10 +97,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> dict[str,
     for node in nodes.values():
         for name, value in message_stats(node.get("counters", {})).items():
             stats[name] = stats.get(name, 0) + value
-    totals = {
-        name: sum(row.get(name, 0) for row in rows)
-        for name in ("messages", "messages_ready", "messages_unacknowledged")
-    }
+    totals = {name: sum(row.get(name, 0) for row in rows) for name in MESSAGE_COUNTS}
     channels = await broker.list_channels()
     return {
         "management_version": COMPATIBLE_VERSION,
@@ -232,10 +237,7 @@ async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[dict[s
             {
                 **vhost_row(vhost),
                 "cluster_state": running,
-                **{
-                    name: sum(row.get(name, 0) for row in own)
-                    for name in ("messages", "messages_ready", "messages_unacknowledged")
-                },
+                **{name: sum(row.get(name, 0) for row in own) for name in MESSAGE_COUNTS},
             }
         )
     return made
@@ -325,11 +327,8 @@ def queue_row(
     counters = {key: value for key, value in totals.items() if isinstance(value, int)}
     key = f"queue.{record.group}"
     row["message_stats"] = rates.with_details(key, counters)
-    for name in ("messages", "messages_ready", "messages_unacknowledged"):
-        value = row.get(name, 0)
-        row[name] = value
-        row[f"{name}_details"] = {"rate": rates.rate(f"{key}.{name}", value)}
-    return row
+    held = {name: row.get(name, 0) for name in MESSAGE_COUNTS}
+    return row | rates.with_details(f"{key}.messages", held)
 
 
 def exchange_row(vhost: str, exchange: Exchange) -> dict[str, Any]:
