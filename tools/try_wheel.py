@@ -21,6 +21,25 @@ from convoymq.kernels import batch
 BASE_PORT = 23600
 
 
+def publish_and_consume(cluster: LocalCluster, client_python: str) -> None:
+    """In through one node, out through another; then the other environment's turn."""
+    one, three = (pika.BlockingConnection(pika.URLParameters(cluster.nodes[k].uri)) for k in (0, 2))
+    channel = one.channel()
+    channel.queue_declare("orders", durable=True)
+    channel.confirm_delivery()
+    channel.basic_publish("", "orders", b"hello")
+    reader = three.channel()
+    found = next(reader.consume("orders", inactivity_timeout=30))
+    assert found[2] == b"hello", found
+    reader.basic_ack(found[0].delivery_tag)
+    if client_python:
+        channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
+        servers = [f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes]
+        subprocess.run([client_python, "try_client.py", *servers], check=True)
+    one.close()
+    three.close()
+
+
 def main(client_python: str = "") -> int:
     """Publishes and consumes; returns the exit code."""
     for module in (convoymq, batch):
@@ -31,23 +50,12 @@ def main(client_python: str = "") -> int:
         LocalCluster(Path(data), 3, BASE_PORT) as cluster,
     ):
         cluster.wait_ready(60)
-        one, three = (
-            pika.BlockingConnection(pika.URLParameters(cluster.nodes[k].uri)) for k in (0, 2)
-        )
-        channel = one.channel()
-        channel.queue_declare("orders", durable=True)
-        channel.confirm_delivery()
-        channel.basic_publish("", "orders", b"hello")
-        reader = three.channel()
-        found = next(reader.consume("orders", inactivity_timeout=30))
-        assert found[2] == b"hello", found
-        reader.basic_ack(found[0].delivery_tag)
-        if client_python:
-            channel.queue_declare("log", durable=True, arguments={"x-queue-type": "stream"})
-            servers = [f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes]
-            subprocess.run([client_python, "try_client.py", *servers], check=True)
-        one.close()
-        three.close()
+        try:
+            publish_and_consume(cluster, client_python)
+        except BaseException:
+            for node in cluster.nodes:
+                print(f"node {node.number}: {cluster.last_words(node.number)}", file=sys.stderr)
+            raise
     print(f"convoymq {convoymq.__version__} works: Python {sys.version.split()[0]}")
     return 0
 
