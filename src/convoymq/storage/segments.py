@@ -29,7 +29,7 @@ FOOTER = struct.Struct("<8sIIQII")
 _ENTRY_HEAD = struct.Struct("<IIQQQIBB")
 ERA_SHIFT = 40
 ORDER_MASK = (1 << ERA_SHIFT) - 1
-COPY_SPAN_BYTES = 4 << 20
+COPY_SPAN_BYTES = 1 << 20
 PACED_BYTES = 256 << 10
 """What is written between two rests: less than what the disk takes in the time of a flush."""
 COPY_GAP_BYTES = 64 << 10
