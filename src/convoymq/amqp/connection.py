@@ -297,6 +297,11 @@ class Connection:
         else:
             self._resume("flow")
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nothing is read until an alarm ends."""
+        return "alarm" in self._pauses
+
     def on_publish_blocked(self) -> None:
         """See `WireOwner`: a publish waits in front of an alarm."""
         self._publishes = True
@@ -572,8 +577,7 @@ class Connection:
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> None:
         # Two timers at most are ever due: the handshake's or close's, and the heartbeat's.
-        self._timers = self._timers[-1:]
-        self._timers.append(self.shell.call_later(delay_s, call))
+        self._timers = [*self._timers[-1:], self.shell.call_later(delay_s, call)]
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:
@@ -756,8 +760,9 @@ class Connection:
 
     def info(self) -> dict[str, Any]:
         """One row of /api/connections."""
-        blocked = "alarm" in self._pauses
-        state = "blocked" if blocked else "flow" if "flow" in self._pauses else self.state.value
+        state = (
+            "blocked" if self.is_blocked else "flow" if "flow" in self._pauses else self.state.value
+        )
         return {
             "name": self.name,
             "user_provided_name": text_of(self.client_properties, "connection_name"),

@@ -24,6 +24,7 @@ from convoymq.cluster.listening import (
     BACKLOG,
     Acceptor,
     addresses_of,
+    hung_up,
     listen,
     plain_address,
 )
@@ -32,6 +33,8 @@ from convoymq.kernels.frames import Outbox, Wire
 log = structlog.get_logger()
 
 
+BLOCKED_CHECK_S = 1.0
+"""How often it is asked whether the clients of connections that an alarm blocks are still there."""
 PREFACE_BYTES = 8
 """Length of what every protocol on this port begins with."""
 COLUMNAR_MAGIC = b"CNVY"
@@ -89,6 +92,10 @@ class SocketShell:
 
     def take_output(self, wire: Wire) -> None:
         """See `Shell`: never asked, the wire has the descriptor."""
+
+    def fileno(self) -> int:
+        """Returns the socket's descriptor; -1 without one."""
+        return -1 if self._closed else self.fd
 
     def close(self) -> None:
         """See `Shell`."""
@@ -260,6 +267,11 @@ class TlsShell(asyncio.Protocol):
     def want_write(self) -> None:
         """See `Shell`: the transport does that."""
 
+    def fileno(self) -> int:
+        """Returns the socket's descriptor; -1 without one."""
+        sock = None if self.transport is None else self.transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+
     def take_output(self, wire: Wire) -> None:
         """See `Shell`."""
         if self.transport is not None and not self._full and wire.output_bytes:
@@ -366,6 +378,7 @@ class Listener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._watch: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Listen. Port 0 takes any free one; `port` says which.
@@ -401,6 +414,8 @@ class Listener:
         self._stop_accepting()
         if self._on_alarms in self.broker.on_alarms:
             self.broker.on_alarms.remove(self._on_alarms)
+        if self._watch is not None:
+            self._watch.cancel()
         for connection in list(self.connections.values()):
             connection.close(reason)
         self.outbox.flush()
@@ -491,6 +506,23 @@ class Listener:
     def _on_alarms(self, alarms: frozenset[str]) -> None:
         for connection in list(self.connections.values()):
             connection.set_alarms(alarms)
+        if alarms and self._watch is None:
+            self._watch_blocked()
+
+    def _watch_blocked(self) -> None:
+        """A blocked connection is not read, so its end is not read either."""
+        loop = self._loop
+        assert loop is not None
+        self._watch = None
+        blocked: dict[int, Connection] = {}
+        for connection in self.connections.values():
+            shell = connection.shell
+            if connection.is_blocked and isinstance(shell, SocketShell | TlsShell):
+                blocked[shell.fileno()] = connection
+        for fd in hung_up(blocked.keys() - {-1}):
+            blocked[fd].eof()
+        if self.broker.alarms:
+            self._watch = loop.call_later(BLOCKED_CHECK_S, self._watch_blocked)
 
     def _stop_accepting(self) -> None:
         self._sockets = []

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,14 @@ class Acceptor:
                 self._failed(error)
                 return
             self._accepted(sock, peer)
+
+
+def hung_up(fds: Iterable[int]) -> list[int]:
+    """Returns those of these sockets whose peer has closed its side, whatever is still unread."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, getattr(select, "POLLRDHUP", 0))
+    return [fd for fd, _ in poll.poll(0)]
 
 
 def addresses_of(host: str) -> tuple[str, ...]:

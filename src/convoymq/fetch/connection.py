@@ -215,7 +215,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         if self._reading and self._reader.waiting - self._input_seen < PROGRESS_BYTES_MIN:
             self.edge.counters.slow += 1
             log.warning("fetch.slow_writer_dropped", connection=self.name, got=self._input_seen)
-            self._abort()
+            self.abort()
             return
         self._watch_input()
 
@@ -276,7 +276,7 @@ class FetchConnection(asyncio.BufferedProtocol):
             return
         self.edge.counters.slow += 1
         log.warning("fetch.slow_reader_dropped", connection=self.name, waiting=waiting)
-        self._abort()
+        self.abort()
 
     # --- closing ---------------------------------------------------------------------------
 
@@ -347,7 +347,13 @@ class FetchConnection(asyncio.BufferedProtocol):
             self.edge.input.give_back(self._room)
         self._room = 0
 
-    def _abort(self) -> None:
+    def fileno(self) -> int:
+        """Returns the socket's descriptor; -1 without one."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        return -1 if sock is None else int(sock.fileno())
+
+    def abort(self) -> None:
+        """Ends the connection without a word: its client is gone."""
         self._close()
         if self._transport is not None:
             self._transport.abort()

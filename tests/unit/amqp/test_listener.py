@@ -16,6 +16,7 @@ import trustme
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
+from convoymq.amqp import listener as listener_module
 from convoymq.amqp.listener import Listener
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.cluster.listening import has_ipv6
@@ -303,3 +304,41 @@ async def test_client_that_vanishes_gives_everything_back(edge: Edge, broker: Fa
         await asyncio.sleep(0.01)
     assert broker.closed
     assert len(broker.queues["q"].ready) == 1
+
+
+async def test_the_end_of_a_blocked_client_is_noticed(
+    edge: Edge, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket still holds what was published, so no read would say that it is gone."""
+    monkeypatch.setattr(listener_module, "BLOCKED_CHECK_S", 0.01)
+    broker.alarms = frozenset({"memory"})
+    for heard in broker.on_alarms:
+        heard(broker.alarms)
+    publish = codec.content_frames(
+        1, spec.BasicPublish(routing_key="q"), spec.Properties(), b"x", frame_bytes_max=4096
+    )
+    opening = spec.PROTOCOL_HEADER + b"".join(
+        codec.method_frame(channel, method)
+        for channel, method in (
+            (0, spec.ConnectionStartOk(response=b"\0guest\0guest")),
+            (0, spec.ConnectionTuneOk(channel_max=1, frame_max=4096, heartbeat=0)),
+            (0, spec.ConnectionOpen()),
+            (1, spec.ChannelOpen()),
+        )
+    )
+
+    def connect(port: int) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        sock.sendall(opening + publish)
+        return sock
+
+    with await edge.run(connect) as stays, await edge.run(connect) as goes:
+        async with asyncio.timeout(10):
+            while [each.is_blocked for each in edge.listener.connections.values()] != [True, True]:
+                await asyncio.sleep(0.01)
+            for sock in (stays, goes):
+                sock.sendall(publish)
+            goes.close()
+            while len(edge.listener.connections) > 1:
+                await asyncio.sleep(0.01)
+        assert [each.is_blocked for each in edge.listener.connections.values()] == [True]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from convoymq.fetch import edge as edge_module
 from convoymq.model.columnar import Op, encode_frame
 from tests.provocation import Observed
 from tests.unit.fetch.support import Rig, values_frame
@@ -68,3 +70,20 @@ async def test_what_clients_do_is_counted(tmp_path: Path) -> None:
         await rig.show()
         await until(lambda: client.transport.aborted)
         await rig.show()
+
+
+async def test_the_end_of_a_blocked_client_is_noticed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_module, "BLOCKED_CHECK_S", 0.01)
+    await rig.queue("q")
+    client = await rig.client()
+    ours, theirs = socket.socketpair()
+    client.transport._extra["socket"] = ours
+    rig.broker.set_alarm("memory", True)
+    client.send(Op.PRODUCE, {"queue": "q"}, values_frame([b"row"]))
+    await until(lambda: client.connection.blocked)
+    theirs.sendall(b"unread")
+    theirs.close()
+    await until(lambda: not rig.edge.connections)
+    ours.close()
