@@ -858,6 +858,10 @@ class Channel:
             self._refuse(error, spec.BASIC, spec.BasicPublish.METHOD_ID)
             return None
 
+    def on_dropped(self) -> None:
+        """A message has no queue to go to, and nobody wants it back; see `LaneOwner`."""
+        self.broker.counters.dropped_unroutable += 1
+
     def _may_publish(self, exchange: str, routing_key: str) -> None:
         self._check("write", "exchange", exchange)
         if exchange:
@@ -910,12 +914,11 @@ class Channel:
             self._may_publish(exchange, each)
         route = self.broker.route(connection.vhost, exchange, message.routing_keys, message.headers)
         if not route.queues:
-            counters = self.broker.counters
             if bits & 1:
-                counters.returned_unroutable += 1
+                self.broker.counters.returned_unroutable += 1
                 self.lane.send_return(spec.NO_ROUTE, b"NO_ROUTE", key, message.content)
             else:
-                counters.dropped_unroutable += 1
+                self.on_dropped()
             self._expect(tag, 0)
             return
         check_served(message.asked, route.queues)

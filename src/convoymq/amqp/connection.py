@@ -292,10 +292,7 @@ class Connection:
             self._flow.add(channel)
         else:
             self._flow.discard(channel)
-        if self._flow:
-            self._pause("flow")
-        else:
-            self._resume("flow")
+        (self._pause if self._flow else self._resume)("flow")
 
     @property
     def is_blocked(self) -> bool:

@@ -872,13 +872,14 @@ def _publish_complete(
                 _add_route(lane, hash, key, key_length, targets)
     if lane.mode == 1:
         tag = _allocate_confirm(lane)
-    # A message that goes nowhere is counted, or returned, by the channel.
-    if targets is None or len(targets) == 0:
+    if targets is None or (bits & 1 and len(targets) == 0):
         lane.owner.on_publish(
             _copy(key, key_length), bits, _copy(content, content_length), body_size, flags, tag
         )
         return 0
     count: cython.Py_ssize_t = len(targets)
+    if count == 0:
+        lane.owner.on_dropped()
     if tag and count != 1:
         _expect_confirms(lane, tag, cython.cast(cython.int, count))
     i: cython.Py_ssize_t

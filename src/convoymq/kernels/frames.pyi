@@ -56,6 +56,8 @@ class LaneOwner(Protocol):
     def resolve_route(self, key: bytes) -> tuple[PublishTarget, ...] | None:
         """Targets of the exchange and routing key (short strings, back to back), to be remembered
         until the epoch changes; None = every message has to be looked at (`on_publish`)."""
+    def on_dropped(self) -> None:
+        """A message without a queue to go to was dropped."""
     def on_publish(
         self, key: bytes, bits: int, content: bytes, body_size: int, flags: int, tag: int
     ) -> None:

@@ -228,6 +228,9 @@ class LaneEar:
     targets: tuple[batch.PublishTarget, ...] | None = None
     settled: int = 0
 
+    def on_dropped(self) -> None:
+        self.dropped = getattr(self, "dropped", 0) + 1
+
     def resolve_route(self, key: bytes) -> tuple[batch.PublishTarget, ...] | None:
         return self.targets
 
