@@ -39,7 +39,7 @@ Source: docs/formats/entries-and-frames.md (session rule), ADR 0007 section 5, A
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -416,19 +416,6 @@ class SessionTable:
                 writer.epochs[epoch] = {digest: (first, last) for digest, first, last in requests}
                 writer.requests += len(requests)
             self._requests_known += writer.requests
-
-
-def pack_producer(session: Session) -> list[Any] | None:
-    """What a session's next ENQUEUE comes from; without a digest the snapshot mentions none."""
-    found = session.producer
-    return None if found is None else list(found if found[2] else found[:2])
-
-
-def unpack_producer(packed: Sequence[Any] | None) -> tuple[bytes, int, bytes] | None:
-    """The reverse of `pack_producer`."""
-    if not packed:
-        return None
-    return packed[0], packed[1], packed[2] if len(packed) > 2 else b""
 
 
 def check_written(table: SessionTable) -> None:

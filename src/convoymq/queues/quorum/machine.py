@@ -75,8 +75,6 @@ from convoymq.queues.sessions import (
     SessionTable,
     decode_map,
     first_u64,
-    pack_producer,
-    unpack_producer,
 )
 from convoymq.queues.stages import (
     MALFORMED,
@@ -1149,7 +1147,7 @@ class QuorumMachine(SessionTable):
                     s.seq,
                     list(s.replies),
                     [c.pack() for c in s.consumers.values()],
-                    pack_producer(s),
+                    s.producer,
                 ]
                 for s in self.sessions.values()
             ],
@@ -1168,13 +1166,10 @@ class QuorumMachine(SessionTable):
                 self.duplicates,
             ],
             "dropped": dict(sorted(self.dropped.items())),
+            "stages": self.stages.pack(),
+            "requeued": self.requeued.pack_tail(),
+            "written": self._pack_written(),
         }
-        if self.stages.by_name or self.stages.finished:
-            state["stages"] = self.stages.pack()
-        if self.requeued.messages:
-            state["requeued"] = self.requeued.pack_tail()
-        if self.written:
-            state["written"] = self._pack_written()
         return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
@@ -1202,19 +1197,18 @@ class QuorumMachine(SessionTable):
         self.last_active_ms = known["last_active_ms"]
         self.fresh.unpack(known["fresh"])
         self.returned.unpack(known["returned"])
-        if "requeued" in known:
-            self.requeued.unpack_tail(known["requeued"])
+        self.requeued.unpack_tail(known["requeued"])
         for session_id, seq, replies, consumers, producer in known["sessions"]:
             session = QueueSession(session_id)
             session.seq = seq
-            session.producer = unpack_producer(producer)
+            session.producer = tuple(producer) if producer else None
             session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
             self.sessions[session_id] = session
             for packed in consumers:
                 self._restore_consumer(session, packed)
         self._unpack_openings(known["openings"])
         self._unpack_producers(known["producers"])
-        self._unpack_written(known.get("written", ()))
+        self._unpack_written(known["written"])
         for session_id, number in known["service"]:
             consumer = self.sessions[session_id].consumers[number]
             consumer.queued = True
@@ -1232,11 +1226,10 @@ class QuorumMachine(SessionTable):
             self.duplicates,
         ) = known["totals"]
         self.dropped = known["dropped"]
-        if "stages" in known:
-            self.stages.unpack(known["stages"])
-            for stage in self.stages.by_name.values():
-                self.unacked += stage.held.messages
-                self.unacked_bytes += stage.held.size
+        self.stages.unpack(known["stages"])
+        for stage in self.stages.by_name.values():
+            self.unacked += stage.held.messages
+            self.unacked_bytes += stage.held.size
 
     def _restore_consumer(self, session: QueueSession, packed: list[Any]) -> None:
         consumer = Consumer(session, packed[0], packed[1])

@@ -57,8 +57,6 @@ from convoymq.queues.sessions import (
     check_openings,
     check_written,
     first_u64,
-    pack_producer,
-    unpack_producer,
 )
 from convoymq.streamlog.chunks import ChunkIndex
 
@@ -408,14 +406,13 @@ class StreamMachine(SessionTable):
             "newest_ms": self._newest_ms,
             "stored": list(self.stored.items()),
             "sessions": [
-                [s.id, s.seq, list(s.replies), pack_producer(s)] for s in self.sessions.values()
+                [s.id, s.seq, list(s.replies), s.producer] for s in self.sessions.values()
             ],
             "openings": self._pack_openings(),
             "producers": self._pack_producers(),
             "totals": [self.published, self.duplicates, self.truncated],
+            "written": self._pack_written(),
         }
-        if self.written:
-            state["written"] = self._pack_written()
         return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
@@ -449,11 +446,11 @@ class StreamMachine(SessionTable):
             session = Session(session_id)
             session.seq = seq
             session.replies.extend((reply[0], reply[1], reply[2]) for reply in replies)
-            session.producer = unpack_producer(producer)
+            session.producer = tuple(producer) if producer else None
             self.sessions[session_id] = session
         self._unpack_openings(known["openings"])
         self._unpack_producers(known["producers"])
-        self._unpack_written(known.get("written", ()))
+        self._unpack_written(known["written"])
         self.published, self.duplicates, self.truncated = known["totals"]
 
     def at_rest(self) -> bool:
