@@ -18,13 +18,16 @@ import pika  # type: ignore[import-untyped]
 
 from convoymq.admin_socket import ask
 from convoymq.cli.cluster import LocalCluster
+from convoymq.client import Client, ClientConfig
 from tests.faults.traffic import until
+from tests.interop.test_columnar import values_frame
 
 SIZE = 1000
 """Bytes of a body: enough of them fill several log files, so that segments and snapshots exist."""
 QUORUM = {"x-queue-type": "quorum"}
 STREAM = {"x-queue-type": "stream"}
 VHOST = "sales"
+DIGEST = bytes(range(16))
 
 
 def body(number: int) -> bytes:
@@ -93,11 +96,14 @@ def fill(cluster: LocalCluster) -> dict[str, Any]:
         for number in range(60):
             main.basic_publish("", "jobs", body(number), pika.BasicProperties(delivery_mode=2))
         # An ENQUEUE with the bit of priority: version 1 gives it no meaning, and no more than 4.
+        for number in range(10):
+            main.basic_publish("", "retries", body(number), pika.BasicProperties(delivery_mode=2))
         for number in range(20):
             urgent = pika.BasicProperties(delivery_mode=2, priority=number % 5)
             main.basic_publish("", "turns", body(number), urgent)
     with channel(cluster, 2) as main:
         _consume(main)
+    _produce(cluster)
     with channel(cluster, user="clerk", vhost=VHOST) as main:
         main.queue_declare("ledger", durable=True, arguments=QUORUM)
         for number in range(30):
@@ -108,6 +114,8 @@ def fill(cluster: LocalCluster) -> dict[str, Any]:
         "events": 200,
         "jobs": list(range(20, 60)),
         "turns": list(range(5, 20)),
+        "retries": [*range(3, 10), 0, 1, 2],
+        "metered": 90,
         "ledger": list(range(30)),
         "bindings": sorted(_bindings(cluster)),
         "users": sorted(user["name"] for user in http(cluster, "GET", "users")),
@@ -122,7 +130,9 @@ def _declare(main: Any) -> None:
     main.queue_declare(
         "turns", durable=True, arguments={**QUORUM, "x-single-active-consumer": True}
     )
+    main.queue_declare("retries", durable=True, arguments={**QUORUM, "x-delivery-limit": -1})
     main.queue_declare("events", durable=True, arguments=STREAM)
+    main.queue_declare("metered", durable=True, arguments=STREAM)
     main.queue_declare("jobs", durable=True, arguments={"x-queue-type": "classic"})
     main.exchange_declare("spill", "fanout", durable=True)
     main.exchange_declare("in", "topic", durable=True, arguments={"alternate-exchange": "spill"})
@@ -134,7 +144,8 @@ def _declare(main: Any) -> None:
 
 
 def _consume(main: Any) -> None:
-    """Takes 250 of orders and gives 7 and 9 back; 20 of jobs; 5 of turns."""
+    """Takes 250 of orders and gives 7 and 9 back; 20 of jobs; 5 of turns. Three of retries go back
+    to the tail."""
     taken: dict[int, int] = {}
     for _ in range(250):
         method, _, content = main.basic_get("orders")
@@ -144,6 +155,8 @@ def _consume(main: Any) -> None:
             main.basic_ack(tag)
     for number in (7, 9):
         main.basic_nack(taken[number], requeue=True)
+    for method, _, _ in [main.basic_get("retries") for _ in range(3)]:
+        main.basic_nack(method.delivery_tag, requeue=True)
     main.basic_qos(prefetch_count=0)
     for name, count in (("jobs", 20), ("turns", 5)):
         main.basic_qos(prefetch_count=count)
@@ -153,6 +166,42 @@ def _consume(main: Any) -> None:
             if int(content) == count - 1:
                 break
         main.cancel()
+
+
+def _produce(cluster: LocalCluster) -> None:
+    """Rows of two producers, one known by its numbers, one by content; and a reader's place."""
+    with producing(cluster) as client:
+        for part in range(2):
+            rows = _rows(30 * part)
+            client.produce(rows, stream="metered", producer="by-number", sequence=30 * part + 1)
+        client.produce(
+            _rows(60), stream="metered", producer="by-content", sequence=1, digest=DIGEST
+        )
+        client.store_offset("metered", "reader", 42)
+
+
+@contextmanager
+def producing(cluster: LocalCluster) -> Iterator[Client]:
+    """A client of the columnar protocol on node 1."""
+    server = f"127.0.0.1:{cluster.nodes[0].amqp_port}"
+    with Client(ClientConfig((server,), spread=False)) as client:
+        yield client
+
+
+def _rows(first: int) -> bytes:
+    return values_frame([body(number) for number in range(first, first + 30)])
+
+
+def _check_producers(cluster: LocalCluster) -> None:
+    """What was sent before is known, and what is new is not taken for it."""
+    with producing(cluster) as client:
+        repeated = client.produce(_rows(30), stream="metered", producer="by-number", sequence=31)
+        assert (repeated.count, repeated.duplicates) == (30, 30)
+        repeated = client.produce(
+            _rows(60), stream="metered", producer="by-content", sequence=1, digest=DIGEST
+        )
+        assert (repeated.count, repeated.duplicates) == (30, 30)
+        assert client.query_offset("metered", "reader") == 42
 
 
 def _bindings(cluster: LocalCluster) -> list[str]:
@@ -177,6 +226,7 @@ def check(cluster: LocalCluster, expected: dict[str, Any]) -> None:
     assert found == expected["topic_permissions"]
     assert sorted(_bindings(cluster)) == expected["bindings"]
     assert _groups(cluster) == expected["groups"]
+    _check_producers(cluster)
     with channel(cluster, 3) as main:
         orders = _drain(main, "orders", len(expected["orders"]))
         assert sorted(number for number, _ in orders) == expected["orders"]
@@ -184,27 +234,33 @@ def check(cluster: LocalCluster, expected: dict[str, Any]) -> None:
         assert again == expected["orders_redelivered"]
         fresh = [number for number, redelivered in orders if not redelivered]
         assert fresh == sorted(fresh)
-        for name in ("jobs", "turns"):
+        for name in ("jobs", "turns", "retries"):
             numbers = [number for number, _ in _drain(main, name, len(expected[name]))]
             assert numbers == expected[name], name
         main.basic_qos(prefetch_count=100)
-        events: list[int] = []
-        offset = {"x-stream-offset": "first"}
-        for method, properties, content in main.consume(
-            "events", arguments=offset, inactivity_timeout=20
-        ):
-            assert method is not None, f"{len(events)} of {expected['events']} events came"
-            assert properties.headers["x-stream-offset"] == len(events)
-            assert content == body(int(content))
-            events.append(int(content))
-            main.basic_ack(method.delivery_tag)
-            if len(events) == expected["events"]:
-                break
-        main.cancel()
-        assert events == list(range(expected["events"]))
+        for name in ("events", "metered"):
+            _check_stream(main, name, expected[name])
     with channel(cluster, 2, user="clerk", vhost=VHOST) as main:
         ledger = _drain(main, "ledger", len(expected["ledger"]))
         assert [number for number, _ in ledger] == expected["ledger"]
+
+
+def _check_stream(main: Any, stream: str, count: int) -> None:
+    """Reads a stream from its first message on: all are there, in order and with their offsets."""
+    found: list[int] = []
+    arguments = {"x-stream-offset": "first"}
+    for method, properties, content in main.consume(
+        stream, arguments=arguments, inactivity_timeout=20
+    ):
+        assert method is not None, f"{stream}: {len(found)} of {count} messages came"
+        assert properties.headers["x-stream-offset"] == len(found)
+        assert content == body(int(content))
+        found.append(int(content))
+        main.basic_ack(method.delivery_tag)
+        if len(found) == count:
+            break
+    main.cancel()
+    assert found == list(range(count))
 
 
 def _drain(main: Any, queue: str, count: int) -> list[tuple[int, bool]]:
