@@ -12,6 +12,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from crc32c import crc32c
+
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.disk import DiskConfig
 from convoymq.sim.network import NetworkConfig
@@ -40,13 +42,18 @@ PAGE_BYTES = 4096
 
 
 def last_flush(data: bytes) -> int:
-    """Where the last flush of a WAL file begins that another one preceded, 0 = there is none."""
+    """Where the last flush of a WAL file begins that another one preceded, 0 = there is none.
+
+    One that a crash cut short in its first header does not count: nothing can be told from it.
+    """
     needle = BATCH_MAGIC + data[8:16]
     at = data.rfind(needle)
     while at > FILE_HEADER.size:
         head = data[at : at + BATCH_HEADER_BYTES]
-        if len(head) == BATCH_HEADER_BYTES and BATCH_HEADER.unpack(head)[7] == 0:
-            return at
+        if len(head) == BATCH_HEADER_BYTES:
+            *_, position, _, checksum = BATCH_HEADER.unpack(head)
+            if position == 0 and crc32c(head[:-4]) == checksum:
+                return at
         at = data.rfind(needle, 0, at)
     return 0
 
