@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "releases"
 KERNELS = Path("src/convoymq/kernels")
 
-PREVIOUS = "d7069338527dcd274a3c722fd910c7d6a2e22feb"
+PREVIOUS = "6ab85ee75012fc8484e2b8091faa80430925aedd"
 """The commit that rolling upgrades start from."""
 
 
