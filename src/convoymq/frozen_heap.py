@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import gc
 
-FREEZE_REPLICAS = 256
+FREEZE_REPLICAS = 128
 """Replicas that are opened between two freezes, at least: a collection of what is not frozen then
-takes some 10 ms."""
+takes some 5 ms."""
 THAW_REPLICAS = 512
 THAW_SHARE = 4
 """Everything is looked at when so many replicas, and that part of those that are there, are gone
