@@ -122,7 +122,7 @@ async def test_metrics_are_in_docs(tmp_path: Path) -> None:
         broker = cluster.nodes[1].broker
         broker.edge_metrics = FetchEdge(broker=broker).metrics
         broker.traces = Traces(tmp_path, 1, 1, TraceSettings())
-        broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1}]
+        broker.link_info = lambda: [{"node": 2, "bytes_out": 1, "bytes_in": 1, "full": False}]
         info = dict.fromkeys(("fd_used", "fd_total", "mem_used", "mem_limit", "proc_used"), 1)
         info |= dict.fromkeys(("disk_free", "disk_free_limit"), 1)
         text = await render(broker, info)

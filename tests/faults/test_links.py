@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from convoymq.cluster import links
 from convoymq.cluster.identity import NodeIdentity
 from convoymq.cluster.links import FLAG_NEIGHBOURS, Links
 from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
+from convoymq.management import metrics
 from convoymq.model.config import Address, ClusterConfig
 from tests.ports import cluster_ports
 from tests.provocation import Observed
@@ -362,13 +364,19 @@ def bulk(size: int) -> tuple[bytes, list[bytes]]:
     return frame(FRAME_APPEND, 0, 7, 1, 0, 0, 0, b"", size), [bytes(size)]
 
 
-async def test_a_link_is_full_until_what_was_sent_is_taken() -> None:
+@pytest.mark.provokes("link.full", "link.has_room")
+@pytest.mark.moves("convoy_link_full")
+async def test_a_link_is_full_until_what_was_sent_is_taken(
+    monkeypatch: pytest.MonkeyPatch, observed: Observed
+) -> None:
     """The window is an eighth of the backlog's bound. Urgent frames pass; there is room as soon as
     the receiver says what it has taken, and nothing breaks."""
+    monkeypatch.setattr(links, "FULL_S", 0.01)
     where = addresses(2)
     one, two = (Node(i, where, link_backlog_max_bytes=8 << 20) for i in (1, 2))
     async with one.links, two.links:
         await until(lambda: one.links.connected() and two.links.connected())
+        show(one)
         two.links.is_congested = lambda: True
         sent = 0
         while 2 not in one.links.full:
@@ -383,11 +391,22 @@ async def test_a_link_is_full_until_what_was_sent_is_taken() -> None:
         await until(lambda: two.links.peers[1].told_clock > ticks)
         assert one.links.full == {2}
         assert ("room", 2) not in one.told
+        await until(lambda: "link.full" in observed.events)
+        show(one)
         two.links.is_congested = lambda: False
         two.links.flush()
         await until(lambda: ("room", 2) in one.told)
         assert one.links.full == set()
         assert [entry[0] for entry in one.told] == ["up", "room"]
+        await until(lambda: "link.has_room" in observed.events)
+
+
+def show(node: Node) -> None:
+    """Renders the metrics of links, as a node does."""
+    text = metrics._Text(open_metrics=False)
+    broker = SimpleNamespace(link_info=node.links.info, node_name_of=str)
+    metrics._linked(text, broker)
+    text.render()
 
 
 async def test_much_more_than_the_bound_gets_through_when_the_sender_waits_for_room() -> None:

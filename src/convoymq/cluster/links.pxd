@@ -16,8 +16,8 @@ cdef class _Peer:
     cdef public int node
     cdef public object address, hello, watch, outward, outward_life, inward
     cdef public int64_t incarnation, frames_out
-    cdef public bint up, formed, leaves, gone, dirty
-    cdef public double half_since, told_clock
+    cdef public bint up, formed, leaves, gone, dirty, told_full
+    cdef public double half_since, told_clock, full_since
     cdef public list totals
     cdef public object out_id, in_id, relay_out_id, relay_in_id
     cdef public int64_t largest, taken, told, relay_sent, relay_taken, relay_in, relay_told

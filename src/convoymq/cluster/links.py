@@ -80,6 +80,8 @@ CLOCK_S = 1.0
 RELAY_BACKLOG_SHARE = 4
 """Frames of others are handed on while the backlog is below that part of its bound."""
 FLAG_NEIGHBOURS = 1
+FULL_S = 1.0
+"""A link that takes no bulk for so long is logged."""
 WINDOW_SHARE = 8
 """Under way to a node is at most that part of the backlog's bound, and one frame."""
 WINDOW_MIN_BYTES = 128 << 10
@@ -331,6 +333,9 @@ class _Peer:
         self.frames_out = 0
         self.told_clock = 0.0
         self.half_since = 0.0
+        self.full_since = 0.0
+        self.told_full = False
+        """It was logged that this node takes no bulk."""
         self.totals = [0, 0]
         """Bytes received and sent on connections that are closed."""
         self.out_id: int = 0
@@ -711,6 +716,7 @@ class Links:
                 "relayed_by": 0 if peer.up else self.relay.hop_of(peer.node),
                 "incarnation": peer.incarnation,
                 "backlog_bytes": self.backlog_bytes(peer.node),
+                "full": peer.node in self.full,
                 "bytes_out": peer.totals[1]
                 + (peer.outward.writer.bytes_out if peer.outward else 0),
                 "bytes_in": peer.totals[0] + (peer.inward.reader.bytes_in if peer.inward else 0),
@@ -742,11 +748,27 @@ class Links:
                 self._tell_rest(peer)
             elif peer.half_since and now - peer.half_since > HALF_LINK_S:
                 self._drop(peer, "linked one way only")
+            self._watch_full(peer, now)
             if not peer.up and self.relay.is_up(peer.node):
                 self._tell_rest(peer)
             elif not peer.up:
                 self._look_for(peer)
         self._give_up(now)
+
+    def _watch_full(self, peer: _Peer, now: float) -> None:
+        """A link is full for moments under load; what lasts is worth a line."""
+        full = peer.node in self.full
+        if not full:
+            peer.full_since = 0.0
+        elif not peer.full_since:
+            peer.full_since = now
+        if full == peer.told_full or (full and now - peer.full_since < FULL_S):
+            return
+        peer.told_full = full
+        if full:
+            self._log.warning("link.full", peer=peer.node, under_way=self._under_way(peer))
+        else:
+            self._log.info("link.has_room", peer=peer.node)
 
     def _beat(self, peer: _Peer, neighbours: bytes) -> None:
         """Sends a heartbeat."""

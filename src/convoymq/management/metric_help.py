@@ -89,6 +89,7 @@ HELP: dict[str, str] = {
     "convoy_raft_snapshots_sent_total": "Snapshots sent to replicas too far behind for the log",
     "convoy_raft_snapshots_installed_total": "Snapshots installed",
     "convoy_clock_skew_ms": "How far this node's clock is ahead of the median of all",
+    "convoy_link_full": "1 while another node is sent no more bulk until it has taken some",
     "convoy_link_sent_bytes_total": "Bytes sent to another node",
     "convoy_link_received_bytes_total": "Bytes received from another node",
 }  # fmt: skip

@@ -215,8 +215,13 @@ def _replication(text: _Text, broker: Broker) -> None:
     text.counter("convoy_deliveries_local_total", local)
     text.counter("convoy_deliveries_proxied_total", proxied)
     _hosted(text, broker.host)
+    _linked(text, broker)
+
+
+def _linked(text: _Text, broker: Any) -> None:
     for link in broker.link_info():
         peer = {"peer": broker.node_name_of(int(link["node"]))}
+        text.gauge("convoy_link_full", int(link["full"]), peer)
         text.counter("convoy_link_sent_bytes_total", link["bytes_out"], peer)
         text.counter("convoy_link_received_bytes_total", link["bytes_in"], peer)
 

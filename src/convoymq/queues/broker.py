@@ -244,6 +244,7 @@ class Broker:
             owner=self,
             call_soon=self._call_soon,
             wanted=wake,
+            await_room=host.await_room,
         )
         self.metadata_reads = MetadataReads(node_id, control, host)
         control.handle(KIND_LIST, self._on_list)

@@ -10,6 +10,7 @@ and cancels its consumers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,9 +78,11 @@ class ClassicHost:
         owner: Owner,
         call_soon: Callable[[Callable[[], None]], None],
         wanted: Callable[[], None],
+        await_room: Callable[[int, Any], None],
     ) -> None:
         """
         Args:
+            await_room: `ReplicaHost.await_room`.
             directory: where the files of the queues lie, one folder per group id.
             call_soon: runs a callback on the loop; called from the writer thread.
             wanted: called when a round must be ended (`end_of_round`).
@@ -94,6 +97,10 @@ class ClassicHost:
         self._owner = owner
         self._call_soon = call_soon
         self._wanted = wanted
+        self._await_room = await_room
+        self._late: dict[int, deque[tuple[int, Effect]]] = {}
+        """Node -> effects that wait for room on the link to it, with their groups. Their messages
+        are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
         self._flowing = False
         self._timer: Any = None
@@ -229,6 +236,32 @@ class ClassicHost:
         if not self.is_up(home):
             raise home_node_down(queue.subject, self.node_name(home))
 
+    def has_room(self, queue: ClassicQueue) -> bool:
+        """Whether the link to the queue's home node takes commands; if not, `queue.on_room` is
+        called when it does, or `queue.on_lost`."""
+        home = queue.record.home
+        if home not in self._control.transport.full:
+            return True
+        self._await_room(home, queue)
+        return False
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Runs a callback on the loop."""
+        self._call_soon(call)
+
+    def on_room(self, node: int) -> None:
+        """The link to a node takes bulk again."""
+        late = self._late.pop(node, None)
+        while late and node not in self._control.transport.full:
+            self._send_now(*late.popleft())
+        if late:
+            self._late[node] = late
+            self._await_room(node, self)
+
+    def on_lost(self, node: int) -> None:
+        """A node is gone."""
+        self._late.pop(node, None)
+
     def send_commands(self, queue: ClassicQueue, batch: bytes) -> None:
         """Sends a sealed batch to the queue's home node."""
         # Also to a suspected node: it may speak again, and nothing else would repeat the batch.
@@ -251,6 +284,7 @@ class ClassicHost:
     def on_node_down(self, node: int) -> list[int]:
         """The link to a node broke. Returns the groups whose faces have ended."""
         now = self._clock.now_ms()
+        self.on_lost(node)
         lost: list[int] = []
         for queue in list(self.queues.values()):
             if isinstance(queue, LocalQueue):
@@ -262,6 +296,17 @@ class ClassicHost:
         return lost
 
     def _send_effect(self, group: int, effect: Effect) -> None:
+        node = effect[1] >> 56
+        late = self._late.get(node)
+        if late is not None:
+            late.append((group, effect))
+        elif node in self._control.transport.full:
+            self._late[node] = deque([(group, effect)])
+            self._await_room(node, self)
+        else:
+            self._send_now(group, effect)
+
+    def _send_now(self, group: int, effect: Effect) -> None:
         kind, session = effect[0], effect[1]
         node = session >> 56
         block = b""

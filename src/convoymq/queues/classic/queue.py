@@ -425,16 +425,44 @@ class LocalQueue(HomeStages, ClassicQueue):
 class RemoteQueue(AwayStages, ClassicQueue):
     """The queue as seen from another node."""
 
+    _held = False
+    """Its batch waits for room on the link."""
+
     def _session_for(self, session: int) -> int:
         # A fresh one: the home node may not have noticed yet that a former stream broke.
         return self.host.new_session()
 
+    def client(self, session: int, events: ClientEvents) -> QueueClient:
+        """See `ClassicQueue`; one that comes while the link is full is told so."""
+        made = super().client(session, events)
+        if self._held:
+            self.host.soon(lambda: self._tell(self._held))
+        return made
+
     def end_of_round(self, now_ms: int) -> None:
-        """Sends the open batch home."""
+        """Sends the open batch home; it waits, and so do publishers, while the link is full."""
         if self.ended is not None:
             self._seal_ended()
-        elif self.builder.used:
+        elif self.builder.used and self.host.has_room(self):
             self.host.send_commands(self, self.builder.take_forward(self.group, 0))
+        elif self.builder.used:
+            self._tell(True)
+
+    def on_room(self, node: int) -> None:
+        """The link to the home node takes bulk again."""
+        if self.builder.used:
+            self.host.mark_dirty(self)
+        self._tell(False)
+
+    def on_lost(self, node: int) -> None:
+        """The home node is gone; `home_lost` answers what waits."""
+        self._tell(False)
+
+    def _tell(self, held: bool) -> None:
+        if held or self._held:
+            self._held = held
+            for client in list(self.clients.values()):
+                client.on_flow(held)
 
     def home_lost(self, node_name: str) -> None:
         """The home node is gone: pending publishes are refused, consumers cancelled."""

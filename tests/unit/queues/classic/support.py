@@ -162,6 +162,8 @@ class Node:
         self.sessions = node << 56 | 1 << 24
         self.later: list[Callable[[], None]] = []
         self.wire = Wire(node, nodes)
+        self.lines: dict[int, list[Any]] = {}
+        """Node -> who waits for room on the link to it."""
         self.control = ControlPlane(node, self.wire)
         self.host = ClassicHost(
             node_id=node,
@@ -171,6 +173,7 @@ class Node:
             owner=self,
             call_soon=self.later.append,
             wanted=lambda: None,
+            await_room=lambda node, item: self.lines.setdefault(node, []).append(item),
         )
         nodes[node] = self
 
@@ -199,6 +202,12 @@ class Node:
         made = Channel()
         made.client = queue.client(self.new_session(), made)
         return made
+
+    def make_room(self, node: int) -> None:
+        """The link to a node takes bulk again."""
+        self.wire.full.discard(node)
+        for item in self.lines.pop(node, []):
+            item.on_room(node)
 
     def run_later(self) -> bool:
         callbacks, self.later[:] = list(self.later), []

@@ -527,3 +527,45 @@ def test_a_backlog_waits_on_disk(
     assert channel.deliveries() == bodies
     assert queue.machine.memory_bytes == 0
     queue.machine.check_invariants()
+
+
+def test_publishes_wait_for_room_on_the_link_home(nodes: dict[int, Node]) -> None:
+    record = queue_record()
+    home = nodes[1].open(record)
+    away = nodes[2].open(record)
+    channel = nodes[2].channel(away)
+    settle(nodes)
+    nodes[2].wire.full.add(1)
+    for tag in (1, 2):
+        channel.publish(b"body", tag=tag)
+        settle(nodes)
+    assert home.machine.ready_count == 0
+    assert channel.heard.count(("flow", True)) == 1
+    late = nodes[2].channel(away)
+    settle(nodes)
+    assert ("flow", True) in late.heard
+    nodes[2].make_room(1)
+    settle(nodes)
+    assert home.machine.ready_count == 2
+    assert channel.heard[-1] == ("flow", False) or ("flow", False) in channel.heard
+    assert ("flow", False) in late.heard
+
+
+def test_deliveries_wait_in_order_for_room_on_the_link(nodes: dict[int, Node]) -> None:
+    record = queue_record()
+    home = nodes[1].channel(nodes[1].open(record))
+    channel = nodes[2].channel(nodes[2].open(record))
+    channel.consume()
+    settle(nodes)
+    nodes[1].wire.full.add(2)
+    for body in (b"a", b"b"):
+        home.publish(body)
+        settle(nodes)
+    channel.client.cancel(1)
+    settle(nodes)
+    assert channel.got == []
+    assert ("cancel-ok", 1) not in channel.heard
+    nodes[1].make_room(2)
+    settle(nodes)
+    assert [got[2] for got in channel.got] == [b"a", b"b"]
+    assert channel.heard[-1] == ("cancel-ok", 1)
