@@ -18,7 +18,8 @@ import convoymq
 from convoymq.cli.cluster import LocalCluster
 from convoymq.kernels import batch
 
-BASE_PORT = 23600
+BASE_PORT = 12500
+"""Links listen 20,000 above: below the ports that systems choose for outgoing connections."""
 
 
 def publish_and_consume(cluster: LocalCluster, client_python: str) -> None:
