@@ -91,6 +91,9 @@ class GroupHost(Protocol):
     def builder_of(self, group: int) -> Any:
         """The open batch of a group."""
 
+    def await_room(self, node: int, item: Any) -> None:
+        """Has `item.on_room(node)` called when the link to the node takes bulk again."""
+
     def is_replica_live(self, group: int, node: int) -> bool:
         """Whether a node carries out effects itself."""
 

@@ -1302,3 +1302,27 @@ def test_a_log_that_cannot_be_wiped_is_wiped_later(net: Net) -> None:
     net.put(net.leader, 7)
     net.run(2000)
     assert net.machines[follower].values == [7]
+
+
+def test_clients_of_a_replica_that_is_rebuilt_are_served_by_the_leader(net: Net) -> None:
+    """Its log was lost, and the link to it is full: long before it has its data again its clients
+    know the leader, who serves them."""
+    net.put(net.leader, 4)
+    net.run(300)
+    lost = next(n for n in net.hosts if n != net.leader)
+    net.isolate(lost)
+    net.hosts.pop(lost).groups[GROUP].stop()
+    net.directories[lost] = MemoryDirectory()
+    net.run(500)
+    net.cut.discard(lost)
+    fill(net, net.leader, lost)
+    net.add(lost, (1, 2, 3), wiped=True)
+    net.run(4000)
+    leader = net.hosts[net.leader].groups[GROUP]
+    assert net.machines[lost].values == []
+    assert net.sinks[lost].leaders[-1:] == [net.leader]
+    assert not net.hosts[net.leader].groups[GROUP].is_live(lost)
+    make_room(net, net.leader, lost)
+    net.run(6000)
+    assert net.machines[lost].values == [4]
+    assert leader.is_live(lost)
