@@ -365,7 +365,7 @@ class ReplicaHost:
         """Node that leads the group, as far as known here."""
         replica = self.groups.get(group)
         if replica is not None:
-            return replica.leader
+            return replica.serving_leader
         watched = self.watched.get(group)
         return (watched.leader or None) if watched is not None else None
 

@@ -99,6 +99,9 @@ class Replica:
         self._known_leader = (0, 0)
         #: (leader, term) that clients here are served by although this replica is behind.
         self._stand_in = (0, 0)
+        #: Without a log: whom it asked last for the leader, and whether commands wait for one.
+        self._asked = 0
+        self._wanted = False
         self._follows_since = -1
         #: Leader: nodes whose replica says that it is behind; those whose log has been for long.
         self.behind_nodes: set[int] = set()
@@ -175,6 +178,8 @@ class Replica:
             self.core.on_log_lost()
         self.run_effects()
         self._spread = False
+        if self._is_cut_off():
+            self.host.active.add(self.group)
         if self.core.role == LEADER:
             # The founder: nothing older than its term has to be applied first.
             self._established()
@@ -257,6 +262,11 @@ class Replica:
         return self.core.leader or None
 
     @property
+    def serving_leader(self) -> int | None:
+        """Node that leads, as far as known to this replica or, while it has no log, to others."""
+        return self.core.leader or self._stand_in[0] or None
+
+    @property
     def can_commit(self) -> bool:
         """Leader: it has committed something in its term, or a majority is linked."""
         core = self.core
@@ -316,12 +326,13 @@ class Replica:
             )
             self._append(entry)
             return
-        leader = core.leader
-        if leader and leader in core.connected and self._is_told():
-            data = builder.take_forward(self.group, core.term)
-            self.host.forward(self, leader, core.term, data)
+        leader, term = self._served_by()
+        if leader and leader in core.connected:
+            data = builder.take_forward(self.group, term)
+            self.host.forward(self, leader, term, data)
         else:
             builder.take_loose()
+            self._wanted = True
             if self._deferred:
                 self.hurry()
 
@@ -413,11 +424,12 @@ class Replica:
 
     def on_room(self, node: int) -> None:
         """The link to a node takes bulk again."""
-        if self.dead or self.faulty:
+        if self.dead:
             return
         if self.late:
-            leader = self.core.leader if self._is_told() else 0
-            self.host.send_late(self, node, leader, self.core.term)
+            self.host.send_late(self, node, *self._served_by())
+        if self.faulty:
+            return
         sending = self.sending.get(node)
         if sending is not None:
             sending.on_room()
@@ -627,6 +639,9 @@ class Replica:
 
     def on_message(self, sender: int, message: Sequence[Any]) -> None:
         """Takes a RAFT frame's message. Raises PeerError."""
+        if message[0] == LEADER_IS:
+            self._on_leader_is(sender, message)
+            return
         if self.faulty:
             return
         core = self.core
@@ -635,7 +650,7 @@ class Replica:
             self._on_snapshot_message(sender, message)
         elif message[0] == BEHIND:
             self._on_behind(sender, message)
-        elif message[0] != LEADER_IS:
+        else:
             leads = core.role == LEADER
             core.on_message(sender, message)
             peer = core.progress.get(sender)
@@ -753,9 +768,15 @@ class Replica:
             self._timers.clear()
         if self.builder.used:
             self.host.mark_dirty(self)
-        if not core.leader or self._known_leader != (core.leader, core.term):
+        present = (core.leader, core.term)
+        if not core.leader or self._known_leader != present:
             told = self._known_leader[0] or self._stand_in[0]
-            self._known_leader = self._stand_in = (0, 0)
+            self._known_leader = (0, 0)
+            if self._stand_in[0] and (self._is_cut_off() or self._stand_in == present):
+                # Clients know already who serves them.
+                told = 0
+            else:
+                self._stand_in = (0, 0)
             self._follows_since = -1
             if core.leader and core.role != LEADER:
                 # The ticks see whether this replica catches up soon.
@@ -882,11 +903,67 @@ class Replica:
         present = (self.core.leader, self.core.term)
         return present in (self._known_leader, self._stand_in)
 
+    def _served_by(self) -> tuple[int, int]:
+        """(leader, term) as clients here know them; (0, 0) = they know none."""
+        core = self.core
+        if not core.leader:
+            return self._stand_in
+        return (core.leader, core.term) if self._is_told() else (0, 0)
+
+    def _is_cut_off(self) -> bool:
+        """Has it no log, and hears of no leader before it was taken in anew or wiped?"""
+        return self.core.amnesiac or self.faulty != ""
+
+    def _ask_leader(self, now: int) -> bool:
+        """Asks the others in turn who leads, as a node without a replica does; True while it is
+        to be looked after."""
+        host = self.host
+        if self._stand_in[0]:
+            return True
+        if self._follows_since < 0:
+            self._follows_since = now
+        if now - self._follows_since >= host.config.lag_ms:
+            self._follows_since = now
+            near = sorted((self.core.members.nodes - {host.node}) & host.reachable)
+            if near:
+                self._asked += 1
+                node = near[self._asked % len(near)]
+                self.send_raft(node, (LEADER_IS, 0, int(self._wanted)))
+        return True
+
+    def _on_leader_is(self, sender: int, message: Sequence[Any]) -> None:
+        """Hears who leads, from a node that was asked or that does not lead any more."""
+        core = self.core
+        if core.leader or not self._is_cut_off() or len(message) != 3:
+            return
+        _, term, leader = message
+        if not leader:
+            if sender == self._stand_in[0]:
+                self._lose_stand_in()
+            return
+        if term < self._stand_in[1] or (leader, term) == self._stand_in:
+            return
+        if leader == self.host.node or leader not in self.host.reachable:
+            # Whoever said so has not noticed yet.
+            return
+        self._stand_in = (leader, term)
+        self._wanted = False
+        self.send_raft(leader, (BEHIND, term, 1))
+        self.sink.on_leader(self.group, leader, term)
+
+    def _lose_stand_in(self) -> None:
+        self._stand_in = (0, 0)
+        self._follows_since = -1
+        self.host.active.add(self.group)
+        self.sink.on_leader(self.group, None, self.core.term)
+
     def _watch_own_lag(self, now: int) -> bool:
         """Follower: has the leader serve the clients here when catching up takes long; False when
         there is nothing to watch."""
         core = self.core
         leader = core.leader
+        if not leader and self._is_cut_off():
+            return self._ask_leader(now)
         if not leader or self._is_told():
             return False
         if self._follows_since < 0:
@@ -1099,7 +1176,9 @@ class Replica:
         """Is it of interest here whether that node can be reached?"""
         core = self.core
         # A leader that has proposed its own removal is no member any more, and leads on.
-        return node == core.leader or node in core.members.nodes or self._may_serve(node)
+        if node == core.leader or node == self._stand_in[0] or node in core.members.nodes:
+            return True
+        return self._may_serve(node)
 
     def _may_serve(self, node: int) -> bool:
         """Has that node a session, or may one begin with what is not applied yet?"""
@@ -1138,6 +1217,8 @@ class Replica:
     def on_unreachable(self, node: int) -> None:
         """A node is away or suspected."""
         core = self.core
+        if node == self._stand_in[0] and not core.leader:
+            self._lose_stand_in()
         if self.faulty:
             return
         self._spread = self.group != 0 and not self.builder.used and not self._is_used()
@@ -1192,8 +1273,6 @@ class Replica:
     def tick(self, now: int) -> bool:
         """Looks after what is outstanding; False when nothing is."""
         core = self.core
-        if self.faulty:
-            return False
         if core.role != LEADER:
             return self._watch_own_lag(now)
         config = self.host.config
@@ -1399,6 +1478,7 @@ class Replica:
         """The log is damaged: nothing of it is served; it is wiped and fetched from the others."""
         self.host.note("raft.replica_damaged", group=self.group, reason=damage.reason)
         self.faulty = damage.reason
+        self.host.active.add(self.group)
         self._end_transfers()
         core = self.core
         core.quarantine(bool(damage.vote_lost))

@@ -1326,3 +1326,72 @@ def test_clients_of_a_replica_that_is_rebuilt_are_served_by_the_leader(net: Net)
     net.run(6000)
     assert net.machines[lost].values == [4]
     assert leader.is_live(lost)
+
+
+def hears_of_the_leader(net: Net, node: int) -> None:
+    """Its clients know who leads, and what they send is committed."""
+    assert net.sinks[node].leaders[-1:] == [net.leader]
+    assert net.hosts[node].leader_of(GROUP) == net.leader
+    assert not net.hosts[net.leader].is_replica_live(GROUP, node)
+    net.put(node, 7)
+    net.run(300)
+    assert net.machines[net.leader].values[-1] == 7
+
+
+def test_clients_of_a_replica_that_waits_to_be_taken_in_are_served_by_the_leader(net: Net) -> None:
+    """Nobody takes it in yet, so no leader sends it anything: it asks the others who leads."""
+    net.add(4, (1, 2, 3), learner=True)
+    replica = net.hosts[4].groups[GROUP]
+    net.run(2500)
+    assert replica.core.amnesiac
+    assert replica.is_behind
+    hears_of_the_leader(net, 4)
+    # Another one leads: it is found as the first one was.
+    former = net.leader
+    net.isolate(former)
+    assert net.sinks[4].leaders[-1] is None
+    net.run(5000)
+    hears_of_the_leader(net, 4)
+    told = len(net.sinks[4].leaders)
+    net.hosts[net.leader].add_member(GROUP, 4)
+    net.run(3000)
+    assert net.machines[4].values == net.machines[net.leader].values
+    assert not replica.is_behind
+    assert net.hosts[net.leader].is_replica_live(GROUP, 4)
+    assert net.sinks[4].leaders[told:] in ([], [None, net.leader])
+
+
+def test_who_led_without_a_word_is_asked_for_anew(net: Net) -> None:
+    """The leader that clients of a replica without a log know hands over, and stays linked."""
+    net.add(4, (1, 2, 3), learner=True)
+    net.run(2500)
+    former = net.leader
+    assert net.hosts[former].transfer_leadership(GROUP, former % 3 + 1)
+    net.run(500)
+    assert net.leader != former
+    net.put(4, 8)
+    net.run(3000)
+    hears_of_the_leader(net, 4)
+
+
+def test_clients_of_a_replica_that_cannot_be_wiped_are_served_by_the_leader(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is damaged, and the disk takes long to forget it."""
+    follower = net.leader % 3 + 1
+    replica = net.hosts[follower].groups[GROUP]
+    wiped: list[Any] = []
+    monkeypatch.setattr(replica.log, "wipe", wiped.append)
+    replica._resynchronise(Damage(file="wal", offset=0, group=GROUP, reason="spoiled"))
+    replica.run_effects()
+    assert net.sinks[follower].leaders[-1] is None
+    net.run(2500)
+    assert replica.faulty
+    hears_of_the_leader(net, follower)
+    monkeypatch.undo()
+    (done,) = wiped
+    replica.log.wipe(done)
+    net.run(6000)
+    assert net.machines[follower].values == [7]
+    assert net.hosts[net.leader].is_replica_live(GROUP, follower)
+    assert net.sinks[follower].leaders[-1] == net.leader

@@ -337,6 +337,8 @@ class Staging:
             return None
         if self._queue.deleted:
             raise missing(self._subject)
+        if replica.is_behind:
+            return None
         machine: QuorumMachine = replica.machine
         return machine
 

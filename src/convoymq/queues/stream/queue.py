@@ -2,8 +2,9 @@
 """A node's face of a stream: publishers' answers, readers of this node, and reads for other nodes.
 
 Reads never enter the log. A node with a replica reads its own applied prefix. A node without one
-asks a member; the answer has the chunks in the same form, so readers see one source. What only the
-leader knows for sure (where the stream ends now, what a consumer stored) is asked of the leader.
+asks a member, and one whose replica is behind asks the leader; the answer has the chunks in the
+same form, so readers see one source. What only the leader knows for sure (where the stream ends
+now, what a consumer stored) is asked of the leader.
 
 Requests between nodes (CONTROL frames of kind KIND_STREAM), each a list:
 
@@ -147,12 +148,33 @@ class StreamQueue(GroupQueue):
     # --- the local replica ---------------------------------------------------------------
 
     def machine(self) -> StreamMachine | None:
-        """The machine of this node's replica, if it has one."""
+        """The machine of this node's replica, if it has one to read from: not one that is behind,
+        where readers would wait for as long as it takes to catch up."""
+        replica = self._host.replica(self.group)
+        if replica is None or replica.is_behind:
+            return None
+        found: StreamMachine = replica.machine
+        return found
+
+    def _own_machine(self) -> StreamMachine | None:
+        """The machine of this node's replica, however far it is."""
         replica = self._host.replica(self.group)
         if replica is None:
             return None
         found: StreamMachine = replica.machine
         return found
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """See `GroupQueue`; who waits for a replica that is behind from now on asks elsewhere.
+        Consumers do so with the next `tick`."""
+        super().on_leader(group, leader, term)
+        if self._waiters and self.machine() is None:
+            self._end_waits()
+
+    def on_replica_gone(self) -> None:
+        """See `EffectSink`."""
+        super().on_replica_gone()
+        self._end_waits()
 
     def _span(self, index: int, max_bytes: int) -> list[Entry]:
         return self._host.read_span(self.group, index, max_bytes)
@@ -202,6 +224,12 @@ class StreamQueue(GroupQueue):
         waiter = _Waiter(offset, done)
         waiter.timer = self.clock.call_later(wait_ms, self._waited, waiter)
         self._waiters.append(waiter)
+
+    def _end_waits(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.timer.cancel()
+            waiter.done()
 
     def _waited(self, waiter: _Waiter) -> None:
         if waiter in self._waiters:
@@ -390,9 +418,14 @@ class StreamQueue(GroupQueue):
         return self.leader if self.leader is not None else self._host.leader_of(self.group)
 
     def _member(self) -> int | None:
-        """A member to read from: this node, else one that stays the same while it answers."""
+        """A member to read from: this node, the leader while this node's replica is behind, else
+        one that stays the same while it answers."""
         if self.machine() is not None:
             return self.node
+        if self._own_machine() is not None:
+            leader = self._leader()
+            if leader is not None and self._transport.is_connected(leader):
+                return leader
         near = self._near
         if near in self.members and near is not None and self._transport.is_connected(near):
             return near
@@ -498,17 +531,21 @@ class StreamQueue(GroupQueue):
             first, high = self.bounds()
             return Chunks(first, high, [])
         machine = self.machine()
-        if machine is None:
-            size = min(max_bytes, REMOTE_BYTES_MAX)
-            pulled: Chunks = await _future(
-                lambda done: self.pull(offset, end, max_rows, size, wait_ms, done)
-            )
-            return pulled
         wanted = max(offset, (end or 0) - 1)
-        if wanted >= machine.next:
+        patience_ms = wait_ms
+        if machine is not None and wanted >= machine.next:
             tail = end is None and offset == machine.next
             wait = wait_ms if tail else max(wait_ms, BEHIND_WAIT_MS)
             await _future(lambda done: self.when_there(wanted, wait, lambda: done(None, None)))
+            # The replica may be behind by now: the leader is asked, who does not wait again.
+            machine = self.machine()
+            patience_ms = 0
+        if machine is None:
+            size = min(max_bytes, REMOTE_BYTES_MAX)
+            pulled: Chunks = await _future(
+                lambda done: self.pull(offset, end, max_rows, size, patience_ms, done)
+            )
+            return pulled
         machine, reader = self._begin(offset, end)
         stop = machine.next if end is None else end
         left = (min(max_rows, READ_ROWS_MAX), min(max_bytes, READ_BYTES_MAX))
@@ -574,22 +611,19 @@ class StreamQueue(GroupQueue):
 
     def on_deleted(self) -> None:
         """The metadata say that the stream is gone."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter.timer.cancel()
-            waiter.done()
+        self._end_waits()
         self._places.clear()
         super().on_deleted()
 
     def local_counts(self) -> tuple[int, int]:
         """(messages, consumers of this node)."""
-        machine = self.machine()
+        machine = self._own_machine()
         return (0 if machine is None else machine.messages, self.reader_count)
 
     def info(self) -> dict[str, Any]:
         """What the management API shows, from local knowledge."""
         made = super().info()
-        machine = self.machine()
+        machine = self._own_machine()
         if machine is not None:
             made["messages_ready"] = made["messages"] = machine.messages
             made["messages_unacknowledged"] = 0

@@ -12,7 +12,7 @@ from convoymq.queues.interface import ConsumerSpec
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.storage.types import EntryGone
-from tests.unit.queues.quorum.cluster import Cluster, Node
+from tests.unit.queues.quorum.cluster import GROUP, Cluster, Node
 
 
 class StreamNode(Node):
@@ -50,6 +50,19 @@ class StreamCluster(Cluster):
         self.asked: list[tuple[int, int, list[Any]]] = []
         self.gone: set[int] = set()
         super().__init__(**settings)
+
+    def fall_behind(self, id: int) -> None:
+        """A node's replica catches up or waits to be taken in, and the leader serves meanwhile."""
+        node = self.nodes[id]
+        assert node.own is not None
+        node.own.is_behind = True
+        node.queue.on_leader(GROUP, self.leader, self.term)
+
+    def catch_up(self, id: int) -> None:
+        """It has caught up. Clients are not told: they know the leader."""
+        node = self.nodes[id]
+        assert node.own is not None
+        node.own.is_behind = node.stalled = False
 
     def run(self) -> None:
         """Lets everything happen, what is due at once included."""

@@ -236,6 +236,39 @@ def test_a_consumer_of_a_node_without_a_replica_goes_to_another_member() -> None
     assert offsets(events) == [0, 1, 2]
 
 
+def test_a_consumer_beside_a_replica_that_is_behind_reads_the_leader() -> None:
+    """It goes on where it was, and comes back when the replica has caught up."""
+    cluster = filled(2)
+    node = cluster.nodes[2]
+    source, _ = cluster.nodes[1].open()
+    client, events = node.open()
+    client.subscribe(reading(FIRST))
+    cluster.run()
+    node.stalled = True
+    publish(source, 3, 2)
+    cluster.run()
+    assert offsets(events) == [0, 1]
+    cluster.fall_behind(2)
+    cluster.wait(500)
+    assert offsets(events) == [0, 1, 2, 3]
+    publish(source, 5, 1)
+    cluster.wait(500)
+    assert offsets(events) == [0, 1, 2, 3, 4]
+    assert {target for _, target, _ in cluster.asked} == {cluster.leader}
+    # A consumer that comes now, too.
+    late, heard = node.open()
+    late.subscribe(reading(FIRST))
+    cluster.wait(500)
+    assert offsets(heard) == [0, 1, 2, 3, 4]
+    cluster.catch_up(2)
+    cluster.wait(6000)
+    asked = len(cluster.asked)
+    publish(source, 6, 1)
+    cluster.wait(500)
+    assert offsets(events) == offsets(heard) == [0, 1, 2, 3, 4, 5]
+    assert len(cluster.asked) <= asked + 2
+
+
 def test_a_consumer_waits_for_somebody_to_ask_and_then_gives_up() -> None:
     cluster = filled(1)
     cluster.cut.update((1, 2, 3))

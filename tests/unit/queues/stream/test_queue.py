@@ -11,7 +11,7 @@ import pytest
 from convoymq.kernels import batch
 from convoymq.model.errors import OffsetOutOfRange, PeerError, ReplicaBehind, Unavailable
 from convoymq.queues.stream.queue import BEHIND_WAIT_MS, READ_RUNS_MAX, Chunks, Extent, _decoded
-from tests.unit.queues.quorum.cluster import publish
+from tests.unit.queues.quorum.cluster import GROUP, publish
 from tests.unit.queues.stream.cluster import Result, StreamCluster
 
 FAR = 1 << 40
@@ -151,6 +151,68 @@ def test_what_is_beyond_this_replica_is_waited_for_and_then_refused(node: int) -
         with pytest.raises(ReplicaBehind) as caught:
             run(cluster, queue.fetch_chunks(offset, end, FAR, FAR, 0), BEHIND_WAIT_MS + 1000)
         assert caught.value.high == 2
+
+
+@pytest.mark.parametrize(
+    ("offset", "end", "tags"), [(2, None, [3, 4]), (3, None, [4]), (1, 4, [2, 3, 4])]
+)
+def test_who_waits_for_a_replica_that_is_behind_is_answered_by_the_leader(
+    offset: int, end: int | None, tags: list[int]
+) -> None:
+    """At its end, beyond it and across it."""
+    cluster = filled(2)
+    node = cluster.nodes[2]
+
+    async def read() -> Chunks:
+        node.stalled = True
+        publish(cluster.nodes[1].open()[0], 3, 2)
+        task = asyncio.ensure_future(node.queue.fetch_chunks(offset, end, FAR, FAR, 30_000))
+        await asyncio.sleep(0)
+        cluster.run()
+        assert not task.done()
+        cluster.fall_behind(2)
+        return await task
+
+    chunks = run(cluster, read())
+    assert [tag for _, tag, _ in messages(chunks)] == tags
+    assert cluster.asked[-1][1] == cluster.leader
+
+
+def test_a_replica_that_is_behind_is_not_read() -> None:
+    cluster = filled(2)
+    node = cluster.nodes[2]
+    node.stalled = True
+    publish(cluster.nodes[1].open()[0], 3, 2)
+    cluster.run()
+    cluster.fall_behind(2)
+    assert messages(run(cluster, node.queue.fetch_chunks(0, None, FAR, FAR, 0)))[-1][1] == 4
+    assert node.queue.bounds() == (0, 0)
+    assert node.queue.excerpt(0, None) is None
+    assert node.queue.info()["next_offset"] == 2
+    # Others who ask it hear so at once, and go to the next one.
+    refused: list[list[Any]] = []
+    node.queue.serve(["read", GROUP, 2, None, FAR, FAR, 1000], refused.append)
+    assert refused == [["away", "stream 'q' has no replica here"]]
+    cluster.catch_up(2)
+    cluster.run()
+    asked = len(cluster.asked)
+    assert messages(run(cluster, node.queue.fetch_chunks(0, None, FAR, FAR, 0)))[-1][1] == 4
+    assert len(cluster.asked) == asked
+
+
+def test_who_waits_for_a_replica_that_is_removed_asks_another_one() -> None:
+    cluster = filled(2)
+    node = cluster.nodes[2]
+
+    async def read() -> Chunks:
+        task = asyncio.ensure_future(node.queue.fetch_chunks(2, None, FAR, FAR, 30_000))
+        await asyncio.sleep(0)
+        node.own = None
+        publish(cluster.nodes[1].open()[0], 3, 1)
+        node.queue.on_replica_gone()
+        return await task
+
+    assert [tag for _, tag, _ in messages(run(cluster, read()))] == [3]
 
 
 @pytest.mark.parametrize("node", [2, 4])
