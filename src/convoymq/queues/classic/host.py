@@ -259,8 +259,9 @@ class ClassicHost:
             self._await_room(node, self)
 
     def on_lost(self, node: int) -> None:
-        """A node is gone."""
-        self._late.pop(node, None)
+        """A node is suspected, or gone, which `on_node_down` says. A suspected one may speak again,
+        and nothing would repeat what waits for it."""
+        self.on_room(node)
 
     def send_commands(self, queue: ClassicQueue, batch: bytes) -> None:
         """Sends a sealed batch to the queue's home node."""
@@ -284,7 +285,7 @@ class ClassicHost:
     def on_node_down(self, node: int) -> list[int]:
         """The link to a node broke. Returns the groups whose faces have ended."""
         now = self._clock.now_ms()
-        self.on_lost(node)
+        self._late.pop(node, None)
         lost: list[int] = []
         for queue in list(self.queues.values()):
             if isinstance(queue, LocalQueue):

@@ -455,8 +455,8 @@ class RemoteQueue(AwayStages, ClassicQueue):
         self._tell(False)
 
     def on_lost(self, node: int) -> None:
-        """The home node is gone; `home_lost` answers what waits."""
-        self._tell(False)
+        """The home node is suspected: the batch waits on. Or it is gone: `home_lost` follows."""
+        self.on_room(node)
 
     def _tell(self, held: bool) -> None:
         if held or self._held:

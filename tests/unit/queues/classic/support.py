@@ -209,6 +209,11 @@ class Node:
         for item in self.lines.pop(node, []):
             item.on_room(node)
 
+    def suspect(self, node: int) -> None:
+        """A node is silent, as `ReplicaHost.on_suspect` tells those that wait; its link stays."""
+        for item in self.lines.pop(node, []):
+            item.on_lost(node)
+
     def run_later(self) -> bool:
         callbacks, self.later[:] = list(self.later), []
         for callback in callbacks:
