@@ -32,7 +32,6 @@ from convoymq.kernels.frames import Outbox, Wire
 
 log = structlog.get_logger()
 
-
 BLOCKED_CHECK_S = 1.0
 """How often it is asked whether the clients of connections that an alarm blocks are still there."""
 PREFACE_BYTES = 8
@@ -403,6 +402,7 @@ class Listener:
                 )
             )
         self.broker.on_alarms.append(self._on_alarms)
+        self._on_alarms(self.broker.alarms)
         for host in addresses_of(self.host):
             log.info("amqp.listening", host=host, port=self.port, tls=self._ssl is not None)
 

@@ -306,14 +306,21 @@ async def test_client_that_vanishes_gives_everything_back(edge: Edge, broker: Fa
     assert len(broker.queues["q"].ready) == 1
 
 
+@pytest.mark.parametrize("begins", ["before", "after"])
 async def test_the_end_of_a_blocked_client_is_noticed(
-    edge: Edge, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, begins: str
 ) -> None:
-    """Its socket still holds what was published, so no read would say that it is gone."""
+    """Its socket still holds what was published, so no read would say that it is gone. The alarm
+    begins before or after the listener does."""
     monkeypatch.setattr(listener_module, "BLOCKED_CHECK_S", 0.01)
+    edge = Edge(broker)
+    if begins == "after":
+        await edge.listener.start()
     broker.alarms = frozenset({"memory"})
     for heard in broker.on_alarms:
         heard(broker.alarms)
+    if begins == "before":
+        await edge.listener.start()
     publish = codec.content_frames(
         1, spec.BasicPublish(routing_key="q"), spec.Properties(), b"x", frame_bytes_max=4096
     )
@@ -342,3 +349,4 @@ async def test_the_end_of_a_blocked_client_is_noticed(
             while len(edge.listener.connections) > 1:
                 await asyncio.sleep(0.01)
         assert [each.is_blocked for each in edge.listener.connections.values()] == [True]
+    await edge.listener.stop()
