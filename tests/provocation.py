@@ -48,7 +48,6 @@ class Observed:
         self.moved: set[str] = set()
         """Metrics of which two values were seen."""
         self._samples: dict[tuple[str, str], str] = {}
-        self._families: set[str] = set()
 
     def event(self, name: str, level: str) -> None:
         """An event was logged."""
@@ -72,7 +71,7 @@ class Observed:
 
         A sample that was not there in an earlier text of the same test was 0.
         """
-        earlier = bool(self._families)
+        earlier = bool(self._samples)
         for line in text.splitlines():
             found = SAMPLE.fullmatch(line)
             if found is None:
@@ -81,7 +80,6 @@ class Observed:
             before = self._samples.setdefault((name, labels or ""), "0" if earlier else value)
             if before != value:
                 self.moved.add(name)
-            self._families.add(name)
 
 
 @contextmanager

@@ -94,11 +94,13 @@ async def test_alarms_begin_and_end(
         threads = [threading.Thread(target=idle.wait) for _ in range(9)]
         for thread in threads:
             thread.start()
-        with few_files():
-            await render(node.broker, process_info(tmp_path, limit + 1, 0))
-        idle.set()
-        for thread in threads:
-            thread.join()
+        try:
+            with few_files():
+                await render(node.broker, process_info(tmp_path, limit + 1, 0))
+        finally:
+            idle.set()
+            for thread in threads:
+                thread.join()
 
         def faulty() -> None:
             raise RuntimeError("a fault")
@@ -112,8 +114,10 @@ def few_files() -> Iterator[None]:
     """No file can be opened: more than the limit are open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.moves(
