@@ -401,6 +401,25 @@ async def test_a_link_is_full_until_what_was_sent_is_taken(
         await until(lambda: "link.has_room" in observed.events)
 
 
+@pytest.mark.provokes("link.full", "link.down")
+async def test_a_full_link_that_breaks_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, observed: Observed
+) -> None:
+    monkeypatch.setattr(links, "FULL_S", 0.01)
+    where = addresses(2)
+    one, two = Node(1, where), Node(2, where)
+    async with one.links:
+        async with two.links:
+            await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
+            two.links.is_congested = lambda: True
+            one.links.full.add(2)
+            peer = one.links.peers[2]
+            await until(lambda: peer.told_full)
+        await until(lambda: not peer.told_full)
+    assert not peer.up
+    assert "link.has_room" not in observed.events
+
+
 def show(node: Node) -> None:
     """Renders the metrics of links, as a node does."""
     text = metrics._Text(open_metrics=False)

@@ -767,7 +767,7 @@ class Links:
         peer.told_full = full
         if full:
             self._log.warning("link.full", peer=peer.node, under_way=self._under_way(peer))
-        else:
+        elif peer.up or self.relay.is_up(peer.node):
             self._log.info("link.has_room", peer=peer.node)
 
     def _beat(self, peer: _Peer, neighbours: bytes) -> None:
