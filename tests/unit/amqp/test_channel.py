@@ -192,6 +192,19 @@ async def test_unroutable_is_acknowledged_and_mandatory_returned_first(client: C
     assert [m.method for m in heard[1:]] == [spec.BasicAck(delivery_tag=2, multiple=True)]
 
 
+async def test_every_unroutable_message_is_counted(client: Client, broker: FakeBroker) -> None:
+    """Those of one batch, whose route is remembered, and those of a transaction."""
+    for mandatory in (False, False, True, False, True):
+        client.publish("", "nowhere", mandatory=mandatory)
+    await client.heard()
+    counters = broker.counters
+    assert (counters.dropped_unroutable, counters.returned_unroutable) == (3, 2)
+    await client.ask(1, spec.TxSelect())
+    client.publish("", "nowhere")
+    await client.ask(1, spec.TxCommit())
+    assert (counters.dropped_unroutable, counters.returned_unroutable) == (4, 2)
+
+
 async def test_routes_are_remembered_until_the_topology_changes(
     client: Client, broker: FakeBroker
 ) -> None:

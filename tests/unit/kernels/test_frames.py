@@ -229,7 +229,7 @@ class LaneEar:
     settled: int = 0
 
     def on_dropped(self) -> None:
-        self.dropped = getattr(self, "dropped", 0) + 1
+        pass
 
     def resolve_route(self, key: bytes) -> tuple[batch.PublishTarget, ...] | None:
         return self.targets
