@@ -315,6 +315,9 @@ class Recovery:
         while True:
             asked = [[group, list(followers)] for group, followers in groups]
             answer: list[list[Any]] = await self._ask(survivor, {"op": "take", "groups": asked})
+            # Queues may have been deleted since the plan was made: clients are served again.
+            kept = {METADATA_GROUP, *(record.group for record in self._node.machine.records())}
+            answer = [[group, text] for group, text in answer if group in kept]
             if not answer or asyncio.get_running_loop().time() > deadline:
                 return [str(text) for _, text in answer]
             # A replica that still hears somebody stands for election first.

@@ -73,7 +73,8 @@ class FakeNode:
         self.control = self.links = self.store = self.host = self
         self.clock = SimpleNamespace(now_ms=lambda: 5)
         self.storage = SimpleNamespace(logs={0: log} if log is not None else {})
-        self.machine = SimpleNamespace(cluster_id=FORMER, recoveries=[])
+        records = [SimpleNamespace(group=group) for group in (1, 2, 3)]
+        self.machine = SimpleNamespace(cluster_id=FORMER, recoveries=[], records=lambda: records)
         self.others: dict[int, Any] = {}
         self.executed: list[Any] = []
         self.refusals: list[str] = []
@@ -204,6 +205,30 @@ async def test_groups_that_stand_for_election_first_are_asked_again(
     monkeypatch.setattr(found, "_ask", ask)
     assert await found._take(1, [(1, ()), (2, ())]) == []
     assert asked == [[1, 2], [1]]
+
+
+async def test_a_queue_that_was_deleted_meanwhile_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the plan and its turn; the others go on, and nothing is said to have failed."""
+    monkeypatch.setattr(recovery, "POLL_S", 0)
+    node = FakeNode()
+    node.machine.records = lambda: [SimpleNamespace(group=1)]
+    answers = [
+        [[1, "a majority can be reached"], [2, "group 2: no copy on node 1"]],
+        [[1, "a majority can be reached"]],
+        [],
+    ]
+    asked: list[Any] = []
+
+    async def ask(_node: int, body: Any) -> Any:
+        asked.append([group for group, _ in body["groups"]])
+        return answers.pop(0)
+
+    found = Recovery(node)
+    monkeypatch.setattr(found, "_ask", ask)
+    assert await found._take(1, [(1, ()), (2, ())]) == []
+    assert asked == [[1, 2], [1], [1]]
 
 
 async def test_what_stays_refused_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
