@@ -65,6 +65,8 @@ class Replica(Protocol):
     is_leader: bool
     is_behind: bool
     """The leader serves this node's clients meanwhile."""
+    faulty: str
+    """Why its log cannot be read for now, or ""."""
     can_commit: bool
     time: GroupTime
 

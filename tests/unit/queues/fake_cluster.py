@@ -88,7 +88,7 @@ class FakeHost:
         replica.members = tuple(members)
         replica.log = SimpleNamespace(last_index=0)
         replica.last_applied = 0
-        replica.faulty = replica.is_behind = False
+        replica.faulty, replica.is_behind = "", False
         replica.can_commit = True
         replica.hurry = lambda: None
         replica.core = SimpleNamespace(

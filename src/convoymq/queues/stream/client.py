@@ -354,7 +354,7 @@ class StreamClient(SessionClient):
         """Hands over what the window allows, a turn at a time."""
         if reader.pulling or self._wants(reader) <= 0:
             return
-        machine = self.queue.machine()
+        machine = self.queue.machine_for(reader.offset)
         if machine is None:
             reader.chunks = None
             self._pull(reader)

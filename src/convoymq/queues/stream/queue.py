@@ -156,6 +156,17 @@ class StreamQueue(GroupQueue):
         found: StreamMachine = replica.machine
         return found
 
+    def machine_for(self, offset: int) -> StreamMachine | None:
+        """The machine of this node's replica, if it is to be read from, or has the offset: what is
+        here need not cross the link that the replica itself waits for."""
+        replica = self._host.replica(self.group)
+        if replica is None:
+            return None
+        found: StreamMachine = replica.machine
+        if replica.is_behind and (replica.faulty or not found.first <= offset < found.next):
+            return None
+        return found
+
     def _own_machine(self) -> StreamMachine | None:
         """The machine of this node's replica, however far it is."""
         replica = self._host.replica(self.group)
@@ -238,11 +249,8 @@ class StreamQueue(GroupQueue):
 
     # --- reading here --------------------------------------------------------------------
 
-    def _begin(self, offset: int, end: int | None) -> tuple[StreamMachine, ChunkReader]:
-        """A place to read from now. Raises OffsetOutOfRange, ReplicaBehind, Unavailable."""
-        machine = self.machine()
-        if machine is None:
-            raise Unavailable(f"stream '{self.name}' has no replica here")
+    def _begin(self, machine: StreamMachine, offset: int, end: int | None) -> ChunkReader:
+        """A place to read from now. Raises OffsetOutOfRange, ReplicaBehind."""
         high = machine.next
         if offset < machine.first:
             raise OffsetOutOfRange(machine.first, high, offset)
@@ -252,7 +260,7 @@ class StreamQueue(GroupQueue):
         if reader is None or reader.machine is not machine or reader.offset != offset:
             reader = self.reader(machine, offset)
         reader.mark()
-        return machine, reader
+        return reader
 
     def _place(self, offset: int) -> ChunkReader | None:
         """A place that is remembered for the offset: where a read ended, or went by, if its
@@ -302,7 +310,10 @@ class StreamQueue(GroupQueue):
         Raises:
             OffsetOutOfRange, ReplicaBehind, Unavailable
         """
-        machine, reader = self._begin(offset, end)
+        machine = self.machine()
+        if machine is None:
+            raise Unavailable(f"stream '{self.name}' has no replica here")
+        reader = self._begin(machine, offset, end)
         left = (min(max_rows, READ_ROWS_MAX), min(max_bytes, READ_BYTES_MAX))
         runs: list[Run] = []
         stop = machine.next if end is None else end
@@ -530,15 +541,15 @@ class StreamQueue(GroupQueue):
         if end is not None and end <= offset:
             first, high = self.bounds()
             return Chunks(first, high, [])
-        machine = self.machine()
         wanted = max(offset, (end or 0) - 1)
+        machine = self.machine_for(wanted)
         patience_ms = wait_ms
         if machine is not None and wanted >= machine.next:
             tail = end is None and offset == machine.next
             wait = wait_ms if tail else max(wait_ms, BEHIND_WAIT_MS)
             await _future(lambda done: self.when_there(wanted, wait, lambda: done(None, None)))
             # The replica may be behind by now: the leader is asked, who does not wait again.
-            machine = self.machine()
+            machine = self.machine_for(wanted)
             patience_ms = 0
         if machine is None:
             size = min(max_bytes, REMOTE_BYTES_MAX)
@@ -546,7 +557,7 @@ class StreamQueue(GroupQueue):
                 lambda done: self.pull(offset, end, max_rows, size, patience_ms, done)
             )
             return pulled
-        machine, reader = self._begin(offset, end)
+        reader = self._begin(machine, offset, end)
         stop = machine.next if end is None else end
         left = (min(max_rows, READ_ROWS_MAX), min(max_bytes, READ_BYTES_MAX))
         runs: list[Run] = []

@@ -136,6 +136,7 @@ class Replica:
     """A replica on the shared log."""
 
     is_behind = False
+    faulty = ""
 
     def __init__(self, node: Node, settings: dict[str, Any]) -> None:
         self.node = node

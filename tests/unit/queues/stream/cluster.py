@@ -63,6 +63,7 @@ class StreamCluster(Cluster):
         node = self.nodes[id]
         assert node.own is not None
         node.own.is_behind = node.stalled = False
+        node.own.faulty = ""
 
     def run(self) -> None:
         """Lets everything happen, what is due at once included."""

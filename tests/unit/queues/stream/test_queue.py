@@ -178,14 +178,22 @@ def test_who_waits_for_a_replica_that_is_behind_is_answered_by_the_leader(
     assert cluster.asked[-1][1] == cluster.leader
 
 
-def test_a_replica_that_is_behind_is_not_read() -> None:
+@pytest.mark.parametrize("faulty", ["", "spoiled"])
+def test_a_replica_that_is_behind_is_read_as_far_as_it_is(faulty: str) -> None:
     cluster = filled(2)
     node = cluster.nodes[2]
     node.stalled = True
     publish(cluster.nodes[1].open()[0], 3, 2)
     cluster.run()
     cluster.fall_behind(2)
-    assert messages(run(cluster, node.queue.fetch_chunks(0, None, FAR, FAR, 0)))[-1][1] == 4
+    assert node.own is not None
+    node.own.faulty = faulty
+    chunks = run(cluster, node.queue.fetch_chunks(0, None, FAR, FAR, 0))
+    assert [tag for _, tag, _ in messages(chunks)] == ([1, 2, 3, 4] if faulty else [1, 2])
+    assert bool(cluster.asked) is bool(faulty)
+    for offset, end in ((0, 3), (2, None)):
+        chunks = run(cluster, node.queue.fetch_chunks(offset, end, FAR, FAR, 0))
+        assert chunks.high == 4
     assert node.queue.bounds() == (0, 0)
     assert node.queue.excerpt(0, None) is None
     assert node.queue.info()["next_offset"] == 2
