@@ -20,7 +20,7 @@ cdef class Replica:
     cdef public object _pristine, _election
     cdef public tuple _known_leader, _stand_in
     cdef public set behind_nodes, lagging_nodes
-    cdef public int64_t _follows_since, _asked
+    cdef public int64_t _follows_since, _asked, _lags_until
     cdef public bint _wanted
     cdef public int64_t _transfer_began, _waits_since, _version_index, _sample, _sample_ms
     cdef public object time, _awaited, late

@@ -54,7 +54,11 @@ LEADER_IS = 32
 """Kind of a RAFT message outside the core: (kind, term, leader or 0). Term 0 asks."""
 BEHIND = 33
 """Kind of a RAFT message outside the core: (kind, term, 1 = this replica is so far behind that the
-leader should serve its clients, 0 = not any more)."""
+leader should serve its clients, 0 = not any more). From a leader: the same of the replica that it
+is sent to."""
+LAG_TOLD_EVERY = 4
+LAG_BELIEVED_FOR = 10
+"""In `lag_ms`: how often a leader says that a replica lags, and for how long that believes it."""
 
 
 class Replica:
@@ -103,6 +107,8 @@ class Replica:
         self._asked = 0
         self._wanted = False
         self._follows_since = -1
+        #: Follower: until when it lags, as the leader said last, ms.
+        self._lags_until = 0
         #: Leader: nodes whose replica says that it is behind; those whose log has been for long.
         self.behind_nodes: set[int] = set()
         self.lagging_nodes: set[int] = set()
@@ -768,6 +774,8 @@ class Replica:
             self._timers.clear()
         if self.builder.used:
             self.host.mark_dirty(self)
+        if not core.leader or core.role == LEADER:
+            self._lags_until = 0
         present = (core.leader, core.term)
         if not core.leader or self._known_leader != present:
             told = self._known_leader[0] or self._stand_in[0]
@@ -881,7 +889,7 @@ class Replica:
         if not core.leader or self._known_leader == (core.leader, core.term):
             return
         self._known_leader = (core.leader, core.term)
-        if self.is_behind:
+        if self._stand_in[0]:
             # Clients here know the leader.
             self._stand_in = (0, 0)
             self.send_raft(core.leader, (BEHIND, core.term, 0))
@@ -896,7 +904,9 @@ class Replica:
     @property
     def is_behind(self) -> bool:
         """Follower: the leader serves this node's clients, as this replica catches up."""
-        return self._stand_in[0] != 0
+        if self._stand_in[0]:
+            return True
+        return self._lags_until > 0 and self.host.clock.monotonic_ms() < self._lags_until
 
     def _is_told(self) -> bool:
         """Whether clients here know the present leader."""
@@ -976,8 +986,13 @@ class Replica:
         return True
 
     def _on_behind(self, sender: int, message: Sequence[Any]) -> None:
-        """Leader: takes over for a node whose replica is behind, or leaves it to that again."""
+        """Leader: takes over for a node whose replica is behind, or leaves it to that again.
+        Follower: hears of the leader that it lags, or does not any more."""
         core = self.core
+        if sender == core.leader and message[1] == core.term and len(message) == 3:
+            for_ms = LAG_BELIEVED_FOR * self.host.config.lag_ms
+            self._lags_until = self.host.clock.monotonic_ms() + for_ms if message[2] else 0
+            return
         if core.role != LEADER or message[1] != core.term or len(message) != 3:
             return
         if not message[2]:
@@ -992,9 +1007,15 @@ class Replica:
         if peer.match >= peer.goal:
             peer.goal = self.core.commit_index
             peer.goal_ms = now
-            self.lagging_nodes.discard(peer.node)
+            if peer.node in self.lagging_nodes:
+                self.lagging_nodes.discard(peer.node)
+                self.send_raft(peer.node, (BEHIND, self.core.term, 0))
         elif now - peer.goal_ms >= self.host.config.lag_ms:
             self.lagging_nodes.add(peer.node)
+            if now - peer.lag_told_ms >= LAG_TOLD_EVERY * self.host.config.lag_ms:
+                # Its clients know this leader; who reads there should, too.
+                peer.lag_told_ms = now
+                self.send_raft(peer.node, (BEHIND, self.core.term, 1))
 
     def _greet(self) -> None:
         """A new leader tells session nodes without a replica, and looks after sessions' nodes."""
@@ -1208,7 +1229,7 @@ class Replica:
                 self._resend_for(node)
             self._raise_version()
         elif core.leader == node and self._is_told():
-            if self.is_behind:
+            if self._stand_in[0]:
                 self.send_raft(node, (BEHIND, core.term, 1))
             # What was forwarded to it may have been lost with the link.
             self.sink.on_leader(self.group, node, core.term)
@@ -1219,6 +1240,8 @@ class Replica:
         core = self.core
         if node == self._stand_in[0] and not core.leader:
             self._lose_stand_in()
+        if node == core.leader:
+            self._lags_until = 0
         if self.faulty:
             return
         self._spread = self.group != 0 and not self.builder.used and not self._is_used()

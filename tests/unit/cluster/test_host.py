@@ -17,6 +17,7 @@ from msgspec.msgpack import encode
 from convoymq.cluster import transfer
 from convoymq.cluster.host import OPENING_MS, ReplicaHost
 from convoymq.cluster.interfaces import NEVER, Effect
+from convoymq.cluster.replica import BEHIND
 from convoymq.cluster.supported import check_version, command_table
 from convoymq.kernels import batch
 from convoymq.kernels.batch import (
@@ -1395,3 +1396,54 @@ def test_clients_of_a_replica_that_cannot_be_wiped_are_served_by_the_leader(
     assert net.machines[follower].values == [7]
     assert net.hosts[net.leader].is_replica_live(GROUP, follower)
     assert net.sinks[follower].leaders[-1] == net.leader
+
+
+def test_a_replica_that_lags_hears_so_from_a_leader_that_stays(net: Net) -> None:
+    """Its clients know the leader all the time; readers must hear that it is not up to date."""
+    leader, near, far = others(net)
+    fill(net, leader, far)
+    for value in range(15):
+        net.put(leader, value)
+        net.run(100)
+    replica = net.hosts[far].groups[GROUP]
+    assert replica.is_behind
+    assert not net.hosts[near].groups[GROUP].is_behind
+    told = len(net.sinks[far].leaders)
+    make_room(net, leader, far)
+    net.run(500)
+    assert net.machines[far].values == net.machines[leader].values
+    assert not replica.is_behind
+    assert net.sinks[far].leaders[told:] == []
+
+
+def test_a_lag_that_nobody_confirms_is_over_soon(net: Net) -> None:
+    """The word that it is over may be lost with the link."""
+    leader, _, far = others(net)
+    fill(net, leader, far)
+    for value in range(15):
+        net.put(leader, value)
+        net.run(100)
+    replica = net.hosts[far].groups[GROUP]
+    assert replica.is_behind
+    net.cut.add(far)
+    net.run(10_000)
+    assert not replica.is_behind
+
+
+def test_a_lag_is_over_when_the_leader_that_told_of_it_is_away(net: Net) -> None:
+    leader, _, far = others(net)
+    replica = net.hosts[far].groups[GROUP]
+    replica.on_message(leader, (BEHIND, replica.term, 1))
+    assert replica.is_behind
+    net.hosts[far].on_suspect(leader)
+    assert not replica.is_behind
+
+
+def test_a_lag_is_over_for_who_leads(net: Net) -> None:
+    leader, _, far = others(net)
+    replica = net.hosts[far].groups[GROUP]
+    replica.on_message(leader, (BEHIND, replica.term, 1))
+    assert net.hosts[leader].transfer_leadership(GROUP, far)
+    net.run(300)
+    assert replica.is_leader
+    assert not replica.is_behind

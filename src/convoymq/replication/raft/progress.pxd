@@ -5,7 +5,7 @@ cdef class Progress:
     cdef public int node, state
     cdef public bint voter, voteless, waiting, connected, lingers, silent
     cdef public int64_t match, next_index, commit_sent, in_flight_bytes, window_bytes, stalled_ms, stalled_match, owes_ms
-    cdef public int64_t held_bytes, goal, goal_ms
+    cdef public int64_t held_bytes, goal, goal_ms, lag_told_ms
     cdef int64_t _probed
     cdef object _sent
     cpdef bint may_send(self)

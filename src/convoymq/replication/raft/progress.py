@@ -45,6 +45,8 @@ class Progress:
         #: lags behind.
         self.goal = 0
         self.goal_ms = 0
+        #: When the peer was told that it lags.
+        self.lag_told_ms = 0
         #: Since when (monotonic ms) it lacks something and made no progress; 0 = not. Kept by the
         #: shell's tick.
         self.owes_ms = 0
