@@ -918,7 +918,9 @@ class Replica:
         core = self.core
         if not core.leader:
             return self._stand_in
-        return (core.leader, core.term) if self._is_told() else (0, 0)
+        if self._is_told():
+            return (core.leader, core.term)
+        return (0, 0)
 
     def _is_cut_off(self) -> bool:
         """Has it no log, and hears of no leader before it was taken in anew or wiped?"""
