@@ -426,6 +426,23 @@ async def test_browse_shows_what_is_ready_once_in_the_order_of_the_log_and_takes
     assert (own.machine.ready, own.machine.unacked) == (8, 2)
 
 
+async def test_who_browses_beside_a_replica_that_is_behind_sees_what_the_leader_has() -> None:
+    cluster = Staged()
+    await cluster.publish(2)
+    node = cluster.nodes[2]
+    node.stalled = True
+    await cluster.publish(2, first=3)
+    assert node.own is not None
+    node.own.is_behind = True
+    _, runs = await node.queue.browse(None, 10, 1000)
+    assert [tag for _, tag in spread(runs)] == [1, 2, 3, 4]
+    mine = await cluster.open()
+    await cluster.op(1, "take", **mine, max=4, after=0)
+    assert await cluster.rows(2, mine["epoch"], 0, 4) == [(i, i + 1) for i in range(4)]
+    assert cluster.asked
+    assert {asked for _, asked in cluster.asked} == {cluster.leader}
+
+
 async def test_browsing_goes_on_while_messages_come_and_go() -> None:
     cluster = Staged()
     await cluster.publish(10)
