@@ -1082,7 +1082,7 @@ def nobody_is_relayed() -> None:
     _relay()._relays = lambda self, node: []
 
 
-@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway")
+@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=140)
 def relayed_sessions_go_on() -> None:
     relay = _relay()
     stop = relay._stop

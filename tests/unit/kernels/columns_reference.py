@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass, replace
 
 from crc32c import crc32c
+from msgspec import structs
 
 from convoymq.amqp.codec import (
     ContentHeader,
@@ -287,11 +288,11 @@ def produced(row: Row, exchange: str, routing_key: str | None, message_id: str) 
     if row.key is not None:
         kept = [] if table is None else [pair for pair in table.items() if pair[0] != "x-key"]
         table = Table.from_fields([*kept, ("x-key", field_for(row.key))])
-    properties = replace(properties, headers=table, delivery_mode=2)
+    properties = structs.replace(properties, headers=table, delivery_mode=2)
     if row.timestamp is not None:
-        properties = replace(properties, timestamp=row.timestamp // 1_000_000)
+        properties = structs.replace(properties, timestamp=row.timestamp // 1_000_000)
     if message_id and properties.message_id is None:
-        properties = replace(properties, message_id=message_id)
+        properties = structs.replace(properties, message_id=message_id)
     if routing_key is None:
         assert row.routing_key is not None
         routing_key = row.routing_key.decode()

@@ -12,6 +12,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from convoymq.amqp.codec import Properties
 from convoymq.kernels import batch, columns, frames
@@ -453,7 +454,7 @@ text = st.text(max_size=12).map(str.encode)
 pairs = st.lists(
     st.tuples(text | st.just(b"x-key"), st.none() | text | st.binary(max_size=12)), max_size=4
 )
-clean = properties.map(lambda p: replace(p, user_id=None))
+clean = properties.map(lambda p: structs.replace(p, user_id=None))
 rows_to_produce = st.builds(
     Row,
     offset=st.integers(0, 1 << 40),

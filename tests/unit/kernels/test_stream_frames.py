@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
@@ -66,7 +67,7 @@ def test_deliveries_of_a_stream_say_their_offset(
         # Messages that came from another stream have the header of that one.
         fields = [(NAME, Field("l", 77)), ("a", Field("S", b"x")), (NAME, Field("S", b"y"))]
         table = Table.from_fields(fields)
-        items = [replace(i, properties=replace(i.properties, headers=table)) for i in items]
+        items = [replace(i, properties=structs.replace(i.properties, headers=table)) for i in items]
     found = delivered(items, first_id, frame_max=frame_max)
     assert len(found) == len(items)
     for k, (item, (properties, body, largest)) in enumerate(zip(items, found, strict=True)):
@@ -75,7 +76,7 @@ def test_deliveries_of_a_stream_say_their_offset(
         kept = [] if item.properties.headers is None else list(item.properties.headers.items())
         kept = [pair for pair in kept if pair[0] != NAME]
         expected = Table.from_fields([*kept, (NAME, Field("l", first_id + k))])
-        assert properties == replace(item.properties, headers=expected)
+        assert properties == structs.replace(item.properties, headers=expected)
 
 
 def test_large_bodies_are_cut_for_the_client() -> None:
