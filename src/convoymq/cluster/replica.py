@@ -324,6 +324,8 @@ class Replica:
         if core.role == LEADER:
             if core.transfer_target or (builder.patient and self._may_wait()):
                 return
+            if self.log.damaged is not None:
+                return
             if self.opening:
                 self.open_term()
             self._waits_since = -1
@@ -748,7 +750,8 @@ class Replica:
 
     def open_term(self) -> None:
         """Leader: appends the entry that opens its term, unless it is there."""
-        if not self.opening:
+        if not self.opening or self.log.damaged is not None:
+            # A damaged log takes nothing; the leadership ends with the round.
             return
         self.opening = False
         core = self.core
@@ -1066,7 +1069,7 @@ class Replica:
         machine = self.machine
         if machine.version >= machine.VERSION or core.role != LEADER:
             return
-        if self.host.config.hold_versions or core.transfer_target:
+        if self.host.config.hold_versions or core.transfer_target or self.log.damaged is not None:
             return
         established = self._known_leader == (core.leader, core.term)
         if not established or self._version_index > core.applied_index:
@@ -1096,7 +1099,7 @@ class Replica:
     def change_members(self, members: Membership) -> bool:
         """Leader: proposes a single-step change; False when that is not possible now."""
         core = self.core
-        if core.change_members(members) is not None:
+        if self.log.damaged is not None or core.change_members(members) is not None:
             return False
         if any(self.member_refusal(node) for node in members.nodes - core.members.nodes):
             return False

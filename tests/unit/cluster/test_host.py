@@ -1305,6 +1305,23 @@ def test_a_log_that_cannot_be_wiped_is_wiped_later(net: Net) -> None:
     assert net.machines[follower].values == [7]
 
 
+def test_a_log_found_damaged_in_the_turn_of_an_election_takes_nothing(net: Net) -> None:
+    """The damage is seen to when the round ends; until then the node leads."""
+    net.put(net.leader, 7)
+    net.run(300)
+    former = net.leader
+    replica = net.hosts[former].groups[GROUP]
+    last = replica.log.last_index
+    replica.log.mark_damaged(StorageFault("spoiled", path="wal", offset=0))
+    replica._became_leader()
+    assert not replica.change_members(replica.core.members)
+    assert replica.log.last_index == last
+    net.run(6000)
+    net.put(net.leader, 8)
+    net.run(2000)
+    assert [machine.values for machine in net.machines.values()] == [[7, 8]] * 3
+
+
 def test_clients_of_a_replica_that_is_rebuilt_are_served_by_the_leader(net: Net) -> None:
     """Its log was lost, and the link to it is full: long before it has its data again its clients
     know the leader, who serves them."""

@@ -856,3 +856,27 @@ def test_who_is_behind_or_away_is_not_counted_on() -> None:
     core.progress[2].state = types.REPLICATE
     core.progress[2].connected = False
     assert pace(cluster, 1) == []
+
+
+def test_a_question_from_a_later_term_makes_a_follower_ask_for_its_leader() -> None:
+    """A late frame of a leader that has lost its log since can make a follower trust it."""
+    cluster = Cluster(3)
+    leader = cluster.elect(2)
+    cluster.settle()
+    follower = cluster.cores[1]
+    assert 1 not in cluster.timers
+    follower.on_message(3, (types.PRE_VOTE, leader.term + 1, 0, 0))
+    cluster.drain(1)
+    assert 1 not in cluster.timers
+    follower.on_message(3, (types.PRE_VOTE, leader.term + 2, 0, 0))
+    cluster.drain(1)
+    assert follower.term == leader.term
+    assert 1 in cluster.timers
+    cluster.fire(1)
+    assert (
+        2,
+        (types.PRE_VOTE, leader.term + 1, follower.log.last_index, follower.log.last_term),
+    ) in (messages(cluster, types.PRE_VOTE, 1))
+    # The leader lives: nothing changes.
+    cluster.settle()
+    assert (follower.leader, follower.term) == (2, leader.term)

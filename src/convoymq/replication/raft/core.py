@@ -574,6 +574,10 @@ class RaftCore:
         leader = self.leader if alive else 0
         reply = (PRE_VOTE_REPLY, self.term, granted, term, leader)
         self.effects.append((SEND, node, reply))
+        if alive and self.role != LEADER and term > self.term + 1:
+            # A later term has begun, perhaps without this leader: it is asked whether it leads.
+            self._in_contact = False
+            alive = False
         if not granted and not alive and not self._armed:
             self._arm(self.quick_delay_ms())
 
