@@ -1062,7 +1062,7 @@ def recovered_queues_stay_small() -> None:
     "a node that was lost comes back in a life that was before",
     "lost_majority,kill",
     "cluster",
-    first=31,
+    first=300,
 )
 def lives_come_again() -> None:
     from convoymq.cluster import metadata
