@@ -14,6 +14,7 @@ from convoymq.sim.clock import Life, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken, Place
 from convoymq.sim.referee import Referee
 from convoymq.sim.stages import StageChannel, StagedReferee
+from convoymq.sim.streams import StreamChannel
 from convoymq.sim.trace import Trace
 from convoymq.storage.types import EntryGone
 from tests.unit.queues.quorum.support import Log, apply, session_id
@@ -123,3 +124,61 @@ def test_entries_may_be_gone_only_from_a_log_that_a_snapshot_has_replaced(
     else:
         with pytest.raises(InvariantBroken, match="entry 7 is gone"):
             owner._look()
+
+
+class Target:
+    """A publish target that notes the first sequence of every named batch."""
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self.tags: list[list[int]] = []
+
+    def command(self, type: int, flags: int, count: int, consumer: int, body: bytes = b"") -> None:
+        if type == batch.CMD_PRODUCER:
+            self.firsts.append(int.from_bytes(body[:8], "little"))
+            self.tags.append([])
+
+    def publish(self, record: bytes, size: int, tag: int) -> None:
+        self.tags[-1].append(tag)
+
+
+def test_a_named_producer_repeats_what_was_refused_before_it_goes_on() -> None:
+    """Else an older sequence is taken for a repeat although it never came (seed 2016)."""
+    target = Target()
+    client = SimpleNamespace(session=A, target=target)
+    queue = SimpleNamespace(client=lambda session, events: client)
+    owner = StreamChannel(
+        scheduler=Scheduler(1),
+        trace=Trace(lambda: 0),
+        life=Life("node1"),
+        node=1,
+        group=1,
+        queue=queue,
+        session=A,
+        config=ClientConfig(unconfirmed_max=1000),
+        workload=Workload(),
+        referee=SimpleNamespace(on_confirmed=lambda identity: None),
+        publishes=True,
+        consumes=False,
+        on_closed=lambda channel: None,
+    )
+
+    def publish() -> tuple[int, list[int]]:
+        owner._publish()
+        return target.firsts[-1], target.tags[-1]
+
+    owner._scheduler.chance = lambda probability: probability > 0.3  # type: ignore[method-assign]
+    _, confirmed = publish()
+    _, second = publish()
+    first_refused = len(confirmed)
+    _, third = publish()
+    owner.on_published(client, [confirmed[0], confirmed[-1]], True)
+    owner.on_published(client, [third[0], third[-1]], False)
+    owner.on_published(client, [second[0], second[-1]], False)
+    refused = len(second) + len(third)
+    following = first_refused
+    while following < first_refused + refused:
+        first, tags = publish()
+        assert first == following
+        following += len(tags)
+    assert publish()[0] == following

@@ -163,6 +163,11 @@ class StreamChannel(Channel):
         self._from_first: set[int] = set()
         self._sent: list[bytes] = []
         """Bodies that this channel's producer published, by sequence."""
+        self._sequences: dict[int, int] = {}
+        """Tag -> sequence, of what is not answered."""
+        self._refused: int | None = None
+        """The lowest sequence that was refused and not sent again. A producer repeats from there:
+        once a later one is in the log, an older one counts as a repeat, even if it never came."""
         super().__init__(**arguments)
 
     # Publishing.
@@ -173,6 +178,8 @@ class StreamChannel(Channel):
             return
         again = self._sent and self._scheduler.chance(REPEAT_CHANCE)
         first = self._scheduler.between(0, len(self._sent) - 1) if again else len(self._sent)
+        if self._refused is not None:
+            first = self._refused
         count = self._scheduler.between(1, self.config.burst_max)
         if len(self.unconfirmed) + count > self.config.unconfirmed_max:
             return
@@ -189,10 +196,23 @@ class StreamChannel(Channel):
             message = self._sent[sequence]
             self._tag += 1
             self.unconfirmed[self._tag] = message[:12]
+            self._sequences[self._tag] = sequence
             self._workload.published += 1
             target.publish(record_of(message), len(message), self._tag)
         # What follows must not join the ENQUEUE: it has no sequence.
         target.command(batch.CMD_SETTLE, 0, 0, 0)
+        if self._refused is not None:
+            self._refused = None if first + count >= len(self._sent) else first + count
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """Confirms; a producer begins again with the first of what was refused."""
+        super().on_published(client, tags, ok)
+        for i in range(0, len(tags), 2):
+            for tag in range(tags[i], tags[i + 1] + 1):
+                sequence = self._sequences.pop(tag, None)
+                if sequence is not None and not ok:
+                    known = self._refused
+                    self._refused = sequence if known is None else min(sequence, known)
 
     # Consuming.
 
