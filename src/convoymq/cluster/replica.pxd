@@ -22,14 +22,14 @@ cdef class Replica:
     cdef public set behind_nodes, lagging_nodes
     cdef public int64_t _follows_since, _asked, _lags_until
     cdef public bint _wanted
-    cdef public int64_t _transfer_began, _waits_since, _version_index
+    cdef public int64_t _transfer_began, _waits_since, _version_index, _sample, _sample_ms
     cdef public object time, _awaited, late
     cdef public RaftCore core
     @cython.locals(core=RaftCore, entry=Entry)
     cpdef seal(self)
     @cython.locals(core=RaftCore, linger_ms=int64_t)
     cpdef bint _may_wait(self)
-    @cython.locals(core=RaftCore, peer=Progress)
+    @cython.locals(core=RaftCore, peer=Progress, slow=bint)
     cpdef _append(self, Entry entry)
     @cython.locals(core=RaftCore, previous=int64_t, commit=int64_t)
     cpdef _send_append(self, Progress peer, list bodies, int64_t last, int64_t size)

@@ -114,6 +114,9 @@ class Replica:
         self.lagging_nodes: set[int] = set()
         #: The host holds back entries for followers that linger.
         self.holding = False
+        #: Leader: an entry that is to tell how long a commit takes, and when it was appended, ms.
+        self._sample = 0
+        self._sample_ms = 0
         #: Since when the open batch waits for company, ms; -1 = it does not.
         self._waits_since = -1
         #: The host will look at the open batch again.
@@ -374,12 +377,15 @@ class Replica:
             if core.pace_due or (awaited is not self._awaited and awaited != self._awaited):
                 self._awaited = awaited
                 core.choose_pace(awaited)
-        calm = core.commit_index == entry.index - 1
+        if core.commit_index >= self._sample:
+            self._sample = entry.index
+            self._sample_ms = self.host.now
+        # Something older is not committed yet: the others may be slow.
+        slow = self.host.now - self._sample_ms >= config.linger_commit_ms
         for peer in core.peers:
             if peer.lingers:
                 peer.held_bytes += entry.size
-                # Something older that is not committed yet: the others may be slow.
-                if calm and peer.held_bytes < config.linger_bytes_max:
+                if not slow and peer.held_bytes < config.linger_bytes_max:
                     if not self.holding:
                         self.host.hold(self)
                     continue
@@ -610,7 +616,8 @@ class Replica:
         if core.role == LEADER:
             peer = core.progress.get(sender)
             if peer is not None:
-                if not peer.lingers or not self.holding:
+                held = peer.lingers and self.holding
+                if not held or peer.held_bytes >= self.host.config.linger_bytes_max:
                     self.replicate(peer)
                 if rejected and peer.next_index > self.log.last_index and peer.may_send():
                     self.probe(peer)
@@ -733,6 +740,7 @@ class Replica:
         if self.builder.used:
             self.builder.take_loose()
         self._version_index = 0
+        self._sample = 0
         self.opening = True
         if core.founded:
             # The first command opens the term; without one there is time until others do.

@@ -863,12 +863,39 @@ def test_when_something_waits_for_its_majority_nobody_lingers(net: Net) -> None:
     net.put(leader, 2)
     net.settle(lost=quick)
     assert net.hosts[leader].groups[GROUP].commit_index == end
+    net.time += 1
     net.put(leader, 3)
     net.settle(lost=quick)
-    # The second entry found the first one waiting.
-    assert net.hosts[leader].groups[GROUP].commit_index == end + 2
-    assert _last(net, slow) == end + 2
-    assert net.machines[leader].values == [1, 2, 3]
+    # The others take a while, as far as is known.
+    assert _last(net, slow) == end
+    net.time += 1
+    net.put(leader, 4)
+    net.settle(lost=quick)
+    # The third entry found the first one waiting for too long.
+    assert net.hosts[leader].groups[GROUP].commit_index == end + 3
+    assert _last(net, slow) == end + 3
+    assert net.machines[leader].values == [1, 2, 3, 4]
+
+
+def test_commits_that_come_late_but_steadily_do_not_hide_that_they_are_late(net: Net) -> None:
+    leader, quick, slow = _pace(net)
+    replica = net.hosts[leader].groups[GROUP]
+    end = _last(net, leader)
+    late: list[tuple[int, int, bytes]] = []
+    for value in range(2, 12):
+        net.put(leader, value)
+        net.time += 1
+        net.hosts[leader].end_of_round()
+        late += [each for each in net.queue if each[1] == quick]
+        rest = [each for each in net.queue if each[1] != quick]
+        net.queue.clear()
+        net.queue.extend(rest)
+        if len(late) > 5:
+            # One entry is committed for each that is appended, five behind.
+            net.queue.append(late.pop(0))
+        net.settle()
+    assert _last(net, slow) > end
+    assert replica.commit_index == _last(net, leader)
 
 
 def test_a_silent_follower_changes_places_with_the_one_that_lingers(net: Net) -> None:

@@ -136,6 +136,8 @@ class RaftConfig:
     most; 0 = every entry at once, to everybody."""
     linger_bytes_max: int = 64 << 10
     """As soon as so much waits for it, it is sent."""
+    linger_commit_ms: int = 2
+    """Nobody lingers while an entry has waited so long for its commit."""
     snapshot_chunk_bytes: int = 1_000_000
     """One chunk of a snapshot."""
     snapshot_chunks_in_flight: int = 4
