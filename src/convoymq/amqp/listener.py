@@ -23,8 +23,9 @@ from convoymq.cluster.listening import (
     ACCEPT_PAUSE_S,
     BACKLOG,
     Acceptor,
+    HangUpWatch,
     addresses_of,
-    hung_up,
+    descriptor_of,
     listen,
     plain_address,
 )
@@ -32,8 +33,6 @@ from convoymq.kernels.frames import Outbox, Wire
 
 log = structlog.get_logger()
 
-BLOCKED_CHECK_S = 1.0
-"""How often it is asked whether the clients of connections that an alarm blocks are still there."""
 PREFACE_BYTES = 8
 """Length of what every protocol on this port begins with."""
 COLUMNAR_MAGIC = b"CNVY"
@@ -268,8 +267,7 @@ class TlsShell(asyncio.Protocol):
 
     def fileno(self) -> int:
         """Returns the socket's descriptor; -1 without one."""
-        sock = None if self.transport is None else self.transport.get_extra_info("socket")
-        return -1 if sock is None else int(sock.fileno())
+        return descriptor_of(self.transport)
 
     def take_output(self, wire: Wire) -> None:
         """See `Shell`."""
@@ -377,7 +375,7 @@ class Listener:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._watch: asyncio.TimerHandle | None = None
+        self._hang_ups = HangUpWatch(self._blocked)
 
     async def start(self) -> None:
         """Listen. Port 0 takes any free one; `port` says which.
@@ -414,8 +412,7 @@ class Listener:
         self._stop_accepting()
         if self._on_alarms in self.broker.on_alarms:
             self.broker.on_alarms.remove(self._on_alarms)
-        if self._watch is not None:
-            self._watch.cancel()
+        self._hang_ups.set(False)
         for connection in list(self.connections.values()):
             connection.close(reason)
         self.outbox.flush()
@@ -506,23 +503,15 @@ class Listener:
     def _on_alarms(self, alarms: frozenset[str]) -> None:
         for connection in list(self.connections.values()):
             connection.set_alarms(alarms)
-        if alarms and self._watch is None:
-            self._watch_blocked()
+        self._hang_ups.set(bool(alarms))
 
-    def _watch_blocked(self) -> None:
-        """A blocked connection is not read, so its end is not read either."""
-        loop = self._loop
-        assert loop is not None
-        self._watch = None
-        blocked: dict[int, Connection] = {}
+    def _blocked(self) -> dict[int, Callable[[], None]]:
+        found: dict[int, Callable[[], None]] = {}
         for connection in self.connections.values():
             shell = connection.shell
             if connection.is_blocked and isinstance(shell, SocketShell | TlsShell):
-                blocked[shell.fileno()] = connection
-        for fd in hung_up(blocked.keys() - {-1}):
-            blocked[fd].eof()
-        if self.broker.alarms:
-            self._watch = loop.call_later(BLOCKED_CHECK_S, self._watch_blocked)
+                found[shell.fileno()] = connection.eof
+        return found
 
     def _stop_accepting(self) -> None:
         self._sockets = []

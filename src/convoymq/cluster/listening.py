@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import select
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import asyncio
+from typing import Any
 
 BACKLOG = 1024
 """Connections that the system accepts ahead of the process, unless somebody says otherwise."""
 
 ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_S = 1.0
+
+HANG_UP_CHECK_S = 1.0
+"""How often it is asked whether the clients of connections that are not read are still there."""
 
 _LOCALHOST = {"localhost": ("127.0.0.1", "::1")}
 _TRIES = 20
@@ -108,6 +109,39 @@ class Acceptor:
                 self._failed(error)
                 return
             self._accepted(sock, peer)
+
+
+class HangUpWatch:
+    """Asks every `HANG_UP_CHECK_S` which clients of blocked connections have gone: a connection
+    that is not read does not show its end either.
+
+    Args:
+        blocked: returns descriptor -> what to call when its client has gone; -1 has no socket.
+    """
+
+    def __init__(self, blocked: Callable[[], Mapping[int, Callable[[], None]]]) -> None:
+        self._blocked = blocked
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, on: bool) -> None:
+        """Begins, and asks at once, or ends."""
+        if on and self._timer is None:
+            self._ask()
+        elif not on and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ask(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(HANG_UP_CHECK_S, self._ask)
+        blocked = self._blocked()
+        for fd in hung_up(blocked.keys() - {-1}):
+            blocked[fd]()
+
+
+def descriptor_of(transport: asyncio.BaseTransport | None) -> int:
+    """Returns the descriptor of a transport's socket; -1 without one."""
+    sock = None if transport is None else transport.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())
 
 
 def hung_up(fds: Iterable[int]) -> list[int]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from convoymq import __version__
+from convoymq.cluster.listening import descriptor_of
 from convoymq.fetch.errors import as_error
 from convoymq.fetch.fields import Authenticate, read
 from convoymq.fetch.requests import Requests
@@ -349,8 +350,7 @@ class FetchConnection(asyncio.BufferedProtocol):
 
     def fileno(self) -> int:
         """Returns the socket's descriptor; -1 without one."""
-        sock = None if self._transport is None else self._transport.get_extra_info("socket")
-        return -1 if sock is None else int(sock.fileno())
+        return descriptor_of(self._transport)
 
     def abort(self) -> None:
         """Ends the connection without a word: its client is gone."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from convoymq.cluster.listening import hung_up
+from convoymq.cluster.listening import HangUpWatch
 from convoymq.fetch.connection import FetchConnection
 from convoymq.fetch.counters import FetchCounters
 from convoymq.fetch.settings import FetchSettings
@@ -17,7 +17,6 @@ from convoymq.fetch.turns import Budget, Turns
 log = structlog.get_logger()
 
 STOP_TIMEOUT_S = 1.0
-BLOCKED_CHECK_S = 1.0
 
 
 class FetchEdge:
@@ -44,7 +43,9 @@ class FetchEdge:
         self.calm = asyncio.Event()
         """Set while no alarm blocks publishers."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watch: asyncio.TimerHandle | None = None
+        self._hang_ups = HangUpWatch(
+            lambda: {c.fileno(): c.abort for c in self.connections.values() if c.blocked}
+        )
         self.stopping = False
         broker.on_alarms.append(self._on_alarms)
         self._on_alarms(broker.alarms)
@@ -83,28 +84,16 @@ class FetchEdge:
     def _on_alarms(self, alarms: frozenset[str]) -> None:
         if alarms:
             self.calm.clear()
-            if self._watch is None:
-                self._watch_blocked()
         else:
             self.calm.set()
-
-    def _watch_blocked(self) -> None:
-        """A blocked connection is not read, so its end is not read either."""
-        self._watch = None
-        blocked = {c.fileno(): c for c in self.connections.values() if c.blocked}
-        for fd in hung_up(blocked.keys() - {-1}):
-            blocked[fd].abort()
-        if not self.calm.is_set():
-            loop = asyncio.get_running_loop()
-            self._watch = loop.call_later(BLOCKED_CHECK_S, self._watch_blocked)
+        self._hang_ups.set(bool(alarms))
 
     async def stop(self) -> None:
         """Closes all connections; clients are told why."""
         self.stopping = True
         if self._on_alarms in self.broker.on_alarms:
             self.broker.on_alarms.remove(self._on_alarms)
-        if self._watch is not None:
-            self._watch.cancel()
+        self._hang_ups.set(False)
         for connection in list(self.connections.values()):
             connection.close("the node stops")
         if self._tasks:

@@ -16,9 +16,9 @@ import trustme
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
-from convoymq.amqp import listener as listener_module
 from convoymq.amqp.listener import Listener
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.cluster import listening
 from convoymq.cluster.listening import has_ipv6
 from convoymq.kernels.frames import Outbox
 from tests.sockets import backlog_of
@@ -312,7 +312,7 @@ async def test_the_end_of_a_blocked_client_is_noticed(
 ) -> None:
     """Its socket still holds what was published, so no read would say that it is gone. The alarm
     begins before or after the listener does."""
-    monkeypatch.setattr(listener_module, "BLOCKED_CHECK_S", 0.01)
+    monkeypatch.setattr(listening, "HANG_UP_CHECK_S", 0.01)
     edge = Edge(broker)
     if begins == "after":
         await edge.listener.start()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from convoymq.fetch import edge as edge_module
+from convoymq.cluster import listening
 from convoymq.model.columnar import Op, encode_frame
 from tests.provocation import Observed
 from tests.unit.fetch.support import Rig, values_frame
@@ -75,7 +75,7 @@ async def test_what_clients_do_is_counted(tmp_path: Path) -> None:
 async def test_the_end_of_a_blocked_client_is_noticed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge_module, "BLOCKED_CHECK_S", 0.01)
+    monkeypatch.setattr(listening, "HANG_UP_CHECK_S", 0.01)
     await rig.queue("q")
     client = await rig.client()
     ours, theirs = socket.socketpair()
