@@ -22,6 +22,7 @@ from convoymq.management import metrics
 
 OPERATIONS = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
 EVENT = re.compile(r"`([a-z]+\.[a-z_]+)`")
+NODE = re.compile(r'rabbitmq_node="([^"]*)"')
 SAMPLE = re.compile(r"([a-z][a-z_0-9]*)(\{.*\})? (\S+)")
 
 
@@ -47,7 +48,8 @@ class Observed:
         """Event -> the levels at which it was logged."""
         self.moved: set[str] = set()
         """Metrics of which two values were seen."""
-        self._samples: dict[tuple[str, str], str] = {}
+        self._samples: dict[str, dict[tuple[str, str], str]] = {}
+        """Node -> (metric, labels) -> first value."""
 
     def event(self, name: str, level: str) -> None:
         """An event was logged."""
@@ -69,15 +71,17 @@ class Observed:
     def exposition(self, text: str) -> None:
         """Takes metrics as Prometheus gets them.
 
-        A sample that was not there in an earlier text of the same test was 0.
+        A sample that was not there in an earlier text of this node in the same test was 0.
         """
-        earlier = bool(self._samples)
+        node = NODE.search(text)
+        samples = self._samples.setdefault(node[1] if node else "", {})
+        earlier = bool(samples)
         for line in text.splitlines():
             found = SAMPLE.fullmatch(line)
             if found is None:
                 continue
             name, labels, value = found.groups()
-            before = self._samples.setdefault((name, labels or ""), "0" if earlier else value)
+            before = samples.setdefault((name, labels or ""), "0" if earlier else value)
             if before != value:
                 self.moved.add(name)
 

@@ -315,6 +315,11 @@ class Replica:
         """leader, follower, candidate or pre_candidate."""
         return ROLE_NAMES[self.core.role]
 
+    @property
+    def takes_entries(self) -> bool:
+        """False when the log was found damaged: a leader stays one until the round ends."""
+        return self.log.damaged is None
+
     # Leader: new entries.
 
     def seal(self) -> None:
@@ -322,9 +327,9 @@ class Replica:
         core = self.core
         builder = self.builder
         if core.role == LEADER:
-            if core.transfer_target or (builder.patient and self._may_wait()):
+            if core.transfer_target or not self.takes_entries:
                 return
-            if self.log.damaged is not None:
+            if builder.patient and self._may_wait():
                 return
             if self.opening:
                 self.open_term()
@@ -534,7 +539,7 @@ class Replica:
     ) -> None:
         """Takes an APPEND frame."""
         core = self.core
-        if self.faulty or core.amnesiac or self.log.damaged is not None:
+        if self.faulty or core.amnesiac or not self.takes_entries:
             return
         receiving = self.receiving
         if receiving is not None:
@@ -750,8 +755,7 @@ class Replica:
 
     def open_term(self) -> None:
         """Leader: appends the entry that opens its term, unless it is there."""
-        if not self.opening or self.log.damaged is not None:
-            # A damaged log takes nothing; the leadership ends with the round.
+        if not self.opening or not self.takes_entries:
             return
         self.opening = False
         core = self.core
@@ -1069,7 +1073,7 @@ class Replica:
         machine = self.machine
         if machine.version >= machine.VERSION or core.role != LEADER:
             return
-        if self.host.config.hold_versions or core.transfer_target or self.log.damaged is not None:
+        if self.host.config.hold_versions or core.transfer_target or not self.takes_entries:
             return
         established = self._known_leader == (core.leader, core.term)
         if not established or self._version_index > core.applied_index:
@@ -1099,7 +1103,7 @@ class Replica:
     def change_members(self, members: Membership) -> bool:
         """Leader: proposes a single-step change; False when that is not possible now."""
         core = self.core
-        if self.log.damaged is not None or core.change_members(members) is not None:
+        if not self.takes_entries or core.change_members(members) is not None:
             return False
         if any(self.member_refusal(node) for node in members.nodes - core.members.nodes):
             return False

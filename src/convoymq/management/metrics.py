@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convoymq import __version__
 from convoymq.management.metric_help import HELP
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.queues.broker import Broker
 from convoymq.queues.slices import in_slices
+
+if TYPE_CHECKING:
+    from convoymq.queues.local_queues import GroupHost
+    from convoymq.trace.recorder import Traces
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -204,7 +208,7 @@ def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
     text.gauge("convoy_clock_skew_ms", broker.clock_skew()[0])
 
 
-def _traces(text: _Text, traces: Any) -> None:
+def _traces(text: _Text, traces: Traces) -> None:
     text.gauge("convoy_trace_queues", traces.queues)
     text.counter("convoy_trace_rows_lost_total", traces.rows_lost)
     text.counter("convoy_trace_write_errors_total", traces.write_errors)
@@ -218,7 +222,7 @@ def _replication(text: _Text, broker: Broker) -> None:
     _linked(text, broker)
 
 
-def _linked(text: _Text, broker: Any) -> None:
+def _linked(text: _Text, broker: Broker) -> None:
     for link in broker.link_info():
         peer = {"peer": broker.node_name_of(int(link["node"]))}
         text.gauge("convoy_link_full", int(link["full"]), peer)
@@ -226,13 +230,13 @@ def _linked(text: _Text, broker: Any) -> None:
         text.counter("convoy_link_received_bytes_total", link["bytes_in"], peer)
 
 
-def _hosted(text: _Text, host: Any, labels: dict[str, str] | None = None) -> None:
+def _hosted(text: _Text, host: GroupHost) -> None:
     groups = host.groups.values()
     led = sum(1 for replica in groups if replica.is_leader)
-    text.gauge("convoy_groups_led", led, labels)
-    text.gauge("convoy_groups_followed", len(groups) - led, labels)
+    text.gauge("convoy_groups_led", led)
+    text.gauge("convoy_groups_followed", len(groups) - led)
     counters = getattr(host, "counters", None)
     for name in getattr(type(counters), "__slots__", ()):
         value = getattr(counters, name)
         if isinstance(value, int | float):
-            text.counter(f"convoy_raft_{name}_total", value, labels)
+            text.counter(f"convoy_raft_{name}_total", value)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -41,6 +40,7 @@ from convoymq.cluster.interfaces import (
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry, PendingBudget
 from convoymq.model.errors import StorageFault, Unavailable
+from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import ClientEvents, Queue
 from convoymq.storage.types import EntryGone
 
@@ -200,9 +200,8 @@ class GroupQueue(Queue):
         self._openings = 0
         #: Nodes for which this node, leading, carries out the effects.
         self._proxied: set[int] = set()
-        #: What a node's link took no more of, in order: (effect, since). Bodies are read when they
-        #: are sent.
-        self._late: dict[int, deque[tuple[Effect, int]]] = {}
+        #: Deliveries as (effect, since). Bodies are read when they are sent.
+        self._held_back = HeldBack(transport, host.await_room, self)
         self._timer: Any = None
         self._timer_due_ms = 0
         #: Event -> messages that were noted since it was logged last.
@@ -323,7 +322,7 @@ class GroupQueue(Queue):
         if not changed:
             return
         self._proxied.clear()
-        self._late.clear()
+        self._held_back.clear()
         replica = self._host.replica(self.group)
         if leader == self.node and replica is not None and replica.is_leader:
             self._lead(replica)
@@ -354,33 +353,18 @@ class GroupQueue(Queue):
 
     # --- for others ----------------------------------------------------------------------
 
-    def _holds_back(self, node: int, effect: Effect, since: int) -> bool:
-        """Keeps a delivery for later while the link takes no bulk."""
-        late = self._late.get(node)
-        if late is None:
-            if node not in self._transport.full:
-                return False
-            late = self._late[node] = deque()
-            self._host.await_room(node, self)
-        late.append((effect, since))
-        return True
-
     def on_room(self, node: int) -> None:
         """The link to a node takes bulk again."""
-        late = self._late.pop(node, None)
         replica = self._host.replica(self.group)
-        if late is None or replica is None or not replica.is_leader:
+        if replica is None or not replica.is_leader:
             # A new leader says what is to be said.
+            self._held_back.forget(node)
             return
-        while late and node not in self._transport.full:
-            self._forward(node, *late.popleft())
-        if late:
-            self._late[node] = late
-            self._host.await_room(node, self)
+        self._held_back.send(node, lambda held: self._forward(node, *held))
 
     def on_lost(self, node: int) -> None:
         """A node for which something waited is away: it gets everything anew when it is back."""
-        self._late.pop(node, None)
+        self._held_back.forget(node)
 
     def _forward(self, node: int, effect: Effect, since: int = -1) -> int:
         """Sends one effect to a session's node; returns the bytes of its messages. `since`: of a
@@ -567,7 +551,7 @@ class GroupQueue(Queue):
         for client in list(self._clients.values()):
             client.on_deleted()
         self._clients.clear()
-        self._late.clear()
+        self._held_back.clear()
 
     # --- looking at it -------------------------------------------------------------------
 

@@ -216,7 +216,8 @@ class Net:
     def show(self, node: int) -> None:
         """Renders the metrics of a host, as a node does."""
         text = metrics._Text(open_metrics=False)
-        metrics._hosted(text, self.hosts[node], {"node": str(node)})
+        text.gauge("identity_info", 1, {"rabbitmq_node": str(node)})
+        metrics._hosted(text, self.hosts[node])
         text.render()
 
     def note(self, node: int, event: str, fields: dict[str, Any]) -> None:

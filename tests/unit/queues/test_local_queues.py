@@ -41,6 +41,9 @@ class Host:
         self.machines[group] = machine
         self.calls.append(("create", group, members, how["learner"], how["wiped"]))
 
+    def await_room(self, node: int, item: Any) -> None:
+        self.calls.append(("await_room", node))
+
     def watch_group(self, group: int, members: Any, sink: Any) -> None:
         self.calls.append(("watch", group, members))
 

@@ -10,7 +10,6 @@ and cancels its consumers.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +31,7 @@ from convoymq.model.tables import Table
 from convoymq.queues.classic.log import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.held_back import HeldBack
 
 FLOW_ON_BYTES = 64 << 20
 """Bytes waiting for the disk above which publishers are stopped."""
@@ -98,9 +98,8 @@ class ClassicHost:
         self._call_soon = call_soon
         self._wanted = wanted
         self._await_room = await_room
-        self._late: dict[int, deque[tuple[int, Effect]]] = {}
-        """Node -> effects that wait for room on the link to it, with their groups. Their messages
-        are not copied; consumers' windows bound them."""
+        self._held_back = HeldBack(control.transport, await_room, self)
+        """(group, effect). Their messages are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
         self._flowing = False
         self._timer: Any = None
@@ -251,12 +250,7 @@ class ClassicHost:
 
     def on_room(self, node: int) -> None:
         """The link to a node takes bulk again."""
-        late = self._late.pop(node, None)
-        while late and node not in self._control.transport.full:
-            self._send_now(*late.popleft())
-        if late:
-            self._late[node] = late
-            self._await_room(node, self)
+        self._held_back.send(node, lambda held: self._send_now(*held))
 
     def on_lost(self, node: int) -> None:
         """A node is suspected, or gone, which `on_node_down` says. A suspected one may speak again,
@@ -285,7 +279,7 @@ class ClassicHost:
     def on_node_down(self, node: int) -> list[int]:
         """The link to a node broke. Returns the groups whose faces have ended."""
         now = self._clock.now_ms()
-        self._late.pop(node, None)
+        self._held_back.forget(node)
         lost: list[int] = []
         for queue in list(self.queues.values()):
             if isinstance(queue, LocalQueue):
@@ -297,14 +291,7 @@ class ClassicHost:
         return lost
 
     def _send_effect(self, group: int, effect: Effect) -> None:
-        node = effect[1] >> 56
-        late = self._late.get(node)
-        if late is not None:
-            late.append((group, effect))
-        elif node in self._control.transport.full:
-            self._late[node] = deque([(group, effect)])
-            self._await_room(node, self)
-        else:
+        if not self._held_back.add(effect[1] >> 56, (group, effect)):
             self._send_now(group, effect)
 
     def _send_now(self, group: int, effect: Effect) -> None:

@@ -195,7 +195,7 @@ class QuorumQueue(GroupQueue):
         DELIVER that comes from the state."""
         if effect[0] != EFFECT_DELIVER:
             return super()._forward(node, effect)
-        if self._holds_back(node, effect, since):
+        if self._held_back.add(node, (effect, since)):
             return 0
         _, session, consumer, first_id, index, command, first, count, acquired, delivered = effect
         block = self._read(index)
@@ -223,7 +223,7 @@ class QuorumQueue(GroupQueue):
         replica = self._host.replica(self.group)
         if replica is None or not replica.is_leader or session >> 56 != node:
             return
-        if node in self._transport.full or node in self._late:
+        if node in self._transport.full or node in self._held_back:
             # It asks again, unless what waits for the link is what it misses.
             return
         machine: QuorumMachine = replica.machine
