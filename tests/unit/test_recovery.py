@@ -189,12 +189,10 @@ async def test_the_record_follows_one_that_was_still_on_its_way() -> None:
         await Recovery(node)._record(plan, "e2" * 16)
 
 
-async def test_groups_that_stand_for_election_first_are_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recovery, "POLL_S", 0)
-    node = FakeNode()
-    answers = [[[1, "a majority can be reached"]], []]
+def recovery_of(
+    node: FakeNode, answers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Recovery, list[Any]]:
+    """A recovery that gets these answers, and the groups that it asks about."""
     asked: list[Any] = []
 
     async def ask(_node: int, body: Any) -> Any:
@@ -203,6 +201,16 @@ async def test_groups_that_stand_for_election_first_are_asked_again(
 
     found = Recovery(node)
     monkeypatch.setattr(found, "_ask", ask)
+    return found, asked
+
+
+async def test_groups_that_stand_for_election_first_are_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recovery, "POLL_S", 0)
+    node = FakeNode()
+    answers = [[[1, "a majority can be reached"]], []]
+    found, asked = recovery_of(node, answers, monkeypatch)
     assert await found._take(1, [(1, ()), (2, ())]) == []
     assert asked == [[1, 2], [1]]
 
@@ -219,14 +227,7 @@ async def test_a_queue_that_was_deleted_meanwhile_is_not_waited_for(
         [[1, "a majority can be reached"]],
         [],
     ]
-    asked: list[Any] = []
-
-    async def ask(_node: int, body: Any) -> Any:
-        asked.append([group for group, _ in body["groups"]])
-        return answers.pop(0)
-
-    found = Recovery(node)
-    monkeypatch.setattr(found, "_ask", ask)
+    found, asked = recovery_of(node, answers, monkeypatch)
     assert await found._take(1, [(1, ()), (2, ())]) == []
     assert asked == [[1, 2], [1], [1]]
 

@@ -1081,15 +1081,29 @@ def others(net: Net) -> tuple[int, int, int]:
     return leader, near, far
 
 
+def put_some(net: Net, node: int, count: int, *, every_ms: int) -> None:
+    """Puts 0 to count - 1, one after the other."""
+    for value in range(count):
+        net.put(node, value)
+        net.run(every_ms)
+
+
+def fall_behind(net: Net, leader: int, node: int) -> Any:
+    """Fills the link to a follower until its replica hears that it lags; returns the replica."""
+    fill(net, leader, node)
+    put_some(net, leader, 15, every_ms=100)
+    replica = net.hosts[node].groups[GROUP]
+    assert replica.is_behind
+    return replica
+
+
 def test_entries_wait_while_a_link_is_full_and_are_sent_once(net: Net) -> None:
     """A follower whose link is full gets nothing large, however long that lasts; then it gets each
     entry once. The group goes on with the other one meanwhile."""
     leader, near, far = others(net)
     fill(net, leader, far)
     before = len(net.sizes[leader, far])
-    for value in range(20):
-        net.put(leader, value)
-        net.run(50)
+    put_some(net, leader, 20, every_ms=50)
     net.run(200)
     assert net.machines[near].values == list(range(20))
     assert net.machines[far].values == []
@@ -1106,9 +1120,7 @@ def test_entries_wait_while_a_link_is_full_and_are_sent_once(net: Net) -> None:
 def test_bodies_are_needed_until_everybody_has_them(net: Net) -> None:
     leader, near, far = others(net)
     fill(net, leader, far)
-    for value in range(20):
-        net.put(leader, value)
-        net.run(50)
+    put_some(net, leader, 20, every_ms=50)
     host = net.hosts[leader]
     replica = host.groups[GROUP]
     missing = replica.core.progress[far].match + 1
@@ -1419,12 +1431,7 @@ def test_clients_of_a_replica_that_cannot_be_wiped_are_served_by_the_leader(
 def test_a_replica_that_lags_hears_so_from_a_leader_that_stays(net: Net) -> None:
     """Its clients know the leader all the time; readers must hear that it is not up to date."""
     leader, near, far = others(net)
-    fill(net, leader, far)
-    for value in range(15):
-        net.put(leader, value)
-        net.run(100)
-    replica = net.hosts[far].groups[GROUP]
-    assert replica.is_behind
+    replica = fall_behind(net, leader, far)
     assert not net.hosts[near].groups[GROUP].is_behind
     told = len(net.sinks[far].leaders)
     make_room(net, leader, far)
@@ -1437,12 +1444,7 @@ def test_a_replica_that_lags_hears_so_from_a_leader_that_stays(net: Net) -> None
 def test_a_lag_that_nobody_confirms_is_over_soon(net: Net) -> None:
     """The word that it is over may be lost with the link."""
     leader, _, far = others(net)
-    fill(net, leader, far)
-    for value in range(15):
-        net.put(leader, value)
-        net.run(100)
-    replica = net.hosts[far].groups[GROUP]
-    assert replica.is_behind
+    replica = fall_behind(net, leader, far)
     net.cut.add(far)
     net.run(10_000)
     assert not replica.is_behind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -551,12 +552,18 @@ def test_publishes_wait_for_room_on_the_link_home(nodes: dict[int, Node]) -> Non
     assert ("flow", False) in late.heard
 
 
-def test_a_suspicion_loses_nothing_that_waits_for_room(nodes: dict[int, Node]) -> None:
+def home_and_consumer(nodes: dict[int, Node]) -> tuple[Any, Any]:
+    """A channel at the queue's home, and one with a consumer on the other node."""
     record = queue_record()
     home = nodes[1].channel(nodes[1].open(record))
     channel = nodes[2].channel(nodes[2].open(record))
     channel.consume()
     settle(nodes)
+    return home, channel
+
+
+def test_a_suspicion_loses_nothing_that_waits_for_room(nodes: dict[int, Node]) -> None:
+    home, channel = home_and_consumer(nodes)
     for one, other in ((1, 2), (2, 1)):
         nodes[one].wire.full.add(other)
     home.publish(b"a")
@@ -575,11 +582,7 @@ def test_a_suspicion_loses_nothing_that_waits_for_room(nodes: dict[int, Node]) -
 
 
 def test_what_waits_for_a_node_that_is_gone_goes_too(nodes: dict[int, Node]) -> None:
-    record = queue_record()
-    home = nodes[1].channel(nodes[1].open(record))
-    channel = nodes[2].channel(nodes[2].open(record))
-    channel.consume()
-    settle(nodes)
+    home, channel = home_and_consumer(nodes)
     for one, other in ((1, 2), (2, 1)):
         nodes[one].wire.full.add(other)
     home.publish(b"a")
@@ -599,11 +602,7 @@ def test_what_waits_for_a_node_that_is_gone_goes_too(nodes: dict[int, Node]) -> 
 
 
 def test_deliveries_wait_in_order_for_room_on_the_link(nodes: dict[int, Node]) -> None:
-    record = queue_record()
-    home = nodes[1].channel(nodes[1].open(record))
-    channel = nodes[2].channel(nodes[2].open(record))
-    channel.consume()
-    settle(nodes)
+    home, channel = home_and_consumer(nodes)
     nodes[1].wire.full.add(2)
     for body in (b"a", b"b"):
         home.publish(body)
