@@ -676,6 +676,7 @@ class Node:
             operation_timeout_ms=defaults.operation_timeout_ms,
             publish_register_timeout_ms=defaults.publish_register_timeout_ms,
             publish_pending_max_bytes=defaults.publish_pending_max_bytes,
+            publish_pending_messages=defaults.publish_pending_messages,
             loopback_users=self.config.amqp.loopback_users,
         )
         self.outbox = Outbox(self.wake)

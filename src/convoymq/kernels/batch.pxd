@@ -19,6 +19,7 @@ cdef class PendingCommand:
     cdef public Chunk chunk
     cdef public Py_ssize_t offset
     cdef public Py_ssize_t length
+    cdef public uint32_t messages
     cdef public list tags
     cdef public object note
 
@@ -33,8 +34,10 @@ cdef class PublishTarget:
     cdef public uint64_t seq
     cdef public object pending
     cdef public Py_ssize_t pending_bytes
-    # Beyond either of these, `owner.check_flow()` is called when an ENQUEUE command is closed.
+    cdef public Py_ssize_t pending_messages
+    # Beyond one of these, `owner.check_flow()` is called when an ENQUEUE command is closed.
     cdef public Py_ssize_t pending_bytes_max
+    cdef public Py_ssize_t pending_messages_max
     cdef public Py_ssize_t pending_commands_max
     cdef public PendingBudget budget
     cdef public object owner

@@ -209,7 +209,9 @@ class PublishTarget:
         self.seq = 0
         self.pending = deque()
         self.pending_bytes = 0
+        self.pending_messages = 0
         self.pending_bytes_max = _UNBOUNDED
+        self.pending_messages_max = _UNBOUNDED
         self.pending_commands_max = _UNBOUNDED
         self.budget = PendingBudget()
         self.owner = owner
@@ -254,7 +256,7 @@ class PublishTarget:
         builder.start_command(type, flags, self.session, self.seq, count, arg, n)
         if n:
             string.memcpy(builder.p + start + _COMMAND, _bytes_pointer(data), n)
-        _remember(self, builder, type, start, builder.end - start, None, note)
+        _remember(self, builder, type, start, builder.end - start, 0, None, note)
         builder.announce(was_empty)
         return self.seq
 
@@ -267,6 +269,7 @@ class PublishTarget:
                 break
             pending.popleft()
             self.pending_bytes -= first.length
+            self.pending_messages -= first.messages
             self.budget.bytes -= first.length
             done.append(first)
         return done
@@ -287,6 +290,7 @@ def _remember(
     type: cython.int,
     start: cython.Py_ssize_t,
     length: cython.Py_ssize_t,
+    messages: uint32_t,
     tags: object,
     note: object,
 ) -> cython.int:
@@ -296,10 +300,12 @@ def _remember(
     command.chunk = builder.chunk
     command.offset = start
     command.length = length
+    command.messages = messages
     command.tags = tags
     command.note = note
     target.pending.append(command)
     target.pending_bytes += length
+    target.pending_messages += messages
     target.budget.bytes += length
     return 0
 
@@ -500,12 +506,13 @@ class CommandBuilder:
             tags.append(self.tag_first)
             tags.append(self.tag_last)
         # Any session that appends is the last one in `target`: its seq is this command's.
-        _remember(target, self, CMD_ENQUEUE, start, length, tags, None)
+        _remember(target, self, CMD_ENQUEUE, start, length, count, tags, None)
         self.open_target = None
         self.open_tags = None
         self.open_start = -1
         if (
-            target.pending_bytes > target.pending_bytes_max
+            target.pending_messages > target.pending_messages_max
+            or target.pending_bytes > target.pending_bytes_max
             or len(target.pending) > target.pending_commands_max
             or target.budget.bytes > target.budget.bytes_max
         ):

@@ -74,6 +74,8 @@ class PendingCommand:
     chunk: Chunk
     offset: int
     length: int
+    messages: int
+    """ENQUEUE: how many it publishes; 0 otherwise."""
     tags: list[int] | None
     """ENQUEUE: publish tags as ranges (first, last, …); None otherwise."""
     note: Any
@@ -138,11 +140,12 @@ class PublishTarget:
     """Last seq given out."""
     pending: deque[PendingCommand]
     pending_bytes: int
+    pending_messages: int
     pending_bytes_max: int
+    pending_messages_max: int
     pending_commands_max: int
-    """Beyond either of these (default: never) `owner.check_flow()` is called at every batch of
-    publishes:
-    within the round, so that one read is all that a channel can exceed them by."""
+    """Beyond one of these (default: never) `owner.check_flow()` is called at every batch of
+    publishes: within the round, so that one read is all that a channel can exceed them by."""
     budget: PendingBudget
     """Shared with other targets; to be set before the first command."""
     owner: Any

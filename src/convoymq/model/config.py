@@ -845,6 +845,18 @@ class DefaultsConfig:
         low=1 << 20,
         high=1 << 36,
     )
+    publish_pending_messages: int = _key(
+        "publish_pending_messages",
+        1024,
+        """Messages of one channel for one quorum queue or stream that are not applied yet: above it
+        the channel is not read, until it is half. Larger lets a fast publisher fill the queue's log
+        ahead of acknowledgements, so that consumers fall behind. Smaller than what is published in
+        a round trip to the followers costs throughput of a single channel: raise it for links
+        between sites.""",
+        parse=_parse_int,
+        low=64,
+        high=1 << 20,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

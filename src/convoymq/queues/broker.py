@@ -123,6 +123,8 @@ class BrokerSettings:
     quorum queue that does not answer."""
     publish_pending_max_bytes: int = 128 << 20
     """[publish_pending_max] What this node's publishers may have under way together."""
+    publish_pending_messages: int = 1024
+    """[publish_pending_messages] What one channel may have under way into one queue."""
     loopback_users: tuple[str, ...] = ("guest",)
     """[loopback_users] Who may only come from this machine."""
     disconnect_timeout_ms: int = DISCONNECT_TIMEOUT_MS_DEFAULT
@@ -212,6 +214,7 @@ class Broker:
             limits=FlowLimits(
                 question_timeout_ms=self.settings.operation_timeout_ms,
                 register_timeout_ms=self.settings.publish_register_timeout_ms,
+                pending_messages_max=self.settings.publish_pending_messages,
                 budget=PendingBudget(self.settings.publish_pending_max_bytes),
             ),
             ask=Questions(

@@ -129,10 +129,13 @@ def effects_of(machine: Any, call: Callable[..., None], *arguments: int) -> list
 class FlowLimits:
     """What one channel may have under way into one queue, and for how long.
 
-    Beyond either bound the channel stops reading publishes; it goes on at half of both. Larger
-    bounds let a publisher ahead of a slow majority and cost that much memory per channel and queue.
+    Beyond one bound the channel stops reading publishes; it goes on at half of all. Larger bounds
+    let a publisher ahead of a slow majority and cost that much memory per channel and queue.
     """
 
+    pending_messages_max: int = 1024
+    """What consumers acknowledge is committed behind what publishers have under way. With more than
+    a prefetch window of that, consumers fall behind, and what falls behind is written twice."""
     pending_bytes_max: int = 16 << 20
     pending_commands_max: int = 4096
     budget: PendingBudget = field(default_factory=PendingBudget)

@@ -72,6 +72,7 @@ class SessionClient(QueueClient):
         self.queue = queue
         self.session = session
         self._target = PublishTarget(queue.builder, session, self)
+        self._target.pending_messages_max = queue.limits.pending_messages_max
         self._target.pending_bytes_max = queue.limits.pending_bytes_max
         self._target.pending_commands_max = queue.limits.pending_commands_max
         self._budget = self._target.budget = queue.limits.budget
@@ -305,7 +306,8 @@ class SessionClient(QueueClient):
         divisor = 2 if self.blocked else 1
         limits = self.queue.limits
         beyond = (
-            target.pending_bytes * divisor > limits.pending_bytes_max
+            target.pending_messages * divisor > limits.pending_messages_max
+            or target.pending_bytes * divisor > limits.pending_bytes_max
             or len(target.pending) * divisor > limits.pending_commands_max
             or self._budget.bytes * divisor > self._budget.bytes_max
         )

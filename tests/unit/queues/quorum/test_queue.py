@@ -478,8 +478,15 @@ def test_deleting_answers_everything() -> None:
     assert all(isinstance(h[-1], NotFound) for h in events.heard[1:4])
 
 
-def test_flow_stops_the_channel_and_lets_it_go_on() -> None:
-    cluster = Cluster(FlowLimits(pending_bytes_max=10_000, pending_commands_max=100))
+@pytest.mark.parametrize(
+    "limits",
+    [
+        FlowLimits(pending_bytes_max=10_000, pending_commands_max=100),
+        FlowLimits(pending_messages_max=12),
+    ],
+)
+def test_flow_stops_the_channel_and_lets_it_go_on(limits: FlowLimits) -> None:
+    cluster = Cluster(limits)
     client, events = cluster.nodes[2].open()
     cluster.elect(None)
     publish(client, 1, 20, size=1000)
@@ -490,6 +497,7 @@ def test_flow_stops_the_channel_and_lets_it_go_on() -> None:
     cluster.run()
     assert events.flow == [True, False]
     assert events.confirmed == list(range(1, 21))
+    assert client.target.pending_messages == client.target.pending_bytes == 0
 
 
 def test_what_all_channels_of_a_node_have_pending_is_bounded_together() -> None:
