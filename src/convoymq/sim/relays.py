@@ -58,7 +58,7 @@ class RelayBook:
         self._received: dict[tuple[int, int], int] = {}
         """(at, from) -> number of the last stretch of which something came."""
         self._cut_since: dict[tuple[int, int], tuple[int, Any]] = {}
-        """(a, b) -> since when they could be relayed, and by which links."""
+        """(a, b) -> since when they could be relayed and are not, and by which links."""
         world.scheduler.after(TICK_US, None, self._look)
 
     def on_up(self, node: int, peer: int) -> None:
@@ -112,12 +112,15 @@ class RelayBook:
                 by = next((how for c in running if (how := self._path(a, c, b))), None)
                 if by is None or not network.may_link(a, b):
                     continue
+                end: Any = network.receivers[a]
+                if end.is_connected(b):
+                    # Who relayed may be lost any time: only from then on another one is due.
+                    continue
                 began, path = self._cut_since.get((a, b), (now_us, by))
                 if path != by:
                     began = now_us
                 since[a, b] = (began, by)
-                end: Any = network.receivers[a]
-                if now_us - began > REACHED_US and not end.is_connected(b):
+                if now_us - began > REACHED_US:
                     raise InvariantBroken(
                         f"node {a} cannot reach node {b}, and {by[0]} is linked to both"
                     )
