@@ -478,11 +478,11 @@ def _fresh_first(machine: Any) -> Any:
 @plant("what an ended session gave back goes behind what is fresh", "none", unaided=True)
 def ended_session_returns_behind_fresh() -> None:
     machine = _machine()
-    end_session, hand_out, late = machine._end_session, machine._hand_out, _fresh_first(machine)
+    end_sessions, hand_out, late = machine._end_sessions, machine._hand_out, _fresh_first(machine)
 
-    def ending(self: Any, session: Any, *, failed: bool) -> None:
+    def ending(self: Any, sessions: Any, *, failed: bool) -> None:
         self.planted = not self.returned.messages
-        end_session(self, session, failed=failed)
+        end_sessions(self, sessions, failed=failed)
 
     def giving(self: Any, *arguments: Any) -> int:
         if getattr(self, "planted", False) and self.returned.messages:
@@ -491,7 +491,7 @@ def ended_session_returns_behind_fresh() -> None:
         self.planted = False
         return int(hand_out(self, *arguments))
 
-    machine._end_session = ending
+    machine._end_sessions = ending
     machine._hand_out = giving
 
 
@@ -554,12 +554,12 @@ def returned_in_reverse() -> None:
 @plant("an ended session does not count as a failed delivery", "none", unaided=True)
 def ended_session_is_no_failure() -> None:
     machine = _machine()
-    end_session = machine._end_session
+    end_sessions = machine._end_sessions
 
-    def planted(self: Any, session: Any, *, failed: bool) -> None:
-        end_session(self, session, failed=False)
+    def planted(self: Any, sessions: Any, *, failed: bool) -> None:
+        end_sessions(self, sessions, failed=False)
 
-    machine._end_session = planted
+    machine._end_sessions = planted
 
 
 @plant("consumers of a suspected node are served on", "suspect,isolate,freeze", unaided=True)

@@ -406,7 +406,7 @@ class QuorumMachine(SessionTable):
             self._reply(session, APPLIED_OK, count)
         elif kind == batch.CMD_SESSION_CLOSE:
             self._applied(session)
-            self._end_session(session, failed=True)
+            self._end_sessions((session,), failed=True)
         elif kind == batch.CMD_PRODUCER:
             self._producer(session, count, arg, data, offset)
         elif kind == batch.CMD_STAGE:
@@ -424,7 +424,7 @@ class QuorumMachine(SessionTable):
         elif kind == batch.CMD_SESSION_DOWN:
             session = self.sessions.get(first_u64(data, offset))
             if session is not None:
-                self._end_session(session, failed=True)
+                self._end_sessions((session,), failed=True)
         elif kind == batch.CMD_NODE_DOWN:
             self._node_down(arg, flags & FLAG_NODE_GONE != 0)
         elif kind == batch.CMD_NODE_UP:
@@ -743,9 +743,16 @@ class QuorumMachine(SessionTable):
             self.active = best
             self._serve_last(best)
 
-    def _end_session(self, session: QueueSession, *, failed: bool) -> None:
-        """Removes a session, returning what its consumers hold."""
-        self._remove_session(session)
+    def _end_sessions(self, sessions: Iterable[QueueSession], *, failed: bool) -> None:
+        """Removes sessions, returning what their consumers hold. Only when all have ended somebody
+        else may become active: a consumer of the last one must not, for the moment."""
+        for session in sessions:
+            self._remove_session(session)
+            self._end_consumers(session, failed=failed)
+        if self.single_active:
+            self._choose_active()
+
+    def _end_consumers(self, session: QueueSession, *, failed: bool) -> None:
         for consumer in list(session.consumers.values()):
             self._serve_no_more(consumer)
             if consumer.state == WAITING:
@@ -760,8 +767,6 @@ class QuorumMachine(SessionTable):
                 self._trace_owner(words.GONE, consumer)
             consumer.state = CANCELLED
         session.consumers.clear()
-        if self.single_active:
-            self._choose_active()
 
     # ------------------------------------------------------------- stages
 
@@ -866,11 +871,8 @@ class QuorumMachine(SessionTable):
     def _node_down(self, node: int, gone: bool) -> None:
         """Suspects a node; when it is known to be `gone`, its sessions end at once."""
         if gone:
-            # While the first of its sessions end, no consumer of the others may become active.
-            self.down_nodes.setdefault(node, [self.time_ms, 1])
-            for session in self._sessions_of(node):
-                self._end_session(session, failed=True)
-            del self.down_nodes[node]
+            self.down_nodes.pop(node, None)
+            self._end_sessions(self._sessions_of(node), failed=True)
             return
         if node in self.down_nodes:
             return
@@ -888,10 +890,12 @@ class QuorumMachine(SessionTable):
     def _node_up(self, node: int, incarnation: int) -> None:
         """Ends the sessions of older incarnations of the node; the others go on."""
         self._hear_of(node, incarnation)
-        for session in self._sessions_of(node):
-            if (session.id >> 24) & 0xFFFFFFFF < incarnation:
-                self._end_session(session, failed=True)
-        if self.down_nodes.pop(node, None) is None:
+        was_down = self.down_nodes.pop(node, None) is not None
+        sessions = self._sessions_of(node)
+        older = [s for s in sessions if (s.id >> 24) & 0xFFFFFFFF < incarnation]
+        # First: who takes over may be a consumer of this node that has waited longest.
+        self._end_sessions(older, failed=True)
+        if not was_down:
             return
         for session in self._sessions_of(node):
             for consumer in session.consumers.values():

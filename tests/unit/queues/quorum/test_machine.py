@@ -671,6 +671,23 @@ def test_a_suspected_consumer_is_not_activated() -> None:
     assert queue.status() == {B: "single_active", C: "waiting"}
 
 
+def test_a_node_that_is_back_keeps_its_new_consumer_s_place() -> None:
+    """The active consumer was one of its former process. Found by the simulator, seed 9916479."""
+    queue = single()
+    old, new = session_id(1, 1, 5), session_id(1, 1, 6)
+    queue.log.publish(C, [1])
+    queue.log.checkout(old, 1)
+    queue.step()
+    queue.log.node_down(1)
+    queue.log.checkout(new, 1)
+    queue.log.checkout(B, 1)
+    queue.step()
+    assert queue.status() == {old: "suspected_down", new: "suspected_down", B: "waiting"}
+    queue.log.node_up(1, incarnation=6)
+    assert [i for i, _ in deliveries(queue.step(), new, 1)] == [0]
+    assert queue.status() == {new: "single_active", B: "waiting"}
+
+
 def test_a_node_that_is_gone_activates_none_of_its_consumers_as_it_goes() -> None:
     """Its sessions end one by one, and one with a higher priority comes later. Found by the
     simulator, seed 5005605."""
