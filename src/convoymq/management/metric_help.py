@@ -80,6 +80,8 @@ HELP: dict[str, str] = {
         "Messages sent, as leader, for nodes without a live replica",
     "convoy_groups_led": "Raft groups led by this node",
     "convoy_groups_followed": "Raft groups with a following replica here",
+    "convoy_replicas_behind":
+        "Replicas here that lag, so that the leader serves this node's clients",
     "convoy_raft_entries_appended_total": "Log entries written",
     "convoy_raft_bytes_appended_total": "Bytes of log entries written",
     "convoy_raft_replicas_stopped_total": "Replicas stopped because of something in their log",

@@ -235,6 +235,7 @@ def _hosted(text: _Text, host: GroupHost) -> None:
     led = sum(1 for replica in groups if replica.is_leader)
     text.gauge("convoy_groups_led", led)
     text.gauge("convoy_groups_followed", len(groups) - led)
+    text.gauge("convoy_replicas_behind", sum(1 for replica in groups if replica.is_behind))
     counters = getattr(host, "counters", None)
     for name in getattr(type(counters), "__slots__", ()):
         value = getattr(counters, name)

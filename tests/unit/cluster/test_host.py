@@ -1428,10 +1428,13 @@ def test_clients_of_a_replica_that_cannot_be_wiped_are_served_by_the_leader(
     assert net.sinks[follower].leaders[-1] == net.leader
 
 
+@pytest.mark.moves("convoy_replicas_behind")
 def test_a_replica_that_lags_hears_so_from_a_leader_that_stays(net: Net) -> None:
     """Its clients know the leader all the time; readers must hear that it is not up to date."""
     leader, near, far = others(net)
+    net.show(far)
     replica = fall_behind(net, leader, far)
+    net.show(far)
     assert not net.hosts[near].groups[GROUP].is_behind
     told = len(net.sinks[far].leaders)
     make_room(net, leader, far)
