@@ -56,6 +56,8 @@ KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 
 Handler = Callable[[int, Any], Awaitable[Any]]
+Reply = Callable[[Any], None]
+ReplyingHandler = Callable[[int, Any, Reply], Awaitable[None]]
 RawHandler = Callable[[int, bytes], None]
 
 
@@ -65,7 +67,7 @@ class ControlPlane:
     def __init__(self, node_id: int, transport: Transport) -> None:
         self.node_id = node_id
         self.transport = transport
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: dict[int, ReplyingHandler] = {}
         self._raw: dict[int, RawHandler] = {}
         self._next = 0
         self._waiting: dict[int, tuple[int, asyncio.Future[Any]]] = {}
@@ -73,6 +75,15 @@ class ControlPlane:
 
     def handle(self, kind: int, handler: Handler) -> None:
         """Registers who answers requests of a kind; called with (node, decoded body)."""
+
+        async def answer(node: int, body: Any, reply: Reply) -> None:
+            reply(await handler(node, body))
+
+        self.handle_replying(kind, answer)
+
+    def handle_replying(self, kind: int, handler: ReplyingHandler) -> None:
+        """The same for who decides when the answer is sent; called with (node, decoded body,
+        reply). The answer leaves in `reply`, which may be called later, or never."""
         assert kind not in self._handlers
         self._handlers[kind] = handler
 
@@ -89,7 +100,9 @@ class ControlPlane:
             Unavailable: it is away, or did not answer in time.
         """
         if node == self.node_id:
-            return await self._handlers[kind](node, body)
+            own: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            await self._handlers[kind](node, body, own.set_result)
+            return await own
         if not self.transport.is_connected(node):
             raise Unavailable(f"node {node} is not connected")
         if len(self._waiting) >= OUTSTANDING_MAX:
@@ -156,16 +169,18 @@ class ControlPlane:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _answer(self, handler: Handler, node: int, number: int, kind: int, body: Any) -> None:
-        flags = FLAG_ANSWER
+    async def _answer(
+        self, handler: ReplyingHandler, node: int, number: int, kind: int, body: Any
+    ) -> None:
+        def reply(found: Any, flags: int = FLAG_ANSWER) -> None:
+            if number and self.transport.is_connected(node):
+                self._send(node, flags, number, kind, found)
+
         try:
-            reply = await handler(node, body)
+            await handler(node, body, reply)
         except BrokerError as error:
             refusal = error if isinstance(error, Refused) else Refused(error.text)
-            reply = refusal_to_builtins(refusal)
-            flags |= FLAG_REFUSED
-        if number and self.transport.is_connected(node):
-            self._send(node, flags, number, kind, reply)
+            reply(refusal_to_builtins(refusal), FLAG_ANSWER | FLAG_REFUSED)
 
     def _on_answer(self, node: int, flags: int, number: int, body: Any) -> None:
         asked, answer = self._waiting.get(number, (0, None))

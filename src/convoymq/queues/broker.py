@@ -14,6 +14,7 @@ import base64
 import ipaddress
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -41,6 +42,7 @@ from convoymq.cluster.control import (
     KIND_STAGE,
     KIND_STREAM,
     ControlPlane,
+    Reply,
 )
 from convoymq.cluster.interfaces import FLAG_NODE_GONE, Clock
 from convoymq.cluster.members import MemberKeeper
@@ -254,8 +256,8 @@ class Broker:
         control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
         control.handle(KIND_ALARM, self._on_alarm)
         control.handle(KIND_QUEUE_COUNTS, self._on_quorum_counts)
-        control.handle(KIND_STAGE, self._on_stage)
-        control.handle(KIND_STREAM, self._on_stream)
+        control.handle_replying(KIND_STAGE, self._on_stage)
+        control.handle_replying(KIND_STREAM, self._on_stream)
         control.handle(KIND_SESSIONS, self._on_sessions)
 
     # --- life ----------------------------------------------------------------------------
@@ -1207,14 +1209,17 @@ class Broker:
     async def _ask_stage(self, node: int, request: Any) -> Any:
         return await self.control.request(node, KIND_STAGE, request, STAGE_TIMEOUT_S)
 
-    async def _on_stage(self, node: int, body: Any) -> Any:
+    async def _on_stage(self, node: int, body: Any, reply: Reply) -> None:
         if not isinstance(body, list) or not body or not isinstance(body[0], int):
             raise PeerError(f"malformed request about a stage from node {node}")
         group, *request = body
         queue = self._groups.get(group) or self.classic.queues.get(group)
         if queue is None or isinstance(queue, StreamQueue):
             raise NotFound("the queue is not here")
-        return await queue.serve_stage(request)
+        until_ms = self._clock.monotonic_ms() + int(STAGE_TIMEOUT_S * 1000)
+        async with AsyncExitStack() as turn:
+            room = self.local.answers.room(node, until_ms)
+            reply(await queue.serve_stage(request, lambda: turn.enter_async_context(room)))
 
     def _ask_stream(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
         self._ask_node(node, KIND_STREAM, request, wait_ms, answer)
@@ -1239,13 +1244,13 @@ class Broker:
         assert self.local.watch is not None
         return self.local.watch.serve(body)
 
-    async def _on_stream(self, node: int, body: Any) -> Any:
+    async def _on_stream(self, node: int, body: Any, reply: Reply) -> None:
         if not isinstance(body, list) or len(body) < 2 or not isinstance(body[1], int):
             raise PeerError(f"malformed request about a stream from node {node}")
         queue = self._groups.get(body[1])
         if not isinstance(queue, StreamQueue):
             raise NotFound("the stream is not here")
-        return await queue.answer(body)
+        queue.serve(body, reply, node)
 
     async def _on_quorum_counts(self, node: int, group: Any) -> tuple[int, int]:
         queue = self._groups.get(group)

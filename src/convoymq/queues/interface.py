@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Field
-from convoymq.queues.stage_reads import StagedRun
+from convoymq.queues.stage_reads import Room, StagedRun, no_wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +207,8 @@ class Queue(ABC):
         are; offsets count from 0. `cursor` None = from the start. Raises as `stage`."""
         raise self._stageless()
 
-    async def serve_stage(self, request: Sequence[Any]) -> list[Any]:
-        """Answers what another node's face of the queue asks."""
+    async def serve_stage(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+        """Answers what another node's face of the queue asks; `room`: see `stage_reads.serve`."""
         raise self._stageless()
 
     def stages(self) -> list[dict[str, Any]]:

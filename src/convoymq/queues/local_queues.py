@@ -31,6 +31,7 @@ from convoymq.cluster.placement import (
 from convoymq.model.durations import duration_ms
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.group_queue import FlowLimits, GroupQueue
+from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
@@ -181,8 +182,10 @@ class LocalQueues:
     """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
     """Who ends sessions that were left behind; None without a way to ask."""
+    answers: LargeAnswers = field(init=False)
 
     def __post_init__(self) -> None:
+        self.answers = LargeAnswers(self.transport, self.host.await_room, self.clock)
         if self.ask.sessions is not None:
             self.watch = SessionWatch(
                 node=self.node,
@@ -304,7 +307,7 @@ class LocalQueues:
         queue: GroupQueue
         if record.type is QueueType.STREAM:
             assert self.ask.stream is not None
-            queue = StreamQueue(ask_node=self.ask.stream, **common)
+            queue = StreamQueue(ask_node=self.ask.stream, answers=self.answers, **common)
         else:
             queue = QuorumQueue(ask_node=self.ask.stage, **common)
         queue.trace = self._open_trace(record, queue)

@@ -82,6 +82,8 @@ class Page:
         self.bytes += size
 
 
+Room = Callable[[], Awaitable[object]]
+"""Waits until there is room for a large answer, and it is this one's turn."""
 Ask = Callable[[int, Any], Awaitable[Any]]
 """Asks a node: (node, [group, request …]) → answer, as `serve` gives it."""
 
@@ -98,10 +100,13 @@ class LocalStages(Protocol):
     async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
         """The answer of an op."""
 
+    async def is_there(self, stage: str, epoch: int, offset: int, end: int | None) -> bool:
+        """Waits for what `local_runs` needs; False when it does not come in time."""
+
     async def local_runs(
         self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
     ) -> tuple[int, int, list[StagedRun]] | None:
-        """(first, next, runs); None when this node cannot tell."""
+        """(first, next, runs) as they are now; None when this node cannot tell."""
 
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
@@ -109,9 +114,17 @@ class LocalStages(Protocol):
         """(cursor, runs); None when this node cannot tell."""
 
 
-async def serve(local: LocalStages, request: Sequence[Any]) -> list[Any]:
-    """Answers another node's request. Raises what `local` raises but StageRefused, Unavailable when
-    this node cannot tell, and PeerError for what is no request."""
+async def no_wait() -> None:
+    """A `Room` that is always there."""
+
+
+async def serve(local: LocalStages, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+    """Answers another node's request. Raises what `local` and `room` raise but StageRefused,
+    Unavailable when this node cannot tell, and PeerError for what is no request.
+
+    Args:
+        room: awaited once before messages are read, never while something else is waited for.
+    """
     try:
         verb, *rest = request
         if verb == OP:
@@ -120,13 +133,18 @@ async def serve(local: LocalStages, request: Sequence[Any]) -> list[Any]:
         if verb == RUNS:
             name, epoch, offset, end, max_rows, max_bytes = rest
             checked_runs(name, epoch, offset, end, max_rows, max_bytes)
-            found = await local.local_runs(name, epoch, offset, end, max_rows, max_bytes)
+            found = None
+            if await local.is_there(name, epoch, offset, end):
+                await room()
+                size = min(max_bytes, REMOTE_BYTES_MAX)
+                found = await local.local_runs(name, epoch, offset, end, max_rows, size)
             if found is not None:
                 return [OK, found[0], found[1], encode_runs(found[2])]
         elif verb == BROWSE:
             cursor, max_rows, max_bytes = rest
             checked_numbers(max_rows, max_bytes)
-            browsed = await local.local_browse(cursor, max_rows, max_bytes)
+            await room()
+            browsed = await local.local_browse(cursor, max_rows, min(max_bytes, REMOTE_BYTES_MAX))
             if browsed is not None:
                 return [OK, browsed[0], encode_runs(browsed[1])]
         else:

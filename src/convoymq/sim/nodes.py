@@ -16,6 +16,7 @@ from convoymq.cluster.host import ReplicaHost
 from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import Unavailable
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
+from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.session_audit import SessionWatch
 from convoymq.queues.stream.machine import StreamMachine
@@ -174,6 +175,7 @@ class SimNode:
             on_dirty=self.wake,
         )
         self.host.on_stopped = self.on_replica_stopped
+        self.answers = LargeAnswers(self.transport, self.host.await_room, self.clock)
         self._open_groups()
         self._watch_sessions()
         scheduler.after(scheduler.between(0, HOST_TICK_MS * 1000), self.life, self._tick_host)
@@ -242,7 +244,7 @@ class SimNode:
                 "new_session": self.new_session,
             }
             if self.world.plan.streams:
-                queue = StreamQueue(ask_node=self._ask_node, **common)
+                queue = StreamQueue(ask_node=self._ask_node, answers=self.answers, **common)
             else:
                 queue = WatchedQueue(
                     workload=self.world.workload,
@@ -406,7 +408,7 @@ class SimNode:
         if kind == KIND_STREAM:
             queue = self.queues.get(body[1])
             if isinstance(queue, StreamQueue):
-                queue.serve(body, reply)
+                queue.serve(body, reply, peer)
         elif kind == KIND_SESSIONS and self.watch is not None:
             reply(self.watch.serve(body))
 

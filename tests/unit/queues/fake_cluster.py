@@ -18,6 +18,7 @@ from convoymq.cluster.access import SHA256, hash_sha256
 from convoymq.cluster.async_metadata import AsyncMetadataStore
 from convoymq.cluster.commands import Bootstrap, PutNode
 from convoymq.cluster.control import ControlPlane
+from convoymq.cluster.group_time import GroupTime
 from convoymq.cluster.metadata import MetadataMachine, User
 from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, CommandBuilder, Entry, frame_header
 from convoymq.model.tables import Table
@@ -73,6 +74,8 @@ class FakeHost:
         self.groups: dict[int, Any] = {}
         self.stopped: dict[int, Any] = {}
         self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.lines: dict[int, list[Any]] = {}
+        """Node -> who waits for room on the link to it."""
 
     def note(self, event: str, **fields: Any) -> None:
         self.notes.append((event, fields))
@@ -90,6 +93,7 @@ class FakeHost:
         replica.last_applied = 0
         replica.faulty, replica.is_behind = "", False
         replica.can_commit = True
+        replica.time = GroupTime(LoopClock())
         replica.hurry = lambda: None
         replica.core = SimpleNamespace(
             amnesiac=False, quarantined=False, progress={}, commit_index=0
@@ -147,7 +151,22 @@ class FakeHost:
         return [self.read_entry(group, index)]
 
     def await_room(self, node: int, item: Any) -> None:
-        raise AssertionError("links are never full here")
+        line = self.lines.setdefault(node, [])
+        if item not in line:
+            line.append(item)
+
+    def make_room(self, node: int) -> None:
+        """The link to a node takes bulk again."""
+        self.cluster.nodes[self.node].control.transport.full.discard(node)
+        for item in self.lines.pop(node, []):
+            item.on_room(node)
+
+    def lose(self, node: int) -> None:
+        """A node does not answer; those that wait for room on its link hear so."""
+        self.cluster.down.add(node)
+        self.cluster.nodes[self.node].control.transport.full.discard(node)
+        for item in self.lines.pop(node, []):
+            item.on_lost(node)
 
     def segment_at(self, group: int, index: int) -> None:
         return None

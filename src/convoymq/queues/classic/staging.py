@@ -22,11 +22,13 @@ from convoymq.queues.stage_reads import (
     YIELD_BLOCKS,
     YIELD_BYTES,
     Page,
+    Room,
     StagedRun,
     checked_cursor,
     checked_numbers,
     checked_runs,
     decode_runs,
+    no_wait,
     opened,
     serve,
 )
@@ -82,9 +84,9 @@ class HomeStages:
         checked_numbers(max_rows, max_bytes)
         return await self.local_browse(cursor, max_rows, max_bytes)
 
-    async def serve_stage(self, request: Sequence[Any]) -> list[Any]:
+    async def serve_stage(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
         """See `Queue`."""
-        return await serve(self, request)
+        return await serve(self, request, room)
 
     def stages(self) -> list[dict[str, Any]]:
         """See `Queue`."""
@@ -107,6 +109,12 @@ class HomeStages:
         if self.durable and fields["op"] == "settle":
             await self.written()
         return answer
+
+    async def is_there(self, stage: str, epoch: int, offset: int, end: int | None) -> bool:
+        """See `stage_reads.LocalStages`: what is not there now does not come."""
+        self._check()
+        self._reading(stage, epoch, offset)
+        return True
 
     async def local_runs(
         self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
@@ -242,7 +250,7 @@ class AwayStages:
         rest, runs = await self._ask(BROWSE, cursor, max_rows, min(max_bytes, REMOTE_BYTES_MAX))
         return rest, decode_runs(runs)
 
-    async def serve_stage(self, request: Sequence[Any]) -> list[Any]:
+    async def serve_stage(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
         """Only the home node answers."""
         raise NotFound("the queue does not live here")
 

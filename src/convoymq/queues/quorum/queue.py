@@ -35,7 +35,7 @@ from convoymq.queues.interface import ClientEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.staging import Staging
-from convoymq.queues.stage_reads import Ask, StagedRun, serve
+from convoymq.queues.stage_reads import Ask, Room, StagedRun, no_wait, serve
 from convoymq.storage.types import EntryGone
 
 FINAL = 1 << 31
@@ -262,9 +262,9 @@ class QuorumQueue(GroupQueue):
         """See `Queue`."""
         return await self._staging.browse(cursor, max_rows, max_bytes)
 
-    async def serve_stage(self, request: Sequence[Any]) -> list[Any]:
+    async def serve_stage(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
         """See `Queue`."""
-        return await serve(self._staging, request)
+        return await serve(self._staging, request, room)
 
     def stages(self) -> list[dict[str, Any]]:
         """See `Queue`."""

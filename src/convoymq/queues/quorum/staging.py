@@ -179,11 +179,15 @@ class Staging:
         """See `stage_reads.LocalStages`."""
         return await self.op(op)
 
+    async def is_there(self, stage: str, epoch: int, offset: int, end: int | None) -> bool:
+        """See `stage_reads.LocalStages`."""
+        return await self._local_stage(stage, epoch, offset, end, SERVE_WAIT_S) is not None
+
     async def local_runs(
         self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
     ) -> tuple[int, int, list[StagedRun]] | None:
         """See `stage_reads.LocalStages`."""
-        return await self._local_runs(stage, epoch, offset, end, max_rows, max_bytes, SERVE_WAIT_S)
+        return await self._local_runs(stage, epoch, offset, end, max_rows, max_bytes, 0.0)
 
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int

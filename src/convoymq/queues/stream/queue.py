@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from convoymq.cluster.interfaces import Effect
@@ -42,6 +43,7 @@ from convoymq.model.errors import (
 )
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ClientEvents
+from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.stream.client import StreamClient
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.storage.types import EntryGone
@@ -112,13 +114,15 @@ class StreamQueue(GroupQueue):
 
     Args:
         ask_node: sends a request to another node.
+        answers: when other nodes get what they read here.
     """
 
     type = "stream"
 
-    def __init__(self, *, ask_node: AskNode, **common: Any) -> None:
+    def __init__(self, *, ask_node: AskNode, answers: LargeAnswers, **common: Any) -> None:
         super().__init__(**common)
         self._ask_node = ask_node
+        self._answers = answers
         self._waiters: list[_Waiter] = []
         #: Clients that have, or had a moment ago, consumers; in the order in which they came.
         self._reading: dict[StreamClient, None] = {}
@@ -323,8 +327,11 @@ class StreamQueue(GroupQueue):
 
     # --- for other nodes -----------------------------------------------------------------
 
-    def serve(self, request: Sequence[Any], answer: Callable[[list[Any]], None]) -> None:
-        """Answers another node's request (module text); bad ones with `away`."""
+    def serve(
+        self, request: Sequence[Any], answer: Callable[[list[Any]], None], node: int | None = None
+    ) -> None:
+        """Answers another node's request (module text); bad ones with `away`. What it reads is read
+        when the link to `node` has room for it, and not at all when that comes too late."""
 
         def now() -> None:
             try:
@@ -339,25 +346,27 @@ class StreamQueue(GroupQueue):
                 answer(["away", f"malformed request: {error}"])
 
         machine = self.machine()
+        if machine is None:
+            now()
+            return
         wait_ms = 0
         wanted = -1
+        there = now
         try:
-            if machine is not None and request[0] == "read":
+            if request[0] == "read":
                 _, _, offset, end, _, _, wait_ms = request
                 wanted = max(offset, (end or 0) - 1)
+                # As long as `pull` waits for the answer.
+                patience_ms = max(wait_ms, BEHIND_WAIT_MS) + ASK_TIMEOUT_MS
                 if end is not None or offset != machine.next:
                     wait_ms = max(wait_ms, BEHIND_WAIT_MS)
+                if node is not None:
+                    until_ms = self.clock.monotonic_ms() + patience_ms
+                    there = partial(self._answers.when_room, node, now, until_ms)
         except (TypeError, ValueError, IndexError) as error:
             answer(["away", f"malformed request: {error}"])
             return
-        self.when_there(wanted, wait_ms, now)
-
-    async def answer(self, request: Sequence[Any]) -> list[Any]:
-        """`serve`, awaited."""
-        found: list[Any] = await _future(
-            lambda done: self.serve(request, lambda reply: done(reply, None))
-        )
-        return found
+        self.when_there(wanted, wait_ms, there)
 
     def _serve(self, request: Sequence[Any]) -> list[Any]:
         kind = request[0]

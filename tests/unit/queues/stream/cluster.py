@@ -9,6 +9,7 @@ from convoymq.kernels.batch import Entry
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec
+from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.storage.types import EntryGone
@@ -24,7 +25,8 @@ class StreamNode(Node):
         return StreamMachine(settings)
 
     def make_queue(self, **common: Any) -> Any:
-        return StreamQueue(ask_node=self.ask_node, **common)
+        self.answers = LargeAnswers(self, self.await_room, common["clock"])
+        return StreamQueue(ask_node=self.ask_node, answers=self.answers, **common)
 
     def check(self, machine: Any) -> None:
         machine.check_invariants()
@@ -87,7 +89,7 @@ class StreamCluster(Cluster):
                 answer(None, Unavailable("not connected"))
                 continue
             self.nodes[target].queue.serve(
-                request, lambda reply, answer=answer: answer(reply, None)
+                request, lambda reply, answer=answer: answer(reply, None), source
             )
         return some
 
