@@ -677,6 +677,7 @@ class Node:
             publish_register_timeout_ms=defaults.publish_register_timeout_ms,
             publish_pending_max_bytes=defaults.publish_pending_max_bytes,
             publish_pending_messages=defaults.publish_pending_messages,
+            reply_backlog_max_bytes=self.config.cluster.link_backlog_max_bytes // 2,
             loopback_users=self.config.amqp.loopback_users,
         )
         self.outbox = Outbox(self.wake)

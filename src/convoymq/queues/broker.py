@@ -125,6 +125,9 @@ class BrokerSettings:
     quorum queue that does not answer."""
     publish_pending_max_bytes: int = 128 << 20
     """[publish_pending_max] What this node's publishers may have under way together."""
+    reply_backlog_max_bytes: int = 128 << 20
+    """Direct replies to a node are dropped while more waits to be written to it: half of
+    [cluster.link_backlog_max]."""
     publish_pending_messages: int = 1024
     """[publish_pending_messages] What one channel may have under way into one queue."""
     loopback_users: tuple[str, ...] = ("guest",)
@@ -239,7 +242,7 @@ class Broker:
         #: Queues whose deletion is under way because nobody uses them any more.
         self._going: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._timer: Any = None
-        self._replies = ReplyRoutes(control, incarnation)
+        self._replies = ReplyRoutes(control, incarnation, self.settings.reply_backlog_max_bytes)
         self._loop = asyncio.get_running_loop()
         self.classic = ClassicHost(
             node_id=node_id,

@@ -1,7 +1,8 @@
 """Direct reply-to across nodes: tokens, and one-way delivery to the channel that made one.
 
 A token is node id, incarnation, a counter and random bytes, in URL-safe base64, so any node
-knows where to send, and nobody can guess one. Replies to a channel that is gone are dropped.
+knows where to send, and nobody can guess one. Replies to a channel that is gone are dropped; so are
+those to a node that does not take them: nobody keeps replies, and they must not break its link.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ EXISTS_TIMEOUT_S = 5.0
 
 
 class ReplyRoutes:
-    """The direct reply-to consumers of this node, and the way to those of others."""
+    """The direct reply-to consumers of this node, and the way to those of others.
 
-    def __init__(self, control: ControlPlane, incarnation: int) -> None:
+    `backlog_bytes_max`: replies are dropped while more waits to be written to their node.
+    """
+
+    def __init__(self, control: ControlPlane, incarnation: int, backlog_bytes_max: int) -> None:
         self._control = control
+        self._backlog_bytes_max = backlog_bytes_max
         self._incarnation = incarnation
         self._next = 0
         self._routes: dict[str, Callable[[bytes], None]] = {}
@@ -52,8 +57,12 @@ class ReplyRoutes:
                 return False
             deliver(record)
             return True
-        if node is None or not self._control.transport.is_connected(node):
+        links = self._control.transport
+        if node is None or not links.is_connected(node):
             return False
+        if links.backlog_bytes(node) > self._backlog_bytes_max:
+            # As for a client that reads too slowly.
+            return True
         encoded = token.encode()
         self._control.send_raw(node, KIND_REPLY, (encoded, record), c=len(encoded))
         return True

@@ -335,6 +335,23 @@ async def test_replies_find_their_channel_on_other_nodes(cluster: FakeCluster) -
     assert not await responder.reply_exists("nonsense")
 
 
+async def test_replies_to_a_node_that_takes_nothing_are_dropped(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would break its link, and everything else on it."""
+    heard: list[bytes] = []
+    asker, responder = cluster.nodes[1].broker, cluster.nodes[2].broker
+    token = asker.register_reply(heard.append)
+    bound = responder.settings.reply_backlog_max_bytes
+    waiting = bound + 1
+    monkeypatch.setattr(responder.control.transport, "backlog_bytes", lambda node: waiting)
+    assert responder.publish_reply(token, b"dropped")
+    waiting = bound
+    assert responder.publish_reply(token, b"sent")
+    await until(lambda: bool(heard))
+    assert heard == [b"sent"]
+
+
 async def test_a_lost_home_node_is_named(cluster: FakeCluster) -> None:
     await cluster.queue(1, "c", arguments={"x-queue-type": "classic"})
     broker = cluster.nodes[2].broker
