@@ -317,8 +317,7 @@ class Node:
             supports=machine_versions(),
             backlog=config.listeners.backlog,
         )
-        congested_bytes = config.cluster.link_backlog_max_bytes // CONGESTED_SHARE
-        self.links.is_congested = lambda: self.storage.backlog_bytes > congested_bytes
+        self.links.is_congested = self._is_congested
         self.clock.cluster = self.links.clock
         self.control = ControlPlane(self.id, self.links)
         self.host = ReplicaHost(
@@ -372,6 +371,13 @@ class Node:
                 raise self._failure
             if isinstance(failure, Exception):
                 raise failure
+
+    def _is_congested(self) -> bool:
+        """Whether so much waits for the disk that other nodes should send less."""
+        waiting = self.storage.backlog_bytes
+        if self.broker is not None:
+            waiting += self.broker.classic.writer.backlog_bytes
+        return waiting > self.config.cluster.link_backlog_max_bytes // CONGESTED_SHARE
 
     async def _start_and_wait(self) -> None:
         await self._form()

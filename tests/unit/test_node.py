@@ -16,6 +16,7 @@ from convoymq.logs import LogOutput
 from convoymq.model.config import load
 from convoymq.model.errors import Unavailable
 from convoymq.node import (
+    CONGESTED_SHARE,
     EXIT_FAULT,
     Node,
     client_tls,
@@ -123,6 +124,24 @@ async def test_listeners_are_as_configured(tmp_path: Path) -> None:
     finally:
         for listener in node.listeners:
             await listener.stop()
+
+
+@pytest.mark.parametrize("where", ["storage", "classic"])
+def test_others_send_less_while_the_disk_is_behind(tmp_path: Path, where: str) -> None:
+    """What other nodes send for quorum queues and streams waits in one place, for classic queues
+    in another."""
+    flags = {"data_dir": str(tmp_path), "cluster.link_backlog_max": "1MiB"}
+    node: Any = Node(load(flags=flags))
+    waiting = {"storage": 0, "classic": 0}
+    node.storage = SimpleNamespace(backlog_bytes=0)
+    assert not node._is_congested()
+    waiting[where] = (1 << 20) // CONGESTED_SHARE
+    node.storage.backlog_bytes = waiting["storage"]
+    writer = SimpleNamespace(backlog_bytes=waiting["classic"])
+    node.broker = SimpleNamespace(classic=SimpleNamespace(writer=writer))
+    assert not node._is_congested()
+    node.storage.backlog_bytes += 1
+    assert node._is_congested()
 
 
 def test_nodes_tell_each_other_addresses_and_no_names(tmp_path: Path) -> None:
