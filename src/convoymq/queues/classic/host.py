@@ -379,6 +379,11 @@ class ClassicHost:
 
         self._call_soon(run)
 
+    @property
+    def is_flowing(self) -> bool:
+        """Whether durable queues ask publishers to wait for the disk."""
+        return self._flowing
+
     def _check_flow(self) -> None:
         backlog = self.writer.backlog_bytes
         blocked = backlog > (FLOW_OFF_BYTES if self._flowing else FLOW_ON_BYTES)

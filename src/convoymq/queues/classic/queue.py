@@ -35,7 +35,7 @@ from convoymq.queues.classic.machine import (
 from convoymq.queues.classic.records import Traits, traits_of
 from convoymq.queues.classic.runs import Block
 from convoymq.queues.classic.staging import AwayStages, HomeStages
-from convoymq.queues.interface import ClientEvents, Queue, QueueClient
+from convoymq.queues.interface import ClientEvents, Queue
 from convoymq.routing.queue_arguments import takes_over_strictly
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class ClassicQueue(Queue):
     def _on_first(self) -> None:
         self.host.mark_dirty(self)
 
-    def client(self, session: int, events: ClientEvents) -> QueueClient:
+    def client(self, session: int, events: ClientEvents) -> ClassicClient:
         """Opens a channel's command stream."""
         made = ClassicClient(self, self._session_for(session), events)
         self.clients[made.session] = made
@@ -218,6 +218,17 @@ class LocalQueue(HomeStages, ClassicQueue):
                 waiter.set_exception(StorageFault(f"{self.subject}: {failed}"))
 
     # --- Queue ---------------------------------------------------------------------------
+
+    def client(self, session: int, events: ClientEvents) -> ClassicClient:
+        """See `ClassicQueue`; one that comes while the disk is behind is told so."""
+        made = super().client(session, events)
+        if self.durable and self.host.is_flowing:
+            self.host.soon(lambda: self._tell(made))
+        return made
+
+    def _tell(self, client: ClassicClient) -> None:
+        if self.host.is_flowing:
+            client.on_flow(True)
 
     async def ready(self, timeout: float) -> None:
         """Raises NotFound when the queue has ended."""
@@ -432,7 +443,7 @@ class RemoteQueue(AwayStages, ClassicQueue):
         # A fresh one: the home node may not have noticed yet that a former stream broke.
         return self.host.new_session()
 
-    def client(self, session: int, events: ClientEvents) -> QueueClient:
+    def client(self, session: int, events: ClientEvents) -> ClassicClient:
         """See `ClassicQueue`; one that comes while the link is full is told so."""
         made = super().client(session, events)
         if self._held:

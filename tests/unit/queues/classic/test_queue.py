@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.queues.classic import host as host_module
 from convoymq.queues.classic import queue as queue_module
 from tests.unit.queues.classic.support import Node, Time, queue_record, settle
 
@@ -550,6 +551,27 @@ def test_publishes_wait_for_room_on_the_link_home(nodes: dict[int, Node]) -> Non
     assert home.machine.ready_count == 2
     assert ("flow", False) in channel.heard
     assert ("flow", False) in late.heard
+
+
+def test_who_comes_while_the_disk_is_behind_waits_as_well(
+    nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable = nodes[1].open(queue_record(durable=True))
+    transient = nodes[1].open(queue_record("r", group=2))
+    channel = nodes[1].channel(durable)
+    writer = nodes[1].host.writer
+    monkeypatch.setattr(writer, "backlog_bytes", host_module.FLOW_ON_BYTES + 1)
+    channel.client.settle(0, ())
+    settle(nodes)
+    assert channel.heard == [("flow", True)]
+    late, beside = nodes[1].channel(durable), nodes[1].channel(transient)
+    settle(nodes)
+    assert late.heard == [("flow", True)]
+    assert beside.heard == []
+    writer.backlog_bytes = 0
+    channel.client.settle(0, ())
+    settle(nodes)
+    assert late.heard == channel.heard == [("flow", True), ("flow", False)]
 
 
 def home_and_consumer(nodes: dict[int, Node]) -> tuple[Any, Any]:
