@@ -239,16 +239,23 @@ def _none_of(pattern: str, *, of_vhost: bool = False) -> None:
         return []
 
 
-def _refuse(word: str, *patterns: str) -> None:
-    """Registers paths that would change what is not served: refused by name."""
+def _refuse(word: str, *patterns: str, readable: bool = True) -> None:
+    """Registers paths that would change what is not served: refused by name. Who only asks whether
+    there is one (`readable`) hears that there is none."""
 
     async def refused(call: Call) -> Any:
         call.need("policymaker" in call.user.tags or call.is_administrator)
         raise bad_request(f"{word} are not served by this release")
 
+    async def missing(call: Call) -> Any:
+        call.vhost()
+        raise object_not_found()
+
     for pattern in patterns:
         for method in ("PUT", "DELETE"):
             route(method, pattern)(refused)
+        if readable:
+            route("GET", pattern)(missing)
 
 
 for _path in ("policies", "operator-policies", "vhost-limits", "parameters"):
@@ -261,9 +268,9 @@ _none_of("parameters/{component}/{vhost}", of_vhost=True)
 _refuse("policies", "policies/{vhost}/{name}")
 _refuse("operator policies", "operator-policies/{vhost}/{name}")
 _refuse("parameters", "parameters/{component}/{vhost}/{name}")
-_refuse("global parameters", "global-parameters/{name}")
-_refuse("limits of virtual hosts", "vhost-limits/{vhost}/{name}")
-_refuse("limits of users", "user-limits/{user}/{name}")
+_refuse("global parameters", "global-parameters/{name}", readable=False)
+_refuse("limits of virtual hosts", "vhost-limits/{vhost}/{name}", readable=False)
+_refuse("limits of users", "user-limits/{user}/{name}", readable=False)
 
 
 @route("GET", "global-parameters", listing=True)

@@ -301,6 +301,8 @@ async def test_what_is_missing_is_told_as_elsewhere(
         ("GET", "/topic-permissions/%2F/none"), ("GET", "/queues/%FF/x"),
         ("GET", "/queues/%2F/%FF"), ("GET", "/global-parameters/none"), ("GET", "/policies/none"),
         ("GET", "/bindings/%2F/e/amq.topic/q/q/zz"), ("GET", "/nodes/none"),
+        ("GET", "/policies/%2F/none"), ("GET", "/operator-policies/%2F/none"),
+        ("GET", "/parameters/federation-upstream/%2F/none"), ("GET", "/policies/none/none"),
     ):  # fmt: skip
         assert await ok(api.request(method, path), 404) == plain
     for path, reason in (
