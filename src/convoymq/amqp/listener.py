@@ -13,7 +13,7 @@ import itertools
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -43,13 +43,6 @@ _ids = itertools.count(1)
 
 #: Serves a connection of another protocol: (what it began with, its id, peer, local address, TLS).
 Door = Callable[[bytes, int, tuple[str, int], tuple[str, int], bool], asyncio.BaseProtocol]
-
-
-class Spawner(Protocol):
-    """Owner of the tasks that connections need."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run in a task."""
 
 
 class SocketShell:

@@ -64,7 +64,6 @@ REPLICATE = 1
 """Appends are sent without waiting for replies."""
 SNAPSHOT = 2
 """The follower receives a snapshot: no appends."""
-STATE_NAMES = ("probe", "replicate", "snapshot")
 
 
 class LogEntry(Protocol):
@@ -102,13 +101,6 @@ class Log(Protocol):
 
     def save_vote(self, term: int, voted_for: int) -> None:
         """Records term and vote; durable when the shell calls `RaftCore.on_vote_written`."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotNow:
-    """A request that the core cannot follow now, and why."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
