@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pika
 
@@ -17,6 +19,7 @@ from tests.faults.traffic import connect, declare, fill, in_step, log_has
 MIB = 1 << 20
 BACKLOG = 4 * MIB
 PUBLISHERS = 30
+READERS = 30
 RATE = 300_000
 """Bytes a second: 40 MB take longer than a test may."""
 SETTINGS = {
@@ -88,6 +91,33 @@ def test_many_connections_with_large_messages_go_through(start_cluster: StartClu
                 done.result()
         goes_through(cluster)
         assert channel.queue_declare("q", passive=True).method.message_count == 2 * PUBLISHERS
+
+
+def test_many_readers_on_a_node_without_their_stream_go_on(start_cluster: StartCluster) -> None:
+    """They wait for the same message, which then goes to each of them over one link."""
+    cluster = start_cluster(settings={"cluster.link_backlog_max": str(BACKLOG)})
+    with ExitStack() as stack:
+        channel = stack.enter_context(connect(cluster, 1)).channel()
+        arguments = {"x-queue-type": "stream", "x-initial-cluster-size": 1}
+        channel.queue_declare("s", durable=True, arguments=arguments)
+        channel.confirm_delivery()
+        away = stack.enter_context(connect(cluster, 2))
+        got = [0] * READERS
+        for number in range(READERS):
+
+            def count(reader: Any, method: Any, _properties: Any, _body: bytes, n: int) -> None:
+                got[n] += 1
+                reader.basic_ack(method.delivery_tag)
+
+            reader = away.channel()
+            reader.basic_qos(prefetch_count=10)
+            reader.basic_consume("s", partial(count, n=number), arguments={"x-stream-offset": 0})
+        for published in range(1, 4):
+            channel.basic_publish("", "s", bytes(MIB))
+            while min(got) < published:
+                away.process_data_events(time_limit=1.0)
+        assert got == [3] * READERS
+        goes_through(cluster)
 
 
 def test_clients_of_a_node_that_catches_up_are_served_by_the_leader(tmp_path: Path) -> None:
