@@ -11,13 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from convoymq.spark.errors import OptionError
+from convoymq.spark.errors import OptionError, SourceError
 from convoymq.spark.pipelines import archive as pipeline
 from convoymq.spark.pipelines import manifest
 from convoymq.spark.pipelines.manifest import Archive, Manifest, ManifestError
@@ -60,6 +62,31 @@ def messages(spark: SparkSession, first: int, count: int, topic: str = NAME) -> 
         (f.lit(1_700_000_000) + f.col("id") * 60).cast("timestamp").alias("timestamp"),
         f.lit(1).alias("timestampType"),
     )
+
+
+def archive_batch(archiver: Archiver, batch_id: int, first: int, count: int) -> None:
+    """A batch of stream `s` (of group 7), without Spark."""
+    sink = archiver.sink
+    sink.begin()
+    (place := sink.staging / f"{sink.app}-{batch_id}" / "topic=s").mkdir(parents=True)
+    numbers = pa.array(range(first, first + count), pa.int64())
+    zeros = pa.array([0] * count, pa.int32())
+    pq.write_table(pa.table({"partition": zeros, "offset": numbers}), place / "part.parquet")
+    staged = pipeline._staged_files(place.parent)
+    files = sink.move(staged, batch_id, "made")
+    ranges = {"s/0@7": [first, first + count]}
+    plan = ""
+    if archiver.write._checkpoint is not None:
+        offsets = pipeline.offsets_of(archiver.write._checkpoint, batch_id)
+        plan = pipeline.plan_id(offsets)
+    sink.commit(batch_id, staged, files, ranges, plan)
+    sink.clean()
+
+
+def plan_batch(checkpoint: Path, batch_id: int, offsets: dict[str, Any]) -> None:
+    """What Spark writes before it begins a batch."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "offsets" / str(batch_id)).write_text(f"v1\n{{}}\n{json.dumps(offsets)}\n")
 
 
 def offsets(frame: DataFrame) -> list[int]:
@@ -185,6 +212,53 @@ def test_a_stream_that_was_declared_again_is_another_stream(
     other.write._checkpoint = tmp_path / "checkpoint"
     with pytest.raises(pipeline.OverlapError):
         other.write(messages(spark, 5, 10), 0)
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_an_older_checkpoint_is_told_and_skips_no_message(tmp_path: Path, format: str) -> None:
+    """Its next batches have numbers that count already, and may end behind what is archived."""
+    archiver = Archiver(tmp_path / "target", format)
+    checkpoint = archiver.write._checkpoint = tmp_path / "checkpoint"
+    nothing: Any = None
+
+    def ends(offset: int, group: int = 7) -> dict[str, Any]:
+        return {"v": 1, "p": {"s": {"0": offset}}, "g": {"s": group}}
+
+    for batch_id in range(3):
+        plan_batch(checkpoint, batch_id, ends(batch_id * 10 + 10))
+        archive_batch(archiver, batch_id, batch_id * 10, 10)
+    # The same messages, or a part of them: nothing is left out.
+    archiver.write(nothing, 2)
+    archiver.write(nothing, 1)
+    plan_batch(checkpoint, 2, ends(25))
+    archiver.write(nothing, 2)
+    assert archiver.report.skipped == 3
+    for batch_id, other in ((2, ends(31)), (1, ends(31)), (2, ends(5, group=9))):
+        plan_batch(checkpoint, batch_id, other)
+        with pytest.raises(pipeline.CheckpointError, match="Was an older one put back"):
+            archiver.write(nothing, batch_id)
+    (checkpoint / "offsets" / "2").unlink()
+    with pytest.raises(SourceError, match="can't be read"):
+        archiver.write(nothing, 2)
+    assert archiver.report.skipped == 3
+    assert archiver.sink.totals() == (30, 3)
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_an_older_checkpoint_of_a_queue_is_told(tmp_path: Path, format: str) -> None:
+    """Skipped, its messages would be settled, and gone."""
+    archiver = Archiver(tmp_path / "target", format)
+    checkpoint = archiver.write._checkpoint = tmp_path / "checkpoint"
+    nothing: Any = None
+    for batch_id in range(2):
+        plan_batch(checkpoint, batch_id, {"v": 1, "queue": "q", "epoch": 7, "off": 10 * batch_id})
+        archive_batch(archiver, batch_id, 10 * batch_id, 10)
+    archiver.write(nothing, 1)
+    plan_batch(checkpoint, 1, {"v": 1, "queue": "q", "epoch": 8, "off": 10, "from": 0})
+    for batch_id in (0, 1):
+        with pytest.raises(pipeline.CheckpointError):
+            archiver.write(nothing, batch_id)
+    assert archiver.report.skipped == 1
 
 
 @pytest.mark.parametrize("format", ["parquet", "delta"])

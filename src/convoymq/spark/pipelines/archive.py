@@ -3,7 +3,8 @@
 Each source is a streaming query; a micro-batch is written by Spark to a staging directory, moved to
 its place and then made to count in one atomic step: the next version of the manifest
 (`manifest.py`) or a Delta commit with an app transaction. Spark gives a repeated batch the same
-rows, so a batch id that counts already is skipped.
+rows, so a batch id that counts already is skipped, provided that the checkpoint has the same
+offsets for it: after an older checkpoint was put back, old numbers stand for other messages.
 
 Two drivers may hold one checkpoint: an older one that was only stopped, and its replacement. Every
 attempt at a batch writes files with names of its own, and who begins takes the pipeline over in the
@@ -49,7 +50,9 @@ COMPACT_BYTES = 128 << 20
 """A compaction joins files to about this size."""
 RANGES_ID = "convoymq/ranges"
 RANGES_KEY = "convoymq.ranges"
-"""In a Delta table: the transaction that each commit of ours makes, and what it says of ranges."""
+PLANS_KEY = "convoymq.plans"
+"""In a Delta table: the transaction that each commit of ours makes, and what it says of ranges and
+of the offsets of last batches."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 Ranges = dict[str, list[int]]
@@ -81,6 +84,10 @@ class ArchiveReport:
 
 class OverlapError(SourceError):
     """A batch holds offsets that the archive already has."""
+
+
+class CheckpointError(SourceError):
+    """The checkpoint has other messages for a batch than those that were archived as that batch."""
 
 
 class SupersededError(SourceError):
@@ -138,7 +145,7 @@ def archive(
 
     Raises:
         OptionError: nothing to archive, or an unknown format.
-        OverlapError: see the module's docstring.
+        OverlapError, CheckpointError: see the module's docstring.
         StreamingQueryException: a source or a sink failed; call again to go on.
     """
     if not streams and not queues:
@@ -265,6 +272,21 @@ def app_id(checkpoint: Path) -> str:
     return path.read_text().strip()
 
 
+def offsets_of(checkpoint: Path, batch_id: int) -> str:
+    """What the checkpoint says of where a batch ends: canonical JSON. Raises SourceError."""
+    try:
+        return (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2]
+    except (FileNotFoundError, IndexError) as error:
+        raise SourceError(
+            f"{checkpoint}: the offsets of batch {batch_id} can't be read: {error!r}"
+        ) from error
+
+
+def plan_id(offsets: str) -> str:
+    """Names the offsets of a batch."""
+    return hashlib.sha256(offsets.encode()).hexdigest()[:16]
+
+
 class _BatchWriter:
     """What `foreachBatch` calls."""
 
@@ -290,7 +312,9 @@ class _BatchWriter:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         sink, report = self._sink, self._report
         sink.begin()
-        if sink.applied() >= batch_id:
+        last = sink.applied()
+        if last >= batch_id:
+            self._check_repeat(batch_id, last)
             report.skipped += 1
             return
         attempt = uuid.uuid4().hex[:8]
@@ -300,13 +324,14 @@ class _BatchWriter:
         rows.write.partitionBy(*self._columns).parquet(str(staging))
         self._probe("staged", batch_id)
         staged = _staged_files(staging)
-        ranges = _ranges(staged, self._incarnations(batch_id))
+        offsets = "" if self._checkpoint is None else offsets_of(self._checkpoint, batch_id)
+        ranges = _ranges(staged, self._incarnations(offsets))
         sink.clean(keep=staging)
         sink.check(ranges)
         moved = sink.move(staged, batch_id, attempt)
         self._probe("moved", batch_id)
         try:
-            sink.commit(batch_id, staged, moved, ranges)
+            sink.commit(batch_id, staged, moved, ranges, plan_id(offsets) if offsets else "")
         except SourceError:
             # It is known now that these files will never count.
             sink.undo(sink.plan(batch_id, attempt))
@@ -322,18 +347,40 @@ class _BatchWriter:
         if self._compact_files and (batch_id + 1) % self._compact_files == 0:
             report.compacted += sink.compact(self._compact_files, self._keep_replaced_s)
 
-    def _incarnations(self, batch_id: int) -> dict[str, int]:
-        """The group of each stream, as the checkpoint has it for this batch."""
+    def _check_repeat(self, batch_id: int, last: int) -> None:
+        """Raises CheckpointError unless all that the checkpoint has for the batch is archived."""
         if self._checkpoint is None:
-            return {}
+            return
+        offsets = offsets_of(self._checkpoint, batch_id)
+        if batch_id == last and self._sink.last_plan() in ("", plan_id(offsets)):
+            return
+        # Of streams it is known what is archived, whatever the batches were.
+        known = self._known(offsets)
+        held = self._sink.held()
+        groups = known.get("g", {})
+        ends = {
+            f"{topic}/{partition}" + (f"@{groups[topic]}" if groups.get(topic) else ""): end
+            for topic, parts in known.get("p", {}).items()
+            for partition, end in parts.items()
+        }
+        if not ends or any(end > held.get(key, (0, 0))[1] for key, end in ends.items()):
+            raise CheckpointError(
+                f"{self._sink.root}: batch {batch_id} was archived with other messages than the "
+                f"checkpoint {self._checkpoint} has for it. Was an older one put back? Go on with "
+                "the checkpoint that belongs to this archive, or archive to another target"
+            )
+
+    def _incarnations(self, offsets: str) -> dict[str, int]:
+        """The group of each stream, as the checkpoint has it for the batch."""
+        groups = self._known(offsets).get("g", {}) if offsets else {}
+        return {str(name): int(group) for name, group in groups.items()}
+
+    def _known(self, offsets: str) -> dict[str, Any]:
         try:
-            text = (self._checkpoint / "offsets" / str(batch_id)).read_text()
-            known = json.loads(text.splitlines()[2])
-        except (FileNotFoundError, IndexError, ValueError) as error:
-            raise SourceError(
-                f"{self._checkpoint}: the offsets of batch {batch_id} can't be read: {error!r}"
-            ) from error
-        return {str(name): int(group) for name, group in known.get("g", {}).items()}
+            known: dict[str, Any] = json.loads(offsets)
+        except ValueError as error:
+            raise SourceError(f"{self._checkpoint}: damaged offsets: {error!r}") from error
+        return known
 
 
 def _with_time_columns(batch: DataFrame, columns: Sequence[str]) -> DataFrame:
@@ -449,14 +496,23 @@ class _Sink:
         """The last batch that counts; -1 = none."""
         raise NotImplementedError
 
+    def last_plan(self) -> str:
+        """Names the offsets of the last batch that counts; "" = not known."""
+        raise NotImplementedError
+
+    def held(self) -> Ranges:
+        """What this pipeline has archived."""
+        raise NotImplementedError
+
     def commit(
         self,
         batch_id: int,
         staged: Sequence[_Staged],
         files: Sequence[ArchivedFile],
         ranges: Ranges,
+        plan: str = "",
     ) -> None:
-        """Makes the files count, in one step."""
+        """Makes the files count, in one step. `plan` names the offsets of the batch."""
         raise NotImplementedError
 
     def compact(self, files_min: int, keep_s: float) -> int:
@@ -578,12 +634,19 @@ class _ParquetSink(_Sink):
     def applied(self) -> int:
         return self.archive.current().applied.get(self.app, -1)
 
+    def last_plan(self) -> str:
+        return self.archive.current().plans.get(self.app, "")
+
+    def held(self) -> Ranges:
+        return self.archive.current().ranges.get(self.app, {})
+
     def commit(
         self,
         batch_id: int,
         staged: Sequence[_Staged],
         files: Sequence[ArchivedFile],
         ranges: Ranges,
+        plan: str = "",
     ) -> None:
         def change(now: Manifest) -> Manifest:
             if now.runs.get(self.app) != self.run or now.applied.get(self.app, -1) >= batch_id:
@@ -595,6 +658,7 @@ class _ParquetSink(_Sink):
                 now,
                 applied={**now.applied, self.app: batch_id},
                 ranges={**now.ranges, self.app: held},
+                plans={**now.plans, self.app: plan},
                 files=(*now.files, *files),
             )
 
@@ -694,6 +758,8 @@ class _Commit:
     actions: Sequence[Any]
     versions: Mapping[str, int]
     ranges: Ranges
+    plan: str = ""
+    """Of the batch; "" = this is none."""
 
 
 class _DeltaSink(_Sink):
@@ -719,6 +785,14 @@ class _DeltaSink(_Sink):
         table = self._table()
         version = None if table is None else table.transaction_version(self.app)
         return -1 if version is None else int(version)
+
+    def last_plan(self) -> str:
+        table = self._table()
+        return "" if table is None else self._noted(table)[1].get(self.app, "")
+
+    def held(self) -> Ranges:
+        table = self._table()
+        return {} if table is None else self._noted(table)[0].get(self.app, {})
 
     def take_over(self) -> None:
         # Where there is no table there is nothing to take over yet, and nothing to fence with.
@@ -761,7 +835,7 @@ class _DeltaSink(_Sink):
     def check(self, ranges: Ranges) -> None:
         table = self._table()
         if table is not None:
-            check_overlap(self._ranges(table), ranges)
+            check_overlap(self._noted(table)[0], ranges)
 
     def commit(
         self,
@@ -769,6 +843,7 @@ class _DeltaSink(_Sink):
         staged: Sequence[_Staged],
         files: Sequence[ArchivedFile],
         ranges: Ranges,
+        plan: str = "",
     ) -> None:
         from deltalake.transaction import AddAction
 
@@ -796,7 +871,7 @@ class _DeltaSink(_Sink):
             last = table.transaction_version(self.app)
             if last is not None and last >= batch_id:
                 raise self._superseded()
-            return _Commit(actions, {self.app: batch_id}, ranges)
+            return _Commit(actions, {self.app: batch_id}, ranges, plan)
 
         self._transact(change)
 
@@ -810,11 +885,13 @@ class _DeltaSink(_Sink):
         for _ in range(ATTEMPTS_MAX):
             table = self._table()
             wanted = change(table)
-            known = self._ranges(table)
+            known, plans = self._noted(table)
             check_overlap(known, wanted.ranges)
             merge_ranges(known.setdefault(self.app, {}), wanted.ranges)
             number = (table.transaction_version(RANGES_ID) or 0) + 1
             versions = {self._run_id: self._epoch, RANGES_ID: number, **wanted.versions}
+            if self.app in wanted.versions:
+                plans[self.app] = wanted.plan
             try:
                 table.create_write_transaction(
                     list(wanted.actions),
@@ -823,7 +900,10 @@ class _DeltaSink(_Sink):
                     table.metadata().partition_columns,
                     commit_properties=CommitProperties(
                         app_transactions=[Transaction(*each) for each in versions.items()],
-                        custom_metadata={RANGES_KEY: json.dumps(known)},
+                        custom_metadata={
+                            RANGES_KEY: json.dumps(known),
+                            PLANS_KEY: json.dumps(plans),
+                        },
                     ),
                 )
             except CommitFailedError:
@@ -867,14 +947,15 @@ class _DeltaSink(_Sink):
         if fresh:
             table.alter.add_columns(list(fresh.values()))
 
-    def _ranges(self, table: Any) -> dict[str, Ranges]:
-        """What each pipeline has archived: every commit of any of them says it of all."""
+    def _noted(self, table: Any) -> tuple[dict[str, Ranges], dict[str, str]]:
+        """What each pipeline has archived, and how its last batch is named: every commit of any of
+        them says it of all."""
         for limit in (4, 64, None):
             for commit in table.history(limit):
                 if RANGES_KEY in commit:
-                    found: dict[str, Ranges] = json.loads(commit[RANGES_KEY])
-                    return found
-        return {}
+                    plans = commit.get(PLANS_KEY, "{}")
+                    return json.loads(commit[RANGES_KEY]), json.loads(plans)
+        return {}, {}
 
     def compact(self, files_min: int, keep_s: float) -> int:
         from deltalake.exceptions import CommitFailedError

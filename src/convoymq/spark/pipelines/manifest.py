@@ -18,7 +18,8 @@ the ids of those before it, and a writer that has linked version n believes it o
 version descends from it. Otherwise the writer is refused and makes its change again (ADR 0030).
 
 Version (JSON): `format` = "convoymq-archive/2", `version`, `id`, `ancestors` [id of version - 1,
-version - 2, …], `applied` {app: last batch id}, `runs` {app: the run that may commit}, `ranges`
+version - 2, …], `applied` {app: last batch id}, `plans` {app: a digest of the offsets that the
+checkpoint had for that batch; it may be missing}, `runs` {app: the run that may commit}, `ranges`
 {app: {topic/partition, with @ and the stream's group where that is known: [first offset, next
 offset]}}, `base` (the name of a list, or ""), `added` [file, …] and `gone` [path, …]: the files are
 those of the base without `gone` and with `added`. A file is {path, rows, bytes, app, first batch,
@@ -87,6 +88,8 @@ class Manifest:
     ancestors: tuple[str, ...] = ()
     """Ids of the versions before this one, the youngest first; at most ANCESTORS_KEPT."""
     applied: dict[str, int] = field(default_factory=dict)
+    plans: dict[str, str] = field(default_factory=dict)
+    """By app: names the offsets of its last batch."""
     runs: dict[str, str] = field(default_factory=dict)
     """By app: the run of the pipeline that may commit. Who begins takes over."""
     ranges: dict[str, dict[str, list[int]]] = field(default_factory=dict)
@@ -282,6 +285,7 @@ class Archive:
             "id": manifest.id,
             "ancestors": manifest.ancestors,
             "applied": manifest.applied,
+            "plans": manifest.plans,
             "runs": manifest.runs,
             "ranges": manifest.ranges,
             "base": base.name,
