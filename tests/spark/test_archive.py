@@ -261,6 +261,26 @@ def test_an_older_checkpoint_of_a_queue_is_told(tmp_path: Path, format: str) -> 
     assert archiver.report.skipped == 1
 
 
+def test_two_pipelines_may_join_the_same_files(tmp_path: Path) -> None:
+    """The second one finds files gone that it had read of in the manifest."""
+    first, second = Archiver(tmp_path, "parquet"), Archiver(tmp_path, "parquet", app="b" * 32)
+    for batch_id in range(4):
+        archive_batch(first, batch_id, batch_id * 10, 10)
+    second.sink.begin()
+    archive = Archive(tmp_path)
+    files = archive.current().files
+    assert first.sink.compact(4, 0.0) == 4
+    sink: Any = second.sink
+    assert sink._join("data/topic=s", files) == 0
+    assert archive.check() == []
+    assert list(archive.orphans()) == []
+    assert not list((tmp_path / "_staging").rglob("*.p*"))
+    archive_batch(first, 4, 40, 10)
+    Path(archive.paths()[0]).unlink()
+    with pytest.raises(FileNotFoundError):
+        first.sink.compact(2, 0.0)
+
+
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_files_with_more_columns_are_read_and_joined(
     spark: SparkSession, tmp_path: Path, format: str

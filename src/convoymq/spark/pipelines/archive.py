@@ -685,14 +685,23 @@ class _ParquetSink(_Sink):
         draft = self.staging / f"{self.app}-joined-{number}.parquet"
         plan = draft.with_suffix(".plan")
         self.write_plan(plan, [place.relative_to(self.root).as_posix()])
-        schema = pq.read_schema(self.root / group[0].path)
+        gone = {file.path for file in group}
         rows = 0
-        with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
-            for file in group:
-                parquet = pq.ParquetFile(self.root / file.path)
-                for part in parquet.iter_batches():
-                    writer.write_batch(part)
-                    rows += part.num_rows
+        try:
+            schema = pq.read_schema(self.root / group[0].path)
+            with pq.ParquetWriter(draft, schema, compression="zstd") as writer:
+                for file in group:
+                    parquet = pq.ParquetFile(self.root / file.path)
+                    for part in parquet.iter_batches():
+                        writer.write_batch(part)
+                        rows += part.num_rows
+        except FileNotFoundError:
+            draft.unlink(missing_ok=True)
+            plan.unlink(missing_ok=True)
+            if gone <= {file.path for file in self.archive.current().files}:
+                raise
+            # Another pipeline has joined them meanwhile, and removed them.
+            return 0
         if rows != sum(file.rows for file in group):
             draft.unlink()
             plan.unlink()
@@ -712,7 +721,6 @@ class _ParquetSink(_Sink):
             last_batch=max(file.last_batch for file in group),
             schema=group[0].schema,
         )
-        gone = {file.path for file in group}
         at = time.time()
 
         def change(now: Manifest) -> Manifest | None:
