@@ -281,6 +281,23 @@ def test_two_pipelines_may_join_the_same_files(tmp_path: Path) -> None:
         first.sink.compact(2, 0.0)
 
 
+def test_delta_files_that_were_joined_go_when_their_time_is_over(tmp_path: Path) -> None:
+    archiver = Archiver(tmp_path, "delta")
+    for batch_id in range(4):
+        archive_batch(archiver, batch_id, batch_id * 10, 10)
+    (moved := tmp_path / "data" / "moved-by-another.parquet").write_bytes(b"")
+    assert archiver.sink.compact(4, 3600.0) == 4
+
+    def count() -> int:
+        return sum("_delta_log" not in path.parts for path in tmp_path.rglob("*.parquet"))
+
+    assert count() == 4 + 1 + 1
+    assert archiver.sink.compact(4, 0.0) == 0
+    assert count() == 1 + 1
+    assert moved.exists()
+    assert ds.dataset(DeltaTable(str(tmp_path)).file_uris()).count_rows() == 40
+
+
 @pytest.mark.parametrize("format", ["parquet", "delta"])
 def test_files_with_more_columns_are_read_and_joined(
     spark: SparkSession, tmp_path: Path, format: str
