@@ -116,7 +116,12 @@ class _File:
     def __init__(self, path: str) -> None:
         self.name = path
         self._fd = -1
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # What is no file must not make the reader wait.
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def status(self) -> os.stat_result:
+        """What was opened."""
+        return os.fstat(self._fd)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes."""
@@ -139,6 +144,8 @@ class _Open:
         if excerpt.segment.end > found.st_size:
             raise StorageFault("the file is shorter than the excerpt", path=path)
         file = _File(path)
+        if not os.path.samestat(found, file.status()):
+            raise StorageFault("another file was given its name", path=path)
         self.stream = stream
         self.group = group
         self.offset = excerpt.first
