@@ -25,7 +25,6 @@ def test_defaults_are_those_of_kafkas_source() -> None:
     assert stream.starting.kind == "latest"
     assert stream.fail_on_data_loss
     assert stream.limits.delay_max_ms == 15 * 60_000
-    assert not stream.fetching.include_headers
     assert stream.fetching.partitions_min is None
     batch = read(Use.BATCH_READ)
     assert (batch.starting.kind, batch.ending.kind) == ("earliest", "latest")

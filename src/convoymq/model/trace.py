@@ -127,5 +127,3 @@ MARK_COLUMNS: Final = {
 }
 """Where a COVERED row keeps how many rows there were since the one before, of some kinds and in
 all: what has been taken out of a file is missed."""
-FILE_COLUMNS: Final = ("vhost", "queue", "type", "group", "node", "incarnation")
-"""The same for all rows of a file; written as columns so that files can be read together."""

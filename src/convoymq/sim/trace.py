@@ -36,10 +36,6 @@ class Trace:
         if self._sink is not None:
             self._sink(line)
 
-    def mix(self, value: int) -> None:
-        """Adds a number to the hash only: too frequent for a line."""
-        self.digest = zlib.crc32(value.to_bytes(8, "little"), self.digest)
-
     def fault(self, kind: str, where: str, text: str = "") -> None:
         """A fault was injected: counted by kind."""
         self.faults[kind] += 1

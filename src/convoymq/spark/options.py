@@ -96,8 +96,6 @@ PART_BYTES_MIN = 64 << 10
 class Fetching:
     """How tasks read."""
 
-    include_headers: bool
-    include_properties: bool
     partitions_min: int | None
     records_per_partition_max: int | None
     rows_max: int
@@ -121,8 +119,6 @@ class Fetching:
         """From parsed options."""
         compression = values["convoymq.fetch.compression"]
         return cls(
-            include_headers=values["includeHeaders"],
-            include_properties=values["includeProperties"],
             partitions_min=values["minPartitions"],
             records_per_partition_max=values["maxRecordsPerPartition"],
             rows_max=values["convoymq.fetch.maxRows"],

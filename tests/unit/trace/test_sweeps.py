@@ -89,7 +89,7 @@ def test_nothing_is_found_in_a_clean_trace(tmp_path: Path, seed: int) -> None:
     recording.apply(log.entries)
     recording.close()
     last = len(log.entries)
-    scope = Scope((7,), (True,), (last,), ((7, 0, last),))
+    scope = Scope((7,), (last,), ((7, 0, last),))
     findings = sweep(rows_of(tmp_path), scope)
     assert not findings.rows, "neither violations nor anything that could not be proved"
 
@@ -110,7 +110,7 @@ def test_holes_are_never_taken_for_violations(tmp_path: Path, seed: int) -> None
         cuts = sorted(rng.sample(range(start + 1, last), 2 * rng.randint(0, 4)))
         edges = [start, *cuts, last]
         covered = tuple((7, low, high) for low, high in zip(edges[::2], edges[1::2], strict=True))
-        scope = Scope((7,), (start == 0,), (last,), covered)
+        scope = Scope((7,), (last,), covered)
         assert not violations(sweep(rows, scope))
 
 
@@ -122,7 +122,7 @@ def test_fates_add_up_to_the_machine(tmp_path: Path, seed: int) -> None:
     totals = recording.machine.totals()
     recording.close()
     last = len(log.entries)
-    scope = Scope((7,), (True,), (last,), ((7, 0, last),))
+    scope = Scope((7,), (last,), ((7, 0, last),))
     findings = sweep(rows_of(tmp_path), scope)
     fates: dict[tuple[int, int], int] = {}
     for block in findings.blocks:

@@ -52,7 +52,6 @@ SPARK_SCHEMA = ", ".join(
 EXAMPLES = 3
 ORDINAL_BITS = 24
 LAST_ORDINAL = (1 << ORDINAL_BITS) - 1
-COMMAND_BITS = 32
 LOW = (1 << 32) - 1
 
 METRICS = ("published_delivered", "delivered_settled", "published_settled", "delivered_sent")
@@ -85,8 +84,6 @@ class Scope:
     """
 
     groups: tuple[int, ...]
-    whole: tuple[bool, ...]
-    """Covered from the first entry on: what is not there was never there."""
     pictures: tuple[int, ...]
     """Entry of the last complete picture; -1 = none."""
     covered: tuple[tuple[int, int, int], ...]
@@ -113,10 +110,6 @@ class Scope:
         at = np.searchsorted(starts, key, side="left") - 1
         inside = (at >= 0) & (key <= ends[np.maximum(at, 0)])
         return np.where(inside, at, -1)
-
-    def is_whole(self, group: Array) -> Array:
-        """Whether the group is covered from its first entry on."""
-        return np.asarray(self.whole, bool)[self.place(group)]
 
     def picture(self, group: Array) -> Array:
         """Entry of each group's picture; -1 = none."""

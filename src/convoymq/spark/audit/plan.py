@@ -170,7 +170,6 @@ class _Job:
                 self.ends_us[group] = max(self.ends_us[group], footer["acts"][-1][1])
         self.scope = Scope(
             groups=tuple(each.group for each in facts),
-            whole=tuple(each.start == 0 for each in facts),
             pictures=tuple(each.picture["index"] if each.picture else -1 for each in facts),
             covered=_spans(facts),
         )
