@@ -34,6 +34,7 @@ class Applier:
         *specs: TableSpec,
         events: Events | None = None,
         bad_path: str | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
         targets = [pipeline._Target(spark, spec) for spec in specs]
         pipeline._check(targets, events or Events())
@@ -42,7 +43,13 @@ class Applier:
             tables={target.label: pipeline.TableReport() for target in targets}
         )
         self.write = pipeline._BatchApplier(
-            targets, events or Events(), "app", self.report, bad_path, self._probe
+            targets,
+            events or Events(),
+            "app",
+            self.report,
+            bad_path,
+            self._probe,
+            checkpoint=checkpoint,
         )
 
     def _probe(self, point: str, table: str, batch_id: int) -> None:
@@ -99,6 +106,30 @@ def test_a_cut_between_merge_and_checkpoint(
         applier.write(part, batch)
     assert table(spark, tmp_path / "t") == rows
     assert applier.report.tables["t"].skipped == (point == "merged")
+
+
+def test_an_older_checkpoint_leaves_no_event_out(spark: SparkSession, tmp_path: Path) -> None:
+    """Its next batches have numbers that the table knows, and other events."""
+    events, rows = changes(5, 400, 40)
+    place = tmp_path / "state"
+    spec = TableSpec(path=str(tmp_path / "t"), schema=SCHEMA, keys=("id",))
+    applier = Applier(spark, spec, checkpoint=place)
+    (place / "offsets").mkdir(parents=True)
+
+    def write(batch_id: int, first: int, end: int) -> None:
+        ends = json.dumps({"v": 1, "p": {"t": {"0": end}}})
+        (place / "offsets" / str(batch_id)).write_text(f"v1\n{{}}\n{ends}\n")
+        applier.write(frame(spark, events[first:end], first), batch_id)
+
+    for batch_id in range(3):
+        write(batch_id, batch_id * 100, batch_id * 100 + 100)
+    write(2, 200, 300)
+    counts = applier.report.tables["t"]
+    assert counts.skipped == 1
+    write(1, 100, 350)
+    write(2, 350, 400)
+    assert counts.skipped == 1
+    assert table(spark, tmp_path / "t") == rows
 
 
 def test_late_events_do_not_undo_younger_ones(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """`apply`: ordered change events to Delta tables that equal their source.
 
 Per micro-batch and table: the latest event of each key (by position), one MERGE into the table, and
-in the same commit an app transaction with the batch's id, so that a batch that is repeated after a
-crash between MERGE and checkpoint changes nothing. Three columns make the MERGE safe against late
+in the same commit the batch's id and its offsets, so that a batch that is repeated after a crash
+between MERGE and checkpoint is skipped. What is merged again changes nothing, so a batch of which
+that is not known is merged: after an older checkpoint was put back, old numbers stand for other
+events. Three columns make the MERGE safe against late
 events: `_position` and `_offset` (a row is only replaced by a younger event: one of a higher
 position, or of the same position and a higher offset) and `_deleted` (a tombstone stays, or an
 older insert would bring the row back). `purge` removes tombstones by age, `rows` reads a table
@@ -27,9 +29,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoymq.spark.errors import OptionError, SourceError
-from convoymq.spark.pipelines.archive import app_id
+from convoymq.spark.pipelines.archive import app_id, offsets_of, plan_id
 
 if TYPE_CHECKING:
+    from deltalake import Transaction
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -52,6 +55,8 @@ YOUNGER = (
     f"(s.{POSITION} = t.{POSITION} AND s.{OFFSET} > coalesce(t.{OFFSET}, -1))"
 )
 """When an event replaces a row. Inside a batch the order is the same."""
+BATCH_KEY = "convoymq.batch"
+"""In a commit of the table: pipeline and slice, batch, and which offsets the batch has."""
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 INFINITIES = ("Infinity", "+Infinity", "-Infinity", "INF", "+INF", "-INF")
 
@@ -157,7 +162,7 @@ def apply(
         _fit_table(target)
     place = Path(checkpoint)
     report = ApplyReport(tables={target.label: TableReport() for target in targets})
-    writer = _BatchApplier(targets, rules, app_id(place), report, bad_path, probe)
+    writer = _BatchApplier(targets, rules, app_id(place), report, bad_path, probe, checkpoint=place)
     started = time.monotonic()
     reader = spark.readStream.format("convoymq").option("servers", servers)
     reader = reader.option("subscribe", stream).option("startingOffsets", "earliest")
@@ -249,7 +254,10 @@ class _BatchApplier:
         report: ApplyReport,
         bad_path: str | None,
         probe: Probe | None,
+        *,
+        checkpoint: Path | None = None,
     ) -> None:
+        self._checkpoint = checkpoint
         self._targets = targets
         self._rules = rules
         self._app = app
@@ -271,11 +279,13 @@ class _BatchApplier:
             batch.unpersist()
 
     def _apply(self, target: _Target, batch: DataFrame, batch_id: int) -> None:
-        from deltalake import DeltaTable
+        from deltalake import DeltaTable, Transaction
         from pyspark.sql import Window
         from pyspark.sql import functions as f
 
         counts = self._report.tables[target.label]
+        place = self._checkpoint
+        plan = "" if place is None else plan_id(offsets_of(place, batch_id))
         parsed = _parsed(batch, self._rules, target.row)
         if target.spec.name:
             parsed = parsed.where(f.col("_table") == target.spec.name)
@@ -311,8 +321,10 @@ class _BatchApplier:
                 # The same rows give the same slices, so a repeat finds its own transactions.
                 app = self._app if slices == 1 else f"{self._app}/{number}/{slices}"
                 table = DeltaTable(path)
+                name = f"{app}/{batch_id}/{plan}"
                 last = table.transaction_version(app)
-                if last is not None and last >= batch_id:
+                again = last is not None and last >= batch_id
+                if again and any(each.get(BATCH_KEY) == name for each in table.history()):
                     done += 1
                     continue
                 part = chosen
@@ -320,7 +332,7 @@ class _BatchApplier:
                     keyed = f.xxhash64(*target.spec.keys)
                     part = chosen.where(f.pmod(keyed, f.lit(slices)) == number)
                 self._probe("merging", target.label, batch_id)
-                _merge(table, part, target, app, batch_id)
+                _merge(table, part, target, Transaction(app, max(batch_id, last or 0)), name)
                 self._probe("merged", target.label, batch_id)
             counts.batches += 1
             counts.skipped += done == slices
@@ -571,8 +583,10 @@ def _fit_table(target: _Target) -> None:
         table.alter.add_columns(list(fields))
 
 
-def _merge(table: Any, part: DataFrame, target: _Target, app: str, batch_id: int) -> None:
-    from deltalake import CommitProperties, Transaction
+def _merge(
+    table: Any, part: DataFrame, target: _Target, transaction: Transaction, name: str
+) -> None:
+    from deltalake import CommitProperties
 
     matched = " AND ".join(f"t.`{key}` = s.`{key}`" for key in target.spec.keys)
     (
@@ -581,7 +595,9 @@ def _merge(table: Any, part: DataFrame, target: _Target, app: str, batch_id: int
             matched,
             source_alias="s",
             target_alias="t",
-            commit_properties=CommitProperties(app_transactions=[Transaction(app, batch_id)]),
+            commit_properties=CommitProperties(
+                app_transactions=[transaction], custom_metadata={BATCH_KEY: name}
+            ),
         )
         .when_matched_update_all(YOUNGER)
         .when_not_matched_insert_all()
