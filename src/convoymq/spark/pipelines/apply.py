@@ -58,6 +58,7 @@ YOUNGER = (
 BATCH_KEY = "convoymq.batch"
 """In a commit of the table: pipeline and slice, batch, and which offsets the batch has."""
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
+YEAR_MAX = 9999
 INFINITIES = ("Infinity", "+Infinity", "-Infinity", "INF", "+INF", "-INF")
 
 Probe = Callable[[str, str, int], None]
@@ -479,6 +480,11 @@ def _misfit(value: Column, text: Column, type: Any) -> Column:
         case _ if name in INTEGERS:
             # A byte of 200 is read as -56.
             lost = lost | (text.try_cast("decimal(38,0)") != value)
+        case _ if name in ("date", "timestamp", "timestamp_ntz"):
+            lost = lost | ~f.year(value).between(1, YEAR_MAX)
+            if name != "date":
+                # A number has no unit: Spark would take milliseconds for seconds.
+                lost = lost | text.try_cast("decimal(38,0)").isNotNull()
         case _ if name in ("float", "double"):
             lost = lost | ((f.abs(value) == float("inf")) & ~text.isin(*INFINITIES))
     return f.coalesce(lost, f.lit(False))
