@@ -301,33 +301,37 @@ def test_a_classic_queue_and_a_quorum_queue_are_no_streams(
 # --- queues -------------------------------------------------------------------------------------
 
 
-def test_a_queue_is_staged_read_and_settled_through_any_node(
+def test_a_queue_is_reserved_read_and_settled_through_any_node(
     cluster: Cluster, client: Client, channel: Any, declared: Callable[..., str]
 ) -> None:
     queue = declared("q", **QUORUM)
     values = [b"%04d" % i for i in range(1000)]
     client.produce(values_frame(values), queue=queue)
     with closing(Client(config(cluster, 0))) as one, closing(Client(config(cluster, 1))) as two:
-        opened = one.stage(queue, "open", stage="x", owner="me", ttl_ms=60_000)
-        known = {"stage": "x", "epoch": opened["epoch"], "fence": opened["fence"]}
-        taken = two.stage(queue, "take", **known, max=600, after=0)
+        opened = one.reservation(queue, "open", reservation="x", owner="me", ttl_ms=60_000)
+        known = {
+            "reservation": "x",
+            "epoch": opened["epoch"],
+            "fencing_token": opened["fencing_token"],
+        }
+        taken = two.reservation(queue, "take", **known, max=600, after=0)
         assert (taken["first"], taken["next"]) == (0, 600)
         for reader in (one, two):
             for _ in range(2):
                 found: list[bytes] = []
                 while len(found) < 600:
-                    result = reader.stage_fetch(
+                    result = reader.reservation_fetch(
                         queue, "x", opened["epoch"], len(found), end=600, max_rows=250
                     )
                     found += texts_of(result.frame, VALUE)
                 assert found == values[:600]
-        two.stage(queue, "settle", **known, upto=400)
-        with pytest.raises(errors.StageGone):
-            one.stage_fetch(queue, "x", opened["epoch"], 0, end=600)
-        one.stage(queue, "close", **known, failed=False)
-        with pytest.raises(errors.StageGone) as gone:
-            two.stage(queue, "take", **known, max=1, after=400)
-        assert gone.value.reason == "no_stage"
+        two.reservation(queue, "settle", **known, upto=400)
+        with pytest.raises(errors.ReservationGone):
+            one.reservation_fetch(queue, "x", opened["epoch"], 0, end=600)
+        one.reservation(queue, "close", **known, failed=False)
+        with pytest.raises(errors.ReservationGone) as gone:
+            two.reservation(queue, "take", **known, max=1, after=400)
+        assert gone.value.reason == "no_reservation"
     left = [channel.basic_get(queue, auto_ack=True)[2] for _ in range(600)]
     assert sorted(left) == values[400:]
     assert channel.basic_get(queue)[0] is None

@@ -295,26 +295,26 @@ def returned_as_fresh() -> None:
     machine._return = planted
 
 
-@plant("a stage takes messages that stay in the queue as well", "none", "stages")
-def staged_but_still_ready() -> None:
+@plant("a reservation takes messages that stay in the queue as well", "none", "reservations")
+def reserved_but_still_ready() -> None:
     machine = _machine()
-    stage_take = machine.stage_take
+    reservation_take = machine.reservation_take
 
-    def planted(self: Any, stage: Any, limit: int) -> int:
-        before = stage.next
-        taken: int = stage_take(self, stage, limit)
-        for _, run in stage.held.between(before, before + min(taken, 1), 1):
+    def planted(self: Any, reservation: Any, limit: int) -> int:
+        before = reservation.next
+        taken: int = reservation_take(self, reservation, limit)
+        for _, run in reservation.held.between(before, before + min(taken, 1), 1):
             self.returned.push(*run)
         return taken
 
-    machine.stage_take = planted
+    machine.reservation_take = planted
 
 
-@plant("a release leaves the epoch as it was", "none", "stages")
+@plant("a release leaves the epoch as it was", "none", "reservations")
 def release_in_the_same_epoch() -> None:
-    from convoymq.queues.stages import Stages
+    from convoymq.queues.reservations import Reservations
 
-    release = Stages._release
+    release = Reservations._release
 
     def planted(self: Any, name: str, *arguments: Any) -> Any:
         known = self.by_name.get(name)
@@ -323,36 +323,38 @@ def release_in_the_same_epoch() -> None:
         known.epoch = epoch
         return known.answer()
 
-    Stages._release = planted  # type: ignore[method-assign]
+    Reservations._release = planted  # type: ignore[method-assign]
 
 
-@plant("a take that is repeated takes more", "none", "stages")
+@plant("a take that is repeated takes more", "none", "reservations")
 def repeated_take_takes_more() -> None:
-    from convoymq.queues.stages import Stages
+    from convoymq.queues.reservations import Reservations
 
-    take = Stages._take
+    take = Reservations._take
 
-    def planted(self: Any, stage: Any, limit: int, after: int) -> Any:
-        return take(self, stage, limit, max(after, stage.next))
+    def planted(self: Any, reservation: Any, limit: int, after: int) -> Any:
+        return take(self, reservation, limit, max(after, reservation.next))
 
-    Stages._take = planted  # type: ignore[method-assign]
+    Reservations._take = planted  # type: ignore[method-assign]
 
 
-@plant("an expired stage gives nothing back", "none", "stages")
-def expired_stage_keeps_all() -> None:
-    from convoymq.queues.stages import Stages
+@plant("an expired reservation gives nothing back", "none", "reservations")
+def expired_reservation_keeps_all() -> None:
+    from convoymq.queues.reservations import Reservations
 
     def planted(self: Any, time_ms: int) -> list[Any]:
-        expired = [stage for stage in self.by_name.values() if stage.due_ms <= time_ms]
-        for stage in expired:
-            self._forget(stage)
+        expired = [
+            reservation for reservation in self.by_name.values() if reservation.due_ms <= time_ms
+        ]
+        for reservation in expired:
+            self._forget(reservation)
         return expired
 
-    Stages.expire = planted  # type: ignore[method-assign]
+    Reservations.expire = planted  # type: ignore[method-assign]
 
 
-@plant("a snapshot leaves out the stages", "crash,kill,membership", "stages")
-def snapshot_without_stages() -> None:
+@plant("a snapshot leaves out the reservations", "crash,kill,membership", "reservations")
+def snapshot_without_reservations() -> None:
     import msgspec
 
     machine = _machine()
@@ -360,37 +362,39 @@ def snapshot_without_stages() -> None:
 
     def planted(self: Any) -> bytes:
         state = msgspec.msgpack.decode(snapshot(self))
-        state.pop("stages", None)
+        state.pop("reservations", None)
         return msgspec.msgpack.encode(state)
 
     machine.snapshot = planted
 
 
-@plant("staged messages are not kept in the log", "none", "stages")
-def staged_entries_are_not_live() -> None:
+@plant("reserved messages are not kept in the log", "none", "reservations")
+def reserved_entries_are_not_live() -> None:
     machine = _machine()
     live_ranges = machine.live_ranges
 
     def planted(self: Any) -> Any:
-        kept, self.stages = self.stages, type(self.stages)(self)
+        kept, self.reservations = self.reservations, type(self.reservations)(self)
         try:
             return live_ranges(self)
         finally:
-            self.stages = kept
+            self.reservations = kept
 
     machine.live_ranges = planted
 
 
-@plant("a settle acknowledges one message too many", "none", "stages")
+@plant("a settle acknowledges one message too many", "none", "reservations")
 def settles_one_too_many() -> None:
-    from convoymq.queues.stages import Stages
+    from convoymq.queues.reservations import Reservations
 
-    settle = Stages._settle
+    settle = Reservations._settle
 
-    def planted(self: Any, stage: Any, upto: int) -> Any:
-        return settle(self, stage, min(upto + 1, stage.next) if upto > stage.first else upto)
+    def planted(self: Any, reservation: Any, upto: int) -> Any:
+        return settle(
+            self, reservation, min(upto + 1, reservation.next) if upto > reservation.first else upto
+        )
 
-    Stages._settle = planted  # type: ignore[method-assign]
+    Reservations._settle = planted  # type: ignore[method-assign]
 
 
 # Who gets which message.

@@ -13,7 +13,7 @@ from convoymq.sim.clients import ClientConfig, Workload
 from convoymq.sim.clock import Life, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken, Place
 from convoymq.sim.referee import Referee
-from convoymq.sim.stages import StageChannel, StagedReferee
+from convoymq.sim.reservations import ReservationChannel, ReservedReferee
 from convoymq.sim.streams import StreamChannel
 from convoymq.sim.trace import Trace
 from convoymq.storage.types import EntryGone
@@ -80,28 +80,32 @@ def test_a_node_that_is_back_in_time_keeps_what_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("snapshot_index", "staged", "kept"),
+    ("snapshot_index", "reserved", "kept"),
     [(30, False, True), (30, True, False), (20, False, False)],
     ids=["replaced", "lost by the snapshot", "lost"],
 )
 def test_entries_may_be_gone_only_from_a_log_that_a_snapshot_has_replaced(
-    snapshot_index: int, staged: bool, kept: bool
+    snapshot_index: int, reserved: bool, kept: bool
 ) -> None:
-    """Entry 7 is gone, of a stage that the machine at entry 20 shows."""
+    """Entry 7 is gone, of a reservation that the machine at entry 20 shows."""
 
     def read_entry(group: int, index: int) -> Any:
         raise EntryGone(f"entry {index} is gone")
 
     runs = SimpleNamespace(between=lambda start, end, most: [(start, (7, 0, 0, 2, 24, 0, 0))])
-    stage = SimpleNamespace(next=2, held=runs)
-    machine = SimpleNamespace(index=20, stages=SimpleNamespace(reading=lambda *asked: stage))
+    reservation = SimpleNamespace(next=2, held=runs)
+    machine = SimpleNamespace(
+        index=20, reservations=SimpleNamespace(reading=lambda *asked: reservation)
+    )
     replica = SimpleNamespace(machine=machine, log=SimpleNamespace(snapshot_index=snapshot_index))
     node = SimpleNamespace(host=SimpleNamespace(read_entry=read_entry))
-    referee = StagedReferee(1, SETTINGS)
-    if staged:
-        referee.model.stages["s1"] = SimpleNamespace(epoch=5, keys={0: (7, 0, 0), 1: (7, 0, 1)})  # type: ignore[assignment]
+    referee = ReservedReferee(1, SETTINGS)
+    if reserved:
+        referee.model.reservations["s1"] = SimpleNamespace(
+            epoch=5, keys={0: (7, 0, 0), 1: (7, 0, 1)}
+        )  # type: ignore[assignment]
     queue: Any = SimpleNamespace(client=lambda session, events: None)
-    owner = StageChannel(
+    owner = ReservationChannel(
         scheduler=Scheduler(1),
         trace=Trace(lambda: 0),
         life=Life("node1"),
@@ -117,7 +121,7 @@ def test_entries_may_be_gone_only_from_a_log_that_a_snapshot_has_replaced(
         on_closed=lambda channel: None,
         replicas=lambda group: [(node, replica)],
     )
-    owner._stage, owner._epoch, owner._next = "s1", 5, 2
+    owner._reservation, owner._epoch, owner._next = "s1", 5, 2
     if kept:
         owner._look()
         assert owner._read == 0

@@ -1,6 +1,7 @@
 """A broker in memory behind the client's interface: the columnar protocol without sockets.
 
-Frames are real ones, built and checked by the kernel; the rules of stages are the broker's own.
+Frames are real ones, built and checked by the kernel; the rules of reservations are the broker's
+own.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pyarrow as pa
 from convoymq.client import errors
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
 from convoymq.kernels import columns as bits
+from convoymq.queues.reservations import REASONS, Refusal, Reservation, Reservations
 from convoymq.queues.sessions import Written
-from convoymq.queues.stages import REASONS, Refusal, Stage, Stages
 from convoymq.spark.frames import binary_buffers, header_buffers
 
 T0_MS = 1_700_000_000_000
@@ -108,11 +109,11 @@ class FakeStream:
 
 
 class FakeQueue:
-    """A queue whose stages follow the broker's rules; what they hold are messages."""
+    """A queue whose reservations follow the broker's rules; what they hold are messages."""
 
     def __init__(self) -> None:
         self.ready: list[Message] = []
-        self.stages = Stages(self)
+        self.reservations = Reservations(self)
         self.epoch = 0
         self.time_ms = 0
         self.commands: list[str] = []
@@ -124,40 +125,42 @@ class FakeQueue:
     def expire(self, later_ms: int) -> None:
         """Time passes."""
         self.time_ms += later_ms
-        self.stages.expire(self.time_ms)
+        self.reservations.expire(self.time_ms)
 
     def apply(self, op: Mapping[str, Any]) -> dict[str, Any]:
         self.commands.append(str(op["op"]))
         self.epoch += 1
-        reason, answer = self.stages.apply(op, self.epoch, self.time_ms)
+        reason, answer = self.reservations.apply(op, self.epoch, self.time_ms)
         if reason is not None:
-            raise errors.StageGone(REASONS[reason], reason)
+            raise errors.ReservationGone(REASONS[reason], reason)
         assert isinstance(answer, dict)
         return answer
 
-    # --- queues.stages.Holder
+    # --- queues.reservations.Holder
 
-    def stage_refusal(self) -> str | None:
+    def reservation_refusal(self) -> str | None:
         return None
 
-    def stage_opened(self, stage: Stage) -> None:
-        stage.held = {}
+    def reservation_opened(self, reservation: Reservation) -> None:
+        reservation.held = {}
 
-    def stage_closed(self, stage: Stage) -> None:
-        assert not stage.held
+    def reservation_closed(self, reservation: Reservation) -> None:
+        assert not reservation.held
 
-    def stage_take(self, stage: Stage, limit: int) -> int:
+    def reservation_take(self, reservation: Reservation, limit: int) -> int:
         taken, self.ready = self.ready[:limit], self.ready[limit:]
         for i, message in enumerate(taken):
-            stage.held[stage.next + i] = message
+            reservation.held[reservation.next + i] = message
         return len(taken)
 
-    def stage_settle(self, stage: Stage, first: int, last: int) -> None:
+    def reservation_settle(self, reservation: Reservation, first: int, last: int) -> None:
         for offset in range(first, last + 1):
-            del stage.held[offset]
+            del reservation.held[offset]
 
-    def stage_return(self, stage: Stage, first: int, last: int, failed: bool) -> None:
-        returned = [stage.held.pop(offset) for offset in range(first, last + 1)]
+    def reservation_return(
+        self, reservation: Reservation, first: int, last: int, failed: bool
+    ) -> None:
+        returned = [reservation.held.pop(offset) for offset in range(first, last + 1)]
         for message in returned:
             message.acquired += 1
             message.delivered += int(failed)
@@ -345,14 +348,14 @@ class FakeClient:
         self._called("store_offset")
         self._stream(stream).offsets[consumer] = offset
 
-    def stage(self, queue: str, op: str, **fields: Any) -> dict[str, Any]:
-        self._called(f"stage {op}")
+    def reservation(self, queue: str, op: str, **fields: Any) -> dict[str, Any]:
+        self._called(f"reservation {op}")
         return self._queue(queue).apply({**fields, "op": op})
 
-    def stage_fetch(
+    def reservation_fetch(
         self,
         queue: str,
-        stage: str,
+        reservation: str,
         epoch: int,
         offset: int,
         *,
@@ -362,11 +365,11 @@ class FakeClient:
         columns: int = 15,
         compression: str = "",
     ) -> FetchResult:
-        self._called("stage_fetch")
+        self._called("reservation_fetch")
         try:
-            found = self._queue(queue).stages.reading(stage, epoch, offset)
+            found = self._queue(queue).reservations.reading(reservation, epoch, offset)
         except Refusal as refusal:
-            raise errors.StageGone(REASONS[refusal.reason], refusal.reason) from None
+            raise errors.ReservationGone(REASONS[refusal.reason], refusal.reason) from None
         until = min(found.next if end is None else end, offset + max_rows)
         messages = [found.held[i] for i in range(offset, until)]
         return FetchResult(

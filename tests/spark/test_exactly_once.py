@@ -68,7 +68,7 @@ def test_streams(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None
 
 @settings(max_examples=150, deadline=None)
 @given(history=histories, chosen=options)
-def test_queues_in_stages(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None:
+def test_queues_in_reservations(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None:
     broker = FakeBroker()
     queue = broker.queue("q")
     door = queue_door(queue="q", **{"convoymq.pollInterval": "0ms"}, **chosen)
@@ -77,7 +77,9 @@ def test_queues_in_stages(history: list[tuple[str, Any]], chosen: dict[str, Any]
         count = run(history, query, lambda values: queue.add(*values))
     assert query.values == numbered(0, count)
     assert not queue.ready
-    assert all(stage.first == stage.next for stage in queue.stages.by_name.values())
+    assert all(
+        reservation.first == reservation.next for reservation in queue.reservations.by_name.values()
+    )
 
 
 @settings(max_examples=80, deadline=None)

@@ -196,10 +196,10 @@ def test_modes_of_the_queue_format() -> None:
     with pytest.raises(OptionError, match="give the option queue"):
         queue_door().stream_reader(queue_door().schema())
     for given, text in (
-        ({"mode": "lease", "stage": "x"}, "no meaning with mode=lease"),
-        ({"mode": "stage", "onExpired": "skip"}, "no meaning with mode=stage"),
+        ({"mode": "lease", "reservation": "x"}, "no meaning with mode=lease"),
+        ({"mode": "reservation", "onExpired": "skip"}, "no meaning with mode=reservation"),
         ({"exchange": "e"}, "write"),
-        ({"stageTtl": "8d"}, "from 1s to 7d"),
+        ({"reservationTtl": "8d"}, "from 1s to 7d"),
     ):
         door = queue_door(queue="q", **given)
         with pytest.raises(OptionError, match=text):

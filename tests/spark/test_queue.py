@@ -1,4 +1,4 @@
-"""Reads of queues against a broker in memory that has the broker's own rules of stages."""
+"""Reads of queues against a broker in memory that has the broker's own rules of reservations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.spark.errors import SourceError, StageLost
+from convoymq.spark.errors import ReservationLost, SourceError
 from convoymq.spark.queue import IDLE_TTL_MS
 from tests.spark.fakes import FakeBroker, FakeQueue
 from tests.spark.support import Query, batch_rows, numbered, queue_door, tasks_rows
@@ -29,7 +29,8 @@ def test_a_batch_looks_and_takes_nothing(broker: FakeBroker) -> None:
     assert batch_rows(queue_door(queue=broker.queue("empty") and "empty")) == []
 
 
-# --- mode stage ------------------------------------------------------------------------------
+# --- mode reservation
+# ------------------------------------------------------------------------------
 
 
 def test_each_message_comes_once_and_is_settled(broker: FakeBroker) -> None:
@@ -40,8 +41,8 @@ def test_each_message_comes_once_and_is_settled(broker: FakeBroker) -> None:
     queue.add(*numbered(10, 15))
     running.run()
     assert running.values == numbered(0, 15)
-    (stage,) = queue.stages.by_name.values()
-    assert (stage.first, stage.next, queue.ready) == (15, 15, [])
+    (reservation,) = queue.reservations.by_name.values()
+    assert (reservation.first, reservation.next, queue.ready) == (15, 15, [])
 
 
 def test_nothing_is_settled_before_its_batch_is_committed(broker: FakeBroker) -> None:
@@ -49,12 +50,12 @@ def test_nothing_is_settled_before_its_batch_is_committed(broker: FakeBroker) ->
     running = query()
     running.start()
     running.step(crash="sunk")
-    (stage,) = queue.stages.by_name.values()
-    assert (stage.first, stage.next) == (0, 4)
+    (reservation,) = queue.reservations.by_name.values()
+    assert (reservation.first, reservation.next) == (0, 4)
     running.start()
-    assert stage.first == 0
+    assert reservation.first == 0
     running.run()
-    assert stage.first == 4
+    assert reservation.first == 4
 
 
 @pytest.mark.parametrize("crash", ["planned", "sunk"])
@@ -100,14 +101,14 @@ def test_the_newer_of_two_owners_fences_the_older(broker: FakeBroker) -> None:
     queue.add(b"b")
     new.run()
     queue.add(b"c")
-    with pytest.raises(StageLost, match=r"another query .*option stage"):
+    with pytest.raises(ReservationLost, match=r"another query .*option reservation"):
         old.step()
     assert new.values == [b"b"]
 
 
-def test_queries_with_stages_of_their_own_share_the_queue(broker: FakeBroker) -> None:
+def test_queries_with_reservations_of_their_own_share_the_queue(broker: FakeBroker) -> None:
     queue = broker.queue("q", *numbered(0, 10))
-    one, two = query(stage="one", maxOffsetsPerTrigger=3), query(stage="two")
+    one, two = query(reservation="one", maxOffsetsPerTrigger=3), query(reservation="two")
     one.start()
     two.start()
     one.step()
@@ -118,20 +119,20 @@ def test_queries_with_stages_of_their_own_share_the_queue(broker: FakeBroker) ->
     assert two.values == numbered(3, 10)
 
 
-def test_an_expired_stage_is_told_and_not_a_silent_gap(broker: FakeBroker) -> None:
+def test_an_expired_reservation_is_told_and_not_a_silent_gap(broker: FakeBroker) -> None:
     queue = broker.queue("q", *numbered(0, 4))
-    running = query(stageTtl="10s")
+    running = query(reservationTtl="10s")
     running.start()
     running.step(crash="planned")
     queue.expire(10_001)
     assert [m.delivered for m in queue.ready] == [1] * 4
-    with pytest.raises(StageLost, match="messages 0 to 3 of spark can't be read any more"):
+    with pytest.raises(ReservationLost, match="messages 0 to 3 of spark can't be read any more"):
         running.start()
 
 
-def test_an_expired_stage_may_be_passed_by(broker: FakeBroker) -> None:
+def test_an_expired_reservation_may_be_passed_by(broker: FakeBroker) -> None:
     queue = broker.queue("q", *numbered(0, 4))
-    running = query(stageTtl="10s", failOnDataLoss="false")
+    running = query(reservationTtl="10s", failOnDataLoss="false")
     running.start()
     running.step(crash="planned")
     queue.expire(10_001)
@@ -141,17 +142,17 @@ def test_an_expired_stage_may_be_passed_by(broker: FakeBroker) -> None:
     assert running.values == numbered(0, 4)
 
 
-def test_a_stage_that_expired_after_its_batch_was_sunk_is_told(broker: FakeBroker) -> None:
+def test_a_reservation_that_expired_after_its_batch_was_sunk_is_told(broker: FakeBroker) -> None:
     """What was committed but not settled comes again: not exactly once, so an error."""
     queue = broker.queue("q", *numbered(0, 4))
     for flag in ("true", "false"):
-        running = query(stageTtl="10s", failOnDataLoss=flag)
+        running = query(reservationTtl="10s", failOnDataLoss=flag)
         running.start()
         running.step()
         queue.expire(10_001)
         running.start()
         if flag == "true":
-            with pytest.raises(StageLost, match="may come once more"):
+            with pytest.raises(ReservationLost, match="may come once more"):
                 running.step()
         else:
             running.run()
@@ -160,7 +161,7 @@ def test_a_stage_that_expired_after_its_batch_was_sunk_is_told(broker: FakeBroke
 
 def test_a_query_that_was_idle_may_come_back_late(broker: FakeBroker) -> None:
     queue = broker.queue("q", *numbered(0, 4))
-    running = query(stageTtl="10s")
+    running = query(reservationTtl="10s")
     running.start()
     running.run()
     running.step()
@@ -169,22 +170,22 @@ def test_a_query_that_was_idle_may_come_back_late(broker: FakeBroker) -> None:
     running.start()
     queue.add(b"4")
     running.step()
-    (stage,) = queue.stages.by_name.values()
-    assert stage.ttl_ms == 10_000
+    (reservation,) = queue.reservations.by_name.values()
+    assert reservation.ttl_ms == 10_000
     running.run()
     assert running.values == numbered(0, 5)
 
 
-def test_an_idle_stage_of_a_single_active_queue_does_not_linger(broker: FakeBroker) -> None:
+def test_an_idle_reservation_of_a_single_active_queue_does_not_linger(broker: FakeBroker) -> None:
     queue = broker.queue("q", b"a")
     queue.arguments["x-single-active-consumer"] = True
-    running = query(stageTtl="10s")
+    running = query(reservationTtl="10s")
     running.start()
     running.run()
     running.step()
     running.step()
-    (stage,) = queue.stages.by_name.values()
-    assert stage.ttl_ms == 10_000
+    (reservation,) = queue.reservations.by_name.values()
+    assert reservation.ttl_ms == 10_000
 
 
 def test_an_idle_query_costs_no_log_entries(broker: FakeBroker) -> None:
@@ -200,7 +201,9 @@ def test_an_idle_query_costs_no_log_entries(broker: FakeBroker) -> None:
     assert len(queue.commands) == before
 
 
-def test_available_now_takes_what_is_there_and_gives_the_stage_back(broker: FakeBroker) -> None:
+def test_available_now_takes_what_is_there_and_gives_the_reservation_back(
+    broker: FakeBroker,
+) -> None:
     queue = broker.queue("q", *numbered(0, 10))
     running = query(maxOffsetsPerTrigger=4)
     running.start(available_now=True)
@@ -208,17 +211,17 @@ def test_available_now_takes_what_is_there_and_gives_the_stage_back(broker: Fake
     queue.add(*numbered(10, 12))
     running.run()
     assert running.values == numbered(0, 10)
-    assert not queue.stages.by_name
+    assert not queue.reservations.by_name
     assert len(queue.ready) == 2
     running.start(available_now=True)
     running.run()
     assert running.values == numbered(0, 12)
-    assert not queue.stages.by_name
+    assert not queue.reservations.by_name
 
 
 def test_available_now_after_any_pause_and_with_an_empty_queue(broker: FakeBroker) -> None:
     queue = broker.queue("q")
-    running = query(stageTtl="10s")
+    running = query(reservationTtl="10s")
     for i in range(3):
         running.start(available_now=True)
         running.run()
@@ -257,16 +260,16 @@ def test_available_now_after_a_death_at_its_end(broker: FakeBroker, written: boo
     running.start(available_now=True)
     running.run()
     assert running.values == numbered(0, 5)
-    assert not queue.stages.by_name
+    assert not queue.reservations.by_name
 
 
-@pytest.mark.parametrize("mode", ["stage", "lease"])
+@pytest.mark.parametrize("mode", ["reservation", "lease"])
 def test_a_long_batch_that_is_repeated_after_a_restart_does_not_expire(
     broker: FakeBroker, mode: str
 ) -> None:
     # Of a name of its own: other tests' queries may still beat.
     queue = broker.queue("long", *numbered(0, 3))
-    running = query("long", mode=mode, stageTtl="1s")
+    running = query("long", mode=mode, reservationTtl="1s")
     running.start()
     running.step(crash="planned")
     running.start()
@@ -278,39 +281,39 @@ def test_a_long_batch_that_is_repeated_after_a_restart_does_not_expire(
     running.die()
 
 
-def test_a_repeated_batch_whose_stage_is_gone_opens_no_other(broker: FakeBroker) -> None:
+def test_a_repeated_batch_whose_reservation_is_gone_opens_no_other(broker: FakeBroker) -> None:
     queue = broker.queue("q", *numbered(0, 3))
-    running = query(stageTtl="10s")
+    running = query(reservationTtl="10s")
     running.start()
     running.step(crash="planned")
     queue.expire(10_001)
-    with pytest.raises(StageLost, match="can't be read any more"):
+    with pytest.raises(ReservationLost, match="can't be read any more"):
         running.start()
-    assert not queue.stages.by_name
+    assert not queue.reservations.by_name
     assert len(queue.ready) == 3
 
 
 def until_heard(queue: FakeQueue) -> None:
-    """Waits for a heartbeat of the one stage."""
+    """Waits for a heartbeat of the one reservation."""
     queue.time_ms += 500
-    (stage,) = queue.stages.by_name.values()
+    (reservation,) = queue.reservations.by_name.values()
     deadline = time.monotonic() + 20
-    while stage.heard_ms < queue.time_ms:
+    while reservation.heard_ms < queue.time_ms:
         assert time.monotonic() < deadline, "no heartbeat"
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("mode", ["stage", "lease"])
+@pytest.mark.parametrize("mode", ["reservation", "lease"])
 def test_a_long_batch_keeps_what_it_reads(broker: FakeBroker, mode: str) -> None:
     queue = broker.queue("held", b"a")
-    running = query("held", mode=mode, stageTtl="1s")
+    running = query("held", mode=mode, reservationTtl="1s")
     running.start()
     running.step()
     until_heard(queue)
     running.die()
 
 
-def test_the_tasks_instance_is_pickled_without_the_stage(broker: FakeBroker) -> None:
+def test_the_tasks_instance_is_pickled_without_the_reservation(broker: FakeBroker) -> None:
     broker.queue("q", b"a")
     running = query()
     running.start()
@@ -340,10 +343,10 @@ def test_leases_are_settled_by_the_next_trigger(broker: FakeBroker) -> None:
     running = query(mode="lease", maxOffsetsPerTrigger=4)
     running.start()
     running.step()
-    assert len(queue.stages.by_name) == 1
+    assert len(queue.reservations.by_name) == 1
     running.run()
     assert running.values == numbered(0, 10)
-    assert not queue.stages.by_name
+    assert not queue.reservations.by_name
     assert not queue.ready
 
 
@@ -362,12 +365,12 @@ def test_a_lease_outlives_its_driver(broker: FakeBroker, crash: str) -> None:
 def test_an_expired_lease_fails_or_is_skipped(broker: FakeBroker) -> None:
     for option, expected in (("fail", None), ("skip", numbered(0, 4))):
         queue = broker.queue("q", *numbered(0, 4))
-        running = query(mode="lease", stageTtl="10s", onExpired=option)
+        running = query(mode="lease", reservationTtl="10s", onExpired=option)
         running.start()
         running.step(crash="planned")
         queue.expire(10_001)
         if expected is None:
-            with pytest.raises(StageLost, match="can't be read any more"):
+            with pytest.raises(ReservationLost, match="can't be read any more"):
                 running.start()
         else:
             running.start()
@@ -378,7 +381,7 @@ def test_an_expired_lease_fails_or_is_skipped(broker: FakeBroker) -> None:
 def test_a_lease_that_expired_after_its_batch_comes_again(broker: FakeBroker) -> None:
     """At least once: that is this mode's promise, so no error."""
     queue = broker.queue("q", *numbered(0, 3))
-    running = query(mode="lease", stageTtl="10s")
+    running = query(mode="lease", reservationTtl="10s")
     running.start()
     running.step()
     queue.expire(10_001)
@@ -398,7 +401,7 @@ def test_a_settled_lease_that_is_settled_again_is_no_error(broker: FakeBroker) -
 
 def test_redelivered_messages_say_so(broker: FakeBroker) -> None:
     queue = broker.queue("q", b"a")
-    running = query(mode="lease", stageTtl="10s")
+    running = query(mode="lease", reservationTtl="10s")
     running.start()
     running.step()
     queue.expire(10_001)
@@ -406,7 +409,7 @@ def test_redelivered_messages_say_so(broker: FakeBroker) -> None:
     assert [(r["delivery_count"], r["redelivered"]) for r in running.rows] == [(0, 0), (1, 1)]
 
 
-def test_split_stages_are_read_in_parts(broker: FakeBroker) -> None:
+def test_split_reservations_are_read_in_parts(broker: FakeBroker) -> None:
     broker.queue("q", *numbered(0, 10))
     door = queue_door(queue="q", minPartitions=3, **{"convoymq.fetch.maxRows": 2})
     reader = door.stream_reader(door.schema())

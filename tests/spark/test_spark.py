@@ -329,7 +329,7 @@ def test_lag_is_seen_while_a_query_runs(
 # --- queues ----------------------------------------------------------------------------------
 
 
-def test_a_queue_is_staged_read_once_and_settled(
+def test_a_queue_is_reserved_read_once_and_settled(
     nodes: Broker, streaming: Callable[..., DataFrame], sink: Sink
 ) -> None:
     queue = nodes.declare("quorum")
@@ -368,7 +368,7 @@ def test_browsing_takes_nothing(spark: SparkSession, nodes: Broker, kind: str) -
     assert nodes.cluster.messages_in(queue) == 300
 
 
-def test_a_classic_queue_is_staged_and_written(
+def test_a_classic_queue_is_reserved_and_written(
     nodes: Broker, streaming: Callable[..., DataFrame], sink: Sink, spark: SparkSession
 ) -> None:
     queue = nodes.declare("classic")
@@ -467,7 +467,7 @@ def test_all_nodes_are_killed_in_turn_in_mid_batch(
     assert sorted(nodes.values(target), key=int) == numbered(0, 1900 * SCALE)
 
 
-def test_the_leader_of_a_staged_queue_is_killed(
+def test_the_leader_of_a_reserved_queue_is_killed(
     nodes: Broker, streaming: Callable[..., DataFrame], sink: Sink
 ) -> None:
     queue = nodes.declare("quorum")

@@ -291,14 +291,14 @@ class Client:
 
     # --- queues --------------------------------------------------------------------------
 
-    def stage(self, queue: str, op: str, **fields: Any) -> dict[str, Any]:
-        """Carries out an op of ADR 0008 on a queue's stage and returns its answer."""
-        return dict(self._call(Op.STAGE, {**fields, "queue": queue, "op": op}).map)
+    def reservation(self, queue: str, op: str, **fields: Any) -> dict[str, Any]:
+        """Carries out an op of ADR 0008 on a queue's reservation and returns its answer."""
+        return dict(self._call(Op.RESERVATION, {**fields, "queue": queue, "op": op}).map)
 
-    def stage_fetch(
+    def reservation_fetch(
         self,
         queue: str,
-        stage: str,
+        reservation: str,
         epoch: int,
         offset: int,
         *,
@@ -308,10 +308,10 @@ class Client:
         columns: int = DEFAULT_COLUMNS,
         compression: str = "",
     ) -> FetchResult:
-        """Returns staged messages from `offset` up to `end`. It can be repeated at will."""
+        """Returns reserved messages from `offset` up to `end`. It can be repeated at will."""
         fields = {
             "queue": queue,
-            "stage": stage,
+            "reservation": reservation,
             "epoch": epoch,
             "offset": offset,
             "end": end,
@@ -320,7 +320,7 @@ class Client:
             "columns": columns,
             "compression": compression,
         }
-        answer = self._call(Op.STAGE_FETCH, fields)
+        answer = self._call(Op.RESERVATION_FETCH, fields)
         return _rows(answer, _int(answer, "first"), _int(answer, "next"))
 
     def browse(

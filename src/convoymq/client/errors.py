@@ -8,7 +8,7 @@
     ├── ReplicaBehind        no server that was asked has got that far; `high`: how far it is
     ├── Unavailable          nobody answered in time; the text names the servers and the last cause
     ├── PreconditionFailed   wrong type of queue, a wrong argument or column
-    ├── StageGone            the stage is not what it was; `reason` as in ADR 0008
+    ├── ReservationGone            the reservation is not what it was; `reason` as in ADR 0008
     ├── ProtocolError        what came is not this protocol, or breaks it
     └── MaybeProduced        the connection was lost before the answer: rows may be in, or not
 
@@ -95,11 +95,11 @@ class PreconditionFailed(ClientError):
         super().__init__(ErrorCode.PRECONDITION_FAILED, text)
 
 
-class StageGone(ClientError):
-    """The stage ended, was taken over, or has another epoch."""
+class ReservationGone(ClientError):
+    """The reservation ended, was taken over, or has another epoch."""
 
     def __init__(self, text: str, reason: str) -> None:
-        super().__init__(ErrorCode.STAGE_GONE, text)
+        super().__init__(ErrorCode.RESERVATION_GONE, text)
         self.reason = reason
 
 
@@ -136,8 +136,8 @@ def of_answer(code: int, details: Mapping[str, Any]) -> ClientError:
             return Unavailable(text)
         case ErrorCode.PRECONDITION_FAILED:
             return PreconditionFailed(text)
-        case ErrorCode.STAGE_GONE:
-            return StageGone(text, str(details.get("reason") or ""))
+        case ErrorCode.RESERVATION_GONE:
+            return ReservationGone(text, str(details.get("reason") or ""))
         case ErrorCode.FRAME_ERROR:
             return ProtocolError(text)
         case _:

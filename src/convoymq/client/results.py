@@ -35,9 +35,10 @@ class FetchResult:
 
     frame: ColumnFrame
     first: int
-    """Streams: the first offset that is kept; stages: the oldest unsettled one."""
+    """Streams: the first offset that is kept; reservations: the oldest unsettled one."""
     high: int
-    """Streams: the committed end as the server knows it; stages: the end of what was asked for."""
+    """Streams: the committed end as the server knows it; reservations: the end of what was asked
+    for."""
 
     @property
     def next(self) -> int:

@@ -43,7 +43,7 @@ KIND_ALARM = 6
 KIND_QUEUE_COUNTS = 7
 KIND_CLASSIC_COUNTS = 8
 KIND_JOIN = 9
-KIND_STAGE = 10
+KIND_RESERVATION = 10
 KIND_STREAM = 11
 KIND_SESSIONS = 12
 """Which of these sessions of yours are not live?"""

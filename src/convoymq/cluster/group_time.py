@@ -3,7 +3,7 @@
 It follows the leader's wall clock, but it never falls and never stands still. When the wall clock
 is behind what the log knows (it was set back, or the leader before had one that was ahead), time
 goes on at half its speed until the wall clock has caught up: what waits for time (a suspected
-node's messages, a stage, the age of a stream) waits at most twice as long, not until then.
+node's messages, a reservation, the age of a stream) waits at most twice as long, not until then.
 """
 
 from __future__ import annotations

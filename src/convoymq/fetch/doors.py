@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 Run = tuple[Any, ...]
-"""(block, command, first record, count, offset of it, time in ms) of rows; from a stage or a queue
-also (…, times acquired, failed deliveries)."""
+"""(block, command, first record, count, offset of it, time in ms) of rows; from a reservation or a
+queue also (…, times acquired, failed deliveries)."""
 
 
 class Chunks(Protocol):

@@ -15,16 +15,16 @@ from convoymq.model.errors import (
     PeerError,
     PreconditionFailed,
     ReplicaBehind,
+    ReservationRefused,
     ResourceExhausted,
     ResourceLocked,
-    StageRefused,
     Unavailable,
 )
 
 CODES: tuple[tuple[type[BrokerError], ErrorCode], ...] = (
     (OffsetOutOfRange, ErrorCode.OFFSET_OUT_OF_RANGE),
     (ReplicaBehind, ErrorCode.REPLICA_BEHIND),
-    (StageRefused, ErrorCode.STAGE_GONE),
+    (ReservationRefused, ErrorCode.RESERVATION_GONE),
     (NotFound, ErrorCode.NOT_FOUND),
     (AccessRefused, ErrorCode.ACCESS_REFUSED),
     (NotAllowed, ErrorCode.ACCESS_REFUSED),
@@ -48,7 +48,7 @@ def as_error(error: BrokerError) -> ColumnarError:
             details = {"first": error.first, "high": error.high}
         case ReplicaBehind():
             details = {"high": error.high}
-        case StageRefused():
+        case ReservationRefused():
             details = {"reason": error.reason}
         case _:
             pass

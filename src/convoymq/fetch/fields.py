@@ -73,16 +73,16 @@ class Produce(msgspec.Struct, frozen=True, kw_only=True):
     digest: Digest | None = None
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """STAGE; which fields an op needs is the queue's to say (ADR 0008)."""
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """RESERVATION; which fields an op needs is the queue's to say (ADR 0008)."""
 
     queue: Name
     op: Literal["open", "take", "settle", "release", "close", "lease", "touch"]
-    stage: Name
+    reservation: Name
     owner: Text | msgspec.UnsetType = msgspec.UNSET
     ttl_ms: Offset | msgspec.UnsetType = msgspec.UNSET
     epoch: Offset | msgspec.UnsetType = msgspec.UNSET
-    fence: Offset | msgspec.UnsetType = msgspec.UNSET
+    fencing_token: Offset | msgspec.UnsetType = msgspec.UNSET
     max: Offset | msgspec.UnsetType = msgspec.UNSET
     after: Offset | msgspec.UnsetType = msgspec.UNSET
     upto: Offset | msgspec.UnsetType = msgspec.UNSET
@@ -96,11 +96,11 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-class StageFetch(msgspec.Struct, frozen=True, kw_only=True):
-    """STAGE_FETCH."""
+class ReservationFetch(msgspec.Struct, frozen=True, kw_only=True):
+    """RESERVATION_FETCH."""
 
     queue: Name
-    stage: Name
+    reservation: Name
     epoch: Offset
     offset: Offset
     end: Offset | None = None

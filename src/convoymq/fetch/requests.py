@@ -23,8 +23,8 @@ from convoymq.fetch.fields import (
     Metadata,
     Offsets,
     QueryOffset,
-    Stage,
-    StageFetch,
+    Reservation,
+    ReservationFetch,
     StoreOffset,
     read,
 )
@@ -56,7 +56,15 @@ QUERIES_AT_ONCE = 16
 WHERE_TIMEOUT_S = 2.0
 ROWS_PER_STEP = 32
 READS = frozenset(
-    (Op.OFFSETS, Op.FETCH, Op.STAGE, Op.STAGE_FETCH, Op.BROWSE, Op.STORE_OFFSET, Op.QUERY_OFFSET)
+    (
+        Op.OFFSETS,
+        Op.FETCH,
+        Op.RESERVATION,
+        Op.RESERVATION_FETCH,
+        Op.BROWSE,
+        Op.STORE_OFFSET,
+        Op.QUERY_OFFSET,
+    )
 )
 """Operations that are worked out once more before NOT_FOUND is answered."""
 
@@ -75,8 +83,8 @@ class Requests:
             Op.OFFSETS: self._offsets,
             Op.FETCH: self._fetch,
             Op.PRODUCE: self._producing.produce,
-            Op.STAGE: self._stage,
-            Op.STAGE_FETCH: self._stage_fetch,
+            Op.RESERVATION: self._reservation,
+            Op.RESERVATION_FETCH: self._reservation_fetch,
             Op.BROWSE: self._browse,
             Op.STORE_OFFSET: self._store_offset,
             Op.QUERY_OFFSET: self._query_offset,
@@ -118,7 +126,7 @@ class Requests:
 
     def _queue(self, name: str) -> Queue:
         """A queue that the user may read. Raises ColumnarError, BrokerError. A type that can't be
-        staged says so itself."""
+        reserved says so itself."""
         connection = self._connection
         self._broker.check_permission(connection.user, connection.vhost, "read", "queue", name)
         try:
@@ -331,8 +339,8 @@ class Requests:
             del chunks
             await self._send(frame, answer, rows, at, request.compression)
 
-    async def _stage_fetch(self, frame: Frame) -> None:
-        request = read(StageFetch, frame.map)
+    async def _reservation_fetch(self, frame: Frame) -> None:
+        request = read(ReservationFetch, frame.map)
         queue = self._queue(request.queue)
         async with self._connection.output():
             rows = self._rows(request.columns, request.max_rows, request.max_bytes)
@@ -340,8 +348,8 @@ class Requests:
             first = None
             while True:
                 async with self._limit():
-                    oldest, _, runs = await queue.stage_runs(
-                        request.stage,
+                    oldest, _, runs = await queue.reservation_runs(
+                        request.reservation,
                         request.epoch,
                         at,
                         request.end,
@@ -390,13 +398,14 @@ class Requests:
         await self._connection.send_rows(frame, answer, payload)
         self._edge.counters.rows_out += rows.count
 
-    # --- stages and stored offsets -----------------------------------------------------------
+    # --- reservations and stored offsets
+    # -----------------------------------------------------------
 
-    async def _stage(self, frame: Frame) -> dict[str, Any]:
-        request = read(Stage, frame.map)
+    async def _reservation(self, frame: Frame) -> dict[str, Any]:
+        request = read(Reservation, frame.map)
         queue = self._queue(request.queue)
         async with self._limit():
-            return await queue.stage(request.body())
+            return await queue.reservation(request.body())
 
     async def _store_offset(self, frame: Frame) -> dict[str, Any]:
         request = read(StoreOffset, frame.map)

@@ -46,8 +46,8 @@ class Op(IntEnum):
     OFFSETS = 3
     FETCH = 4
     PRODUCE = 5
-    STAGE = 6
-    STAGE_FETCH = 7
+    RESERVATION = 6
+    RESERVATION_FETCH = 7
     BROWSE = 8
     STORE_OFFSET = 9
     QUERY_OFFSET = 10
@@ -63,7 +63,7 @@ class ErrorCode(IntEnum):
     REPLICA_BEHIND = 5
     UNAVAILABLE = 6
     PRECONDITION_FAILED = 7
-    STAGE_GONE = 8
+    RESERVATION_GONE = 8
     RESOURCE_ALARM = 9
     INTERNAL_ERROR = 10
     NOT_IMPLEMENTED = 11

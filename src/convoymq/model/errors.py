@@ -126,8 +126,8 @@ class ResourceExhausted(Refused):
     """The broker has no room for what was asked."""
 
 
-class StageRefused(Refused):
-    """An op on a stage or lease of a queue is refused; `reason` is a word of ADR 0008."""
+class ReservationRefused(Refused):
+    """An op on a reservation or lease of a queue is refused; `reason` is a word of ADR 0008."""
 
     def __init__(self, reason: str, text: str, *, subject: Subject | None = None) -> None:
         super().__init__(text, subject=subject)
@@ -223,7 +223,7 @@ _REFUSALS: tuple[type[Refused], ...] = (
     NotServed,
     ForcedClosure,
     ResourceExhausted,
-    StageRefused,
+    ReservationRefused,
     OffsetOutOfRange,
 )
 SUBJECT_PARTS = 3

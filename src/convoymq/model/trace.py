@@ -45,8 +45,8 @@ REDELIVERED: Final = 1
 """delivered, sent: `redelivered` is shown to the consumer."""
 NO_ACK: Final = 2
 """delivered: the consumer settles by receiving."""
-BY_STAGE: Final = 4
-"""The owner is a stage: `session` is its epoch, and no node has it."""
+BY_RESERVATION: Final = 4
+"""The owner is a reservation: `session` is its epoch, and no node has it."""
 FAILED: Final = 8
 """returned: counts towards the delivery limit."""
 CAME: Final = 16

@@ -38,8 +38,8 @@ from convoymq.cluster.control import (
     KIND_CLOSE_CONNECTION,
     KIND_LIST,
     KIND_QUEUE_COUNTS,
+    KIND_RESERVATION,
     KIND_SESSIONS,
-    KIND_STAGE,
     KIND_STREAM,
     ControlPlane,
     Reply,
@@ -101,7 +101,7 @@ log = structlog.get_logger()
 LIST_TIMEOUT_S = 1.0
 LIST_QUEUES_TIMEOUT_S = 5.0
 COUNTS_TIMEOUT_S = 2.0
-STAGE_TIMEOUT_S = 15.0
+RESERVATION_TIMEOUT_S = 15.0
 HOME_POLL_S = 0.02
 NAME_BYTES_MAX = 255
 
@@ -224,7 +224,7 @@ class Broker:
             ),
             ask=Questions(
                 counts=self._ask_quorum_counts,
-                stage=self._ask_stage,
+                reservation=self._ask_reservation,
                 stream=self._ask_stream,
                 sessions=self._ask_sessions,
             ),
@@ -259,7 +259,7 @@ class Broker:
         control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
         control.handle(KIND_ALARM, self._on_alarm)
         control.handle(KIND_QUEUE_COUNTS, self._on_quorum_counts)
-        control.handle_replying(KIND_STAGE, self._on_stage)
+        control.handle_replying(KIND_RESERVATION, self._on_reservation)
         control.handle_replying(KIND_STREAM, self._on_stream)
         control.handle(KIND_SESSIONS, self._on_sessions)
 
@@ -1121,7 +1121,7 @@ class Broker:
                 return [row for c in self.connections.all() for row in c.channel_infos()]
             case "consumers":
                 rows = [row for c in self.connections.all() for row in c.consumer_infos()]
-                return rows + self._stage_rows()
+                return rows + self._reservation_rows()
             case "queues":
                 rows = [row async for row in in_slices(self.local_rows())]
                 return rows + self._far_readers() + self.stopped_replicas()
@@ -1142,11 +1142,12 @@ class Broker:
             case _:
                 return []
 
-    def _stage_rows(self) -> list[dict[str, Any]]:
-        """Stages and leases as rows of /api/consumers, of queues that this node decides about."""
+    def _reservation_rows(self) -> list[dict[str, Any]]:
+        """Reservations and leases as rows of /api/consumers, of queues that this node decides
+        about."""
         return [
             {
-                "consumer_tag": stage["stage"],
+                "consumer_tag": reservation["reservation"],
                 "queue": {"name": queue.name, "vhost": queue.vhost},
                 "channel_details": {"node": self.node_name},
                 "ack_required": True,
@@ -1155,10 +1156,10 @@ class Broker:
                 "active": True,
                 "activity_status": "up",
                 "arguments": {},
-                **stage,
+                **reservation,
             }
             for queue in [*self._groups.values(), *self.classic.queues.values()]
-            for stage in queue.stages()
+            for reservation in queue.reservations()
         ]
 
     def live_sessions(self) -> list[int]:
@@ -1209,20 +1210,20 @@ class Broker:
         found = await self.control.request(leader, KIND_QUEUE_COUNTS, group, COUNTS_TIMEOUT_S)
         return int(found[0]), int(found[1])
 
-    async def _ask_stage(self, node: int, request: Any) -> Any:
-        return await self.control.request(node, KIND_STAGE, request, STAGE_TIMEOUT_S)
+    async def _ask_reservation(self, node: int, request: Any) -> Any:
+        return await self.control.request(node, KIND_RESERVATION, request, RESERVATION_TIMEOUT_S)
 
-    async def _on_stage(self, node: int, body: Any, reply: Reply) -> None:
+    async def _on_reservation(self, node: int, body: Any, reply: Reply) -> None:
         if not isinstance(body, list) or not body or not isinstance(body[0], int):
-            raise PeerError(f"malformed request about a stage from node {node}")
+            raise PeerError(f"malformed request about a reservation from node {node}")
         group, *request = body
         queue = self._groups.get(group) or self.classic.queues.get(group)
         if queue is None or isinstance(queue, StreamQueue):
             raise NotFound("the queue is not here")
-        until_ms = self._clock.monotonic_ms() + int(STAGE_TIMEOUT_S * 1000)
+        until_ms = self._clock.monotonic_ms() + int(RESERVATION_TIMEOUT_S * 1000)
         async with AsyncExitStack() as turn:
             room = self.local.answers.room(node, until_ms)
-            reply(await queue.serve_stage(request, lambda: turn.enter_async_context(room)))
+            reply(await queue.serve_reservation(request, lambda: turn.enter_async_context(room)))
 
     def _ask_stream(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
         self._ask_node(node, KIND_STREAM, request, wait_ms, answer)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Field
-from convoymq.queues.stage_reads import Room, StagedRun, no_wait
+from convoymq.queues.reservation_reads import ReservedRun, Room, no_wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,46 +177,56 @@ class Queue(ABC):
     async def counts(self) -> tuple[int, int]:
         """(ready messages, consumers), from the leader where there is one."""
 
-    async def stage(self, op: Mapping[str, Any]) -> dict[str, Any]:
-        """Carries out one op on a stage or lease (`queues.stages`) and returns its answer.
+    async def reservation(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        """Carries out one op on a reservation or lease (`queues.reservations`) and returns its
+        answer.
 
         Every op may be repeated, so who got Unavailable just asks again.
 
         Raises:
-            StageRefused: with the reason.
+            ReservationRefused: with the reason.
             NotFound: the queue is gone.
-            PreconditionFailed: queues of this type have no stages.
+            PreconditionFailed: queues of this type have no reservations.
             Unavailable: no leader, or no answer in time.
         """
-        raise self._stageless()
+        raise self._without_reservations()
 
-    async def stage_runs(
-        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[StagedRun]]:
-        """(first unsettled offset, where to go on, runs) of what is staged from `offset` up to
+    async def reservation_runs(
+        self,
+        reservation: str,
+        epoch: int,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+    ) -> tuple[int, int, list[ReservedRun]]:
+        """(first unsettled offset, where to go on, runs) of what is reserved from `offset` up to
         `end` (exclusive; None = all that this node knows of); the same messages every time.
 
-        A page may end before `end`. The first message comes whatever its size. Raises as `stage`.
+        A page may end before `end`. The first message comes whatever its size. Raises as
+        `reservation`.
         """
-        raise self._stageless()
+        raise self._without_reservations()
 
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]]:
+    ) -> tuple[list[int] | None, list[ReservedRun]]:
         """(cursor of the rest or None at the end, runs) of ready messages, which stay where they
-        are; offsets count from 0. `cursor` None = from the start. Raises as `stage`."""
-        raise self._stageless()
+        are; offsets count from 0. `cursor` None = from the start. Raises as `reservation`."""
+        raise self._without_reservations()
 
-    async def serve_stage(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
-        """Answers what another node's face of the queue asks; `room`: see `stage_reads.serve`."""
-        raise self._stageless()
+    async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+        """Answers what another node's face of the queue asks; `room`: see
+        `reservation_reads.serve`."""
+        raise self._without_reservations()
 
-    def stages(self) -> list[dict[str, Any]]:
-        """Stages of the queue (`Stages.infos`), if this node decides about it; otherwise []."""
+    def reservations(self) -> list[dict[str, Any]]:
+        """Reservations of the queue (`Reservations.infos`), if this node decides about it;
+        otherwise []."""
         return []
 
-    def _stageless(self) -> PreconditionFailed:
-        return PreconditionFailed(f"a queue of type {self.type} has no stages")
+    def _without_reservations(self) -> PreconditionFailed:
+        return PreconditionFailed(f"a queue of type {self.type} has no reservations")
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

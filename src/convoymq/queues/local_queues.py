@@ -34,9 +34,9 @@ from convoymq.queues.group_queue import FlowLimits, GroupQueue
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
+from convoymq.queues.reservation_reads import Ask
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
-from convoymq.queues.stage_reads import Ask
 from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
 from convoymq.queues.stream.queue import AskNode, StreamQueue
 from convoymq.routing.queue_arguments import takes_over_strictly
@@ -116,7 +116,7 @@ class Questions:
     """How queues ask other nodes; the edge of a node that has none leaves them out."""
 
     counts: Any = None
-    stage: Ask | None = None
+    reservation: Ask | None = None
     stream: AskNode | None = None
     sessions: AskSessions | None = None
 
@@ -309,7 +309,7 @@ class LocalQueues:
             assert self.ask.stream is not None
             queue = StreamQueue(ask_node=self.ask.stream, answers=self.answers, **common)
         else:
-            queue = QuorumQueue(ask_node=self.ask.stage, **common)
+            queue = QuorumQueue(ask_node=self.ask.reservation, **common)
         queue.trace = self._open_trace(record, queue)
         self.queues[record.group] = queue
         if self.node in record.members:

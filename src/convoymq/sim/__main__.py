@@ -28,7 +28,7 @@ def main(
         bool, typer.Option(help="With --seed: print every line, not the tail.")
     ] = False,
     streams: Annotated[bool, typer.Option(help="Streams instead of quorum queues.")] = False,
-    stages: Annotated[bool, typer.Option(help="Some channels use stages.")] = False,
+    reservations: Annotated[bool, typer.Option(help="Some channels use reservations.")] = False,
     cluster: Annotated[
         bool, typer.Option(help="Queues and members come and go by the metadata group.")
     ] = False,
@@ -45,7 +45,7 @@ def main(
 
     chosen = runner.parse_faults(faults)
     options = (" --interpreted" if interpreted else "") + (f" --faults {faults}" if faults else "")
-    loads = {"streams": streams, "stages": stages, "cluster": cluster, "mixed": mixed}
+    loads = {"streams": streams, "reservations": reservations, "cluster": cluster, "mixed": mixed}
     load = next((name for name, wanted in loads.items() if wanted), "")
     options += f" --{load}" if load else ""
     if seed is not None:

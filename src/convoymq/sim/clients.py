@@ -60,7 +60,7 @@ class Workload:
         self.settled = 0
         self.channels = 0
         self.read = 0
-        """Rows of stages that were read."""
+        """Rows of reservations that were read."""
         self.sent_locally = 0
         """Messages that the replica on the consumer's node sent."""
         self.sent_by_leader = 0

@@ -44,7 +44,7 @@ class Place(Enum):
 
     READY = "ready"
     HELD = "held"
-    STAGED = "staged"
+    RESERVED = "reserved"
     SETTLED = "settled"
     REJECTED = "rejected"
     LIMIT = "delivery limit"
@@ -278,14 +278,14 @@ class DeliveryModel:
             self.fresh.clear()
         elif kind == batch.CMD_SESSION_CLOSE:
             self._end(session)
-        elif kind == batch.CMD_STAGE:
-            self._stage(session, decode_map(batch.command_body(data, offset), count))
+        elif kind == batch.CMD_RESERVATION:
+            self._reservation(session, decode_map(batch.command_body(data, offset), count))
         elif kind != SESSION_OPEN:
             self.fail(f"the model has no rule for command {kind}")
 
     def _leader_command(self, kind: int, flags: int, arg: int, body: bytes) -> None:
         if kind == batch.CMD_TICK:
-            self._expire_stages()
+            self._expire_reservations()
             self._tick()
         elif kind == batch.CMD_SESSION_DOWN:
             session = self.sessions.get(int.from_bytes(body[:8], "little"))
@@ -496,16 +496,16 @@ class DeliveryModel:
                     if consumer.node == node:
                         self._return_held(consumer, 0)
 
-    # Stages.
+    # Reservations.
 
-    def _stage(self, session: Session, op: dict[str, Any]) -> None:
-        self.fail("this model has no stages")
+    def _reservation(self, session: Session, op: dict[str, Any]) -> None:
+        self.fail("this model has no reservations")
 
-    def _expire_stages(self) -> None:
+    def _expire_reservations(self) -> None:
         """At TICK, before nodes are looked at."""
 
-    def stage_count(self) -> int:
-        """Stages and leases of the queue."""
+    def reservation_count(self) -> int:
+        """Reservations and leases of the queue."""
         return 0
 
     # Serving.
@@ -606,7 +606,7 @@ class DeliveryModel:
             if not active.cancelled:
                 self._wait(active)
             self.active = active = None
-        if self.stage_count():
+        if self.reservation_count():
             return
         self.quiescing = False
         able = [consumer for consumer in self.waiting if consumer.node not in self.away]

@@ -81,8 +81,8 @@ class Plan:
     hash_every: int
     streams: bool = False
     """The groups are streams, not quorum queues."""
-    stages: bool = False
-    """Some channels read quorum queues through stages."""
+    reservations: bool = False
+    """Some channels read quorum queues through reservations."""
     lag_entries_max: int = 10_000
     """Committed entries that a replica may lack and still count as live."""
     cluster: bool = False
@@ -96,7 +96,7 @@ def draw_plan(
     only: Collection[str] | None = None,
     *,
     streams: bool = False,
-    stages: bool = False,
+    reservations: bool = False,
     cluster: bool = False,
 ) -> Plan:
     """The plan of a seed. `only` replaces the drawn kinds of faults; with `streams` the groups are
@@ -187,7 +187,7 @@ def draw_plan(
         cluster=cluster,
         churn=churn,
         streams=streams,
-        stages=stages,
+        reservations=reservations,
         seed=seed,
         nodes=nodes,
         groups=rng.choice((1, 1, 2)),

@@ -167,8 +167,8 @@ class Referee:
         seen = {
             "ready": len(model.fresh) + len(model.returned),
             "returned_ready": sum(1 for m in (*model.returned, *model.fresh) if m.outs),
-            "unacked": places[Place.HELD] + places[Place.STAGED],
-            "consumers": model.consumer_count() + model.stage_count(),
+            "unacked": places[Place.HELD] + places[Place.RESERVED],
+            "consumers": model.consumer_count() + model.reservation_count(),
             "published": len(model.messages),
             "delivered": model.delivered,
             "redelivered": model.redelivered,
@@ -188,7 +188,7 @@ class Referee:
     def waits_for(self) -> str:
         """What has to happen before the end: no message may be left."""
         places = self.model.places
-        left = sum(places[place] for place in (Place.READY, Place.HELD, Place.STAGED))
+        left = sum(places[place] for place in (Place.READY, Place.HELD, Place.RESERVED))
         return f"queue {self.group} holds {left}: {self.open_messages()[:3]}" if left else ""
 
     # The clients.
@@ -239,7 +239,7 @@ class Referee:
         return [
             f"{name_of(m.identity)} {m.place.value} {m.holder}"
             for m in self.messages.values()
-            if m.place in (Place.READY, Place.HELD, Place.STAGED)
+            if m.place in (Place.READY, Place.HELD, Place.RESERVED)
         ]
 
 

@@ -82,8 +82,9 @@ def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
 
 
 def load_of(load: str) -> dict[str, Any]:
-    """What `run_seed` is told: "" = quorum queues, "streams", "stages" = queues with stages, or
-    "cluster" = whatever the metadata group says, "mixed" = nodes of two releases."""
+    """What `run_seed` is told: "" = quorum queues, "streams", "reservations" = queues with
+    reservations, or "cluster" = whatever the metadata group says, "mixed" = nodes of two releases.
+    """
     return {load: True} if load else {}
 
 

@@ -29,7 +29,7 @@ from convoymq.sim.network import Network
 from convoymq.sim.nodes import FIRST_INCARNATION, SimNode
 from convoymq.sim.referee import Referee
 from convoymq.sim.relays import RelayBook
-from convoymq.sim.stages import StageChannel, StagedReferee
+from convoymq.sim.reservations import ReservationChannel, ReservedReferee
 from convoymq.sim.streams import StreamChannel, StreamReferee
 from convoymq.sim.trace import Trace
 
@@ -38,8 +38,8 @@ LIVENESS_MESSAGE_US = 40_000
 """More of it for every message: one consumer may have to take them one by one."""
 CHECK_EVERY_US = 200_000
 EVENTS_MAX = 3_000_000
-STAGE_SHARE = 0.4
-"""Of the channels of a plan with stages, those that own one."""
+RESERVATION_SHARE = 0.4
+"""Of the channels of a plan with reservations, those that own one."""
 
 COMMANDS = {
     getattr(batch, name): name[4:].lower() for name in dir(batch) if name.startswith("CMD_")
@@ -107,7 +107,7 @@ class World:
         """What a check inside of a replica found."""
         self.groups = {}
         self.referees: dict[int, Any] = {}
-        """Group -> `Referee`, `StagedReferee` or `StreamReferee`."""
+        """Group -> `Referee`, `ReservedReferee` or `StreamReferee`."""
         self.checkers: dict[int, GroupChecker] = {}
         self.nodes = {}
         self._make_world()
@@ -129,7 +129,7 @@ class World:
             if plan.streams:
                 self.referees[group] = StreamReferee(group)
             else:
-                kind = StagedReferee if plan.stages else Referee
+                kind = ReservedReferee if plan.reservations else Referee
                 self.referees[group] = kind(group, settings, clients=True)
             self.checkers[group] = GroupChecker(
                 group, self.referees[group], plan.hash_every, self.trace
@@ -250,8 +250,8 @@ class World:
         consumes = draw < 0.75 or self.quiet
         publishes = not self.quiet and (draw > 0.4 or second)
         kind = self._channel_kind(group)
-        if self.plan.stages and not self.quiet and self.scheduler.chance(STAGE_SHARE):
-            kind = partial(StageChannel, replicas=self.replicas_of)
+        if self.plan.reservations and not self.quiet and self.scheduler.chance(RESERVATION_SHARE):
+            kind = partial(ReservationChannel, replicas=self.replicas_of)
         channel = kind(
             scheduler=self.scheduler,
             trace=self.trace,
@@ -547,13 +547,13 @@ def run_seed(
     prepare: Callable[[World], None] | None = None,
     *,
     streams: bool = False,
-    stages: bool = False,
+    reservations: bool = False,
     cluster: bool = False,
     mixed: bool = False,
 ) -> Result:
     """Runs one seed; a failure is in the result, with the tail of the trace."""
     result = Result(seed)
-    plan = draw_plan(seed, faults, streams=streams, stages=stages, cluster=cluster)
+    plan = draw_plan(seed, faults, streams=streams, reservations=reservations, cluster=cluster)
     if cluster:
         # It builds on this module.
         from convoymq.sim.cluster_world import ClusterWorld

@@ -19,5 +19,5 @@ class DataLoss(SourceError):
     """Messages that should be read are gone, and `failOnDataLoss` is true."""
 
 
-class StageLost(DataLoss):
+class ReservationLost(DataLoss):
     """What the broker held for this query is no longer held: see the text for what follows."""

@@ -300,19 +300,19 @@ QUEUE_OPTIONS = (
     _option(
         "mode",
         Use.STREAM_READ,
-        parse.one_of("stage", "lease"),
-        "stage",
-        "`stage`: in order, exactly once into a checkpointed sink. `lease`: at least once",
+        parse.one_of("reservation", "lease"),
+        "reservation",
+        "`reservation`: in order, exactly once into a checkpointed sink. `lease`: at least once",
     ),
     _option(
-        "stage",
+        "reservation",
         Use.STREAM_READ,
         parse.short_name,
         "spark",
-        "name of the query's stage; two queries that read the same queue need two names",
+        "name of the query's reservation; two queries that read the same queue need two names",
     ),
     _option(
-        "stageTtl",
+        "reservationTtl",
         Use.STREAM_READ,
         parse.milliseconds,
         3_600_000,
@@ -337,7 +337,7 @@ QUEUE_OPTIONS = (
         Use.STREAM_READ,
         parse.boolean,
         True,
-        "fail when the stage was lost, so that messages of the last batches may come again; "
+        "fail when the reservation was lost, so that messages of the last batches may come again; "
         "`false` goes on",
     ),
     *FETCH_OPTIONS,

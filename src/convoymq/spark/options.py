@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TTL_MS_MIN = 1000
 TTL_MS_MAX = 7 * 24 * 3600 * 1000
-"""Times to live that the broker takes for a stage (ADR 0008)."""
+"""Times to live that the broker takes for a reservation (ADR 0008)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,7 @@ class QueueReadOptions:
     fetching: Fetching
     queue: str
     mode: str
-    stage: str
+    reservation: str
     ttl_ms: int
     skip_expired: bool
     rows_max: int | None
@@ -250,18 +250,18 @@ class QueueReadOptions:
         if values["queue"] is None:
             raise OptionError("format convoymq_queue reads one queue: give the option queue")
         lease = values["mode"] == "lease"
-        misfits = {"stage", "failOnDataLoss"} if lease else {"onExpired"}
+        misfits = {"reservation", "failOnDataLoss"} if lease else {"onExpired"}
         for name in sorted(misfits & values["given"]):
             raise OptionError(f"option {name} has no meaning with mode={values['mode']}")
-        if use is Use.STREAM_READ and not TTL_MS_MIN <= values["stageTtl"] <= TTL_MS_MAX:
-            raise OptionError("option stageTtl must be from 1s to 7d")
+        if use is Use.STREAM_READ and not TTL_MS_MIN <= values["reservationTtl"] <= TTL_MS_MAX:
+            raise OptionError("option reservationTtl must be from 1s to 7d")
         return cls(
             connection=Connection.of(values),
             fetching=Fetching.of(values),
             queue=values["queue"],
             mode=values["mode"],
-            stage=values["stage"],
-            ttl_ms=values["stageTtl"],
+            reservation=values["reservation"],
+            ttl_ms=values["reservationTtl"],
             skip_expired=values["onExpired"] == "skip",
             rows_max=values["maxOffsetsPerTrigger"],
             fail_on_data_loss=values["failOnDataLoss"],

@@ -20,11 +20,11 @@ class StreamRange(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class StageRange(InputPartition):
-    """Offsets [start, end) of a stage, or of a lease, of a queue, in one epoch of it."""
+class ReservationRange(InputPartition):
+    """Offsets [start, end) of a reservation, or of a lease, of a queue, in one epoch of it."""
 
     queue: str
-    stage: str
+    reservation: str
     epoch: int
     start: int
     end: int

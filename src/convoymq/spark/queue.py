@@ -1,15 +1,15 @@
-"""Reads of queues: format convoymq_queue, in mode stage or lease, and browsing as a batch.
+"""Reads of queues: format convoymq_queue, in mode reservation or lease, and browsing as a batch.
 
 A queue forgets what is acknowledged, and Spark reads a batch again when a task or the driver dies.
 So the broker holds the messages of a batch for the query (ADR 0008), and they are settled inside
 `latestOffset(start)`: `start` is the end of a batch whose commit is written, and it is asked for
 after every batch. `commit` comes a batch late, and never for the last one.
 
-    mode stage   {"v":1,"queue":"q","epoch":7,"off":1200,"from":1000}
-                     where the batch ends in the stage (exclusive), and where it begins if that is
-                     not the end of the one before
+    mode reservation   {"v":1,"queue":"q","epoch":7,"off":1200,"from":1000}
+                     where the batch ends in the reservation (exclusive), and where it begins if
+                     that is not the end of the one before
                  {"v":1,"queue":"q","epoch":7,"off":1200,"closed":true}
-                     all settled: the end of an AvailableNow run. The stage is given back when
+                     all settled: the end of an AvailableNow run. The reservation is given back when
                      this is written
     mode lease   {"v":1,"queue":"q","lease":"…","epoch":9,"n":500}
                      the batch is this lease
@@ -36,13 +36,13 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from convoymq.client.errors import ClientError, StageGone
+from convoymq.client.errors import ClientError, ReservationGone
 from convoymq.kernels import columns as bits
 from convoymq.spark import clients, offsets, planning, reading
-from convoymq.spark.errors import SourceError, StageLost
+from convoymq.spark.errors import ReservationLost, SourceError
 from convoymq.spark.frames import BatchMaker
 from convoymq.spark.options import TTL_MS_MAX
-from convoymq.spark.partition import Browse, StageRange
+from convoymq.spark.partition import Browse, ReservationRange
 from convoymq.spark.schema import QUEUE_COLUMNS, check_schema
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ TAKE_MAX = 1 << 40
 TAKE_AGAIN_ROWS = 16_384
 """A take moves at most this many runs of messages: after as many messages there may be more."""
 IDLE_TTL_MS = TTL_MS_MAX
-"""An empty stage holds nothing back, so it may wait long for its query to come back."""
+"""An empty reservation holds nothing back, so it may wait long for its query to come back."""
 _HEARTBEATS_PER_TTL = 4
 _SINGLE_ACTIVE = "x-single-active-consumer"
 _TYPES = ("quorum", "classic", "stream")
@@ -112,7 +112,7 @@ class _QueueStreamReader(DataSourceStreamReader):
         """Nothing: Spark does not always call this, so nothing may depend on it."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # The tasks' instance holds no stage, and a thread can't be pickled.
+        # The tasks' instance holds no reservation, and a thread can't be pickled.
         return {**self.__dict__, "_held": None}
 
     _fields: tuple[str, ...]
@@ -133,8 +133,8 @@ class _QueueStreamReader(DataSourceStreamReader):
     def _client(self) -> Client:
         return clients.connect(self._options.connection)
 
-    def _op(self, op: str, stage: str, **fields: Any) -> dict[str, Any]:
-        return self._client.stage(self._options.queue, op, stage=stage, **fields)
+    def _op(self, op: str, reservation: str, **fields: Any) -> dict[str, Any]:
+        return self._client.reservation(self._options.queue, op, reservation=reservation, **fields)
 
     def _nothing_ready(self) -> bool:
         """Whether a look at the queue, which costs no log entry, finds it empty."""
@@ -153,26 +153,27 @@ class _QueueStreamReader(DataSourceStreamReader):
             return TAKE_MAX
         return rows_max
 
-    def _cut(self, stage: str, epoch: int, start: int, end: int) -> list[InputPartition]:
+    def _cut(self, reservation: str, epoch: int, start: int, end: int) -> list[InputPartition]:
         fetching = self._options.fetching
         parts = planning.split(
-            [(stage, start, end)], fetching.partitions_min, fetching.records_per_partition_max
+            [(reservation, start, end)], fetching.partitions_min, fetching.records_per_partition_max
         )
         return [
-            StageRange(self._options.queue, stage, epoch, low, high) for stage, low, high in parts
+            ReservationRange(self._options.queue, reservation, epoch, low, high)
+            for reservation, low, high in parts
         ]
 
     def _read(self, partition: InputPartition, *, skip_expired: bool) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, StageRange):
+        if not isinstance(partition, ReservationRange):
             return iter(())
         options = self._options
-        return reading.read_stage(
+        return reading.read_reservation(
             options.connection, options.fetching, self._maker, partition, skip_expired=skip_expired
         )
 
 
-class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
-    """Mode stage: in order, exactly once into a checkpointed sink."""
+class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
+    """Mode reservation: in order, exactly once into a checkpointed sink."""
 
     _fields = ("epoch", "off")
 
@@ -180,17 +181,18 @@ class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         super().__init__(options, schema)
         self._available_now = False
         self._target: int | None = None
-        self._held: _Stage | None = None
+        self._held: _Reservation | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is ready at the first `latestOffset` is staged at once: that is the query's end."""
+        """What is ready at the first `latestOffset` is reserved at once: that is the query's end.
+        """
         self._available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Settles what ends at `start`, and stages the next batch.
+        """Settles what ends at `start`, and reservations the next batch.
 
         Raises:
-            StageLost: the broker no longer holds the messages behind `start` for this query.
+            ReservationLost: the broker no longer holds the messages behind `start` for this query.
             ClientError: the broker did not answer before the deadline, or refused.
         """
         self._check(start)
@@ -198,24 +200,27 @@ class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
             self._close()
             return start
         self._pace()
-        stage = self._opened()
-        begin, fresh = self._begin(stage, start)
-        ready = self._stage_more(stage, begin, limit)
+        reservation = self._opened()
+        begin, fresh = self._begin(reservation, start)
+        ready = self._reservation_more(reservation, begin, limit)
         end = min(
-            begin + self._rows_max(limit), stage.next if self._target is None else self._target
+            begin + self._rows_max(limit),
+            reservation.next if self._target is None else self._target,
         )
-        self._latest = _stage_offset(self._options.queue, stage.epoch, stage.next)
+        self._latest = _reservation_offset(self._options.queue, reservation.epoch, reservation.next)
         if end > begin:
             self._idle_since = None
-            return _stage_offset(self._options.queue, stage.epoch, end, begin if fresh else None)
+            return _reservation_offset(
+                self._options.queue, reservation.epoch, end, begin if fresh else None
+            )
         if self._available_now:
-            # The stage is given back when this offset is written. Who died in between would come
-            # back with an epoch that is gone, and could not tell that from a loss.
-            return _stage_offset(
-                self._options.queue, stage.epoch, begin, begin if fresh else None, closed=True
+            # The reservation is given back when this offset is written. Who died in between would
+            # come back with an epoch that is gone, and could not tell that from a loss.
+            return _reservation_offset(
+                self._options.queue, reservation.epoch, begin, begin if fresh else None, closed=True
             )
         if not ready:
-            stage.rest()
+            reservation.rest()
         self._idle_since = time.monotonic()
         return start
 
@@ -224,8 +229,10 @@ class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         self._check(end)
         begin = end.get("from", start.get("off"))
         if not isinstance(begin, int):
-            raise SourceError(f"the checkpoint holds {end} behind {start}: no batch of a stage")
-        parts = self._cut(self._options.stage, int(end["epoch"]), begin, int(end["off"]))
+            raise SourceError(
+                f"the checkpoint holds {end} behind {start}: no batch of a reservation"
+            )
+        parts = self._cut(self._options.reservation, int(end["epoch"]), begin, int(end["off"]))
         if parts and self._held is None:
             self._resume(int(end["epoch"]))
         return parts
@@ -239,66 +246,67 @@ class StageReader(_QueueStreamReader, SupportsTriggerAvailableNow):
 
     # --- parts of latestOffset ---------------------------------------------------------------
 
-    def _opened(self) -> _Stage:
+    def _opened(self) -> _Reservation:
         if self._held is None:
-            self._held = _Stage(self._options)
+            self._held = _Reservation(self._options)
         return self._held
 
     def _resume(self, epoch: int) -> None:
-        """After a restart a batch is repeated before `latestOffset` is asked for: its stage must
-        not expire while that takes."""
+        """After a restart a batch is repeated before `latestOffset` is asked for: its reservation
+        must not expire while that takes."""
         try:
-            self._op("touch", self._options.stage, epoch=epoch)
-        except StageGone:
+            self._op("touch", self._options.reservation, epoch=epoch)
+        except ReservationGone:
             # Opened now, it would be another one. The tasks say what became of this one.
             return
         self._opened()
 
     def _close(self) -> None:
-        """Gives the stage back: the offset that says that all is settled is committed."""
-        stage, self._held = self._held, None
-        if stage is not None:
-            stage.close()
+        """Gives the reservation back: the offset that says that all is settled is committed."""
+        reservation, self._held = self._held, None
+        if reservation is not None:
+            reservation.close()
 
-    def _begin(self, stage: _Stage, start: Mapping[str, Any]) -> tuple[int, bool]:
+    def _begin(self, reservation: _Reservation, start: Mapping[str, Any]) -> tuple[int, bool]:
         """(Where the next batch begins, whether that is not simply the end of the one before)."""
         if "start" in start:
-            return stage.first, True
+            return reservation.first, True
         at, epoch = int(start["off"]), int(start["epoch"])
-        if epoch == stage.epoch:
-            stage.settle(at)
-            if epoch == stage.epoch:
+        if epoch == reservation.epoch:
+            reservation.settle(at)
+            if epoch == reservation.epoch:
                 return at, False
         if start.get("closed"):
-            return stage.first, True
+            return reservation.first, True
         text = (
-            f"queue {self._options.queue}: the stage {self._options.stage} was given up, after "
-            f"{self._options.ttl_ms} ms (stageTtl) without a sign of this query or by an operator. "
+            f"queue {self._options.queue}: the reservation {self._options.reservation} was given "
+            f"up, after {self._options.ttl_ms} ms (reservationTtl) without a sign of this query or "
+            "by an operator. "
             "Nothing is lost, but what the last batches read may come once more"
         )
         if self._options.fail_on_data_loss:
-            raise StageLost(f"{text}. failOnDataLoss=false goes on")
+            raise ReservationLost(f"{text}. failOnDataLoss=false goes on")
         log.warning("%s", text)
-        return stage.first, True
+        return reservation.first, True
 
-    def _stage_more(self, stage: _Stage, begin: int, limit: ReadLimit) -> bool:
-        """Takes messages if nothing is staged behind `begin`. Returns whether any were there."""
+    def _reservation_more(self, reservation: _Reservation, begin: int, limit: ReadLimit) -> bool:
+        """Takes messages if nothing is reserved behind `begin`. Returns whether any were there."""
         if self._available_now:
             if self._target is None:
                 # All of it now, whatever the batches' size: that fixes where the query ends.
-                while stage.take(TAKE_MAX, stage.next) >= TAKE_AGAIN_ROWS:
+                while reservation.take(TAKE_MAX, reservation.next) >= TAKE_AGAIN_ROWS:
                     pass
-                self._target = stage.next
+                self._target = reservation.next
             return True
-        if stage.next > begin:
+        if reservation.next > begin:
             return True
         if self._idle_since is not None and self._nothing_ready():
             return False
-        return stage.take(self._rows_max(limit), begin) > 0
+        return reservation.take(self._rows_max(limit), begin) > 0
 
 
-class _Stage:
-    """The query's stage, open: in the driver's process only."""
+class _Reservation:
+    """The query's reservation, open: in the driver's process only."""
 
     def __init__(self, options: QueueReadOptions) -> None:
         self._options = options
@@ -306,9 +314,9 @@ class _Stage:
         self._resting = False
         infos = self._client.metadata(names=[options.queue], types=_TYPES)
         arguments = infos[0].arguments if infos else {}
-        # Of these, even an empty stage keeps all other consumers away.
+        # Of these, even an empty reservation keeps all other consumers away.
         self._single_active = bool(arguments.get(_SINGLE_ACTIVE))
-        self.epoch = self._fence = self.first = self.next = 0
+        self.epoch = self._fencing_token = self.first = self.next = 0
         self._open(options.ttl_ms)
         self._ended = _keep_alive(self._touch, options.ttl_ms)
 
@@ -317,80 +325,82 @@ class _Stage:
         return clients.connect(self._options.connection)
 
     def settle(self, upto: int) -> None:
-        """What lies below is done. A stage that is gone is opened anew, with another epoch."""
+        """What lies below is done. A reservation that is gone is opened anew, with another epoch.
+        """
         if upto <= self.first:
             return
         try:
             self._note(self._op("settle", upto=upto))
-        except StageGone as error:
+        except ReservationGone as error:
             self._explain(error)
             self._open(self._options.ttl_ms)
 
     def take(self, rows_max: int, after: int) -> int:
-        """Stages what is ready. Returns how many more messages are staged now."""
+        """Reservations what is ready. Returns how many more messages are reserved now."""
         if self._resting:
             self._resting = False
             self._reopen(self._options.ttl_ms)
         before = self.next
         try:
             self._note(self._op("take", max=rows_max, after=after))
-        except StageGone as error:
+        except ReservationGone as error:
             self._explain(error)
-            raise StageLost(f"queue {self._options.queue}: {error.text}") from error
+            raise ReservationLost(f"queue {self._options.queue}: {error.text}") from error
         return self.next - before
 
     def rest(self) -> None:
-        """Nothing is staged and nothing is ready: the stage may outlast a long pause."""
+        """Nothing is reserved and nothing is ready: the reservation may outlast a long pause."""
         if not self._resting and not self._single_active and self.first == self.next:
             self._resting = True
             self._reopen(IDLE_TTL_MS)
 
     def close(self) -> None:
-        """Gives the stage back."""
+        """Gives the reservation back."""
         self._ended.set()
-        with contextlib.suppress(StageGone):
+        with contextlib.suppress(ReservationGone):
             self._op("close", failed=False)
 
     def _op(self, op: str, **fields: Any) -> dict[str, Any]:
-        return self._client.stage(
+        return self._client.reservation(
             self._options.queue,
             op,
-            stage=self._options.stage,
+            reservation=self._options.reservation,
             epoch=self.epoch,
-            fence=self._fence,
+            fencing_token=self._fencing_token,
             **fields,
         )
 
     def _open(self, ttl_ms: int) -> None:
-        answer = self._client.stage(
+        answer = self._client.reservation(
             self._options.queue,
             "open",
-            stage=self._options.stage,
+            reservation=self._options.reservation,
             owner=self._owner,
             ttl_ms=ttl_ms,
         )
         self._note(answer)
 
     def _reopen(self, ttl_ms: int) -> None:
-        """Another time to live. Whoever took the stage over meanwhile keeps it."""
+        """Another time to live. Whoever took the reservation over meanwhile keeps it."""
         try:
             self._note(self._op("touch"))
-        except StageGone as error:
+        except ReservationGone as error:
             self._explain(error)
-            raise StageLost(f"queue {self._options.queue}: {error.text}") from error
+            raise ReservationLost(f"queue {self._options.queue}: {error.text}") from error
         self._open(ttl_ms)
 
     def _note(self, answer: Mapping[str, Any]) -> None:
         self.epoch = int(answer["epoch"])
-        self._fence = int(answer["fence"])
+        self._fencing_token = int(answer["fencing_token"])
         self.first = int(answer["first"])
         self.next = int(answer["next"])
 
-    def _explain(self, error: StageGone) -> None:
-        if error.reason == "stage_fenced":
-            raise StageLost(
-                f"queue {self._options.queue}: another query has taken over the stage "
-                f"{self._options.stage}. Two queries on one queue need two names: option stage"
+    def _explain(self, error: ReservationGone) -> None:
+        if error.reason == "reservation_fenced":
+            raise ReservationLost(
+                f"queue {self._options.queue}: another query has taken over the reservation "
+                f"{self._options.reservation}. Two queries on one queue need two names: option "
+                "reservation"
             ) from error
 
     def _touch(self) -> None:
@@ -461,7 +471,7 @@ class LeaseReader(_QueueStreamReader):
         self._let_go()
         try:
             self._op("settle", str(start["lease"]), epoch=int(start["epoch"]), upto=int(start["n"]))
-        except StageGone as error:
+        except ReservationGone as error:
             log.warning(
                 "queue %s: a lease of %d messages ended before it was settled, they come again: %s",
                 self._options.queue,
@@ -495,11 +505,11 @@ def _keep_alive(touch: Callable[[], Any], ttl_ms: int) -> threading.Event:
             with contextlib.suppress(ClientError):
                 touch()
 
-    threading.Thread(target=run, name="convoymq-stage", daemon=True).start()
+    threading.Thread(target=run, name="convoymq-reservation", daemon=True).start()
     return ended
 
 
-def _stage_offset(
+def _reservation_offset(
     queue: str, epoch: int, end: int, begin: int | None = None, *, closed: bool = False
 ) -> dict[str, Any]:
     made: dict[str, Any] = {"v": offsets.VERSION, "queue": queue, "epoch": epoch, "off": end}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from convoymq.client import errors
 from convoymq.spark import clients
-from convoymq.spark.errors import DataLoss, SourceError, StageLost
+from convoymq.spark.errors import DataLoss, ReservationLost, SourceError
 from convoymq.spark.frames import BatchMaker, frame_bytes
-from convoymq.spark.partition import Browse, StageRange, StreamRange
+from convoymq.spark.partition import Browse, ReservationRange, StreamRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,16 +45,16 @@ def read_stream(
     yield from _batches(fetched, fetching, maker, constants)
 
 
-def read_stage(
+def read_reservation(
     connection: Connection,
     fetching: Fetching,
     maker: BatchMaker,
-    part: StageRange,
+    part: ReservationRange,
     *,
     skip_expired: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The staged messages of a range. Raises StageLost unless `skip_expired`."""
-    fetched = _stage_frames(connection, fetching, maker.bits, part, skip_expired)
+    """The reserved messages of a range. Raises ReservationLost unless `skip_expired`."""
+    fetched = _reservation_frames(connection, fetching, maker.bits, part, skip_expired)
     yield from _batches(fetched, fetching, maker, {"queue": part.queue})
 
 
@@ -122,11 +122,11 @@ def _stream_frames(
         yield result
 
 
-def _stage_frames(
+def _reservation_frames(
     connection: Connection,
     fetching: Fetching,
     columns: int,
-    part: StageRange,
+    part: ReservationRange,
     skip_expired: bool,
 ) -> Iterator[FetchResult]:
     client = clients.connect(connection)
@@ -134,9 +134,9 @@ def _stage_frames(
     offset = part.start
     while offset < part.end:
         try:
-            result = client.stage_fetch(
+            result = client.reservation_fetch(
                 part.queue,
-                part.stage,
+                part.reservation,
                 part.epoch,
                 offset,
                 end=part.end,
@@ -145,15 +145,15 @@ def _stage_frames(
                 columns=columns,
                 compression=fetching.compression,
             )
-        except errors.StageGone as error:
+        except errors.ReservationGone as error:
             text = (
-                f"queue {part.queue}: messages {offset} to {part.end - 1} of {part.stage} can't be "
-                f"read any more: {error.text}"
+                f"queue {part.queue}: messages {offset} to {part.end - 1} of {part.reservation} "
+                f"can't be read any more: {error.text}"
             )
             if skip_expired:
                 log.warning("%s", text)
                 return
-            raise StageLost(text) from error
+            raise ReservationLost(text) from error
         _check_progress(part.queue, result, offset, part.end)
         offset = result.next
         yield result

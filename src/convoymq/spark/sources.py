@@ -75,11 +75,13 @@ class QueueDoor:
         return BrowseReader(options.QueueReadOptions.of(self._values, Use.BATCH_READ), schema)
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        """A streaming read, by stage or by leases."""
-        from convoymq.spark.queue import LeaseReader, StageReader
+        """A streaming read, by reservation or by leases."""
+        from convoymq.spark.queue import LeaseReader, ReservationReader
 
         read = options.QueueReadOptions.of(self._values, Use.STREAM_READ)
-        return LeaseReader(read, schema) if read.mode == "lease" else StageReader(read, schema)
+        return (
+            LeaseReader(read, schema) if read.mode == "lease" else ReservationReader(read, schema)
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""

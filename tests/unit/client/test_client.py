@@ -191,7 +191,7 @@ def test_every_other_call(serve: Serve, connect: Connect) -> None:
         {},
         {"offset": None},
         {"offset": 12},
-        {"epoch": 3, "fence": 1, "first": 0, "next": 5},
+        {"epoch": 3, "fencing_token": 1, "first": 0, "next": 5},
         ({"first": 1, "next": 4}, EMPTY_ROWS),
         ({"cursor": [1, 2]}, EMPTY_ROWS),
         {"count": 2, "duplicates": 1, "unroutable": 0},
@@ -204,9 +204,9 @@ def test_every_other_call(serve: Serve, connect: Connect) -> None:
     client.store_offset("s", "c", 12)
     assert client.query_offset("s", "c") is None
     assert client.query_offset("s", "c") == 12
-    answer = client.stage("q", "open", stage="x", owner="o", ttl_ms=5)
+    answer = client.reservation("q", "open", reservation="x", owner="o", ttl_ms=5)
     assert answer["next"] == 5
-    assert client.stage_fetch("q", "x", 3, 1, end=4).high == 4
+    assert client.reservation_fetch("q", "x", 3, 1, end=4).high == 4
     assert client.browse("q")[1] == [1, 2]
     result = client.produce(EMPTY_ROWS, queue="q", producer="p", sequence=4, digest=bytes(16))
     assert (result.count, result.duplicates) == (2, 1)
@@ -217,15 +217,15 @@ def test_every_other_call(serve: Serve, connect: Connect) -> None:
         Op.STORE_OFFSET,
         Op.QUERY_OFFSET,
         Op.QUERY_OFFSET,
-        Op.STAGE,
-        Op.STAGE_FETCH,
+        Op.RESERVATION,
+        Op.RESERVATION_FETCH,
         Op.BROWSE,
         Op.PRODUCE,
     ]
     assert server.requests[4].map == {
         "queue": "q",
         "op": "open",
-        "stage": "x",
+        "reservation": "x",
         "owner": "o",
         "ttl_ms": 5,
     }
@@ -244,9 +244,9 @@ def test_every_other_call(serve: Serve, connect: Connect) -> None:
         ),
         (refusal(ErrorCode.PRECONDITION_FAILED), errors.PreconditionFailed, {}),
         (
-            refusal(ErrorCode.STAGE_GONE, reason="no_stage"),
-            errors.StageGone,
-            {"reason": "no_stage"},
+            refusal(ErrorCode.RESERVATION_GONE, reason="no_reservation"),
+            errors.ReservationGone,
+            {"reason": "no_reservation"},
         ),
         (refusal(ErrorCode.INTERNAL_ERROR), errors.ClientError, {"code": 10}),
         (refusal(ErrorCode.NOT_IMPLEMENTED), errors.ClientError, {"code": 11}),

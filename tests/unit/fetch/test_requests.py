@@ -316,8 +316,11 @@ async def test_metadata_asks_others_for_what_is_not_here(rig: Rig, client: Peer)
     [
         (Op.FETCH, {"stream": "s", "offset": 0}),
         (Op.OFFSETS, {"queries": [["s", "latest", None]]}),
-        (Op.STAGE, {"queue": "s", "op": "open", "stage": "x", "owner": "o", "ttl_ms": 9}),
-        (Op.STAGE_FETCH, {"queue": "s", "stage": "x", "epoch": 1, "offset": 0}),
+        (
+            Op.RESERVATION,
+            {"queue": "s", "op": "open", "reservation": "x", "owner": "o", "ttl_ms": 9},
+        ),
+        (Op.RESERVATION_FETCH, {"queue": "s", "reservation": "x", "epoch": 1, "offset": 0}),
         (Op.BROWSE, {"queue": "s"}),
         (Op.STORE_OFFSET, {"stream": "s", "consumer": "c", "offset": 1}),
         (Op.QUERY_OFFSET, {"stream": "s", "consumer": "c"}),
@@ -350,7 +353,7 @@ async def test_reading_needs_the_permission_to_read(
         (Op.OFFSETS, {"queries": [["s", "newest", None]]}, "queries"),
         (Op.OFFSETS, {"queries": "s"}, "queries"),
         (Op.METADATA, {"types": ["table"]}, "types"),
-        (Op.STAGE, {"queue": "q", "op": "steal", "stage": "s"}, "op"),
+        (Op.RESERVATION, {"queue": "q", "op": "steal", "reservation": "s"}, "op"),
         (Op.BROWSE, {}, "queue"),
     ],
 )

@@ -41,7 +41,7 @@ def test_every_refusal_crosses_a_link(name: str) -> None:
     cls = getattr(errors, name)
     if not (isinstance(cls, type) and issubclass(cls, Refused)):
         return
-    if cls in (errors.StageRefused, errors.OffsetOutOfRange):
+    if cls in (errors.ReservationRefused, errors.OffsetOutOfRange):
         return
     for subject in (None, refusals.queue_subject("/", "q")):
         parts = refusal_to_builtins(cls("text", subject=subject))
@@ -52,10 +52,10 @@ def test_every_refusal_crosses_a_link(name: str) -> None:
 
 def test_what_a_refusal_knows_beyond_its_text_crosses_too() -> None:
     for subject in (None, refusals.queue_subject("/", "q")):
-        refused = errors.StageRefused("stage_epoch", "text", subject=subject)
+        refused = errors.ReservationRefused("reservation_epoch", "text", subject=subject)
         found = refusal_from_builtins(refusal_to_builtins(refused))
-        assert isinstance(found, errors.StageRefused)
-        assert (found.reason, found.text, found.subject) == ("stage_epoch", "text", subject)
+        assert isinstance(found, errors.ReservationRefused)
+        assert (found.reason, found.text, found.subject) == ("reservation_epoch", "text", subject)
     beyond = refusal_from_builtins(refusal_to_builtins(errors.OffsetOutOfRange(5, 9, 3)))
     assert isinstance(beyond, errors.OffsetOutOfRange)
     assert (beyond.first, beyond.high, beyond.offset) == (5, 9, 3)
@@ -75,7 +75,7 @@ def test_a_subclass_crosses_as_its_nearest_known_class() -> None:
         ["Odd", "x"],
         ["NotFound", "x", "queue"],
         ["NotFound", "x", "y", "", ""],
-        ["StageRefused", "x"],
+        ["ReservationRefused", "x"],
     ],
 )
 def test_broken_refusals_are_peer_errors(parts: list[str]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.control import KIND_STAGE, KIND_STREAM
+from convoymq.cluster.control import KIND_RESERVATION, KIND_STREAM
 from convoymq.kernels.batch import FRAME_CONTROL, frame_header
-from convoymq.model.errors import Refused, StageRefused, Unavailable
+from convoymq.model.errors import Refused, ReservationRefused, Unavailable
 from convoymq.queues.broker import BrokerSettings
 from convoymq.queues.large_answers import LargeAnswers
 from tests.unit.queues.classic.support import Channel, Time, body_of
@@ -236,7 +236,7 @@ class Reads:
             send(node, frame, body)
 
         def asking(node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
-            self.asked += frame_header(frame)[5] in (KIND_STAGE, KIND_STREAM)
+            self.asked += frame_header(frame)[5] in (KIND_RESERVATION, KIND_STREAM)
             ask(node, frame, body)
 
         cluster.nodes[1].control.transport.send = counted  # type: ignore[method-assign]
@@ -265,21 +265,27 @@ class Reads:
             opened = await self.op({"op": "open", "owner": "me", "ttl_ms": 60_000})
             self.epoch = opened["epoch"]
             await self.op(
-                {"op": "take", "epoch": self.epoch, "fence": opened["fence"], "max": 1, "after": 0}
+                {
+                    "op": "take",
+                    "epoch": self.epoch,
+                    "fencing_token": opened["fencing_token"],
+                    "max": 1,
+                    "after": 0,
+                }
             )
             channel.publish(bytes(LARGE), tag=2)
             await until(lambda: len(channel.heard) == 2)
         self.sent.clear()
 
     async def op(self, op: dict[str, Any]) -> Any:
-        return await self.queue(1).stage({"stage": "s", **op})
+        return await self.queue(1).reservation({"reservation": "s", **op})
 
     async def stream(self) -> list[bytes]:
         chunks = await self.queue(2).fetch_chunks(0, None, 100, 1 << 30, 0)
         return [body_of(*run[:3]) for run in chunks.runs]
 
-    async def stage(self) -> list[bytes]:
-        found = await self.queue(2).stage_runs("s", self.epoch, 0, 1, 100, 1 << 30)
+    async def reservation(self) -> list[bytes]:
+        found = await self.queue(2).reservation_runs("s", self.epoch, 0, 1, 100, 1 << 30)
         return [body_of(*run[:3]) for run in found[2]]
 
     async def browse(self) -> list[bytes]:
@@ -296,12 +302,12 @@ KINDS = pytest.mark.parametrize(
     ("arguments", "read"),
     [
         (STREAM, Reads.stream),
-        (ALONE, Reads.stage),
+        (ALONE, Reads.reservation),
         (ALONE, Reads.browse),
-        (CLASSIC, Reads.stage),
+        (CLASSIC, Reads.reservation),
         (CLASSIC, Reads.browse),
     ],
-    ids=["stream", "quorum stage", "quorum browse", "classic stage", "classic browse"],
+    ids=["stream", "quorum reservation", "quorum browse", "classic reservation", "classic browse"],
 )
 
 
@@ -348,14 +354,16 @@ async def test_what_a_lost_node_wanted_to_read_is_forgotten(
 
 @pytest.mark.parametrize("arguments", [ALONE, CLASSIC], ids=["quorum", "classic"])
 async def test_what_is_small_does_not_wait(cluster: FakeCluster, arguments: dict[str, Any]) -> None:
-    """Refusals, and ops on stages."""
+    """Refusals, and ops on reservations."""
     reads = Reads(cluster, arguments)
     await reads.fill()
     reads.full.add(2)
-    with pytest.raises(StageRefused):
-        await reads.queue(2).stage_runs("none", reads.epoch, 0, 1, 100, 1 << 30)
+    with pytest.raises(ReservationRefused):
+        await reads.queue(2).reservation_runs("none", reads.epoch, 0, 1, 100, 1 << 30)
     if arguments is CLASSIC:
-        await reads.queue(2).stage({"op": "open", "stage": "t", "owner": "me", "ttl_ms": 60_000})
+        await reads.queue(2).reservation(
+            {"op": "open", "reservation": "t", "owner": "me", "ttl_ms": 60_000}
+        )
     assert reads.host.lines == {}
 
 

@@ -122,7 +122,8 @@ class ConfirmedLog(Log):
 
 
 def random_log(seed: int, entries: int = 60, *, purge: bool = True) -> Log:
-    """Publishes, acknowledgements, returns, rejections, gets, a purge, a stage, a lost node."""
+    """Publishes, acknowledgements, returns, rejections, gets, a purge, a reservation, a lost node.
+    """
     rng = random.Random(seed)
     log = ConfirmedLog()
     publishers = [session_id(node, 1) for node in (1, 2)]
@@ -131,9 +132,9 @@ def random_log(seed: int, entries: int = 60, *, purge: bool = True) -> Log:
         log.checkout(session, number, prefetch=rng.randint(1, 8))
     log.seal()
     epoch = len(log.entries) + 1
-    log.stage(publishers[0], "open", owner="o", ttl_ms=60_000)
+    log.reservation(publishers[0], "open", owner="o", ttl_ms=60_000)
     log.seal()
-    staged = 0
+    reserved = 0
     for _ in range(entries):
         for publisher in publishers:
             log.publish(publisher, [rng.randint(1, 50)] * rng.randint(0, 12))
@@ -149,8 +150,10 @@ def random_log(seed: int, entries: int = 60, *, purge: bool = True) -> Log:
         if rng.random() < 0.2:
             log.get(publishers[1])
         if rng.random() < 0.1:
-            staged += 3
-            log.stage(publishers[0], "take", epoch=epoch, fence=1, max=3, after=staged - 3)
+            reserved += 3
+            log.reservation(
+                publishers[0], "take", epoch=epoch, fencing_token=1, max=3, after=reserved - 3
+            )
         log.seal()
     log.node_down(3, gone=True)
     log.seal()

@@ -19,7 +19,7 @@ import msgspec
 from convoymq.cluster.control import (
     KIND_CLASSIC,
     KIND_CLASSIC_COUNTS,
-    KIND_STAGE,
+    KIND_RESERVATION,
     ControlPlane,
 )
 from convoymq.cluster.interfaces import Clock
@@ -39,7 +39,7 @@ FLOW_OFF_BYTES = 16 << 20
 TICK_MS = 1000
 PASSES_MAX = 4
 COUNTS_TIMEOUT_S = 5.0
-STAGE_TIMEOUT_S = 15.0
+RESERVATION_TIMEOUT_S = 15.0
 UNSAFE = 0
 """Kind of the pseudo effect (kind, session, seq): the disk refused."""
 LOST = 255
@@ -269,11 +269,11 @@ class ClassicHost:
         )
         return int(found[0]), int(found[1])
 
-    async def ask_stage(self, record: QueueRecord, request: list[Any]) -> Any:
-        """Asks a queue's home node about a stage (`stage_reads.serve`). Raises Unavailable and
-        Refused."""
+    async def ask_reservation(self, record: QueueRecord, request: list[Any]) -> Any:
+        """Asks a queue's home node about a reservation (`reservation_reads.serve`). Raises
+        Unavailable and Refused."""
         return await self._control.request(
-            record.home, KIND_STAGE, [record.group, *request], STAGE_TIMEOUT_S
+            record.home, KIND_RESERVATION, [record.group, *request], RESERVATION_TIMEOUT_S
         )
 
     def on_node_down(self, node: int) -> list[int]:
@@ -401,6 +401,8 @@ class ClassicHost:
         for queue in list(self.queues.values()):
             limits = queue.limits
             if isinstance(queue, LocalQueue) and (
-                limits.expires_ms is not None or queue.machine.may_expire or queue.machine.stages
+                limits.expires_ms is not None
+                or queue.machine.may_expire
+                or queue.machine.reservations
             ):
                 queue.tick(now)

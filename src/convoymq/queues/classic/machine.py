@@ -59,9 +59,9 @@ from convoymq.kernels.batch import (
     record,
 )
 from convoymq.queues.classic.records import traits_of
+from convoymq.queues.classic.reservation_holder import ReservationHolder
 from convoymq.queues.classic.runs import Block, Consumer, Run
-from convoymq.queues.classic.staged import StageHolder
-from convoymq.queues.stages import Stages
+from convoymq.queues.reservations import Reservations
 
 Effect = tuple[Any, ...]
 
@@ -140,7 +140,7 @@ class ClassicMachine:
         self.service: list[Consumer] = []
         """Consumers by falling priority; a served one goes behind its equals."""
         self.active: Consumer | None = None
-        self.stages = Stages(StageHolder(self))
+        self.reservations = Reservations(ReservationHolder(self))
         self.had_consumer = False
         self.may_expire = False
         """Some message had a time limit."""
@@ -207,18 +207,18 @@ class ClassicMachine:
             self.effects.append((APPLIED, session_id, seq, tuple(refused)))
 
     def tick(self, now_ms: int) -> None:
-        """Drops what has expired at the head, and ends stages that nobody was heard of."""
-        self.stages.expire(now_ms)
+        """Drops what has expired at the head, and ends reservations that nobody was heard of."""
+        self.reservations.expire(now_ms)
         self._serve(now_ms)
 
-    def stage(
+    def reservation(
         self, op: Mapping[str, Any], epoch: int, now_ms: int
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Carries out an op on a stage; see `Stages.apply`."""
+        """Carries out an op on a reservation; see `Reservations.apply`."""
         # Consumers were there first.
         self._serve(now_ms)
         self.last_used_ms = now_ms
-        found = self.stages.apply(op, epoch, now_ms)
+        found = self.reservations.apply(op, epoch, now_ms)
         self._serve(now_ms)
         return found
 
@@ -268,7 +268,7 @@ class ClassicMachine:
             self.effects.append((CANCELLED, consumer.session, consumer.number, reason))
         self.service.clear()
         self.sessions.clear()
-        self.stages.clear()
+        self.reservations.clear()
 
     def purge(self) -> int:
         """Drops ready messages and returns how many."""
@@ -366,8 +366,13 @@ class ClassicMachine:
         self.check_unused()
 
     def choose_active(self) -> None:
-        """Single active consumer: the first one in line, unless a stage is active."""
-        if self.limits.single_active and self.active is None and self.service and not self.stages:
+        """Single active consumer: the first one in line, unless a reservation is active."""
+        if (
+            self.limits.single_active
+            and self.active is None
+            and self.service
+            and not self.reservations
+        ):
             self.active = self.service[0]
 
     def _give_way(self, consumer: Consumer) -> None:
@@ -397,7 +402,7 @@ class ClassicMachine:
             self.check_unused()
 
     def check_unused(self) -> None:
-        """Tells when the last of all consumers and stages has left."""
+        """Tells when the last of all consumers and reservations has left."""
         if self.had_consumer and not self.consumer_count:
             self.effects.append((UNUSED,))
 
@@ -592,12 +597,12 @@ class ClassicMachine:
             self.memory_bytes -= block.length
 
     def blocks_behind_head(self, keep_bytes: int) -> Iterator[Block]:
-        """Blocks in memory that may leave it so that `keep_bytes` stay: staged ones, then ready
+        """Blocks in memory that may leave it so that `keep_bytes` stay: reserved ones, then ready
         ones, newest first."""
         excess = self.memory_bytes - keep_bytes
-        for stage in self.stages.by_name.values():
-            # Whoever reads a stage can wait for the disk, and reads it more than once.
-            for run in stage.held.runs:
+        for reservation in self.reservations.by_name.values():
+            # Whoever reads a reservation can wait for the disk, and reads it more than once.
+            for run in reservation.held.runs:
                 if run.block.data is not None and excess > 0:
                     excess -= run.block.length
                     yield run.block
@@ -632,15 +637,15 @@ class ClassicMachine:
         for session in self.sessions.values():
             for consumer in session.consumers.values():
                 yield from consumer.runs
-        for stage in self.stages.by_name.values():
-            yield from stage.held.runs
+        for reservation in self.reservations.by_name.values():
+            yield from reservation.held.runs
 
     # --- looking -------------------------------------------------------------------------
 
     @property
     def consumer_count(self) -> int:
-        """Consumers that are subscribed, and stages."""
-        return len(self.service) + len(self.stages)
+        """Consumers that are subscribed, and reservations."""
+        return len(self.service) + len(self.reservations)
 
     @property
     def is_exclusive(self) -> bool:
@@ -659,10 +664,10 @@ class ClassicMachine:
             for consumer in session.consumers.values()
             for run in consumer.runs
         ]
-        for stage in self.stages.by_name.values():
-            assert stage.held.outstanding == stage.next - stage.first
-            held += stage.held.runs
-        self.stages.check()
+        for reservation in self.reservations.by_name.values():
+            assert reservation.held.outstanding == reservation.next - reservation.first
+            held += reservation.held.runs
+        self.reservations.check()
         assert self.unsettled_count == sum(run.count for run in held)
         live: dict[Block, int] = {}
         seen: set[int] = set()

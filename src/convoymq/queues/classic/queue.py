@@ -33,8 +33,8 @@ from convoymq.queues.classic.machine import (
     Limits,
 )
 from convoymq.queues.classic.records import Traits, traits_of
+from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block
-from convoymq.queues.classic.staging import AwayStages, HomeStages
 from convoymq.queues.interface import ClientEvents, Queue
 from convoymq.routing.queue_arguments import takes_over_strictly
 
@@ -129,7 +129,7 @@ class ClassicQueue(Queue):
         return queue_subject(self.vhost, self.name)
 
 
-class LocalQueue(HomeStages, ClassicQueue):
+class LocalQueue(HomeReservations, ClassicQueue):
     """The queue itself, at its home node."""
 
     def __init__(
@@ -192,16 +192,16 @@ class LocalQueue(HomeStages, ClassicQueue):
         """The node stops."""
         self.log.close()
 
-    # --- stages --------------------------------------------------------------------------
+    # --- reservations --------------------------------------------------------------------------
 
     def settle_round(self, now_ms: int) -> None:
-        """See `HomeStages`."""
+        """See `HomeReservations`."""
         if self.builder.used:
             self.machine.apply(self.builder.take_forward(self.group, 0), now_ms)
         self._carry_out()
 
     async def written(self) -> None:
-        """See `HomeStages`. Raises StorageFault."""
+        """See `HomeReservations`. Raises StorageFault."""
         if self._writes_done < self._writes:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((self._writes, waiter))
@@ -255,7 +255,7 @@ class LocalQueue(HomeStages, ClassicQueue):
             "memory": machine.memory_bytes,
             "state": "running" if self.ended is None else "stopped",
             "node": self.host.node_name(self.record.home),
-            "stages": machine.stages.infos(),
+            "reservations": machine.reservations.infos(),
             "single_active_consumer_tag": (
                 active.tag if active is not None and not active.cancelled else None
             ),
@@ -433,7 +433,7 @@ class LocalQueue(HomeStages, ClassicQueue):
         self.log.collect()
 
 
-class RemoteQueue(AwayStages, ClassicQueue):
+class RemoteQueue(AwayReservations, ClassicQueue):
     """The queue as seen from another node."""
 
     _held = False

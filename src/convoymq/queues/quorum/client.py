@@ -27,9 +27,9 @@ from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
 from convoymq.queues.interface import ClientEvents, ConsumerSpec
 from convoymq.queues.quorum.machine import WINDOW_UNLIMITED
+from convoymq.queues.reservations import reservation_refused
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
-from convoymq.queues.stages import stage_refused
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.queue import QuorumQueue
@@ -170,10 +170,10 @@ class QuorumClient(SessionClient):
         """Drops ready messages."""
         self._question(batch.CMD_PURGE, 0, 0)
 
-    def stage(self, op: bytes, answer: Callable[[Any, BrokerError | None], None]) -> None:
-        """Asks one op of a stage (`queues.stages`, msgpack); `answer` gets its reply or an error,
-        once, unless the client is closed."""
-        self._question(batch.CMD_STAGE, len(op), 0, op, answer)
+    def reservation(self, op: bytes, answer: Callable[[Any, BrokerError | None], None]) -> None:
+        """Asks one op of a reservation (`queues.reservations`, msgpack); `answer` gets its reply or
+        an error, once, unless the client is closed."""
+        self._question(batch.CMD_RESERVATION, len(op), 0, op, answer)
 
     def close(self) -> None:
         """The channel is gone; the client stays until the queue has heard it."""
@@ -206,7 +206,7 @@ class QuorumClient(SessionClient):
     @staticmethod
     def _is_reply(command: PendingCommand, status: int, reply: Any) -> bool:
         """False for a mere "applied" where the command asked for content."""
-        asked = command.type in (batch.CMD_GET, batch.CMD_STAGE)
+        asked = command.type in (batch.CMD_GET, batch.CMD_RESERVATION)
         return not asked or status != APPLIED_OK or reply is not None
 
     def is_waiting(self) -> bool:
@@ -250,9 +250,9 @@ class QuorumClient(SessionClient):
             self._given_up.discard(command.seq)
             return
         kind = command.type
-        if kind == batch.CMD_STAGE:
+        if kind == batch.CMD_RESERVATION:
             self._deadlines.popleft()
-            command.note(reply, self._stage_error(status, reply))
+            command.note(reply, self._reservation_error(status, reply))
             return
         error = None if status == APPLIED_OK else self._refusal(reply)
         if kind == batch.CMD_CHECKOUT:
@@ -367,8 +367,8 @@ class QuorumClient(SessionClient):
             elif command.type == batch.CMD_GET:
                 error = _timed_out("getting a message", subject)
                 self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
-            elif command.type == batch.CMD_STAGE:
-                command.note(None, _timed_out("staging messages", subject))
+            elif command.type == batch.CMD_RESERVATION:
+                command.note(None, _timed_out("reserving messages", subject))
             else:
                 self._events.on_purged(self, 0, _timed_out("purging", subject))
 
@@ -531,16 +531,16 @@ class QuorumClient(SessionClient):
                 self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
             elif command.type == batch.CMD_PURGE:
                 self._events.on_purged(self, 0, error)
-            elif command.type == batch.CMD_STAGE:
+            elif command.type == batch.CMD_RESERVATION:
                 command.note(None, error)
         for number in cancelled:
             self._events.on_cancelled(self, number, "deleted" if published_ok else "lost")
         if self.blocked:
             self.check_flow()
 
-    def _stage_error(self, status: int, reply: Any) -> BrokerError | None:
+    def _reservation_error(self, status: int, reply: Any) -> BrokerError | None:
         if status != APPLIED_OK:
-            return stage_refused(str(reply), self._subject())
+            return reservation_refused(str(reply), self._subject())
         if reply is None:
             return Unavailable("the queue's answer was lost")
         return None
@@ -554,7 +554,7 @@ class QuorumClient(SessionClient):
 
 
 #: Commands whose reply says more than whether they were refused.
-_TELLING = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE, batch.CMD_STAGE))
+_TELLING = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE, batch.CMD_RESERVATION))
 
 #: Commands that a channel waits for.
 _ASKING = _TELLING | {batch.CMD_CANCEL}

@@ -70,23 +70,23 @@ def check_invariants(machine: QuorumMachine) -> None:
                 actives.append(consumer)
             if machine.strict and machine.single_active and held:
                 assert consumer is machine.active, "who is not the active consumer holds messages"
-    machine.stages.check()
-    count += len(machine.stages)
-    for stage in machine.stages.by_name.values():
-        held = stage.held.held()
-        assert stage.held.messages == stage.next - stage.first
-        assert not held or held[0][0] == stage.first
+    machine.reservations.check()
+    count += len(machine.reservations)
+    for reservation in machine.reservations.by_name.values():
+        held = reservation.held.held()
+        assert reservation.held.messages == reservation.next - reservation.first
+        assert not held or held[0][0] == reservation.first
         for i, (message_id, run) in enumerate(held):
-            after = held[i + 1][0] if i + 1 < len(held) else stage.next
-            assert message_id + run[3] == after, "a stage has a gap"
+            after = held[i + 1][0] if i + 1 < len(held) else reservation.next
+            assert message_id + run[3] == after, "a reservation has a gap"
             places.append(run)
-        unacked += stage.held.messages
-        unacked_bytes += stage.held.size
+        unacked += reservation.held.messages
+        unacked_bytes += reservation.held.size
     assert unacked == machine.unacked
     assert unacked_bytes == machine.unacked_bytes
     assert count == machine.consumer_count
     if machine.single_active:
-        assert len(actives) + len(machine.stages) <= 1
+        assert len(actives) + len(machine.reservations) <= 1
         assert machine.active is (actives[0] if actives else None)
     else:
         assert not machine.waiting

@@ -34,7 +34,7 @@ cdef class QuorumMachine(SessionTable):
     cdef public dict _levels
     cdef public list _priorities, waiting
     cdef public Consumer active
-    cdef public object stages
+    cdef public object reservations
     cdef public int64_t unacked, unacked_bytes, consumer_count
     cdef public uint64_t published, delivered, acked, returns, redelivered, purged
     @cython.locals(

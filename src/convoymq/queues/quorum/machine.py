@@ -25,8 +25,8 @@ them. Without, the next one begins at once (RabbitMQ's rule). See ADR 0027.
 Returns: to the end of `returned`, which is served before fresh messages. Without a delivery limit
 what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
 
-Stages (`queues.stages`, ADR 0008) hold messages too, by their own rules, and belong to no session
-and no node. With single active consumer, a stage is who is active.
+Reservations (`queues.reservations`, ADR 0008) hold messages too, by their own rules, and belong to
+no session and no node. With single active consumer, a reservation is who is active.
 
 Invariants (`invariants.check_invariants`): a consumer is in the service queue exactly when it is
 UP, its node is not suspected and it has credit; after an apply there is no message to serve or
@@ -68,6 +68,13 @@ from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.quorum import runs
+from convoymq.queues.reservations import (
+    MALFORMED,
+    SINGLE_ACTIVE,
+    TAKE_RUNS_MAX,
+    Reservation,
+    Reservations,
+)
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
@@ -75,13 +82,6 @@ from convoymq.queues.sessions import (
     SessionTable,
     decode_map,
     first_u64,
-)
-from convoymq.queues.stages import (
-    MALFORMED,
-    SINGLE_ACTIVE,
-    TAKE_RUNS_MAX,
-    Stage,
-    Stages,
 )
 
 UP = 0
@@ -115,7 +115,7 @@ COMMAND_TYPES = {
     1: supported.command_table((
         ENQUEUE, SETTLE, RETURN, DISCARD, CHECKOUT, CANCEL, CREDIT, GET, batch.CMD_PURGE,
         batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN, batch.CMD_NODE_DOWN, batch.CMD_NODE_UP,
-        batch.CMD_TICK, batch.CMD_PRODUCER, batch.CMD_STAGE, batch.CMD_SESSION_OPEN,
+        batch.CMD_TICK, batch.CMD_PRODUCER, batch.CMD_RESERVATION, batch.CMD_SESSION_OPEN,
     )),
 }  # fmt: skip
 
@@ -226,7 +226,7 @@ class QuorumMachine(SessionTable):
         #: messages; and who waits, in order of arrival.
         self.active: Consumer | None = None
         self.waiting: list[Consumer] = []
-        self.stages = Stages(self)
+        self.reservations = Reservations(self)
         #: node -> [time of NODE_DOWN in ms, 1 when its messages have been returned]
         self.down_nodes: dict[int, list[int]] = {}
         self.unacked = 0
@@ -325,24 +325,26 @@ class QuorumMachine(SessionTable):
             0, 0, 0, 0, consumer.window, 0,
         )  # fmt: skip
 
-    def _trace_stage(self, flags: int, stage: Stage) -> None:
-        """A stage may take messages from now on (CAME), or is no more (GONE)."""
+    def _trace_reservation(self, flags: int, reservation: Reservation) -> None:
+        """A reservation may take messages from now on (CAME), or is no more (GONE)."""
         self.trace.add(
-            words.OWNER, flags | words.BY_STAGE, 0, stage_session(stage.name), 0, 0, stage.next,
-            0, 0, 0, 0, 0, 0,
+            words.OWNER, flags | words.BY_RESERVATION, 0, reservation_session(reservation.name), 0, 0,
+            reservation.next, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
     def run_count(self) -> int:
         """Runs in the queue: what `picture` costs."""
         held = sum(consumer.checked_out.run_count() for consumer in self._consumers())
-        held += sum(stage.held.run_count() for stage in self.stages.by_name.values())
+        held += sum(
+            reservation.held.run_count() for reservation in self.reservations.by_name.values()
+        )
         ready = self.fresh.run_count() + self.returned.run_count() + self.requeued.run_count()
         return int(ready + held)
 
     def picture(self) -> list[tuple[int | None, int, int, runs.Run]]:
         """(session, consumer number, first message id, run) of everything in the queue: what is
-        ready first (session None), then what is checked out. A stage counts as session
-        `stage_session(name)`. Cost: O(runs)."""
+        ready first (session None), then what is checked out. A reservation counts as session
+        `reservation_session(name)`. Cost: O(runs)."""
         made: list[tuple[int | None, int, int, runs.Run]] = [
             (None, 0, 0, run)
             for run in (*self.returned.runs(), *self.requeued.runs(), *self.fresh.runs())
@@ -352,9 +354,9 @@ class QuorumMachine(SessionTable):
                 (consumer.session.id, consumer.number, message_id, run)
                 for message_id, run in consumer.checked_out.held()
             ]
-        for stage in self.stages.by_name.values():
-            owner = stage_session(stage.name)
-            made += [(owner, 0, message_id, run) for message_id, run in stage.held.held()]
+        for reservation in self.reservations.by_name.values():
+            owner = reservation_session(reservation.name)
+            made += [(owner, 0, message_id, run) for message_id, run in reservation.held.held()]
         return made
 
     # ---------------------------------------------------------------- commands
@@ -409,8 +411,8 @@ class QuorumMachine(SessionTable):
             self._end_sessions((session,), failed=True)
         elif kind == batch.CMD_PRODUCER:
             self._producer(session, count, arg, data, offset)
-        elif kind == batch.CMD_STAGE:
-            self._stage(session, batch.command_body(data, offset), count)
+        elif kind == batch.CMD_RESERVATION:
+            self._reservation(session, batch.command_body(data, offset), count)
         elif kind == batch.CMD_SESSION_OPEN:
             self._applied(session)
         else:
@@ -710,7 +712,7 @@ class QuorumMachine(SessionTable):
 
     def _choose_active(self) -> None:
         """Single active consumer: swaps, quiesces or activates as the rules ask for it now."""
-        if self.stages.by_name:
+        if self.reservations.by_name:
             return
         active = self.active
         if active is not None and (
@@ -768,64 +770,65 @@ class QuorumMachine(SessionTable):
             consumer.state = CANCELLED
         session.consumers.clear()
 
-    # ------------------------------------------------------------- stages
+    # ------------------------------------------------------------- reservations
 
-    def _stage(self, session: QueueSession, body: bytes, length: int) -> None:
-        """STAGE: one op of `queues.stages`; answered with its map, or refused with a reason."""
+    def _reservation(self, session: QueueSession, body: bytes, length: int) -> None:
+        """RESERVATION: one op of `queues.reservations`; answered with its map, or refused with a
+        reason."""
         try:
             op = decode_map(body, length)
         except ValueError:
             self._reply(session, APPLIED_REJECTED, MALFORMED)
             return
-        reason, answer = self.stages.apply(op, self.index, self.time_ms)
+        reason, answer = self.reservations.apply(op, self.index, self.time_ms)
         if reason is not None:
             self._reply(session, APPLIED_REJECTED, reason)
             return
         self._reply(session, APPLIED_OK, answer)
-        if op["op"] in ("open", "lease") and op["stage"] in self.stages.by_name:
-            due = self.stages.by_name[op["stage"]].due_ms
+        if op["op"] in ("open", "lease") and op["reservation"] in self.reservations.by_name:
+            due = self.reservations.by_name[op["reservation"]].due_ms
             self.effects.append((EFFECT_TIMER, due))
 
-    def stage_refusal(self) -> str | None:
-        """See `stages.Holder`."""
-        if self.single_active and (self.active is not None or self.stages.by_name):
+    def reservation_refusal(self) -> str | None:
+        """See `reservations.Holder`."""
+        if self.single_active and (self.active is not None or self.reservations.by_name):
             return SINGLE_ACTIVE
         return None
 
-    def stage_opened(self, stage: Stage) -> None:
-        """See `stages.Holder`."""
-        stage.held = runs.CheckedOut()
+    def reservation_opened(self, reservation: Reservation) -> None:
+        """See `reservations.Holder`."""
+        reservation.held = runs.CheckedOut()
         self.consumer_count += 1
         if self.trace is not None:
-            self._trace_stage(words.CAME, stage)
+            self._trace_reservation(words.CAME, reservation)
 
-    def stage_closed(self, stage: Stage) -> None:
-        """See `stages.Holder`."""
+    def reservation_closed(self, reservation: Reservation) -> None:
+        """See `reservations.Holder`."""
         self.consumer_count -= 1
         self.last_active_ms = self.time_ms
         if self.trace is not None:
-            self._trace_stage(words.GONE, stage)
+            self._trace_reservation(words.GONE, reservation)
         if self.single_active:
             self._choose_active()
 
-    def stage_take(self, stage: Stage, limit: int) -> int:
-        """See `stages.Holder`: like a delivery, but nobody is told."""
-        held = stage.held
+    def reservation_take(self, reservation: Reservation, limit: int) -> int:
+        """See `reservations.Holder`: like a delivery, but nobody is told."""
+        held = reservation.held
         size = held.size
         taken = again = pieces = 0
         while taken < limit and pieces < TAKE_RUNS_MAX and self.ready:
             source, room = self._next_source()
             moved, parts = held.take_from(
-                source, stage.next + taken, min(limit - taken, room), TAKE_RUNS_MAX - pieces
+                source, reservation.next + taken, min(limit - taken, room), TAKE_RUNS_MAX - pieces
             )
             taken += moved
             pieces += parts
             if source is not self.fresh:
                 again += moved
         if self.trace is not None:
-            owner = stage_session(stage.name)
-            for message_id, run in held.held_from(stage.next):
-                flags = words.BY_STAGE | (words.REDELIVERED if run[5] else 0)
+            owner = reservation_session(reservation.name)
+            for message_id, run in held.held_from(reservation.next):
+                flags = words.BY_RESERVATION | (words.REDELIVERED if run[5] else 0)
                 self.trace.add(
                     words.DELIVERED, flags, 0, owner, 0, 0, message_id,
                     run[3], run[0], run[1], run[2], run[5], run[6],
@@ -846,23 +849,25 @@ class QuorumMachine(SessionTable):
             return (self.fresh, ahead) if ahead else (self.requeued, self.requeued.together())
         return self.fresh, self.fresh.messages
 
-    def stage_settle(self, stage: Stage, first: int, last: int) -> None:
-        """See `stages.Holder`."""
+    def reservation_settle(self, reservation: Reservation, first: int, last: int) -> None:
+        """See `reservations.Holder`."""
         if self.trace is not None:
-            owner = stage_session(stage.name)
-            for _, run in stage.held.between(first, last + 1, stage.held.run_count()):
-                self._trace_run(words.ACKED, words.BY_STAGE, 0, owner, 0, run)
-        messages, size = stage.held.drop_oldest(last)
+            owner = reservation_session(reservation.name)
+            for _, run in reservation.held.between(first, last + 1, reservation.held.run_count()):
+                self._trace_run(words.ACKED, words.BY_RESERVATION, 0, owner, 0, run)
+        messages, size = reservation.held.drop_oldest(last)
         self.acked += messages
         self.unacked -= messages
         self.unacked_bytes -= size
 
-    def stage_return(self, stage: Stage, first: int, last: int, failed: bool) -> None:
-        """See `stages.Holder`."""
-        for run in stage.held.remove(first, last):
+    def reservation_return(
+        self, reservation: Reservation, first: int, last: int, failed: bool
+    ) -> None:
+        """See `reservations.Holder`."""
+        for run in reservation.held.remove(first, last):
             if self.trace is not None:
-                owner = stage_session(stage.name)
-                flags = words.BY_STAGE | (words.FAILED if failed else 0)
+                owner = reservation_session(reservation.name)
+                flags = words.BY_RESERVATION | (words.FAILED if failed else 0)
                 self._trace_run(words.RETURNED, flags, 0, owner, 0, run)
             self._return(run, int(failed))
 
@@ -904,11 +909,13 @@ class QuorumMachine(SessionTable):
             self._choose_active()
 
     def _tick(self) -> None:
-        """Returns the messages of consumers whose node has been away for too long, and of stages
-        that nobody was heard of."""
+        """Returns the messages of consumers whose node has been away for too long, and of
+        reservations that nobody was heard of."""
         self._forget_producers()
-        for stage in self.stages.expire(self.time_ms):
-            self.effects.append((EFFECT_NOTE, "quorum.stage_expired", {"stage": stage.name}))
+        for reservation in self.reservations.expire(self.time_ms):
+            self.effects.append(
+                (EFFECT_NOTE, "quorum.reservation_expired", {"reservation": reservation.name})
+            )
         timeout: int = self.settings["disconnect_timeout_ms"]
         for node, state in self.down_nodes.items():
             if state[1] or self.time_ms < state[0] + timeout:
@@ -924,7 +931,11 @@ class QuorumMachine(SessionTable):
 
     def next_due_ms(self) -> int | None:
         """When the leader must propose TICK (logged time, ms); None = nothing waits for time."""
-        dues = [due for due in (self.stages.next_due_ms(), self._nodes_due_ms()) if due is not None]
+        dues = [
+            due
+            for due in (self.reservations.next_due_ms(), self._nodes_due_ms())
+            if due is not None
+        ]
         return min(dues, default=None)
 
     def _nodes_due_ms(self) -> int | None:
@@ -1020,7 +1031,7 @@ class QuorumMachine(SessionTable):
                     "unacked": consumer.checked_out.messages,
                 }
             )
-        return made + self.stages.infos()
+        return made + self.reservations.infos()
 
     def totals(self) -> dict[str, int]:
         """Counters and gauges for metrics."""
@@ -1046,7 +1057,7 @@ class QuorumMachine(SessionTable):
     def memory_bytes(self) -> int:
         """Bytes of the packed index: runs that are ready or checked out."""
         held = [consumer.checked_out for consumer in self._consumers()]
-        held += [stage.held for stage in self.stages.by_name.values()]
+        held += [reservation.held for reservation in self.reservations.by_name.values()]
         ready: int = self.fresh.memory_bytes() + self.returned.memory_bytes()
         ready += self.requeued.memory_bytes()
         return ready + sum(part.memory_bytes() for part in held)
@@ -1061,8 +1072,8 @@ class QuorumMachine(SessionTable):
         needed.update(self.requeued.indexes())
         for consumer in self._consumers():
             needed.update(consumer.checked_out.indexes())
-        for stage in self.stages.by_name.values():
-            needed.update(stage.held.indexes())
+        for reservation in self.reservations.by_name.values():
+            needed.update(reservation.held.indexes())
         spans = [(index, index) for index in needed]
         if self.fresh.messages:
             spans.append((self.fresh.first_index(), self.fresh.last_index()))
@@ -1091,9 +1102,9 @@ class QuorumMachine(SessionTable):
         for consumer in self._consumers():
             if consumer.checked_out.messages:
                 oldest = min(oldest, consumer.checked_out.first_index())
-        for stage in self.stages.by_name.values():
-            if stage.held.messages:
-                oldest = min(oldest, stage.held.first_index())
+        for reservation in self.reservations.by_name.values():
+            if reservation.held.messages:
+                oldest = min(oldest, reservation.held.first_index())
         return oldest
 
     def resend(self, session_node: int) -> None:
@@ -1170,7 +1181,7 @@ class QuorumMachine(SessionTable):
                 self.duplicates,
             ],
             "dropped": dict(sorted(self.dropped.items())),
-            "stages": self.stages.pack(),
+            "reservations": self.reservations.pack(),
             "requeued": self.requeued.pack_tail(),
             "written": self._pack_written(),
         }
@@ -1230,10 +1241,10 @@ class QuorumMachine(SessionTable):
             self.duplicates,
         ) = known["totals"]
         self.dropped = known["dropped"]
-        self.stages.unpack(known["stages"])
-        for stage in self.stages.by_name.values():
-            self.unacked += stage.held.messages
-            self.unacked_bytes += stage.held.size
+        self.reservations.unpack(known["reservations"])
+        for reservation in self.reservations.by_name.values():
+            self.unacked += reservation.held.messages
+            self.unacked_bytes += reservation.held.size
 
     def _restore_consumer(self, session: QueueSession, packed: list[Any]) -> None:
         consumer = Consumer(session, packed[0], packed[1])
@@ -1260,8 +1271,8 @@ class QuorumMachine(SessionTable):
         return zlib.crc32(self.snapshot())
 
 
-def stage_session(name: str) -> int:
-    """The number under which a stage appears among sessions in the trace; no node has it."""
+def reservation_session(name: str) -> int:
+    """The number under which a reservation appears among sessions in the trace; no node has it."""
     return zlib.crc32(name.encode())
 
 

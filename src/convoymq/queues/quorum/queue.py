@@ -34,30 +34,30 @@ from convoymq.queues.group_queue import GroupQueue, effects_of
 from convoymq.queues.interface import ClientEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.staging import Staging
-from convoymq.queues.stage_reads import Ask, Room, StagedRun, no_wait, serve
+from convoymq.queues.quorum.reservation_client import ReservationClient
+from convoymq.queues.reservation_reads import Ask, ReservedRun, Room, no_wait, serve
 from convoymq.storage.types import EntryGone
 
 FINAL = 1 << 31
 ANSWER_BYTES_SOFT = 4 << 20
 """A leader that is asked for deliveries sends about this much at a time."""
-STAGE_GRACE_MS = 60_000
-"""Time that a new leader gives the owners of stages to be heard of: while nobody led, they could
-not be."""
+RESERVATION_GRACE_MS = 60_000
+"""Time that a new leader gives the owners of reservations to be heard of: while nobody led, they
+could not be."""
 
 
 class QuorumQueue(GroupQueue):
     """A quorum queue on this node; see `GroupQueue`.
 
     Args of its own:
-        ask_node: asks another node's `serve_stage`.
+        ask_node: asks another node's `serve_reservation`.
     """
 
     type = "quorum"
 
     def __init__(self, *, ask_node: Ask | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._staging = Staging(self, ask_node)
+        self._reservation_client = ReservationClient(self, ask_node)
 
     # --- clients -------------------------------------------------------------------------
 
@@ -99,17 +99,17 @@ class QuorumQueue(GroupQueue):
     # --- EffectSink ----------------------------------------------------------------------
 
     def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
-        """See `GroupQueue`; and readers of stages may wait for what was applied."""
+        """See `GroupQueue`; and readers of reservations may wait for what was applied."""
         super().on_effects(effects, replica)
-        if self._staging.waiters:
-            self._staging.on_applied()
+        if self._reservation_client.waiters:
+            self._reservation_client.on_applied()
 
     def _first_due_ms(self, replica: Any) -> int | None:
         machine: QuorumMachine = replica.machine
         due = machine.next_due_ms()
-        times = [stage.ttl_ms for stage in machine.stages.by_name.values()]
+        times = [reservation.ttl_ms for reservation in machine.reservations.by_name.values()]
         if due is not None and times:
-            due = max(due, replica.time.now_ms() + min(STAGE_GRACE_MS, min(times)))
+            due = max(due, replica.time.now_ms() + min(RESERVATION_GRACE_MS, min(times)))
         return due
 
     def _deliver(self, client: QuorumClient, effect: Effect) -> None:
@@ -244,40 +244,48 @@ class QuorumQueue(GroupQueue):
         next_id = machine.position(session, consumer)
         self._forward_end(node, session, consumer, from_id, since, next_id)
 
-    # --- stages --------------------------------------------------------------------------
+    # --- reservations --------------------------------------------------------------------------
 
-    async def stage(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def reservation(self, op: Mapping[str, Any]) -> dict[str, Any]:
         """See `Queue`."""
-        return await self._staging.op(op)
+        return await self._reservation_client.op(op)
 
-    async def stage_runs(
-        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[StagedRun]]:
+    async def reservation_runs(
+        self,
+        reservation: str,
+        epoch: int,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+    ) -> tuple[int, int, list[ReservedRun]]:
         """See `Queue`."""
-        return await self._staging.runs(stage, epoch, offset, end, max_rows, max_bytes)
+        return await self._reservation_client.runs(
+            reservation, epoch, offset, end, max_rows, max_bytes
+        )
 
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]]:
+    ) -> tuple[list[int] | None, list[ReservedRun]]:
         """See `Queue`."""
-        return await self._staging.browse(cursor, max_rows, max_bytes)
+        return await self._reservation_client.browse(cursor, max_rows, max_bytes)
 
-    async def serve_stage(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+    async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
         """See `Queue`."""
-        return await serve(self._staging, request, room)
+        return await serve(self._reservation_client, request, room)
 
-    def stages(self) -> list[dict[str, Any]]:
+    def reservations(self) -> list[dict[str, Any]]:
         """See `Queue`."""
         replica = self.replica()
         if replica is None or not replica.is_leader:
             return []
         machine: QuorumMachine = replica.machine
-        return machine.stages.infos()
+        return machine.reservations.infos()
 
     def on_deleted(self) -> None:
         """See `GroupQueue`."""
         super().on_deleted()
-        self._staging.on_deleted()
+        self._reservation_client.on_deleted()
 
     def new_session(self) -> int:
         """A fresh session id of this node."""

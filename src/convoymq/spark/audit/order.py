@@ -138,11 +138,11 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
         lambda begin, end: (begin < end) | ((begin == end) & (sent["first"] == 0)),
     )  # fmt: skip
 
-    by_stage = columns["flags"] & words.BY_STAGE != 0
+    by_reservation = columns["flags"] & words.BY_RESERVATION != 0
     delivered = columns["kind"] == words.DELIVERED
     consumer = (*own, "session", "consumer")
     mine = _sorted(
-        _picked(columns, (delivered | (columns["kind"] == words.OWNER)) & ~by_stage), consumer
+        _picked(columns, (delivered | (columns["kind"] == words.OWNER)) & ~by_reservation), consumer
     )
     gone = mine["flags"] & words.GONE != 0
     owner = mine["kind"] == words.OWNER
@@ -154,7 +154,7 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
     )  # fmt: skip
 
     # Whose clients published, and were given messages: these nodes have something to show.
-    named = (published & (columns["session"] != 0)) | (delivered & ~by_stage)
+    named = (published & (columns["session"] != 0)) | (delivered & ~by_reservation)
     session = columns["session"][named].astype(np.uint64)
     node = (session >> np.uint64(NODE_SHIFT)).astype(np.int64)
     known = [columns["kind"][named], node]

@@ -473,13 +473,14 @@ class _Job:
         decided = self.decided.withColumn("whole", self._is_told())
         queue = F.col("group").isin(self._groups(streams=False))
         delivered = decided.where(
-            (F.col("kind") == words.DELIVERED) & (F.col("flags").bitwiseAND(words.BY_STAGE) == 0)
+            (F.col("kind") == words.DELIVERED)
+            & (F.col("flags").bitwiseAND(words.BY_RESERVATION) == 0)
         )
         # At the last id that it could get: see `order.SentSweep`.
         gone = decided.where(
             (F.col("kind") == words.OWNER)
             & (F.col("flags").bitwiseAND(words.GONE) != 0)
-            & (F.col("flags").bitwiseAND(words.BY_STAGE) == 0)
+            & (F.col("flags").bitwiseAND(words.BY_RESERVATION) == 0)
             & (F.col("first_id") > 0)
         ).withColumns({"first_id": F.col("first_id") - 1, "count": F.lit(1).cast("bigint")})
         told = delivered.unionByName(gone)

@@ -130,7 +130,8 @@ def archive(
         servers: `host:port` of nodes, comma between.
         target: directory on a POSIX file system; a Delta table with format "delta".
         streams: stream queues; one query reads them all.
-        queues: other queues; one query each, in mode `stage`. Their messages leave the queue when
+        queues: other queues; one query each, in mode `reservation`. Their messages leave the queue
+        when
             they are archived.
         format: "parquet" or "delta".
         checkpoint: Spark's checkpoint; default `<target>/_checkpoint`. Whoever deletes it while the
@@ -254,7 +255,7 @@ def _sources(
         found.append(("streams", "topic", reader.options(**options).load()))
     for queue in queues:
         reader = spark.readStream.format("convoymq_queue").option("servers", servers)
-        reader = reader.option("queue", queue).option("stage", "archive").options(**options)
+        reader = reader.option("queue", queue).option("reservation", "archive").options(**options)
         found.append((f"queue-{quote(queue, safe='')}", "queue", reader.load()))
     return found
 
@@ -417,7 +418,7 @@ def _staged_files(staging: Path) -> list[_Staged]:
 
 def _ranges(staged: Sequence[_Staged], incarnations: Mapping[str, int]) -> Ranges:
     """First and next offset of each stream and partition; nothing for queues, whose offsets are
-    those of a stage."""
+    those of a reservation."""
     import pyarrow.parquet as pq
 
     ranges: Ranges = {}

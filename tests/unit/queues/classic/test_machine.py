@@ -40,8 +40,8 @@ def no_loading(block: Block) -> tuple[bytes, int]:
     raise AssertionError("nothing was taken out of memory")
 
 
-STAGE = (-1, 0)
-"""Who holds what is staged."""
+RESERVATION = (-1, 0)
+"""Who holds what is reserved."""
 
 
 class Model(RuleBasedStateMachine):
@@ -61,8 +61,8 @@ class Model(RuleBasedStateMachine):
         self.consumers: dict[tuple[int, int], int] = {}
         self.next_consumer = 0
         self.epoch = 0
-        self.staged = {"epoch": 0, "fence": 0, "first": 0, "next": 0}
-        """What the stage's owner heard last; epoch 0 = it has none."""
+        self.reserved = {"epoch": 0, "fencing_token": 0, "first": 0, "next": 0}
+        """What the reservation's owner heard last; epoch 0 = it has none."""
 
     def run_batch(self) -> list[Effect]:
         self.machine.apply(self.builder.take_forward(1, 0), 1000)
@@ -112,7 +112,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(data=st.data(), requeue=st.booleans())
     def settle(self, data: st.DataObject, requeue: bool) -> None:
-        holders = [key for key, ids in self.held.items() if ids and key != STAGE]
+        holders = [key for key, ids in self.held.items() if ids and key != RESERVATION]
         if not holders:
             return
         session, consumer = data.draw(st.sampled_from(sorted(holders)))
@@ -159,39 +159,39 @@ class Model(RuleBasedStateMachine):
         self.targets[session] = PublishTarget(self.builder, session, None)
 
     def op(self, op: str, **fields: Any) -> dict[str, int]:
-        """An op of the stage's owner, which is never refused."""
+        """An op of the reservation's owner, which is never refused."""
         self.epoch += 1
-        mine = {"epoch": self.staged["epoch"], "fence": self.staged["fence"]}
-        request = {"op": op, "stage": "s", "owner": "o", "ttl_ms": 1000, **mine, **fields}
-        reason, answer = self.machine.stage(request, self.epoch, 1000)
+        mine = {"epoch": self.reserved["epoch"], "fencing_token": self.reserved["fencing_token"]}
+        request = {"op": op, "reservation": "s", "owner": "o", "ttl_ms": 1000, **mine, **fields}
+        reason, answer = self.machine.reservation(request, self.epoch, 1000)
         assert reason is None
         assert answer is not None
         return answer
 
     @rule(count=st.integers(0, 8))
-    def stage(self, count: int) -> None:
-        if not self.staged["epoch"]:
-            self.staged = self.op("open")
-        held = self.held.setdefault(STAGE, {})
-        first = self.staged["next"]
+    def reservation(self, count: int) -> None:
+        if not self.reserved["epoch"]:
+            self.reserved = self.op("open")
+        held = self.held.setdefault(RESERVATION, {})
+        first = self.reserved["next"]
         expected = sorted(self.ready)[:count]
-        self.staged = self.op("take", max=count, after=first)
-        assert self.staged["next"] == first + len(expected)
+        self.reserved = self.op("take", max=count, after=first)
+        assert self.reserved["next"] == first + len(expected)
         for offset, position in enumerate(expected, first):
             del self.ready[position]
             held[offset] = position
         if expected:
             # A repeat takes nothing.
-            assert self.op("take", max=count + 1, after=first) == self.staged
+            assert self.op("take", max=count + 1, after=first) == self.reserved
 
     @rule(data=st.data(), kind=st.sampled_from(["settle", "settle", "release", "close"]))
-    def unstage(self, data: st.DataObject, kind: str) -> None:
-        if not self.staged["epoch"]:
+    def end_reservation(self, data: st.DataObject, kind: str) -> None:
+        if not self.reserved["epoch"]:
             return
-        held = self.held.setdefault(STAGE, {})
-        at = data.draw(st.integers(self.staged["first"], self.staged["next"]))
+        held = self.held.setdefault(RESERVATION, {})
+        at = data.draw(st.integers(self.reserved["first"], self.reserved["next"]))
         if kind == "settle":
-            self.staged = self.op("settle", upto=at)
+            self.reserved = self.op("settle", upto=at)
             for offset in [o for o in held if o < at]:
                 del held[offset]
         else:
@@ -199,16 +199,16 @@ class Model(RuleBasedStateMachine):
                 at = 0
             self.give_back([held.pop(o) for o in sorted(held) if o >= at])
             answer = self.op(kind, **{"from": at, "failed": True})
-            self.staged = answer or {"epoch": 0, "fence": 0, "first": 0, "next": 0}
+            self.reserved = answer or {"epoch": 0, "fencing_token": 0, "first": 0, "next": 0}
             self.hear()
 
     @invariant()
-    def stage_agrees(self) -> None:
-        known = self.machine.stages.by_name.get("s")
-        assert (known is not None) == bool(self.staged["epoch"])
+    def reservation_agrees(self) -> None:
+        known = self.machine.reservations.by_name.get("s")
+        assert (known is not None) == bool(self.reserved["epoch"])
         if known is not None:
-            held = self.held.get(STAGE, {})
-            assert known.answer() == self.staged
+            held = self.held.get(RESERVATION, {})
+            assert known.answer() == self.reserved
             assert sorted(held) == list(range(known.first, known.next))
             runs = known.held.between(known.first, known.next, 1000)
             positions = [run.position + k for run in runs for k in range(run.count)]

@@ -310,7 +310,7 @@ def test_a_time_of_0_is_for_who_takes_the_message_at_once(nodes: dict[int, Node]
     queue.machine.check_invariants()
 
 
-@pytest.mark.parametrize("taker", ["get", "consumer", "stage"])
+@pytest.mark.parametrize("taker", ["get", "consumer", "reservation"])
 def test_what_expired_behind_a_live_head_is_not_handed_out(
     nodes: dict[int, Node], time: Time, taker: str
 ) -> None:
@@ -332,8 +332,8 @@ def test_what_expired_behind_a_live_head_is_not_handed_out(
         settle(nodes)
         assert channel.deliveries() == [b"a", b"c"]
     else:
-        op = {"op": "lease", "stage": "s", "ttl_ms": 1000, "max": 5}
-        _, answer = machine.stage(op, 1, time.ms)
+        op = {"op": "lease", "reservation": "s", "ttl_ms": 1000, "max": 5}
+        _, answer = machine.reservation(op, 1, time.ms)
         assert answer is not None
         assert answer["next"] == 2
     assert machine.ready_count == 0

@@ -81,9 +81,9 @@ class Log:
     def get(self, session: int, *, settled: bool = False) -> None:
         self.command(session, batch.CMD_GET, flags=int(settled))
 
-    def stage(self, session: int, op: str, stage: str = "s", **fields: Any) -> None:
-        body = msgspec.msgpack.encode({"op": op, "stage": stage, **fields})
-        self.command(session, batch.CMD_STAGE, count=len(body), body=body)
+    def reservation(self, session: int, op: str, reservation: str = "s", **fields: Any) -> None:
+        body = msgspec.msgpack.encode({"op": op, "reservation": reservation, **fields})
+        self.command(session, batch.CMD_RESERVATION, count=len(body), body=body)
 
     def close(self, session: int) -> None:
         self._target(session)

@@ -741,17 +741,17 @@ def test_messages_over_the_limit_are_logged_by_the_leader_and_counted() -> None:
     assert sum(node.queue.dropped_over_limit for node in cluster.nodes.values()) == 5
 
 
-@pytest.mark.provokes("quorum.stage_expired")
-def test_a_stage_that_expires_is_logged() -> None:
+@pytest.mark.provokes("quorum.reservation_expired")
+def test_a_reservation_that_expires_is_logged() -> None:
     cluster = Cluster()
     client, _ = cluster.nodes[2].open()
-    op = {"op": "open", "stage": "s", "owner": "me", "ttl_ms": 1000}
-    client.stage(msgspec.msgpack.encode(op), lambda reply, error: None)
+    op = {"op": "open", "reservation": "s", "owner": "me", "ttl_ms": 1000}
+    client.reservation(msgspec.msgpack.encode(op), lambda reply, error: None)
     cluster.run()
     cluster.wait(2000)
     cluster.run()
     where = {"vhost": "/", "queue": "q", "group": GROUP}
-    assert cluster.notes == [(1, "quorum.stage_expired", {**where, "stage": "s"})]
+    assert cluster.notes == [(1, "quorum.reservation_expired", {**where, "reservation": "s"})]
 
 
 def test_a_queue_without_a_leader_does_not_run() -> None:

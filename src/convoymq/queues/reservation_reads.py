@@ -1,15 +1,15 @@
-"""Pages of messages that are read from a queue without being delivered: staged, or browsed.
+"""Pages of messages that are read from a queue without being delivered: reserved, or browsed.
 
 A page is a list of runs, each records [first, first + count) of the ENQUEUE command at byte
 `command` of `block`. On the way between nodes a run's block is an ENQUEUE command with just its
 records.
 
-Requests between nodes (CONTROL frames of kind KIND_STAGE; the group comes in front):
+Requests between nodes (CONTROL frames of kind KIND_RESERVATION; the group comes in front):
 
 | request                                                | answer                          |
 |--------------------------------------------------------|---------------------------------|
 | op · map of the op                                     | ok · map                        |
-| runs · stage, epoch, offset, end, max rows, max bytes  | ok · first, next, runs          |
+| runs · reservation, epoch, offset, end, max rows, max bytes  | ok · first, next, runs          |
 | browse · cursor, max rows, max bytes                   | ok · cursor, runs               |
 | any of them                                            | refused · reason                |
 """
@@ -20,10 +20,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from convoymq.kernels import batch
-from convoymq.model.errors import PeerError, StageRefused, Subject, Unavailable
-from convoymq.queues.stages import MALFORMED, stage_refused
+from convoymq.model.errors import PeerError, ReservationRefused, Subject, Unavailable
+from convoymq.queues.reservations import MALFORMED, reservation_refused
 
-StagedRun = tuple[bytes, int, int, int, int, int, int, int]
+ReservedRun = tuple[bytes, int, int, int, int, int, int, int]
 """(block, command, first record, count, offset of the first, time in ms, times handed out before,
 failed ones of these)."""
 
@@ -42,7 +42,7 @@ class Page:
     """Runs that were collected, up to a number of rows and bytes; the first message always fits."""
 
     def __init__(self, max_rows: int, max_bytes: int) -> None:
-        self.runs: list[StagedRun] = []
+        self.runs: list[ReservedRun] = []
         self.rows = 0
         self.bytes = 0
         self._max_rows = max(1, min(max_rows, PAGE_ROWS_MAX))
@@ -94,23 +94,29 @@ OK = "ok"
 REFUSED = "refused"
 
 
-class LocalStages(Protocol):
+class LocalReservations(Protocol):
     """Who can answer requests on a node, without asking another one."""
 
     async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
         """The answer of an op."""
 
-    async def is_there(self, stage: str, epoch: int, offset: int, end: int | None) -> bool:
+    async def is_there(self, reservation: str, epoch: int, offset: int, end: int | None) -> bool:
         """Waits for what `local_runs` needs; False when it does not come in time."""
 
     async def local_runs(
-        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[StagedRun]] | None:
+        self,
+        reservation: str,
+        epoch: int,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+    ) -> tuple[int, int, list[ReservedRun]] | None:
         """(first, next, runs) as they are now; None when this node cannot tell."""
 
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]] | None:
+    ) -> tuple[list[int] | None, list[ReservedRun]] | None:
         """(cursor, runs); None when this node cannot tell."""
 
 
@@ -118,8 +124,10 @@ async def no_wait() -> None:
     """A `Room` that is always there."""
 
 
-async def serve(local: LocalStages, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
-    """Answers another node's request. Raises what `local` and `room` raise but StageRefused,
+async def serve(
+    local: LocalReservations, request: Sequence[Any], room: Room = no_wait
+) -> list[Any]:
+    """Answers another node's request. Raises what `local` and `room` raise but ReservationRefused,
     Unavailable when this node cannot tell, and PeerError for what is no request.
 
     Args:
@@ -148,28 +156,29 @@ async def serve(local: LocalStages, request: Sequence[Any], room: Room = no_wait
             if browsed is not None:
                 return [OK, browsed[0], encode_runs(browsed[1])]
         else:
-            raise PeerError(f"unknown request about a stage: {verb!r}")
-    except StageRefused as refused:
+            raise PeerError(f"unknown request about a reservation: {verb!r}")
+    except ReservationRefused as refused:
         return [REFUSED, refused.reason]
     except (ValueError, TypeError, AttributeError) as error:
-        raise PeerError(f"malformed request about a stage: {error}") from error
+        raise PeerError(f"malformed request about a reservation: {error}") from error
     raise Unavailable("this node has no current replica")
 
 
 def opened(answer: Any, subject: Subject) -> list[Any]:
-    """What another node answered. Raises StageRefused, and PeerError for what is no answer."""
+    """What another node answered. Raises ReservationRefused, and PeerError for what is no answer.
+    """
     try:
         status, *rest = answer
         if status == REFUSED:
-            raise stage_refused(str(rest[0]), subject)
+            raise reservation_refused(str(rest[0]), subject)
         if status == OK:
             return list(rest)
     except (ValueError, TypeError, IndexError) as error:
-        raise PeerError(f"malformed answer about a stage: {error}") from error
-    raise PeerError("malformed answer about a stage")
+        raise PeerError(f"malformed answer about a reservation: {error}") from error
+    raise PeerError("malformed answer about a reservation")
 
 
-def encode_runs(runs: Sequence[StagedRun]) -> list[list[Any]]:
+def encode_runs(runs: Sequence[ReservedRun]) -> list[list[Any]]:
     """Runs as plain values for another node."""
     return [
         [batch.slice_records(block, command, first, count), count, offset, *rest]
@@ -177,7 +186,7 @@ def encode_runs(runs: Sequence[StagedRun]) -> list[list[Any]]:
     ]
 
 
-def decode_runs(encoded: Any) -> list[StagedRun]:
+def decode_runs(encoded: Any) -> list[ReservedRun]:
     """The runs of `encode_runs`. Raises PeerError."""
     try:
         return [
@@ -189,26 +198,26 @@ def decode_runs(encoded: Any) -> list[StagedRun]:
 
 
 def checked_numbers(*values: Any) -> None:
-    """Raises StageRefused unless all are numbers that a log knows."""
+    """Raises ReservationRefused unless all are numbers that a log knows."""
     for value in values:
         if type(value) is not int or not 0 <= value < 1 << 63:
-            raise stage_refused(MALFORMED)
+            raise reservation_refused(MALFORMED)
 
 
 def checked_runs(
-    stage: Any, epoch: Any, offset: Any, end: Any, max_rows: Any, max_bytes: Any
+    reservation: Any, epoch: Any, offset: Any, end: Any, max_rows: Any, max_bytes: Any
 ) -> None:
-    """Raises StageRefused unless these ask for runs of a stage."""
-    if type(stage) is not str:
-        raise stage_refused(MALFORMED)
+    """Raises ReservationRefused unless these ask for runs of a reservation."""
+    if type(reservation) is not str:
+        raise reservation_refused(MALFORMED)
     checked_numbers(epoch, offset, offset if end is None else end, max_rows, max_bytes)
 
 
 def checked_cursor(cursor: Any, length: int) -> list[int]:
-    """The numbers of a browse cursor; zeros for None. Raises StageRefused."""
+    """The numbers of a browse cursor; zeros for None. Raises ReservationRefused."""
     if cursor is None:
         return [0] * length
     if not isinstance(cursor, list | tuple) or len(cursor) != length:
-        raise stage_refused(MALFORMED)
+        raise reservation_refused(MALFORMED)
     checked_numbers(*cursor)
     return list(cursor)

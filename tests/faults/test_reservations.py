@@ -1,4 +1,5 @@
-"""Stages on real nodes, used as a batch engine would: take, read, settle, with kill -9 between."""
+"""Reservations on real nodes, used as a batch engine would: take, read, settle, with kill -9
+between."""
 
 from __future__ import annotations
 
@@ -41,23 +42,31 @@ def client(cluster: LocalCluster, *nodes: int, timeout: float = 30.0) -> Client:
 
 
 class Owner:
-    """Who reads a queue through a stage."""
+    """Who reads a queue through a reservation."""
 
     def __init__(self, client: Client, name: str = "me", queue: str = QUEUE, **more: Any) -> None:
         self.client = client
         self.queue = queue
-        answer = client.stage(queue, "open", stage="s", owner=name, ttl_ms=more.get("ttl_ms", TTL))
-        self.mine = {"stage": "s", "epoch": answer["epoch"], "fence": answer["fence"]}
+        answer = client.reservation(
+            queue, "open", reservation="s", owner=name, ttl_ms=more.get("ttl_ms", TTL)
+        )
+        self.mine = {
+            "reservation": "s",
+            "epoch": answer["epoch"],
+            "fencing_token": answer["fencing_token"],
+        }
         self.first, self.next = answer["first"], answer["next"]
 
     def take(self, count: int) -> int:
-        """Returns the end of what is staged after taking `count` more."""
-        answer = self.client.stage(self.queue, "take", **self.mine, max=count, after=self.next)
+        """Returns the end of what is reserved after taking `count` more."""
+        answer = self.client.reservation(
+            self.queue, "take", **self.mine, max=count, after=self.next
+        )
         self.next = answer["next"]
         return self.next
 
     def settle(self, upto: int) -> None:
-        self.first = self.client.stage(self.queue, "settle", **self.mine, upto=upto)["first"]
+        self.first = self.client.reservation(self.queue, "settle", **self.mine, upto=upto)["first"]
 
     def read(self, first: int, end: int, by: Client | None = None) -> list[tuple[int, int]]:
         return rows(by or self.client, self.queue, self.mine["epoch"], first, end)
@@ -66,12 +75,18 @@ class Owner:
 def rows(
     client: Client, queue: str, epoch: int, first: int, end: int, **more: Any
 ) -> list[tuple[int, int]]:
-    """(offset, number in the body) of a stage's rows; every body must be whole."""
+    """(offset, number in the body) of a reservation's rows; every body must be whole."""
     found: list[tuple[int, int]] = []
     at = first
     while at < end:
-        result = client.stage_fetch(
-            queue, more.get("stage", "s"), epoch, at, end=end, max_rows=37, columns=OFFSET | VALUE
+        result = client.reservation_fetch(
+            queue,
+            more.get("reservation", "s"),
+            epoch,
+            at,
+            end=end,
+            max_rows=37,
+            columns=OFFSET | VALUE,
         )
         found += zip(result.frame.offsets(), numbers(result.frame), strict=True)
         assert result.next > at
@@ -92,7 +107,7 @@ def counts(frame: Any, column: int) -> list[int]:
 
 
 def refusal(call: Any, *arguments: Any, **fields: Any) -> str:
-    with pytest.raises(errors.StageGone) as refused:
+    with pytest.raises(errors.ReservationGone) as refused:
         call(*arguments, **fields)
     return refused.value.reason
 
@@ -101,8 +116,8 @@ def is_refused(owner: Owner, by: Client) -> bool:
     """Whether the owner's epoch cannot be read any more; until then its rows are what they were."""
     try:
         assert owner.read(0, 10, by) == [(i, i) for i in range(10)]
-    except errors.StageGone as refused:
-        return refused.reason == "stage_epoch"
+    except errors.ReservationGone as refused:
+        return refused.reason == "reservation_epoch"
     return False
 
 
@@ -120,14 +135,14 @@ def test_the_leader_is_killed_between_take_and_settle(cluster: LocalCluster) -> 
         assert owner.read(0, 150, by=other) == before
         owner.settle(100)
         assert owner.read(100, 150) == before[100:]
-        assert refusal(owner.read, 99, 150) == "stage_settled"
+        assert refusal(owner.read, 99, 150) == "reservation_settled"
         assert owner.take(1000) == 200
         # A new driver comes: it goes on where the other was, and fences it.
         heir = Owner(other, "heir")
         assert (heir.first, heir.next) == (100, 200)
         assert heir.mine["epoch"] == owner.mine["epoch"]
-        assert refusal(owner.settle, 150) == "stage_fenced"
-        assert refusal(owner.take, 1) == "stage_fenced"
+        assert refusal(owner.settle, 150) == "reservation_fenced"
+        assert refusal(owner.take, 1) == "reservation_fenced"
         assert heir.read(100, 200) == [(i, i) for i in range(100, 200)]
         cluster.start_node(victim)
         cluster.wait_ready()
@@ -135,10 +150,10 @@ def test_the_leader_is_killed_between_take_and_settle(cluster: LocalCluster) -> 
             assert heir.read(100, 200, by=back) == [(i, i) for i in range(100, 200)]
         heir.settle(200)
         until(lambda: cluster.messages_in(QUEUE) == 0, "messages are left")
-        assert heir.client.stage(QUEUE, "close", **heir.mine) == {}
+        assert heir.client.reservation(QUEUE, "close", **heir.mine) == {}
 
 
-def test_all_nodes_are_killed_and_the_stage_is_as_it_was(cluster: LocalCluster) -> None:
+def test_all_nodes_are_killed_and_the_reservation_is_as_it_was(cluster: LocalCluster) -> None:
     declare(cluster, 2, QUEUE)
     fill(cluster, 1, QUEUE, 60, SIZE)
     with client(cluster) as every:
@@ -161,7 +176,7 @@ def test_all_nodes_are_killed_and_the_stage_is_as_it_was(cluster: LocalCluster) 
         again.settle(60)
 
 
-def test_a_stage_that_nobody_is_heard_of_expires(cluster: LocalCluster) -> None:
+def test_a_reservation_that_nobody_is_heard_of_expires(cluster: LocalCluster) -> None:
     declare(cluster, 1, QUEUE)
     fill(cluster, 1, QUEUE, 30, SIZE)
     with client(cluster) as every:
@@ -183,46 +198,46 @@ def test_a_stage_that_nobody_is_heard_of_expires(cluster: LocalCluster) -> None:
         fresh = [(i, False) for i in range(20, 30)]
         assert sorted(found) == back + fresh
         assert [row for row in found if row[1]] == back
-        assert refusal(owner.settle, 20) == "no_stage"
-        assert refusal(owner.read, 5, 20) == "no_stage"
+        assert refusal(owner.settle, 20) == "no_reservation"
+        assert refusal(owner.read, 5, 20) == "no_reservation"
         again = Owner(every)
         assert again.mine["epoch"] > owner.mine["epoch"]
-        assert refusal(owner.settle, 20) == "stage_epoch"
+        assert refusal(owner.settle, 20) == "reservation_epoch"
         assert again.take(10) == 0
 
 
-def test_a_reader_keeps_a_stage_alive_and_a_lease_counts_deliveries(
+def test_a_reader_keeps_a_reservation_alive_and_a_lease_counts_deliveries(
     cluster: LocalCluster,
 ) -> None:
     declare(cluster, 1, QUEUE)
     fill(cluster, 1, QUEUE, 10, SIZE)
     with client(cluster) as every:
-        leased = every.stage(QUEUE, "lease", stage="l", ttl_ms=SOON, max=4)
-        assert leased == every.stage(QUEUE, "lease", stage="l", ttl_ms=SOON, max=9)
+        leased = every.reservation(QUEUE, "lease", reservation="l", ttl_ms=SOON, max=4)
+        assert leased == every.reservation(QUEUE, "lease", reservation="l", ttl_ms=SOON, max=9)
         done = threading.Event()
         timer = threading.Timer(2 * SOON / 1000, done.set)
         timer.start()
         reads = 0
         while not done.wait(0.1):
-            found = rows(every, QUEUE, leased["epoch"], 0, 4, stage="l")
+            found = rows(every, QUEUE, leased["epoch"], 0, 4, reservation="l")
             assert found == [(i, i) for i in range(4)]
             reads += 1
         assert reads > 5
         # Nobody reads any more: it expires, and the next lease tells how often it went wrong.
-        until(lambda: not stages(cluster), "the lease does not expire")
-        leased = every.stage(QUEUE, "lease", stage="m", ttl_ms=TTL, max=4)
-        result = every.stage_fetch(
+        until(lambda: not reservations(cluster), "the lease does not expire")
+        leased = every.reservation(QUEUE, "lease", reservation="m", ttl_ms=TTL, max=4)
+        result = every.reservation_fetch(
             QUEUE, "m", leased["epoch"], 0, end=4, columns=VALUE | DELIVERY_COUNT | REDELIVERED
         )
         assert numbers(result.frame) == [0, 1, 2, 3]
         assert counts(result.frame, DELIVERY_COUNT) == [1] * 4
         assert counts(result.frame, REDELIVERED) == [1] * 4
-        every.stage(QUEUE, "settle", stage="m", epoch=leased["epoch"], upto=4)
-        every.stage(QUEUE, "settle", stage="m", epoch=leased["epoch"], upto=4)
+        every.reservation(QUEUE, "settle", reservation="m", epoch=leased["epoch"], upto=4)
+        every.reservation(QUEUE, "settle", reservation="m", epoch=leased["epoch"], upto=4)
         assert cluster.messages_in(QUEUE) == 6
 
 
-def stages(cluster: LocalCluster) -> list[Any]:
+def reservations(cluster: LocalCluster) -> list[Any]:
     found: list[Any] = [row for row in cluster.api("consumers") if row.get("kind")]
     return found
 
@@ -235,8 +250,10 @@ def test_released_rows_go_to_consumers_and_the_old_epoch_is_refused(
     with client(cluster) as every:
         owner = Owner(every)
         owner.take(40)
-        assert [(row["kind"], row["unacked"]) for row in stages(cluster)] == [("stage", 40)]
-        answer = every.stage(QUEUE, "release", **owner.mine, **{"from": 10})
+        assert [(row["kind"], row["unacked"]) for row in reservations(cluster)] == [
+            ("reservation", 40)
+        ]
+        answer = every.reservation(QUEUE, "release", **owner.mine, **{"from": 10})
         assert (answer["first"], answer["next"]) == (0, 10)
         for number in (1, 2, 3):
             with client(cluster, number) as one:
@@ -278,7 +295,7 @@ def test_a_driver_that_is_fenced_now_and_then_archives_every_message_once(
                 cluster.wait_ready()
                 down = 0
             if step % 7 == 3:
-                # The driver dies after it read; the next one finds the batch still staged.
+                # The driver dies after it read; the next one finds the batch still reserved.
                 owner = Owner(every, f"driver {step}")
                 assert owner.mine["epoch"] == epoch
                 assert owner.first == done
@@ -293,7 +310,7 @@ def test_a_driver_that_is_fenced_now_and_then_archives_every_message_once(
     until(lambda: cluster.messages_in(QUEUE) == 0, "messages are left")
 
 
-def test_a_stage_and_a_consumer_share_a_queue_while_its_leader_is_killed(
+def test_a_reservation_and_a_consumer_share_a_queue_while_its_leader_is_killed(
     cluster: LocalCluster,
 ) -> None:
     count = 2000
@@ -320,7 +337,7 @@ def test_a_stage_and_a_consumer_share_a_queue_while_its_leader_is_killed(
     archived: list[tuple[int, int]] = []
     with client(cluster) as every:
         owner = Owner(every)
-        # The stage has the first part for sure, whatever the consumer takes.
+        # The reservation has the first part for sure, whatever the consumer takes.
         owner.take(200)
         consumer.start()
         killed = False
@@ -337,9 +354,9 @@ def test_a_stage_and_a_consumer_share_a_queue_while_its_leader_is_killed(
         consumer.join()
     assert killed
     assert [offset for offset, _ in archived] == list(range(len(archived)))
-    staged = [number for _, number in archived]
+    reserved = [number for _, number in archived]
     assert len(consumed) == len(set(consumed))
-    assert sorted(staged + consumed) == list(range(count))
+    assert sorted(reserved + consumed) == list(range(count))
 
 
 def is_over(cluster: LocalCluster) -> bool:
@@ -349,7 +366,7 @@ def is_over(cluster: LocalCluster) -> bool:
     return False
 
 
-def test_a_queue_with_one_replica_is_staged_and_browsed_from_every_node(
+def test_a_queue_with_one_replica_is_reserved_and_browsed_from_every_node(
     cluster: LocalCluster,
 ) -> None:
     declare(cluster, 2, QUEUE, {"x-quorum-initial-group-size": 1})
@@ -369,11 +386,13 @@ def test_a_queue_with_one_replica_is_staged_and_browsed_from_every_node(
             for reader in (1, 2, 3):
                 with client(cluster, reader) as by:
                     assert owner.read(0, end, by=by) == [(i, i) for i in range(end)]
-            one.stage(QUEUE, "close", **owner.mine)
+            one.reservation(QUEUE, "close", **owner.mine)
     assert drain(cluster, 1, QUEUE, 50, SIZE) == list(range(50))
 
 
-def test_a_durable_classic_queue_forgets_its_stages_with_its_node(cluster: LocalCluster) -> None:
+def test_a_durable_classic_queue_forgets_its_reservations_with_its_node(
+    cluster: LocalCluster,
+) -> None:
     declare(cluster, 2, QUEUE, {"x-queue-type": "classic"})
     fill(cluster, 1, QUEUE, 50, SIZE)
     home = cluster.leader_of(QUEUE)
@@ -386,11 +405,11 @@ def test_a_durable_classic_queue_forgets_its_stages_with_its_node(cluster: Local
         cluster.kill(home)
         cluster.start_node(home)
         cluster.wait_ready()
-        assert refusal(owner.settle, 30) == "no_stage"
-        assert refusal(owner.read, 10, 30) == "no_stage"
+        assert refusal(owner.settle, 30) == "no_reservation"
+        assert refusal(owner.read, 10, 30) == "no_reservation"
         again = Owner(every)
         assert again.mine["epoch"] > owner.mine["epoch"]
-        assert refusal(owner.settle, 30) == "stage_epoch"
+        assert refusal(owner.settle, 30) == "reservation_epoch"
         assert again.take(100) == 40
         assert again.read(0, 40) == [(i, i + 10) for i in range(40)]
         again.settle(40)

@@ -1,13 +1,14 @@
-"""Stages in the simulator: owners that take, read, settle and fence each other, and a referee that
-follows them in the log.
+"""Reservations in the simulator: owners that take, read, settle and fence each other, and a referee
+that follows them in the log.
 
 What the referee asserts, beyond what holds for every queue:
 
-- ops are answered, or refused, as a model of the rules says (`StagedModel`, ADR 0008);
-- a stage holds what the ops in the log say, in that order, under dense offsets, with the right
+- ops are answered, or refused, as a model of the rules says (`ReservedModel`, ADR 0008);
+- a reservation holds what the ops in the log say, in that order, under dense offsets, with the
+  right
   counts, on every replica;
 - an offset means one message for as long as its epoch lasts, on every node that shows it;
-- a staged message leaves by settle, release, close, or when nobody was heard of for the time to
+- a reserved message leaves by settle, release, close, or when nobody was heard of for the time to
   live.
 """
 
@@ -19,21 +20,21 @@ from typing import Any
 import msgspec
 
 from convoymq.kernels import batch
-from convoymq.model.errors import BrokerError, StageRefused
+from convoymq.model.errors import BrokerError, ReservationRefused
 from convoymq.queues.interface import Queue, QueueClient
-from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
-from convoymq.queues.stages import (
+from convoymq.queues.reservations import (
     FINISHED_KEPT_MAX,
-    NO_STAGE,
+    NO_RESERVATION,
+    RESERVATION_EPOCH,
+    RESERVATION_FENCED,
+    RESERVATION_KIND,
+    RESERVATION_LIMIT,
+    RESERVATION_RANGE,
+    RESERVATIONS_MAX,
     SINGLE_ACTIVE,
-    STAGE_EPOCH,
-    STAGE_FENCED,
-    STAGE_KIND,
-    STAGE_LIMIT,
-    STAGE_RANGE,
-    STAGES_MAX,
     Refusal,
 )
+from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.sim.clients import ClientConfig, Workload
 from convoymq.sim.clock import Life, Scheduler
 from convoymq.sim.delivery_model import (
@@ -50,7 +51,7 @@ from convoymq.storage.types import EntryGone, StorageFault
 
 NAMES = ("s1", "s2")
 TTLS_MS = (1_000, 3_000, 10_000)
-#: Chances per turn of an owner that has a stage.
+#: Chances per turn of an owner that has a reservation.
 TAKE_CHANCE = 0.5
 SETTLE_CHANCE = 0.4
 RELEASE_CHANCE = 0.05
@@ -61,13 +62,13 @@ LEAVE_CHANCE = 0.02
 TAKE_MAX = 40
 
 
-class _Stage:
-    """What the log says of one stage."""
+class _Reservation:
+    """What the log says of one reservation."""
 
     def __init__(self, epoch: int, owner: str, ttl_ms: int, *, is_lease: bool) -> None:
         self.epoch = epoch
         self.owner = owner
-        self.fence = 1
+        self.fencing_token = 1
         self.ttl_ms = ttl_ms
         self.is_lease = is_lease
         self.heard_ms = 0
@@ -80,44 +81,49 @@ class _Stage:
 
     def answer(self) -> dict[str, int]:
         """What every op but close tells."""
-        return {"epoch": self.epoch, "fence": self.fence, "first": self.first, "next": self.next}
+        return {
+            "epoch": self.epoch,
+            "fencing_token": self.fencing_token,
+            "first": self.first,
+            "next": self.next,
+        }
 
 
-class StagedModel(DeliveryModel):
-    """A queue with stages, by the rules of ADR 0008."""
+class ReservedModel(DeliveryModel):
+    """A queue with reservations, by the rules of ADR 0008."""
 
     def __init__(self, group: int, settings: dict[str, Any]) -> None:
         super().__init__(group, settings)
-        self.stages: dict[str, _Stage] = {}
+        self.reservations: dict[str, _Reservation] = {}
         self.settled_leases: dict[str, tuple[int, int]] = {}
         """Name -> (epoch, next) of leases that were settled to their end, oldest first."""
         self.shown: dict[tuple[str, int, int], Key] = {}
-        """(stage, epoch, offset) -> message, for ever."""
+        """(reservation, epoch, offset) -> message, for ever."""
 
-    def stage_count(self) -> int:
-        """Stages and leases of the queue."""
-        return len(self.stages)
+    def reservation_count(self) -> int:
+        """Reservations and leases of the queue."""
+        return len(self.reservations)
 
-    def _expire_stages(self) -> None:
-        for name, stage in list(self.stages.items()):
-            if stage.heard_ms + stage.ttl_ms <= self.time_ms:
-                self._give_back(stage, 0, 1)
-                del self.stages[name]
+    def _expire_reservations(self) -> None:
+        for name, reservation in list(self.reservations.items()):
+            if reservation.heard_ms + reservation.ttl_ms <= self.time_ms:
+                self._give_back(reservation, 0, 1)
+                del self.reservations[name]
 
-    def _stage(self, session: Session, op: dict[str, Any]) -> None:
-        name, kind = op["stage"], op["op"]
+    def _reservation(self, session: Session, op: dict[str, Any]) -> None:
+        name, kind = op["reservation"], op["op"]
         reply: Any
         if kind in ("open", "lease"):
             reply = self._begin(name, op)
-        elif kind == "close" and name not in self.stages:
+        elif kind == "close" and name not in self.reservations:
             reply = {}
-        elif kind == "settle" and name in self.settled_leases and name not in self.stages:
+        elif kind == "settle" and name in self.settled_leases and name not in self.reservations:
             epoch, end = self.settled_leases[name]
             reply = _settled(epoch, end)
             if op["epoch"] != epoch:
-                reply = STAGE_EPOCH
+                reply = RESERVATION_EPOCH
             elif op["upto"] > end:
-                reply = STAGE_RANGE
+                reply = RESERVATION_RANGE
         else:
             reply = self._act(name, op)
         status = APPLIED_REJECTED if isinstance(reply, str) else APPLIED_OK
@@ -126,155 +132,162 @@ class StagedModel(DeliveryModel):
     def _begin(self, name: str, op: dict[str, Any]) -> str | dict[str, int]:
         is_lease = op["op"] == "lease"
         owner = op.get("owner", "")
-        stage = self.stages.get(name)
-        if stage is not None:
-            if stage.is_lease != is_lease:
-                return STAGE_KIND
-            stage.heard_ms = self.time_ms
+        reservation = self.reservations.get(name)
+        if reservation is not None:
+            if reservation.is_lease != is_lease:
+                return RESERVATION_KIND
+            reservation.heard_ms = self.time_ms
             if not is_lease:
-                stage.fence += owner != stage.owner
-                stage.owner = owner
-                stage.ttl_ms = op["ttl_ms"]
-            return stage.answer()
+                reservation.fencing_token += owner != reservation.owner
+                reservation.owner = owner
+                reservation.ttl_ms = op["ttl_ms"]
+            return reservation.answer()
         if is_lease and name in self.settled_leases:
             return _settled(*self.settled_leases[name])
-        if self.single_active and (self.active is not None or self.stages):
+        if self.single_active and (self.active is not None or self.reservations):
             return SINGLE_ACTIVE
-        if len(self.stages) >= STAGES_MAX:
-            return STAGE_LIMIT
-        # A stage has many messages at a time, and may give back the later ones first.
+        if len(self.reservations) >= RESERVATIONS_MAX:
+            return RESERVATION_LIMIT
+        # A reservation has many messages at a time, and may give back the later ones first.
         self.in_order = False
-        stage = self.stages[name] = _Stage(self.index, owner, op["ttl_ms"], is_lease=is_lease)
-        stage.heard_ms = self.time_ms
+        reservation = self.reservations[name] = _Reservation(
+            self.index, owner, op["ttl_ms"], is_lease=is_lease
+        )
+        reservation.heard_ms = self.time_ms
         if is_lease:
-            self._stage_messages(name, stage, op["max"])
-            if not stage.keys:
-                del self.stages[name]
-        return stage.answer()
+            self._reservation_messages(name, reservation, op["max"])
+            if not reservation.keys:
+                del self.reservations[name]
+        return reservation.answer()
 
     def _act(self, name: str, op: dict[str, Any]) -> str | dict[str, int]:
-        """An op on a stage that is there; a refused one changes nothing."""
+        """An op on a reservation that is there; a refused one changes nothing."""
         kind = op["op"]
-        stage = self.stages.get(name)
-        if stage is None:
-            return NO_STAGE
-        fenced = op.get("fence", None if stage.is_lease or kind == "touch" else 0)
-        fenced = fenced is not None and fenced != stage.fence
-        if kind == "release" and stage.released == (op["epoch"], op["from"]):
+        reservation = self.reservations.get(name)
+        if reservation is None:
+            return NO_RESERVATION
+        fenced = op.get("fencing_token", None if reservation.is_lease or kind == "touch" else 0)
+        fenced = fenced is not None and fenced != reservation.fencing_token
+        if kind == "release" and reservation.released == (op["epoch"], op["from"]):
             if fenced:
-                return STAGE_FENCED
-            stage.heard_ms = self.time_ms
-            return stage.answer()
-        if op["epoch"] != stage.epoch or stage.epoch == self.index:
-            return STAGE_EPOCH
+                return RESERVATION_FENCED
+            reservation.heard_ms = self.time_ms
+            return reservation.answer()
+        if op["epoch"] != reservation.epoch or reservation.epoch == self.index:
+            return RESERVATION_EPOCH
         if fenced:
-            return STAGE_FENCED
-        after = op.get("after", stage.next)
-        if kind == "take" and stage.is_lease:
-            return STAGE_KIND
-        if max(after, op.get("upto", 0), op.get("from", 0)) > stage.next:
-            return STAGE_RANGE
-        stage.heard_ms = self.time_ms
-        if kind == "take" and after == stage.next:
-            self._stage_messages(name, stage, op["max"])
+            return RESERVATION_FENCED
+        after = op.get("after", reservation.next)
+        if kind == "take" and reservation.is_lease:
+            return RESERVATION_KIND
+        if max(after, op.get("upto", 0), op.get("from", 0)) > reservation.next:
+            return RESERVATION_RANGE
+        reservation.heard_ms = self.time_ms
+        if kind == "take" and after == reservation.next:
+            self._reservation_messages(name, reservation, op["max"])
         elif kind == "settle":
-            self._settle_stage(name, stage, op["upto"])
+            self._settle_reservation(name, reservation, op["upto"])
         elif kind == "release":
-            self._release_stage(name, stage, op["from"], int(op.get("failed", False)))
+            self._release_reservation(name, reservation, op["from"], int(op.get("failed", False)))
         elif kind == "close":
-            self._give_back(stage, 0, int(op.get("failed", False)))
-            del self.stages[name]
+            self._give_back(reservation, 0, int(op.get("failed", False)))
+            del self.reservations[name]
             return {}
-        return stage.answer()
+        return reservation.answer()
 
-    def _stage_messages(self, name: str, stage: _Stage, limit: int) -> None:
+    def _reservation_messages(self, name: str, reservation: _Reservation, limit: int) -> None:
         """Takes ready messages, those that came back first, under the next offsets."""
         while limit and (self.returned or self.fresh):
             limit -= 1
             message = self._take()
-            self._move(message, Place.STAGED)
-            stage.keys[stage.next] = message.key
-            self._show(name, stage, stage.next)
-            stage.next += 1
+            self._move(message, Place.RESERVED)
+            reservation.keys[reservation.next] = message.key
+            self._show(name, reservation, reservation.next)
+            reservation.next += 1
 
-    def _settle_stage(self, name: str, stage: _Stage, upto: int) -> None:
-        for offset in range(stage.first, upto):
-            self._move(self.messages[stage.keys.pop(offset)], Place.SETTLED)
-        stage.first = max(stage.first, upto)
-        if stage.is_lease and not stage.keys:
-            del self.stages[name]
-            self.settled_leases[name] = (stage.epoch, stage.next)
+    def _settle_reservation(self, name: str, reservation: _Reservation, upto: int) -> None:
+        for offset in range(reservation.first, upto):
+            self._move(self.messages[reservation.keys.pop(offset)], Place.SETTLED)
+        reservation.first = max(reservation.first, upto)
+        if reservation.is_lease and not reservation.keys:
+            del self.reservations[name]
+            self.settled_leases[name] = (reservation.epoch, reservation.next)
             if len(self.settled_leases) > FINISHED_KEPT_MAX:
                 del self.settled_leases[next(iter(self.settled_leases))]
 
-    def _release_stage(self, name: str, stage: _Stage, start: int, failed: int) -> None:
-        stage.released = (stage.epoch, start)
-        self._give_back(stage, start, failed)
-        stage.epoch = self.index
-        for offset in stage.keys:
-            self._show(name, stage, offset)
-        if stage.is_lease and not stage.keys:
-            del self.stages[name]
+    def _release_reservation(
+        self, name: str, reservation: _Reservation, start: int, failed: int
+    ) -> None:
+        reservation.released = (reservation.epoch, start)
+        self._give_back(reservation, start, failed)
+        reservation.epoch = self.index
+        for offset in reservation.keys:
+            self._show(name, reservation, offset)
+        if reservation.is_lease and not reservation.keys:
+            del self.reservations[name]
 
-    def _give_back(self, stage: _Stage, start: int, failed: int) -> None:
-        start = max(start, stage.first)
-        for offset in range(start, stage.next):
-            self._return(self.messages[stage.keys.pop(offset)], failed)
-        stage.next = start
+    def _give_back(self, reservation: _Reservation, start: int, failed: int) -> None:
+        start = max(start, reservation.first)
+        for offset in range(start, reservation.next):
+            self._return(self.messages[reservation.keys.pop(offset)], failed)
+        reservation.next = start
 
-    def _show(self, name: str, stage: _Stage, offset: int) -> None:
-        key = stage.keys[offset]
-        if self.shown.setdefault((name, stage.epoch, offset), key) != key:
-            self.fail(f"offset {offset} of {name} in epoch {stage.epoch} became {key}")
+    def _show(self, name: str, reservation: _Reservation, offset: int) -> None:
+        key = reservation.keys[offset]
+        if self.shown.setdefault((name, reservation.epoch, offset), key) != key:
+            self.fail(f"offset {offset} of {name} in epoch {reservation.epoch} became {key}")
 
 
 def _settled(epoch: int, end: int) -> dict[str, int]:
-    return {"epoch": epoch, "fence": 1, "first": end, "next": end}
+    return {"epoch": epoch, "fencing_token": 1, "first": end, "next": end}
 
 
-class StagedReferee(Referee):
-    """The referee of one group's queue with stages."""
+class ReservedReferee(Referee):
+    """The referee of one group's queue with reservations."""
 
-    model: StagedModel
+    model: ReservedModel
 
     def _new_model(self, group: int, settings: dict[str, Any]) -> DeliveryModel:
-        return StagedModel(group, settings)
+        return ReservedModel(group, settings)
 
     def check_machine(self, machine: Any) -> None:
-        """See `Referee`; and stages hold what the log says, under the same offsets."""
+        """See `Referee`; and reservations hold what the log says, under the same offsets."""
         super().check_machine(machine)
-        stages = self.model.stages
-        if list(stages) != list(machine.stages.by_name):
-            self.fail(f"stages are {list(machine.stages.by_name)}, not {list(stages)}")
-        for name, stage in stages.items():
-            known = machine.stages.by_name[name]
+        reservations = self.model.reservations
+        if list(reservations) != list(machine.reservations.by_name):
+            self.fail(
+                f"reservations are {list(machine.reservations.by_name)}, not {list(reservations)}"
+            )
+        for name, reservation in reservations.items():
+            known = machine.reservations.by_name[name]
             held: list[tuple[int, Key, int, int]] = []
             for offset, run in known.held.held():
                 for k in range(run[3]):
                     held.append((offset + k, (run[0], run[1], run[2] + k), run[5], run[6]))
             expected = []
-            for offset, key in stage.keys.items():
+            for offset, key in reservation.keys.items():
                 message = self.messages[key]
                 expected.append((offset, key, message.acquired, message.failed))
-            if held != expected or known.answer() != stage.answer():
-                self.fail(f"stage {name} is {known.answer()} with {held}, not {expected}")
+            if held != expected or known.answer() != reservation.answer():
+                self.fail(f"reservation {name} is {known.answer()} with {held}, not {expected}")
 
-    def is_staged(self, name: str, epoch: int, offset: int) -> bool:
+    def is_reserved(self, name: str, epoch: int, offset: int) -> bool:
         """Does the log still say so?"""
-        stage = self.model.stages.get(name)
-        return stage is not None and stage.epoch == epoch and offset in stage.keys
+        reservation = self.model.reservations.get(name)
+        return reservation is not None and reservation.epoch == epoch and offset in reservation.keys
 
     def on_shown(self, name: str, epoch: int, offset: int, identity: bytes) -> None:
-        """A reader got a message of a stage."""
+        """A reader got a message of a reservation."""
         key = self.model.shown.get((name, epoch, offset))
         if key is None:
-            self.fail(f"{name}:{offset} of epoch {epoch} was read, but no entry staged it")
+            self.fail(f"{name}:{offset} of epoch {epoch} was read, but no entry reserved it")
         elif self.messages[key].identity != identity:
-            self.fail(f"{name}:{offset} of epoch {epoch} shows another message than was staged")
+            self.fail(f"{name}:{offset} of epoch {epoch} shows another message than was reserved")
 
 
-class StageChannel:
-    """One owner: opens a stage or leases, takes, reads anywhere, settles, and dies now and then.
+class ReservationChannel:
+    """One owner: opens a reservation or leases, takes, reads anywhere, settles, and dies now and
+    then.
 
     Args:
         replicas: (node, replica) of the group on all nodes that run.
@@ -292,7 +305,7 @@ class StageChannel:
         session: int,
         config: ClientConfig,
         workload: Workload,
-        referee: StagedReferee,
+        referee: ReservedReferee,
         publishes: bool,
         consumes: bool,
         on_closed: Callable[[Any], None],
@@ -315,9 +328,9 @@ class StageChannel:
         self.closed = False
         self.draining = False
         self._leases = 0
-        self._stage = ""
+        self._reservation = ""
         self._epoch = 0
-        self._fence = 0
+        self._fencing_token = 0
         self._first = 0
         self._next = 0
         self._read = 0
@@ -359,16 +372,16 @@ class StageChannel:
         ttl_ms = self._scheduler.rng.choice(TTLS_MS)
         if self._scheduler.chance(LEASE_CHANCE):
             self._leases += 1
-            self._stage = f"{self.name}-{self._leases}"
+            self._reservation = f"{self.name}-{self._leases}"
             count = self._scheduler.between(1, TAKE_MAX)
             self._ask({"op": "lease", "owner": "x", "ttl_ms": ttl_ms, "max": count})
         else:
-            self._stage = self._scheduler.rng.choice(NAMES)
+            self._reservation = self._scheduler.rng.choice(NAMES)
             self._ask({"op": "open", "owner": self.name, "ttl_ms": ttl_ms})
 
     def _work(self) -> None:
         chance, between = self._scheduler.chance, self._scheduler.between
-        is_lease = self._stage not in NAMES
+        is_lease = self._reservation not in NAMES
         if chance(CLOSE_CHANCE):
             self._ask({**self._mine(), "op": "close", "failed": chance(0.5)})
         elif chance(RELEASE_CHANCE):
@@ -387,7 +400,7 @@ class StageChannel:
             self._close()
 
     def drain(self) -> None:
-        """From now on only what ends the stage."""
+        """From now on only what ends the reservation."""
         self.draining = True
 
     def _close(self) -> None:
@@ -397,25 +410,25 @@ class StageChannel:
 
     def waits_for(self) -> str:
         """What is still outstanding; empty when nothing is."""
-        return f"the end of stage {self._stage}"
+        return f"the end of reservation {self._reservation}"
 
     # Ops.
 
     def _mine(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "fence": self._fence}
+        return {"epoch": self._epoch, "fencing_token": self._fencing_token}
 
     def _ask(self, op: dict[str, Any]) -> None:
         self._asked = op
-        op = {"stage": self._stage, **op}
+        op = {"reservation": self._reservation, **op}
         self._trace.add(self.name, f"asks {op}")
-        self.client.stage(msgspec.msgpack.encode(op), self._on_answer)
+        self.client.reservation(msgspec.msgpack.encode(op), self._on_answer)
 
     def _on_answer(self, reply: Any, error: BrokerError | None) -> None:
         asked, self._asked = self._asked, None
         assert asked is not None
-        if isinstance(error, StageRefused):
+        if isinstance(error, ReservationRefused):
             self._trace.add(self.name, f"is refused: {error.reason}")
-            if asked["op"] in ("take", "settle", "release") and error.reason == "stage_range":
+            if asked["op"] in ("take", "settle", "release") and error.reason == "reservation_range":
                 raise InvariantBroken(f"{self.name}: {asked} is out of range after {self._next}")
             self._epoch = 0
         elif error is not None:
@@ -433,11 +446,11 @@ class StageChannel:
         if not self._epoch and op not in ("open", "lease"):
             # The repeat of what ended a lease.
             return
-        same = reply["epoch"] == self._epoch and reply["fence"] == self._fence
+        same = reply["epoch"] == self._epoch and reply["fencing_token"] == self._fencing_token
         if op in ("open", "lease"):
             if not same:
                 self._read = reply["first"]
-            self._epoch, self._fence = reply["epoch"], reply["fence"]
+            self._epoch, self._fencing_token = reply["epoch"], reply["fencing_token"]
         elif op == "release":
             self._epoch = reply["epoch"]
             self._read = min(self._read, reply["next"])
@@ -447,7 +460,7 @@ class StageChannel:
             raise InvariantBroken(f"{self.name}: {reply} after {self._first}, {self._next}")
         self._first, self._next = reply["first"], reply["next"]
         self._read = max(self._read, self._first)
-        if self._stage not in NAMES and self._first == self._next:
+        if self._reservation not in NAMES and self._first == self._next:
             # A lease that is empty, or at its end.
             self._epoch = 0
 
@@ -465,19 +478,21 @@ class StageChannel:
         if machine.index < self._epoch:
             return
         try:
-            stage = machine.stages.reading(self._stage, self._epoch, start)
+            reservation = machine.reservations.reading(self._reservation, self._epoch, start)
         except Refusal:
             return
-        if stage.next < end:
+        if reservation.next < end:
             return
         at = start
-        for offset, run in stage.held.between(start, end, 1 << 20):
+        for offset, run in reservation.held.between(start, end, 1 << 20):
             index, command, first, count = run[:4]
             try:
                 data = node.host.read_entry(self.group, index).data
             except (EntryGone, KeyError) as error:
                 replaced = replica.log.snapshot_index > machine.index
-                if replaced and not self._referee.is_staged(self._stage, self._epoch, offset):
+                if replaced and not self._referee.is_reserved(
+                    self._reservation, self._epoch, offset
+                ):
                     # A snapshot has replaced the log, and the machine follows when that is durable.
                     # Until then it shows what is over, and readers are sent to other nodes.
                     return
@@ -488,7 +503,7 @@ class StageChannel:
                 raise InvariantBroken(f"{self.name}: offset {offset} where {at} was next")
             for k in range(count):
                 identity = identity_of(batch.record(data, command, first + k))
-                self._referee.on_shown(self._stage, self._epoch, offset + k, identity)
+                self._referee.on_shown(self._reservation, self._epoch, offset + k, identity)
             at = offset + count
         if at != end:
             raise InvariantBroken(f"{self.name}: read {start} … {at}, not up to {end}")

@@ -1,4 +1,4 @@
-"""A node's door to stages: ops through the log, reads from any node, browsing."""
+"""A node's door to reservations: ops through the log, reads from any node, browsing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from convoymq.kernels import batch
-from convoymq.model.errors import NotFound, StageRefused, Unavailable
+from convoymq.model.errors import NotFound, ReservationRefused, Unavailable
 from convoymq.queues.group_queue import FlowLimits
-from convoymq.queues.quorum import staging
-from convoymq.queues.stage_reads import StagedRun
+from convoymq.queues.quorum import reservation_client
+from convoymq.queues.reservation_reads import ReservedRun
 from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, publish, spec, tags
 
 T = TypeVar("T")
@@ -21,14 +21,14 @@ TTL = 60_000
 LIMITS = FlowLimits(question_timeout_ms=2000)
 
 
-class Staged(Cluster):
+class Reserved(Cluster):
     """A cluster whose nodes ask each other, as over the control plane."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(limits=LIMITS, **settings)
         self.asked: list[tuple[int, int]] = []
         for node in self.nodes.values():
-            node.queue._staging._ask_node = self.asker(node.id)
+            node.queue._reservation_client._ask_node = self.asker(node.id)
 
     def asker(self, source: int) -> Any:
         async def ask(node: int, request: Any) -> Any:
@@ -37,7 +37,7 @@ class Staged(Cluster):
                 raise Unavailable(f"node {node} is not connected")
             group, *rest = msgspec.msgpack.decode(msgspec.msgpack.encode(request))
             assert group == GROUP
-            answer = await self.nodes[node].queue.serve_stage(rest)
+            answer = await self.nodes[node].queue.serve_reservation(rest)
             return msgspec.msgpack.decode(msgspec.msgpack.encode(answer))
 
         return ask
@@ -52,13 +52,15 @@ class Staged(Cluster):
                 break
         return await task
 
-    async def op(self, node: int, op: str, stage: str = "s", **fields: Any) -> dict[str, Any]:
-        request = {"op": op, "stage": stage, **fields}
-        return await self.until(self.nodes[node].queue.stage(request))
+    async def op(self, node: int, op: str, reservation: str = "s", **fields: Any) -> dict[str, Any]:
+        request = {"op": op, "reservation": reservation, **fields}
+        return await self.until(self.nodes[node].queue.reservation(request))
 
-    async def open(self, node: int = 1, stage: str = "s", owner: str = "me") -> dict[str, Any]:
-        answer = await self.op(node, "open", stage, owner=owner, ttl_ms=TTL)
-        return {"epoch": answer["epoch"], "fence": answer["fence"]}
+    async def open(
+        self, node: int = 1, reservation: str = "s", owner: str = "me"
+    ) -> dict[str, Any]:
+        answer = await self.op(node, "open", reservation, owner=owner, ttl_ms=TTL)
+        return {"epoch": answer["epoch"], "fencing_token": answer["fencing_token"]}
 
     async def publish(self, count: int, first: int = 1, size: int = 8) -> None:
         client, _ = self.nodes[1].open()
@@ -68,11 +70,11 @@ class Staged(Cluster):
     async def rows(
         self, node: int, epoch: int, offset: int = 0, end: int | None = None, **more: Any
     ) -> list[tuple[int, int]]:
-        """(offset, tag) of the rows of a stage, page by page."""
+        """(offset, tag) of the rows of a reservation, page by page."""
         rows: list[tuple[int, int]] = []
         while True:
-            _, after, runs = await self.nodes[node].queue.stage_runs(
-                more.get("stage", "s"),
+            _, after, runs = await self.nodes[node].queue.reservation_runs(
+                more.get("reservation", "s"),
                 epoch,
                 offset,
                 end,
@@ -88,7 +90,7 @@ class Staged(Cluster):
                 return rows
 
 
-def spread(runs: list[StagedRun]) -> list[tuple[int, int]]:
+def spread(runs: list[ReservedRun]) -> list[tuple[int, int]]:
     return [
         (offset + k, int.from_bytes(batch.record(block, command, first + k)[:4], "big"))
         for block, command, first, count, offset, *_ in runs
@@ -98,7 +100,7 @@ def spread(runs: list[StagedRun]) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("node", NODES)
 async def test_every_node_takes_ops_and_reads_the_same_rows(node: int) -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(10)
     mine = await cluster.open(node)
     answer = await cluster.op(node, "take", **mine, max=6, after=0)
@@ -112,10 +114,10 @@ async def test_every_node_takes_ops_and_reads_the_same_rows(node: int) -> None:
 
 
 async def test_pages_are_cut_by_rows_and_bytes_and_carry_counts_and_times() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(3, size=100)
     await cluster.publish(7, first=4, size=100)
-    mine = await cluster.open(stage="x")
+    mine = await cluster.open(reservation="x")
     await cluster.op(1, "take", "x", **mine, max=2, after=0)
     await cluster.op(1, "close", "x", **mine, failed=True)
     mine = await cluster.open()
@@ -124,63 +126,71 @@ async def test_pages_are_cut_by_rows_and_bytes_and_carry_counts_and_times() -> N
     for limits in ({"max_rows": 1}, {"max_rows": 3}, {"max_bytes": 250}, {"max_bytes": 0}):
         for node in (1, 4):
             assert await cluster.rows(node, mine["epoch"], 0, 10, **limits) == expected
-    _, after, runs = await cluster.nodes[4].queue.stage_runs("s", mine["epoch"], 0, 10, 10, 250)
+    _, after, runs = await cluster.nodes[4].queue.reservation_runs(
+        "s", mine["epoch"], 0, 10, 10, 250
+    )
     assert after == 2
     assert [(run[3], run[6], run[7]) for run in runs] == [(2, 1, 1)]
     assert all(run[5] == cluster.log[0].time_ms for run in runs)
 
 
 async def test_refusals_name_their_reason_on_every_node() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     old = await cluster.open(owner="old")
     await cluster.op(1, "take", **old, max=4, after=0)
     await cluster.op(1, "settle", **old, upto=1)
     new = await cluster.open(owner="new")
     for node in NODES:
-        with pytest.raises(StageRefused) as refused:
+        with pytest.raises(ReservationRefused) as refused:
             await cluster.op(node, "settle", **old, upto=2)
-        assert refused.value.reason == "stage_fenced"
+        assert refused.value.reason == "reservation_fenced"
         assert "another owner" in refused.value.text
         for epoch, offset, reason in (
-            (new["epoch"], 0, "stage_settled"),
-            (new["epoch"] - 1, 1, "stage_epoch"),
+            (new["epoch"], 0, "reservation_settled"),
+            (new["epoch"] - 1, 1, "reservation_epoch"),
         ):
-            with pytest.raises(StageRefused) as refused:
-                await cluster.nodes[node].queue.stage_runs("s", epoch, offset, None, 10, 1000)
+            with pytest.raises(ReservationRefused) as refused:
+                await cluster.nodes[node].queue.reservation_runs("s", epoch, offset, None, 10, 1000)
             assert refused.value.reason == reason
-        with pytest.raises(StageRefused) as refused:
-            await cluster.nodes[node].queue.stage_runs("none", new["epoch"], 0, None, 10, 1000)
-        assert refused.value.reason == "no_stage"
-    for bad in ({}, {"op": "open", "stage": 5}, {"op": "take", "stage": "s", "max": "many"}):
-        with pytest.raises(StageRefused) as refused:
-            await cluster.until(cluster.nodes[1].queue.stage(bad))
+        with pytest.raises(ReservationRefused) as refused:
+            await cluster.nodes[node].queue.reservation_runs(
+                "none", new["epoch"], 0, None, 10, 1000
+            )
+        assert refused.value.reason == "no_reservation"
+    for bad in (
+        {},
+        {"op": "open", "reservation": 5},
+        {"op": "take", "reservation": "s", "max": "many"},
+    ):
+        with pytest.raises(ReservationRefused) as refused:
+            await cluster.until(cluster.nodes[1].queue.reservation(bad))
         assert refused.value.reason == "malformed"
 
 
 async def test_after_a_release_reads_of_the_old_epoch_are_refused() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(6)
     mine = await cluster.open()
     await cluster.op(1, "take", **mine, max=6, after=0)
     answer = await cluster.op(2, "release", **mine, **{"from": 2}, failed=False)
     for node in NODES:
-        with pytest.raises(StageRefused) as refused:
+        with pytest.raises(ReservationRefused) as refused:
             await cluster.rows(node, mine["epoch"], 0, 6)
-        assert refused.value.reason == "stage_epoch"
+        assert refused.value.reason == "reservation_epoch"
     mine["epoch"] = answer["epoch"]
     await cluster.op(1, "take", **mine, max=6, after=2)
     assert await cluster.rows(4, mine["epoch"], 0, 6) == [(i, i + 1) for i in range(6)]
 
 
 async def test_a_read_waits_until_the_replica_has_applied_the_take() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     cluster.nodes[2].stalled = True
     mine = await cluster.open()
     await cluster.op(1, "take", **mine, max=4, after=0)
     reading = asyncio.ensure_future(
-        cluster.nodes[2].queue.stage_runs("s", mine["epoch"], 0, 4, 10, 1000)
+        cluster.nodes[2].queue.reservation_runs("s", mine["epoch"], 0, 4, 10, 1000)
     )
     await asyncio.sleep(0)
     assert not reading.done()
@@ -194,8 +204,8 @@ async def test_a_read_waits_until_the_replica_has_applied_the_take() -> None:
 async def test_a_replica_that_stays_behind_asks_another_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(staging, "LOCAL_WAIT_S", 0.01)
-    cluster = Staged()
+    monkeypatch.setattr(reservation_client, "LOCAL_WAIT_S", 0.01)
+    cluster = Reserved()
     await cluster.publish(4)
     cluster.nodes[2].stalled = True
     mine = await cluster.open()
@@ -212,26 +222,30 @@ async def test_a_replica_that_stays_behind_asks_another_member(
 
 
 async def test_an_end_that_nobody_took_is_no_silent_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "LOCAL_WAIT_S", 0.01)
-    monkeypatch.setattr(staging, "SERVE_WAIT_S", 0.01)
-    cluster = Staged()
+    monkeypatch.setattr(reservation_client, "LOCAL_WAIT_S", 0.01)
+    monkeypatch.setattr(reservation_client, "SERVE_WAIT_S", 0.01)
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open()
     await cluster.op(1, "take", **mine, max=2, after=0)
     for node in NODES:
         with pytest.raises(Unavailable):
-            await cluster.nodes[node].queue.stage_runs("s", mine["epoch"], 0, 3, 10, 1000)
-        found = await cluster.nodes[node].queue.stage_runs("s", mine["epoch"], 2, None, 10, 1000)
+            await cluster.nodes[node].queue.reservation_runs("s", mine["epoch"], 0, 3, 10, 1000)
+        found = await cluster.nodes[node].queue.reservation_runs(
+            "s", mine["epoch"], 2, None, 10, 1000
+        )
         assert found == (0, 2, [])
 
 
 async def test_ops_wait_for_a_leader_and_are_given_up_in_time() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open(2)
     cluster.elect(None)
     taking = asyncio.ensure_future(
-        cluster.nodes[2].queue.stage({"op": "take", "stage": "s", **mine, "max": 2, "after": 0})
+        cluster.nodes[2].queue.reservation(
+            {"op": "take", "reservation": "s", **mine, "max": 2, "after": 0}
+        )
     )
     await asyncio.sleep(0)
     cluster.run()
@@ -241,7 +255,9 @@ async def test_ops_wait_for_a_leader_and_are_given_up_in_time() -> None:
     assert answer["next"] == 2
     cluster.elect(None)
     lost = asyncio.ensure_future(
-        cluster.nodes[2].queue.stage({"op": "take", "stage": "s", **mine, "max": 2, "after": 2})
+        cluster.nodes[2].queue.reservation(
+            {"op": "take", "reservation": "s", **mine, "max": 2, "after": 2}
+        )
     )
     await asyncio.sleep(0)
     cluster.wait(2500)
@@ -256,12 +272,14 @@ async def test_ops_wait_for_a_leader_and_are_given_up_in_time() -> None:
 
 
 async def test_an_answer_that_got_lost_is_asked_for_again() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open(4)
     cluster.drop_frames = {batch.FRAME_APPLIED}
     taking = asyncio.ensure_future(
-        cluster.nodes[4].queue.stage({"op": "take", "stage": "s", **mine, "max": 2, "after": 0})
+        cluster.nodes[4].queue.reservation(
+            {"op": "take", "reservation": "s", **mine, "max": 2, "after": 0}
+        )
     )
     await asyncio.sleep(0)
     cluster.run()
@@ -274,14 +292,16 @@ async def test_an_answer_that_got_lost_is_asked_for_again() -> None:
 
 
 async def test_an_op_whose_session_was_ended_is_asked_in_the_next() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open(4)
     # The queue gives the node up, and with it the session of its door.
     cluster.nodes[1].builder.add(batch.CMD_NODE_DOWN, 1, 0, 0, 0, 4, b"")
     cluster.run()
     taking = asyncio.ensure_future(
-        cluster.nodes[4].queue.stage({"op": "take", "stage": "s", **mine, "max": 2, "after": 0})
+        cluster.nodes[4].queue.reservation(
+            {"op": "take", "reservation": "s", **mine, "max": 2, "after": 0}
+        )
     )
     for _ in range(40):
         cluster.wait(250)
@@ -293,35 +313,35 @@ async def test_an_op_whose_session_was_ended_is_asked_in_the_next() -> None:
 
 
 async def test_giving_up_harms_nobody() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open()
-    op = {"op": "take", "stage": "s", **mine, "max": 2, "after": 0}
-    taking = asyncio.ensure_future(cluster.nodes[2].queue.stage(op))
+    op = {"op": "take", "reservation": "s", **mine, "max": 2, "after": 0}
+    taking = asyncio.ensure_future(cluster.nodes[2].queue.reservation(op))
     await asyncio.sleep(0)
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
     cluster.run()
     assert (await cluster.op(2, "take", **mine, max=2, after=0))["next"] == 2
-    assert cluster.nodes[2].queue._staging._open == 0
+    assert cluster.nodes[2].queue._reservation_client._open == 0
 
 
 async def test_the_session_of_the_door_is_closed_when_nobody_uses_it() -> None:
-    cluster = Staged()
-    await cluster.op(4, "open", owner="me", ttl_ms=2 * staging.IDLE_MS)
+    cluster = Reserved()
+    await cluster.op(4, "open", owner="me", ttl_ms=2 * reservation_client.IDLE_MS)
     assert cluster.nodes[4].queue.has_clients
-    cluster.wait(staging.IDLE_MS + 500)
+    cluster.wait(reservation_client.IDLE_MS + 500)
     assert not cluster.nodes[4].queue.has_clients
     own = cluster.nodes[1].own
     assert own is not None
     assert not [s for s in own.machine.sessions if s >> 56 == 4]
-    assert "s" in own.machine.stages.by_name
+    assert "s" in own.machine.reservations.by_name
     await cluster.open(4)
 
 
-async def test_reads_keep_a_stage_alive_with_few_touches() -> None:
-    cluster = Staged()
+async def test_reads_keep_a_reservation_alive_with_few_touches() -> None:
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open()
     await cluster.op(1, "take", **mine, max=4, after=0)
@@ -332,18 +352,18 @@ async def test_reads_keep_a_stage_alive_with_few_touches() -> None:
         cluster.run()
     own = cluster.nodes[1].own
     assert own is not None
-    assert "s" in own.machine.stages.by_name
+    assert "s" in own.machine.reservations.by_name
     touches = [
         command
         for entry in cluster.log[before:]
         for command in batch.commands(entry.data)
-        if command[0] == batch.CMD_STAGE
+        if command[0] == batch.CMD_RESERVATION
     ]
     assert 10 <= len(touches) <= 20
 
 
 async def test_reads_are_heard_of_when_the_log_is_ahead_of_the_clock() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     ahead = 3_600_000
     cluster.clock.time_ms += ahead
@@ -361,21 +381,21 @@ async def test_reads_are_heard_of_when_the_log_is_ahead_of_the_clock() -> None:
 
 
 async def test_without_reads_it_expires_by_the_leader_s_timer() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open()
     await cluster.op(1, "take", **mine, max=4, after=0)
     cluster.wait(TTL + 1000)
-    with pytest.raises(StageRefused) as refused:
+    with pytest.raises(ReservationRefused) as refused:
         await cluster.op(4, "settle", **mine, upto=4)
-    assert refused.value.reason == "no_stage"
+    assert refused.value.reason == "no_reservation"
     own = cluster.nodes[1].own
     assert own is not None
     assert own.machine.ready == 4
 
 
 async def test_a_new_leader_gives_owners_time_to_be_heard_of() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open()
     await cluster.op(1, "take", **mine, max=4, after=0)
@@ -387,12 +407,12 @@ async def test_a_new_leader_gives_owners_time_to_be_heard_of() -> None:
     cluster.wait(TTL - 2000)
     assert (await cluster.op(3, "settle", **mine, upto=4))["first"] == 4
     cluster.wait(2 * TTL)
-    with pytest.raises(StageRefused):
+    with pytest.raises(ReservationRefused):
         await cluster.op(3, "settle", **mine, upto=4)
 
 
-async def test_stages_survive_a_snapshot_on_the_way_to_a_replica() -> None:
-    cluster = Staged()
+async def test_reservations_survive_a_snapshot_on_the_way_to_a_replica() -> None:
+    cluster = Reserved()
     await cluster.publish(6)
     cluster.nodes[3].stalled = True
     mine = await cluster.open()
@@ -403,7 +423,7 @@ async def test_stages_survive_a_snapshot_on_the_way_to_a_replica() -> None:
 
 
 async def test_browse_shows_what_is_ready_once_in_the_order_of_the_log_and_takes_nothing() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(6, size=100)
     await cluster.publish(6, first=7, size=100)
     mine = await cluster.open()
@@ -427,7 +447,7 @@ async def test_browse_shows_what_is_ready_once_in_the_order_of_the_log_and_takes
 
 
 async def test_who_browses_beside_a_replica_that_is_behind_sees_what_the_leader_has() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(2)
     node = cluster.nodes[2]
     node.stalled = True
@@ -444,7 +464,7 @@ async def test_who_browses_beside_a_replica_that_is_behind_sees_what_the_leader_
 
 
 async def test_browsing_goes_on_while_messages_come_and_go() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(10)
     browse = cluster.nodes[1].queue.browse
     cursor, runs = await browse(None, 4, 1000)
@@ -468,18 +488,18 @@ async def test_browsing_goes_on_while_messages_come_and_go() -> None:
 
 @pytest.mark.parametrize("cursor", [[1], [0, 0, 0, -1], "abc", [0, 0, 0, "x"], [0, 0, 0, 1 << 63]])
 async def test_a_cursor_that_nobody_gave_out_is_refused(cursor: Any) -> None:
-    cluster = Staged()
-    with pytest.raises(StageRefused):
+    cluster = Reserved()
+    with pytest.raises(ReservationRefused):
         await cluster.nodes[1].queue.browse(cursor, 1, 1)
 
 
 async def test_a_deleted_queue_refuses() -> None:
-    cluster = Staged()
+    cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open(2)
     await cluster.op(2, "take", **mine, max=4, after=0)
     waiting = asyncio.ensure_future(
-        cluster.nodes[2].queue.stage({"op": "touch", "stage": "s", **mine})
+        cluster.nodes[2].queue.reservation({"op": "touch", "reservation": "s", **mine})
     )
     await asyncio.sleep(0)
     for node in cluster.nodes.values():
@@ -488,8 +508,8 @@ async def test_a_deleted_queue_refuses() -> None:
         await waiting
     for node in NODES:
         with pytest.raises(NotFound):
-            await cluster.nodes[node].queue.stage({"op": "touch", "stage": "s", **mine})
+            await cluster.nodes[node].queue.reservation({"op": "touch", "reservation": "s", **mine})
         with pytest.raises(NotFound):
-            await cluster.nodes[node].queue.stage_runs("s", mine["epoch"], 0, None, 10, 1000)
+            await cluster.nodes[node].queue.reservation_runs("s", mine["epoch"], 0, None, 10, 1000)
         with pytest.raises(NotFound):
             await cluster.nodes[node].queue.browse(None, 10, 1000)

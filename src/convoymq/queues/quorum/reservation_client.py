@@ -1,12 +1,12 @@
-"""A node's door to the stages of a quorum queue: ops through the log, reads beside it.
+"""A node's door to the reservations of a quorum queue: ops through the log, reads beside it.
 
 Ops go through one session of the node, opened when it is first needed and closed when it has been
 idle for a while; the client of that session resends after a change of leader. Every op may be
 repeated, so one that got lost with its session is simply asked again until the deadline.
 
 Reads come from this node's replica once it has applied what the reader knows of; otherwise, or
-without a replica, from another member. A read keeps the stage alive: the node that serves it sends
-`touch`, at most once per quarter of the time to live.
+without a replica, from another member. A read keeps the reservation alive: the node that serves it
+sends `touch`, at most once per quarter of the time to live.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from convoymq.model.errors import (
 )
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.queues.interface import QueueClient
-from convoymq.queues.stage_reads import (
+from convoymq.queues.reservation_reads import (
     BROWSE,
     PAGE_RUNS_MAX,
     REMOTE_BYTES_MAX,
@@ -34,14 +34,14 @@ from convoymq.queues.stage_reads import (
     YIELD_BYTES,
     Ask,
     Page,
-    StagedRun,
+    ReservedRun,
     checked_cursor,
     checked_numbers,
     checked_runs,
     decode_runs,
     opened,
 )
-from convoymq.queues.stages import Refusal, Stage, checked_op, stage_refused
+from convoymq.queues.reservations import Refusal, Reservation, checked_op, reservation_refused
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.client import QuorumClient
@@ -60,7 +60,7 @@ BROWSE_TRIES = 3
 TOUCHED_MAX = 2048
 
 
-class Staging:
+class ReservationClient:
     """See the module docstring. Part of a `QuorumQueue`; its client's events end here."""
 
     def __init__(self, queue: QuorumQueue, ask: Ask | None) -> None:
@@ -82,7 +82,8 @@ class Staging:
     # --- ops -----------------------------------------------------------------------------
 
     async def op(self, op: Mapping[str, Any]) -> dict[str, Any]:
-        """Proposes an op and returns its answer. Raises StageRefused, NotFound, Unavailable."""
+        """Proposes an op and returns its answer. Raises ReservationRefused, NotFound, Unavailable.
+        """
         encoded = msgspec.msgpack.encode(checked_op(op))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._queue.limits.question_timeout_ms / 1000
@@ -120,7 +121,7 @@ class Staging:
                 else:
                     future.set_result(reply)
 
-        client.stage(encoded, answer)
+        client.reservation(encoded, answer)
         return future
 
     def _close_idle(self) -> None:
@@ -146,11 +147,12 @@ class Staging:
 
     async def runs(
         self, name: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[StagedRun]]:
-        """(first unsettled, where to go on, runs) of a stage from `offset` up to `end`, exclusive.
+    ) -> tuple[int, int, list[ReservedRun]]:
+        """(first unsettled, where to go on, runs) of a reservation from `offset` up to `end`,
+        exclusive.
 
         Raises:
-            StageRefused: not what the stage is any more.
+            ReservationRefused: not what the reservation is any more.
             Unavailable: no member that can be asked has got so far.
         """
         checked_runs(name, epoch, offset, end, max_rows, max_bytes)
@@ -163,7 +165,7 @@ class Staging:
 
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]]:
+    ) -> tuple[list[int] | None, list[ReservedRun]]:
         """(cursor of the rest or None, runs) of what is ready, in the order of the log. Offsets
         count from 0. What stays ready while somebody pages through is seen exactly once."""
         checked_numbers(max_rows, max_bytes)
@@ -176,23 +178,31 @@ class Staging:
         return rest, decode_runs(encoded)
 
     async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
-        """See `stage_reads.LocalStages`."""
+        """See `reservation_reads.LocalReservations`."""
         return await self.op(op)
 
-    async def is_there(self, stage: str, epoch: int, offset: int, end: int | None) -> bool:
-        """See `stage_reads.LocalStages`."""
-        return await self._local_stage(stage, epoch, offset, end, SERVE_WAIT_S) is not None
+    async def is_there(self, reservation: str, epoch: int, offset: int, end: int | None) -> bool:
+        """See `reservation_reads.LocalReservations`."""
+        return (
+            await self._local_reservation(reservation, epoch, offset, end, SERVE_WAIT_S) is not None
+        )
 
     async def local_runs(
-        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[StagedRun]] | None:
-        """See `stage_reads.LocalStages`."""
-        return await self._local_runs(stage, epoch, offset, end, max_rows, max_bytes, 0.0)
+        self,
+        reservation: str,
+        epoch: int,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+    ) -> tuple[int, int, list[ReservedRun]] | None:
+        """See `reservation_reads.LocalReservations`."""
+        return await self._local_runs(reservation, epoch, offset, end, max_rows, max_bytes, 0.0)
 
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]] | None:
-        """See `stage_reads.LocalStages`."""
+    ) -> tuple[list[int] | None, list[ReservedRun]] | None:
+        """See `reservation_reads.LocalReservations`."""
         return await self._local_browse(cursor, max_rows, max_bytes)
 
     async def _ask_members(self, request: list[Any]) -> list[Any]:
@@ -226,27 +236,28 @@ class Staging:
         max_rows: int,
         max_bytes: int,
         wait_s: float,
-    ) -> tuple[int, int, list[StagedRun]] | None:
+    ) -> tuple[int, int, list[ReservedRun]] | None:
         """As `runs`, from this node's replica; None when it cannot tell (in time)."""
-        stage = await self._local_stage(name, epoch, offset, end, wait_s)
-        if stage is None:
+        reservation = await self._local_reservation(name, epoch, offset, end, wait_s)
+        if reservation is None:
             return None
-        self._touch(stage)
-        first = stage.first
-        upto = stage.next if end is None else min(end, stage.next)
+        self._touch(reservation)
+        first = reservation.first
+        upto = reservation.next if end is None else min(end, reservation.next)
         page = Page(max_rows, max_bytes)
         # The runs as they are now: a settle or release meanwhile must not change this answer.
-        held = held_runs(stage, offset, upto, max_rows)
+        held = held_runs(reservation, offset, upto, max_rows)
         if not await self._collect(page, held):
-            # An entry is gone: either the stage has moved on, which is told, or the disk lied.
-            await self._local_stage(name, epoch, offset, end, 0.0)
+            # An entry is gone: either the reservation has moved on, which is told, or the disk
+            # lied.
+            await self._local_reservation(name, epoch, offset, end, 0.0)
             return None
         return first, offset + page.rows, page.runs
 
-    async def _local_stage(
+    async def _local_reservation(
         self, name: str, epoch: int, offset: int, end: int | None, wait_s: float
-    ) -> Stage | None:
-        """The stage once this replica has applied what the reader knows of."""
+    ) -> Reservation | None:
+        """The reservation once this replica has applied what the reader knows of."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -256,11 +267,11 @@ class Staging:
             if machine.index >= epoch:
                 # An epoch is the index of the entry that began it, so nothing older is seen here.
                 try:
-                    stage = machine.stages.reading(name, epoch, offset)
+                    reservation = machine.reservations.reading(name, epoch, offset)
                 except Refusal as refusal:
-                    raise stage_refused(refusal.reason, self._subject) from None
-                if stage.next >= (offset if end is None else end):
-                    return stage
+                    raise reservation_refused(refusal.reason, self._subject) from None
+                if reservation.next >= (offset if end is None else end):
+                    return reservation
             left = deadline - loop.time()
             if left <= 0:
                 return None
@@ -287,7 +298,7 @@ class Staging:
 
     async def _local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]] | None:
+    ) -> tuple[list[int] | None, list[ReservedRun]] | None:
         machine = self._machine()
         if machine is None:
             return None
@@ -346,20 +357,22 @@ class Staging:
         machine: QuorumMachine = replica.machine
         return machine
 
-    def _touch(self, stage: Stage) -> None:
-        """Lets the queue hear of a stage that is read, now and then."""
+    def _touch(self, reservation: Reservation) -> None:
+        """Lets the queue hear of a reservation that is read, now and then."""
         replica = self._queue.replica()
         if replica is None:
             return
         now = self._queue.clock.monotonic_ms()
-        epoch, sent = self._touched.get(stage.name, (0, 0))
-        quiet = replica.time.now_ms() - stage.heard_ms
-        if quiet * 4 < stage.ttl_ms or (epoch == stage.epoch and (now - sent) * 4 < stage.ttl_ms):
+        epoch, sent = self._touched.get(reservation.name, (0, 0))
+        quiet = replica.time.now_ms() - reservation.heard_ms
+        if quiet * 4 < reservation.ttl_ms or (
+            epoch == reservation.epoch and (now - sent) * 4 < reservation.ttl_ms
+        ):
             return
         if len(self._touched) >= TOUCHED_MAX:
             self._touched.clear()
-        self._touched[stage.name] = (stage.epoch, now)
-        op = {"op": "touch", "stage": stage.name, "epoch": stage.epoch}
+        self._touched[reservation.name] = (reservation.epoch, now)
+        op = {"op": "touch", "reservation": reservation.name, "epoch": reservation.epoch}
         # Nobody waits for it; what it may be refused with, the reader hears by itself.
         self._propose(msgspec.msgpack.encode(op)).add_done_callback(_drop)
 
@@ -396,11 +409,11 @@ def _drop(future: asyncio.Future[Any]) -> None:
 
 
 def held_runs(
-    stage: Stage, offset: int, upto: int, limit: int
+    reservation: Reservation, offset: int, upto: int, limit: int
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """(offset, run) of what is staged from `offset` up to `upto`, at most `limit` messages."""
+    """(offset, run) of what is reserved from `offset` up to `upto`, at most `limit` messages."""
     upto = min(upto, offset + max(1, limit))
-    return list(stage.held.between(offset, upto, PAGE_RUNS_MAX)) if offset < upto else []
+    return list(reservation.held.between(offset, upto, PAGE_RUNS_MAX)) if offset < upto else []
 
 
 def ready_runs(

@@ -1,4 +1,4 @@
-"""Stages of classic queues: at home, from another node, over a restart."""
+"""Reservations of classic queues: at home, from another node, over a restart."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from convoymq.cluster.control import KIND_STAGE
-from convoymq.model.errors import NotFound, PeerError, StageRefused, StorageFault, Unavailable
+from convoymq.cluster.control import KIND_RESERVATION
+from convoymq.model.errors import NotFound, PeerError, ReservationRefused, StorageFault, Unavailable
 from convoymq.queues.classic import queue as queue_module
-from convoymq.queues.stage_reads import StagedRun
-from convoymq.queues.stages import TAKE_RUNS_MAX
+from convoymq.queues.reservation_reads import ReservedRun
+from convoymq.queues.reservations import TAKE_RUNS_MAX
 from tests.unit.queues.classic.support import Node, Time, body_of, queue_record, settle
 
 T = TypeVar("T")
@@ -36,16 +36,16 @@ def nodes(tmp_path: Path, time: Time) -> Iterator[dict[int, Node]]:
 
 
 def serve(node: Node) -> None:
-    """What the broker does with requests about stages."""
+    """What the broker does with requests about reservations."""
 
     async def answer(_: int, body: Any) -> Any:
         group, *request = body
         queue = node.host.queues.get(group)
         if queue is None:
             raise NotFound("the queue is not here")
-        return await queue.serve_stage(request)
+        return await queue.serve_reservation(request)
 
-    node.control.handle(KIND_STAGE, answer)
+    node.control.handle(KIND_RESERVATION, answer)
 
 
 async def until(nodes: dict[int, Node], work: Awaitable[T]) -> T:
@@ -76,18 +76,18 @@ class Bench:
         self.channel.publish(*bodies, **properties)
         settle(self.nodes)
 
-    async def op(self, op: str, stage: str = "s", **fields: Any) -> Any:
+    async def op(self, op: str, reservation: str = "s", **fields: Any) -> Any:
         try:
-            request = {"op": op, "stage": stage, **fields}
-            answer = await until(self.nodes, self.queue.stage(request))
-        except StageRefused as refused:
+            request = {"op": op, "reservation": reservation, **fields}
+            answer = await until(self.nodes, self.queue.reservation(request))
+        except ReservationRefused as refused:
             answer = refused.reason
         self.machine.check_invariants()
         return answer
 
-    async def open(self, stage: str = "s", owner: str = "me") -> dict[str, int]:
-        answer = await self.op("open", stage, owner=owner, ttl_ms=TTL)
-        return {"epoch": answer["epoch"], "fence": answer["fence"]}
+    async def open(self, reservation: str = "s", owner: str = "me") -> dict[str, int]:
+        answer = await self.op("open", reservation, owner=owner, ttl_ms=TTL)
+        return {"epoch": answer["epoch"], "fencing_token": answer["fencing_token"]}
 
     async def rows(
         self, epoch: int, offset: int, end: int | None = None, rows: int = 100, size: int = 1000
@@ -95,14 +95,14 @@ class Bench:
         """(offset, body, acquired) page by page."""
         made: list[tuple[int, bytes, int]] = []
         while True:
-            work = self.queue.stage_runs("s", epoch, offset, end, rows, size)
+            work = self.queue.reservation_runs("s", epoch, offset, end, rows, size)
             _, offset, runs = await until(self.nodes, work)
             made += spread(runs)
             if not runs or offset == end:
                 return made
 
 
-def spread(runs: list[StagedRun]) -> list[tuple[int, bytes, int]]:
+def spread(runs: list[ReservedRun]) -> list[tuple[int, bytes, int]]:
     return [
         (offset + k, body_of(block, command, first + k), acquired)
         for block, command, first, count, offset, _, acquired, _ in runs
@@ -112,7 +112,7 @@ def spread(runs: list[StagedRun]) -> list[tuple[int, bytes, int]]:
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("place", [1, 2])
-async def test_the_life_of_a_stage(nodes: dict[int, Node], place: int, durable: bool) -> None:
+async def test_the_life_of_a_reservation(nodes: dict[int, Node], place: int, durable: bool) -> None:
     bench = Bench(nodes, place, durable=durable)
     bench.publish(b"a", b"b", b"c")
     bench.publish(b"d", b"e")
@@ -120,15 +120,15 @@ async def test_the_life_of_a_stage(nodes: dict[int, Node], place: int, durable: 
     assert await bench.op("take", **mine, max=4, after=0) == {**mine, "first": 0, "next": 4}
     assert await bench.op("take", **mine, max=4, after=0) == {**mine, "first": 0, "next": 4}
     assert (bench.machine.ready_count, bench.machine.unsettled_count) == (1, 4)
-    staged = [(0, b"a", 0), (1, b"b", 0), (2, b"c", 0), (3, b"d", 0)]
+    reserved = [(0, b"a", 0), (1, b"b", 0), (2, b"c", 0), (3, b"d", 0)]
     for limits in ({}, {"rows": 1}, {"rows": 3}, {"size": 1}):
-        assert await bench.rows(mine["epoch"], 0, 4, **limits) == staged
-        assert await bench.rows(mine["epoch"], 1, 3, **limits) == staged[1:3]
+        assert await bench.rows(mine["epoch"], 0, 4, **limits) == reserved
+        assert await bench.rows(mine["epoch"], 1, 3, **limits) == reserved[1:3]
     assert (await bench.op("settle", **mine, upto=1))["first"] == 1
     answer = await bench.op("release", **mine, **{"from": 2}, failed=True)
     assert (answer["first"], answer["next"]) == (1, 2)
     assert answer == await bench.op("release", **mine, **{"from": 2}, failed=True)
-    assert await bench.op("take", **mine, max=1, after=2) == "stage_epoch"
+    assert await bench.op("take", **mine, max=1, after=2) == "reservation_epoch"
     mine["epoch"] = answer["epoch"]
     await bench.op("take", **mine, max=9, after=2)
     assert await bench.rows(mine["epoch"], 1, 5) == [
@@ -151,28 +151,28 @@ async def test_refusals_and_leases(nodes: dict[int, Node], place: int) -> None:
     old = await bench.open(owner="old")
     await bench.op("take", **old, max=1, after=0)
     await bench.open(owner="new")
-    assert await bench.op("settle", **old, upto=1) == "stage_fenced"
-    assert await bench.op("settle", "none", **old, upto=1) == "no_stage"
-    assert await bench.op("settle", stage="s") == "malformed"
+    assert await bench.op("settle", **old, upto=1) == "reservation_fenced"
+    assert await bench.op("settle", "none", **old, upto=1) == "no_reservation"
+    assert await bench.op("settle", reservation="s") == "malformed"
     lease = await bench.op("lease", "l", ttl_ms=TTL, max=5)
     assert lease["next"] == 2
     assert await bench.op("lease", "l", ttl_ms=TTL, max=5) == lease
     assert (await bench.op("settle", "l", epoch=lease["epoch"], upto=2))["first"] == 2
     for epoch, offset, end, reason in (
-        (old["epoch"] + 99, 0, None, "stage_epoch"),
-        (old["epoch"], 0, 2, "stage_range"),
-        (old["epoch"], 5, None, "stage_range"),
+        (old["epoch"] + 99, 0, None, "reservation_epoch"),
+        (old["epoch"], 0, 2, "reservation_range"),
+        (old["epoch"], 5, None, "reservation_range"),
         (-1, 0, None, "malformed"),
     ):
-        with pytest.raises(StageRefused) as refused:
-            await until(nodes, bench.queue.stage_runs("s", epoch, offset, end, 10, 10))
+        with pytest.raises(ReservationRefused) as refused:
+            await until(nodes, bench.queue.reservation_runs("s", epoch, offset, end, 10, 10))
         assert refused.value.reason == reason
-    with pytest.raises(StageRefused) as refused:
-        await until(nodes, bench.queue.stage_runs("l", lease["epoch"], 0, None, 10, 10))
-    assert refused.value.reason == "stage_settled"
+    with pytest.raises(ReservationRefused) as refused:
+        await until(nodes, bench.queue.reservation_runs("l", lease["epoch"], 0, None, 10, 10))
+    assert refused.value.reason == "reservation_settled"
 
 
-async def test_a_stage_expires_and_its_messages_come_back_to_their_places(
+async def test_a_reservation_expires_and_its_messages_come_back_to_their_places(
     nodes: dict[int, Node], time: Time
 ) -> None:
     bench = Bench(nodes)
@@ -183,17 +183,17 @@ async def test_a_stage_expires_and_its_messages_come_back_to_their_places(
     time.pass_by(TTL - 1000)
     await bench.rows(mine["epoch"], 0, 2)
     time.pass_by(TTL - 1000)
-    assert len(bench.machine.stages) == 1
+    assert len(bench.machine.reservations) == 1
     time.pass_by(2000)
-    assert len(bench.machine.stages) == 0
+    assert len(bench.machine.reservations) == 0
     assert bench.machine.ready_count == 3
-    assert await bench.op("settle", **mine, upto=2) == "no_stage"
+    assert await bench.op("settle", **mine, upto=2) == "no_reservation"
     bench.channel.consume()
     settle(nodes)
     assert bench.channel.got == [(1, 0, b"a", 1), (1, 1, b"b", 1), (1, 2, b"c", 0)]
 
 
-async def test_a_restart_ends_stages_and_old_epochs_are_refused(
+async def test_a_restart_ends_reservations_and_old_epochs_are_refused(
     nodes: dict[int, Node], tmp_path: Path, time: Time
 ) -> None:
     bench = Bench(nodes, durable=True)
@@ -206,11 +206,11 @@ async def test_a_restart_ends_stages_and_old_epochs_are_refused(
     again.sessions = 1 << 56 | 2 << 24
     serve(again)
     bench = Bench(nodes, durable=True)
-    assert await bench.op("settle", **mine, upto=3) == "no_stage"
+    assert await bench.op("settle", **mine, upto=3) == "no_reservation"
     new = await bench.open()
     assert new["epoch"] > mine["epoch"]
-    assert await bench.op("settle", **mine, upto=3) == "stage_epoch"
-    with pytest.raises(StageRefused):
+    assert await bench.op("settle", **mine, upto=3) == "reservation_epoch"
+    with pytest.raises(ReservationRefused):
         await bench.rows(mine["epoch"], 1, 3)
     await bench.op("take", **new, max=3, after=0)
     assert await bench.rows(new["epoch"], 0, 2) == [(0, b"b", 1), (1, b"c", 1)]
@@ -223,9 +223,9 @@ async def test_a_settle_of_a_durable_queue_is_answered_when_it_is_on_disk(
     bench.publish(b"a", b"b")
     mine = await bench.open()
     await bench.op("take", **mine, max=2, after=0)
-    op = {"op": "settle", "stage": "s", **mine, "upto": 1}
-    settling = asyncio.ensure_future(bench.queue.stage(op))
-    repeated = asyncio.ensure_future(bench.queue.stage(op))
+    op = {"op": "settle", "reservation": "s", **mine, "upto": 1}
+    settling = asyncio.ensure_future(bench.queue.reservation(op))
+    repeated = asyncio.ensure_future(bench.queue.reservation(op))
     await asyncio.sleep(0)
     settle(nodes, disk=False)
     await asyncio.sleep(0)
@@ -234,7 +234,7 @@ async def test_a_settle_of_a_durable_queue_is_answered_when_it_is_on_disk(
     settle(nodes)
     assert (await settling)["first"] == (await repeated)["first"] == 1
     # And is not answered as done when the disk refused.
-    settling = asyncio.ensure_future(bench.queue.stage({**op, "upto": 2}))
+    settling = asyncio.ensure_future(bench.queue.reservation({**op, "upto": 2}))
     await asyncio.sleep(0)
     bench.home.log.failure = OSError(28, "No space left on device")
     settle(nodes)
@@ -264,7 +264,7 @@ async def test_exclusive_and_single_active_consumers(nodes: dict[int, Node]) -> 
     assert await bench.op("lease", ttl_ms=TTL, max=1) == "exclusive"
 
 
-async def test_a_stage_counts_as_a_consumer_for_who_deletes_unused_queues(
+async def test_a_reservation_counts_as_a_consumer_for_who_deletes_unused_queues(
     nodes: dict[int, Node], time: Time
 ) -> None:
     bench = Bench(nodes, x_expires=5000)
@@ -283,7 +283,7 @@ async def test_a_stage_counts_as_a_consumer_for_who_deletes_unused_queues(
 
 
 @pytest.mark.parametrize("durable", [False, True])
-async def test_staged_messages_may_leave_memory(
+async def test_reserved_messages_may_leave_memory(
     nodes: dict[int, Node], durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_module, "MEMORY_BYTES_MAX", 10_000)
@@ -305,7 +305,7 @@ async def test_staged_messages_may_leave_memory(
     assert [body for _, body, _ in rows] == bodies[30:]
 
 
-async def test_messages_that_expire_are_not_lost_while_staged(
+async def test_messages_that_expire_are_not_lost_while_reserved(
     nodes: dict[int, Node], time: Time
 ) -> None:
     bench = Bench(nodes, x_message_ttl=1000)
@@ -340,7 +340,7 @@ async def test_browse(nodes: dict[int, Node], place: int) -> None:
         )
     assert bench.machine.unsettled_count == 2
     for bad in ([1], [0, -1], "xy", [0, "x"]):
-        with pytest.raises(StageRefused):
+        with pytest.raises(ReservationRefused):
             await until(nodes, bench.queue.browse(bad, 1, 1))
 
 
@@ -353,12 +353,12 @@ async def test_a_lost_home_and_a_deleted_queue(nodes: dict[int, Node]) -> None:
         await bench.op("take", **mine, max=1, after=0)
     nodes[2].host.on_node_down(1)
     with pytest.raises(NotFound):
-        await bench.queue.stage({"op": "touch", "stage": "s", **mine})
+        await bench.queue.reservation({"op": "touch", "reservation": "s", **mine})
     nodes[1].host.delete(1)
     with pytest.raises(NotFound):
-        await bench.home.stage({"op": "touch", "stage": "s", **mine})
+        await bench.home.reservation({"op": "touch", "reservation": "s", **mine})
     with pytest.raises(NotFound):
-        await bench.home.stage_runs("s", 1, 0, None, 1, 1)
+        await bench.home.reservation_runs("s", 1, 0, None, 1, 1)
     with pytest.raises(NotFound):
         await bench.home.browse(None, 1, 1)
 
@@ -373,11 +373,11 @@ async def test_one_take_moves_a_bounded_number_of_runs(nodes: dict[int, Node]) -
     settle(nodes)
     mine = await bench.open()
     answer = await until(
-        nodes, bench.queue.stage({"op": "take", "stage": "s", **mine, "max": 1 << 40})
+        nodes, bench.queue.reservation({"op": "take", "reservation": "s", **mine, "max": 1 << 40})
     )
     assert answer["next"] == TAKE_RUNS_MAX
     answer = await until(
-        nodes, bench.queue.stage({"op": "take", "stage": "s", **mine, "max": 1 << 40})
+        nodes, bench.queue.reservation({"op": "take", "reservation": "s", **mine, "max": 1 << 40})
     )
     assert answer["next"] == TAKE_RUNS_MAX + 10
 
@@ -386,6 +386,6 @@ async def test_requests_that_are_none_are_refused(nodes: dict[int, Node]) -> Non
     bench = Bench(nodes)
     for bad in ([], ["explode"], ["runs", 1], ["op"], ["op", 7]):
         with pytest.raises(PeerError):
-            await bench.home.serve_stage(bad)
+            await bench.home.serve_reservation(bad)
     for refused in (["op", {}], ["browse", None, -1, 1], ["runs", 7, 1, 1, 1, 1, 1]):
-        assert await bench.home.serve_stage(refused) == ["refused", "malformed"]
+        assert await bench.home.serve_reservation(refused) == ["refused", "malformed"]

@@ -1,8 +1,8 @@
-"""The door to the stages of a classic queue, at its home node and everywhere else.
+"""The door to the reservations of a classic queue, at its home node and everywhere else.
 
-Stages live as long as the queue's machine, that is, until its node stops: then the messages of a
-durable queue are ready again. Epochs begin with the node's incarnation, so whoever comes back with
-one from before is refused. A settle of a durable queue is answered when it is on disk.
+Reservations live as long as the queue's machine, that is, until its node stops: then the messages
+of a durable queue are ready again. Epochs begin with the node's incarnation, so whoever comes back
+with one from before is refused. A settle of a durable queue is answered when it is on disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from convoymq.model.errors import NotFound, Refused, StorageFault, Unavailable
-from convoymq.queues.stage_reads import (
+from convoymq.queues.reservation_reads import (
     BROWSE,
     OP,
     PAGE_RUNS_MAX,
@@ -22,8 +22,8 @@ from convoymq.queues.stage_reads import (
     YIELD_BLOCKS,
     YIELD_BYTES,
     Page,
+    ReservedRun,
     Room,
-    StagedRun,
     checked_cursor,
     checked_numbers,
     checked_runs,
@@ -32,7 +32,7 @@ from convoymq.queues.stage_reads import (
     opened,
     serve,
 )
-from convoymq.queues.stages import STAGE_RANGE, Refusal, checked_op, stage_refused
+from convoymq.queues.reservations import RESERVATION_RANGE, Refusal, checked_op, reservation_refused
 
 if TYPE_CHECKING:
     from convoymq.cluster.metadata import QueueRecord
@@ -48,7 +48,7 @@ Place = tuple["Block", int, int, int]
 """(block, first record, count, times handed out before): a run as it was when a read began."""
 
 
-class HomeStages:
+class HomeReservations:
     """What the queue itself answers. Part of `LocalQueue`."""
 
     host: ClassicHost
@@ -56,7 +56,7 @@ class HomeStages:
     durable: bool
     ended: Refused | None
     subject: Any
-    _stage_epoch = 0
+    _reservation_epoch = 0
 
     def settle_round(self, now_ms: int) -> None:
         """Applies what was published before, and later carries out what an op caused."""
@@ -66,66 +66,78 @@ class HomeStages:
         """Waits until what was settled so far is on disk."""
         raise NotImplementedError
 
-    async def stage(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def reservation(self, op: Mapping[str, Any]) -> dict[str, Any]:
         """See `Queue`."""
         return await self.local_op(op)
 
-    async def stage_runs(
-        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[StagedRun]]:
+    async def reservation_runs(
+        self,
+        reservation: str,
+        epoch: int,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+    ) -> tuple[int, int, list[ReservedRun]]:
         """See `Queue`."""
-        checked_runs(stage, epoch, offset, end, max_rows, max_bytes)
-        return await self.local_runs(stage, epoch, offset, end, max_rows, max_bytes)
+        checked_runs(reservation, epoch, offset, end, max_rows, max_bytes)
+        return await self.local_runs(reservation, epoch, offset, end, max_rows, max_bytes)
 
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]]:
+    ) -> tuple[list[int] | None, list[ReservedRun]]:
         """See `Queue`."""
         checked_numbers(max_rows, max_bytes)
         return await self.local_browse(cursor, max_rows, max_bytes)
 
-    async def serve_stage(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+    async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
         """See `Queue`."""
         return await serve(self, request, room)
 
-    def stages(self) -> list[dict[str, Any]]:
+    def reservations(self) -> list[dict[str, Any]]:
         """See `Queue`."""
-        return self.machine.stages.infos()
+        return self.machine.reservations.infos()
 
     async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
-        """See `stage_reads.LocalStages`."""
+        """See `reservation_reads.LocalReservations`."""
         self._check()
-        if not self._stage_epoch:
-            self._stage_epoch = self.host.new_session() & EPOCH_MASK
-        self._stage_epoch += 1
+        if not self._reservation_epoch:
+            self._reservation_epoch = self.host.new_session() & EPOCH_MASK
+        self._reservation_epoch += 1
         fields = checked_op(op)
         now_ms = self.host.now_ms()
         self.settle_round(now_ms)
-        reason, answer = self.machine.stage(fields, self._stage_epoch, now_ms)
+        reason, answer = self.machine.reservation(fields, self._reservation_epoch, now_ms)
         self.settle_round(now_ms)
         if reason is not None:
-            raise stage_refused(reason, self.subject)
+            raise reservation_refused(reason, self.subject)
         assert answer is not None
         if self.durable and fields["op"] == "settle":
             await self.written()
         return answer
 
-    async def is_there(self, stage: str, epoch: int, offset: int, end: int | None) -> bool:
-        """See `stage_reads.LocalStages`: what is not there now does not come."""
+    async def is_there(self, reservation: str, epoch: int, offset: int, end: int | None) -> bool:
+        """See `reservation_reads.LocalReservations`: what is not there now does not come."""
         self._check()
-        self._reading(stage, epoch, offset)
+        self._reading(reservation, epoch, offset)
         return True
 
     async def local_runs(
-        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[StagedRun]]:
-        """See `stage_reads.LocalStages`."""
+        self,
+        reservation: str,
+        epoch: int,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+    ) -> tuple[int, int, list[ReservedRun]]:
+        """See `reservation_reads.LocalReservations`."""
         self._check()
-        known = self._reading(stage, epoch, offset)
+        known = self._reading(reservation, epoch, offset)
         first, after = known.first, known.next
         upto = after if end is None else end
         if max(upto, offset) > after:
-            raise stage_refused(STAGE_RANGE, self.subject)
+            raise reservation_refused(RESERVATION_RANGE, self.subject)
         known.heard_ms = max(known.heard_ms, self.host.now_ms())
         upto = min(upto, offset + max(1, max_rows))
         page = Page(max_rows, max_bytes)
@@ -136,21 +148,22 @@ class HomeStages:
         try:
             await self._collect(page, places, offset)
         except (OSError, StorageFault) as error:
-            # Either the stage went on meanwhile, which is told, or the disk is at fault.
-            self._reading(stage, epoch, offset)
-            raise StorageFault(f"staged messages of {self.subject}: {error}") from error
+            # Either the reservation went on meanwhile, which is told, or the disk is at fault.
+            self._reading(reservation, epoch, offset)
+            raise StorageFault(f"reserved messages of {self.subject}: {error}") from error
         return first, offset + page.rows, page.runs
 
     def _reading(self, name: str, epoch: int, offset: int) -> Any:
         try:
-            return self.machine.stages.reading(name, epoch, offset)
+            return self.machine.reservations.reading(name, epoch, offset)
         except Refusal as refusal:
-            raise stage_refused(refusal.reason, self.subject) from None
+            raise reservation_refused(refusal.reason, self.subject) from None
 
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]]:
-        """See `stage_reads.LocalStages`. A cursor is (rows seen, position of the next)."""
+    ) -> tuple[list[int] | None, list[ReservedRun]]:
+        """See `reservation_reads.LocalReservations`. A cursor is (rows seen, position of the next).
+        """
         self._check()
         seen, position = checked_cursor(cursor, 2)
         self.settle_round(self.host.now_ms())
@@ -220,7 +233,7 @@ class HomeStages:
             raise self.ended
 
 
-class AwayStages:
+class AwayReservations:
     """What another node asks the home node. Part of `RemoteQueue`."""
 
     host: ClassicHost
@@ -228,29 +241,37 @@ class AwayStages:
     ended: Refused | None
     subject: Any
 
-    async def stage(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def reservation(self, op: Mapping[str, Any]) -> dict[str, Any]:
         """See `Queue`."""
         (answer,) = await self._ask(OP, checked_op(op))
         return dict(answer)
 
-    async def stage_runs(
-        self, stage: str, epoch: int, offset: int, end: int | None, max_rows: int, max_bytes: int
-    ) -> tuple[int, int, list[StagedRun]]:
+    async def reservation_runs(
+        self,
+        reservation: str,
+        epoch: int,
+        offset: int,
+        end: int | None,
+        max_rows: int,
+        max_bytes: int,
+    ) -> tuple[int, int, list[ReservedRun]]:
         """See `Queue`."""
-        checked_runs(stage, epoch, offset, end, max_rows, max_bytes)
+        checked_runs(reservation, epoch, offset, end, max_rows, max_bytes)
         wanted = min(max_bytes, REMOTE_BYTES_MAX)
-        first, after, runs = await self._ask(RUNS, stage, epoch, offset, end, max_rows, wanted)
+        first, after, runs = await self._ask(
+            RUNS, reservation, epoch, offset, end, max_rows, wanted
+        )
         return int(first), int(after), decode_runs(runs)
 
     async def browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
-    ) -> tuple[list[int] | None, list[StagedRun]]:
+    ) -> tuple[list[int] | None, list[ReservedRun]]:
         """See `Queue`."""
         checked_numbers(max_rows, max_bytes)
         rest, runs = await self._ask(BROWSE, cursor, max_rows, min(max_bytes, REMOTE_BYTES_MAX))
         return rest, decode_runs(runs)
 
-    async def serve_stage(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+    async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
         """Only the home node answers."""
         raise NotFound("the queue does not live here")
 
@@ -258,7 +279,7 @@ class AwayStages:
         if self.ended is not None:
             raise self.ended
         try:
-            answer = await self.host.ask_stage(self.record, list(request))
+            answer = await self.host.ask_reservation(self.record, list(request))
         except NotFound:
             raise
         except Refused as error:

@@ -1,4 +1,4 @@
-"""Stages and leases in the quorum queue's machine, op by op."""
+"""Reservations and leases in the quorum queue's machine, op by op."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_DELIVER, EFFECT_T
 from convoymq.kernels import batch
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.stages import (
+from convoymq.queues.reservations import (
     FINISHED_KEPT_MAX,
     REASONS,
-    STAGES_MAX,
+    RESERVATIONS_MAX,
     TAKE_RUNS_MAX,
     TTL_MS_DEFAULT,
     TTL_MS_MIN,
@@ -43,24 +43,24 @@ class Bench:
         self.log.publish(B, [size] * count)
         self.seal()
 
-    def op(self, op: str, stage: str = "s", session: int = A, **fields: Any) -> Any:
+    def op(self, op: str, reservation: str = "s", session: int = A, **fields: Any) -> Any:
         """The answer, or the reason of the refusal."""
-        self.log.stage(session, op, stage, **fields)
+        self.log.reservation(session, op, reservation, **fields)
         answers = [e for e in self.seal() if e[0] == EFFECT_APPLIED and e[1] == session]
         status, reply = answers[-1][3:]
         assert (status == 0) == isinstance(reply, dict)
         return reply
 
-    def open(self, stage: str = "s", owner: str = "me", ttl_ms: int = TTL) -> dict[str, int]:
-        answer: dict[str, int] = self.op("open", stage, owner=owner, ttl_ms=ttl_ms)
-        return {"epoch": answer["epoch"], "fence": answer["fence"]}
+    def open(self, reservation: str = "s", owner: str = "me", ttl_ms: int = TTL) -> dict[str, int]:
+        answer: dict[str, int] = self.op("open", reservation, owner=owner, ttl_ms=ttl_ms)
+        return {"epoch": answer["epoch"], "fencing_token": answer["fencing_token"]}
 
     def tick(self, after_ms: int) -> list[Any]:
         self.log.leader(batch.CMD_TICK)
         return self.seal(after_ms)
 
-    def staged(self, stage: str = "s") -> list[tuple[int, int, int]]:
-        return expand(run for _, run in self.machine.stages.by_name[stage].held.held())
+    def reserved(self, reservation: str = "s") -> list[tuple[int, int, int]]:
+        return expand(run for _, run in self.machine.reservations.by_name[reservation].held.held())
 
     def ready(self) -> list[tuple[int, int, int]]:
         return expand([*self.machine.returned.runs(), *self.machine.fresh.runs()])
@@ -69,7 +69,7 @@ class Bench:
         return self.machine.ready, self.machine.unacked
 
 
-def test_a_stage_takes_what_is_ready_in_queue_order_under_dense_offsets() -> None:
+def test_a_reservation_takes_what_is_ready_in_queue_order_under_dense_offsets() -> None:
     bench = Bench()
     bench.publish(5)
     bench.publish(5)
@@ -77,7 +77,7 @@ def test_a_stage_takes_what_is_ready_in_queue_order_under_dense_offsets() -> Non
     mine = bench.open()
     assert bench.op("take", **mine, max=4, after=0) == {**mine, "first": 0, "next": 4}
     assert bench.op("take", **mine, max=100, after=4) == {**mine, "first": 0, "next": 10}
-    assert bench.staged() == everything
+    assert bench.reserved() == everything
     assert bench.counts() == (0, 10)
     assert not [e for e in bench.effects if e[0] == EFFECT_DELIVER]
     totals = bench.machine.totals()
@@ -100,7 +100,7 @@ def test_a_repeated_take_takes_nothing() -> None:
     assert bench.op("take", **mine, max=4, after=0) == first
     assert bench.op("take", **mine, max=4, after=3) == first
     assert bench.op("take", **mine, max=4, after=4)["next"] == 8
-    assert bench.op("take", **mine, max=4, after=9) == "stage_range"
+    assert bench.op("take", **mine, max=4, after=9) == "reservation_range"
 
 
 def test_settle_is_monotone_and_repeatable() -> None:
@@ -111,7 +111,7 @@ def test_settle_is_monotone_and_repeatable() -> None:
     assert bench.op("settle", **mine, upto=5) == {**mine, "first": 5, "next": 8}
     assert bench.op("settle", **mine, upto=5) == {**mine, "first": 5, "next": 8}
     assert bench.op("settle", **mine, upto=2) == {**mine, "first": 5, "next": 8}
-    assert bench.op("settle", **mine, upto=9) == "stage_range"
+    assert bench.op("settle", **mine, upto=9) == "reservation_range"
     assert bench.counts() == (2, 3)
     assert bench.machine.acked == 5
     assert bench.op("settle", **mine, upto=8) == {**mine, "first": 8, "next": 8}
@@ -125,17 +125,17 @@ def test_release_gives_the_tail_back_to_the_head_in_order_and_raises_the_epoch()
     mine = bench.open()
     bench.op("take", **mine, max=8, after=0)
     answer = bench.op("release", **mine, **{"from": 3}, failed=False)
-    assert answer == {"epoch": bench.machine.index, "fence": 1, "first": 0, "next": 3}
+    assert answer == {"epoch": bench.machine.index, "fencing_token": 1, "first": 0, "next": 3}
     assert answer["epoch"] > mine["epoch"]
     assert bench.ready() == places[3:]
     assert {run[5:] for run in bench.machine.returned.runs()} == {(1, 0)}
-    assert bench.op("take", **mine, max=8, after=3) == "stage_epoch"
+    assert bench.op("take", **mine, max=8, after=3) == "reservation_epoch"
     # The repeat of who did not hear the answer.
     assert bench.op("release", **mine, **{"from": 3}, failed=False) == answer
-    assert bench.op("release", **mine, **{"from": 2}, failed=False) == "stage_epoch"
+    assert bench.op("release", **mine, **{"from": 2}, failed=False) == "reservation_epoch"
     mine["epoch"] = answer["epoch"]
     assert bench.op("take", **mine, max=100, after=3)["next"] == 10
-    assert bench.staged() == places
+    assert bench.reserved() == places
 
 
 def test_failed_releases_count_towards_the_delivery_limit() -> None:
@@ -149,22 +149,22 @@ def test_failed_releases_count_towards_the_delivery_limit() -> None:
     assert bench.machine.dropped["delivery_limit"] == 3
 
 
-def test_another_owner_fences_the_older_and_finds_what_is_staged() -> None:
+def test_another_owner_fences_the_older_and_finds_what_is_reserved() -> None:
     bench = Bench()
     bench.publish(6)
     old = bench.open(owner="old")
     bench.op("take", **old, max=4, after=0)
     bench.op("settle", **old, upto=1)
     answer = bench.op("open", owner="new", ttl_ms=TTL)
-    assert answer == {"epoch": old["epoch"], "fence": 2, "first": 1, "next": 4}
+    assert answer == {"epoch": old["epoch"], "fencing_token": 2, "first": 1, "next": 4}
     assert bench.op("open", owner="new", ttl_ms=TTL) == answer
     for op in ("take", "settle", "release", "close", "touch"):
         fields = {"max": 1, "after": 4, "upto": 2, "from": 1, "failed": False}
-        assert bench.op(op, **old, **fields) == "stage_fenced"
-    assert bench.op("settle", epoch=old["epoch"], fence=2, upto=4)["first"] == 4
+        assert bench.op(op, **old, **fields) == "reservation_fenced"
+    assert bench.op("settle", epoch=old["epoch"], fencing_token=2, upto=4)["first"] == 4
 
 
-def test_close_returns_what_is_staged_and_its_repeat_is_fine() -> None:
+def test_close_returns_what_is_reserved_and_its_repeat_is_fine() -> None:
     bench = Bench()
     bench.publish(5)
     places = bench.ready()
@@ -175,11 +175,11 @@ def test_close_returns_what_is_staged_and_its_repeat_is_fine() -> None:
     assert bench.op("close", **mine, failed=True) == {}
     assert bench.ready() == places[2:]
     assert {run[5:] for run in bench.machine.returned.runs()} == {(1, 1)}
-    assert bench.op("touch", **mine) == "no_stage"
+    assert bench.op("touch", **mine) == "no_reservation"
     again = bench.open()
     assert again["epoch"] > mine["epoch"]
-    assert bench.op("touch", **mine) == "stage_epoch"
-    assert bench.op("close", **mine, failed=True) == "stage_epoch"
+    assert bench.op("touch", **mine) == "reservation_epoch"
+    assert bench.op("close", **mine, failed=True) == "reservation_epoch"
 
 
 def test_a_lease_is_filled_once_and_answers_the_same_when_repeated() -> None:
@@ -190,31 +190,31 @@ def test_a_lease_is_filled_once_and_answers_the_same_when_repeated() -> None:
     assert bench.op("lease", "l1", ttl_ms=TTL, max=9) == answer
     assert bench.op("lease", "l2", ttl_ms=TTL, max=9)["next"] == 6
     epoch = answer["epoch"]
-    assert bench.op("take", "l1", epoch=epoch, max=9, after=4) == "stage_kind"
-    assert bench.op("open", "l1", owner="me", ttl_ms=TTL) == "stage_kind"
+    assert bench.op("take", "l1", epoch=epoch, max=9, after=4) == "reservation_kind"
+    assert bench.op("open", "l1", owner="me", ttl_ms=TTL) == "reservation_kind"
     assert bench.op("settle", "l1", epoch=epoch, upto=2)["first"] == 2
     # Settled to its end it is over, and a repeat is no error.
     assert bench.op("settle", "l1", epoch=epoch, upto=4) == {**answer, "first": 4}
-    assert "l1" not in bench.machine.stages.by_name
+    assert "l1" not in bench.machine.reservations.by_name
     assert bench.op("settle", "l1", epoch=epoch, upto=4) == {**answer, "first": 4}
     assert bench.op("lease", "l1", ttl_ms=TTL, max=4) == {**answer, "first": 4}
-    assert bench.op("settle", "l1", epoch=epoch + 1, upto=4) == "stage_epoch"
-    assert bench.op("settle", "l1", epoch=epoch, upto=5) == "stage_range"
+    assert bench.op("settle", "l1", epoch=epoch + 1, upto=4) == "reservation_epoch"
+    assert bench.op("settle", "l1", epoch=epoch, upto=5) == "reservation_range"
     mine = bench.open()
-    assert mine["fence"] == 1
-    assert bench.op("lease", "s", ttl_ms=TTL, max=1) == "stage_kind"
+    assert mine["fencing_token"] == 1
+    assert bench.op("lease", "s", ttl_ms=TTL, max=1) == "reservation_kind"
 
 
 def test_an_empty_lease_is_answered_and_not_kept() -> None:
     bench = Bench()
     assert bench.op("lease", "l", ttl_ms=TTL, max=4)["next"] == 0
-    assert len(bench.machine.stages) == 0
+    assert len(bench.machine.reservations) == 0
     assert bench.machine.consumer_count == 0
     bench.publish(2)
     assert bench.op("lease", "l", ttl_ms=TTL, max=4)["next"] == 2
 
 
-def test_a_stage_that_nobody_hears_of_expires_at_tick_as_a_failed_delivery() -> None:
+def test_a_reservation_that_nobody_hears_of_expires_at_tick_as_a_failed_delivery() -> None:
     bench = Bench()
     bench.publish(4)
     places = bench.ready()
@@ -233,36 +233,36 @@ def test_a_stage_that_nobody_hears_of_expires_at_tick_as_a_failed_delivery() -> 
     bench.tick(TTL)
     assert bench.ready() == places
     assert {run[5:] for run in bench.machine.returned.runs()} == {(1, 1)}
-    assert bench.op("settle", **mine, upto=3) == "no_stage"
+    assert bench.op("settle", **mine, upto=3) == "no_reservation"
     assert bench.machine.next_due_ms() is None
     assert bench.open()["epoch"] > mine["epoch"]
 
 
 @pytest.mark.parametrize("op", ["open", "take", "settle", "release", "touch"])
-def test_every_op_of_the_owner_keeps_the_stage_alive(op: str) -> None:
+def test_every_op_of_the_owner_keeps_the_reservation_alive(op: str) -> None:
     bench = Bench()
     mine = bench.open()
     fields = {**mine, "max": 1, "after": 0, "upto": 0, "from": 0, "owner": "me", "ttl_ms": TTL}
     bench.tick(TTL - 10)
     assert isinstance(bench.op(op, **fields), dict)
     bench.tick(TTL - 10)
-    assert len(bench.machine.stages) == 1
+    assert len(bench.machine.reservations) == 1
 
 
-def test_refused_ops_do_not_keep_a_stage_alive() -> None:
+def test_refused_ops_do_not_keep_a_reservation_alive() -> None:
     bench = Bench()
     mine = bench.open()
     bench.tick(TTL - 10)
-    assert bench.op("touch", epoch=mine["epoch"] + 1) == "stage_epoch"
-    assert bench.op("touch", epoch=mine["epoch"], fence=9) == "stage_fenced"
-    assert bench.op("take", **mine, max=1, after=7) == "stage_range"
-    assert bench.op("settle", **mine, upto=7) == "stage_range"
-    assert bench.op("release", **mine, **{"from": 7}) == "stage_range"
+    assert bench.op("touch", epoch=mine["epoch"] + 1) == "reservation_epoch"
+    assert bench.op("touch", epoch=mine["epoch"], fencing_token=9) == "reservation_fenced"
+    assert bench.op("take", **mine, max=1, after=7) == "reservation_range"
+    assert bench.op("settle", **mine, upto=7) == "reservation_range"
+    assert bench.op("release", **mine, **{"from": 7}) == "reservation_range"
     bench.tick(20)
-    assert len(bench.machine.stages) == 0
+    assert len(bench.machine.reservations) == 0
 
 
-def test_nodes_and_sessions_do_not_matter_to_a_stage() -> None:
+def test_nodes_and_sessions_do_not_matter_to_a_reservation() -> None:
     bench = Bench()
     bench.publish(4)
     mine = bench.open()
@@ -285,12 +285,12 @@ def test_returned_messages_are_taken_first_with_their_counts() -> None:
     bench.op("close", "x", **mine, failed=True)
     mine = bench.open()
     bench.op("take", **mine, max=3, after=0)
-    held = bench.machine.stages.by_name["s"].held.held()
+    held = bench.machine.reservations.by_name["s"].held.held()
     assert [(first, run[3], run[5], run[6]) for first, run in held] == [(0, 2, 1, 1), (2, 1, 0, 0)]
     assert bench.machine.totals()["redelivered"] == 2
 
 
-def test_what_a_stage_releases_goes_to_waiting_consumers_at_once() -> None:
+def test_what_a_reservation_releases_goes_to_waiting_consumers_at_once() -> None:
     bench = Bench()
     bench.publish(4)
     mine = bench.open()
@@ -303,7 +303,7 @@ def test_what_a_stage_releases_goes_to_waiting_consumers_at_once() -> None:
     assert bench.counts() == (0, 4)
 
 
-def test_with_single_active_consumer_a_stage_is_a_contender() -> None:
+def test_with_single_active_consumer_a_reservation_is_a_contender() -> None:
     bench = Bench(single_active=True)
     bench.publish(4)
     bench.log.checkout(B, 1, 10)
@@ -335,7 +335,7 @@ def test_with_single_active_consumer_a_stage_is_a_contender() -> None:
     assert bench.counts() == (0, 4)
 
 
-def test_purge_drops_what_is_ready_and_leaves_what_is_staged() -> None:
+def test_purge_drops_what_is_ready_and_leaves_what_is_reserved() -> None:
     bench = Bench()
     bench.publish(5)
     mine = bench.open()
@@ -346,15 +346,15 @@ def test_purge_drops_what_is_ready_and_leaves_what_is_staged() -> None:
     assert bench.machine.purged == 3
 
 
-def test_stages_of_a_queue_are_bounded() -> None:
+def test_reservations_of_a_queue_are_bounded() -> None:
     bench = Bench()
-    for i in range(STAGES_MAX):
-        bench.log.stage(A, "open", f"s{i}", owner="me", ttl_ms=TTL)
+    for i in range(RESERVATIONS_MAX):
+        bench.log.reservation(A, "open", f"s{i}", owner="me", ttl_ms=TTL)
     bench.seal()
-    assert bench.machine.consumer_count == STAGES_MAX
-    assert bench.op("open", "more", owner="me", ttl_ms=TTL) == "stage_limit"
-    assert bench.op("lease", "more", ttl_ms=TTL, max=1) == "stage_limit"
-    assert bench.op("close", "s0", epoch=1, fence=1) == {}
+    assert bench.machine.consumer_count == RESERVATIONS_MAX
+    assert bench.op("open", "more", owner="me", ttl_ms=TTL) == "reservation_limit"
+    assert bench.op("lease", "more", ttl_ms=TTL, max=1) == "reservation_limit"
+    assert bench.op("close", "s0", epoch=1, fencing_token=1) == {}
     bench.open("more")
 
 
@@ -364,8 +364,8 @@ def test_finished_leases_that_are_remembered_are_bounded() -> None:
     for i in range(FINISHED_KEPT_MAX + 1):
         epoch = bench.op("lease", f"l{i}", ttl_ms=TTL, max=1)["epoch"]
         bench.op("settle", f"l{i}", epoch=epoch, upto=1)
-    assert len(bench.machine.stages.finished) == FINISHED_KEPT_MAX
-    assert bench.op("settle", "l0", epoch=2, upto=1) == "no_stage"
+    assert len(bench.machine.reservations.finished) == FINISHED_KEPT_MAX
+    assert bench.op("settle", "l0", epoch=2, upto=1) == "no_reservation"
 
 
 def test_one_take_moves_a_bounded_number_of_runs() -> None:
@@ -386,42 +386,42 @@ def test_one_take_moves_a_bounded_number_of_runs() -> None:
     [
         {},
         {"op": "open"},
-        {"op": "open", "stage": ""},
-        {"op": "open", "stage": 7, "owner": "me"},
-        {"op": "open", "stage": "x" * 256, "owner": "me"},
-        {"op": "open", "stage": "s", "owner": "é" * 128},
-        {"op": "open", "stage": "s", "owner": "me", "ttl_ms": TTL_MS_MIN - 1},
-        {"op": "open", "stage": "s", "owner": "me", "ttl_ms": 10**12},
-        {"op": "open", "stage": "s", "owner": None},
-        {"op": "lease", "stage": "s", "ttl_ms": TTL},
-        {"op": "lease", "stage": "s", "ttl_ms": TTL, "max": -1},
-        {"op": "lease", "stage": "s", "ttl_ms": TTL, "max": True},
-        {"op": "take", "stage": "known", "max": 1.5},
-        {"op": "take", "stage": "known", "max": 1},
-        {"op": "settle", "stage": "known", "upto": "1"},
-        {"op": "settle", "stage": "known", "epoch": 2, "fence": 1},
-        {"op": "release", "stage": "known", "from": 0, "failed": 1},
-        {"op": "explode", "stage": "known"},
-        {"op": ["open"], "stage": "known"},
+        {"op": "open", "reservation": ""},
+        {"op": "open", "reservation": 7, "owner": "me"},
+        {"op": "open", "reservation": "x" * 256, "owner": "me"},
+        {"op": "open", "reservation": "s", "owner": "é" * 128},
+        {"op": "open", "reservation": "s", "owner": "me", "ttl_ms": TTL_MS_MIN - 1},
+        {"op": "open", "reservation": "s", "owner": "me", "ttl_ms": 10**12},
+        {"op": "open", "reservation": "s", "owner": None},
+        {"op": "lease", "reservation": "s", "ttl_ms": TTL},
+        {"op": "lease", "reservation": "s", "ttl_ms": TTL, "max": -1},
+        {"op": "lease", "reservation": "s", "ttl_ms": TTL, "max": True},
+        {"op": "take", "reservation": "known", "max": 1.5},
+        {"op": "take", "reservation": "known", "max": 1},
+        {"op": "settle", "reservation": "known", "upto": "1"},
+        {"op": "settle", "reservation": "known", "epoch": 2, "fencing_token": 1},
+        {"op": "release", "reservation": "known", "from": 0, "failed": 1},
+        {"op": "explode", "reservation": "known"},
+        {"op": ["open"], "reservation": "known"},
     ],
 )
 def test_malformed_ops_are_refused_and_change_nothing(fields: dict[str, Any]) -> None:
     bench = Bench()
     bench.publish(2)
     bench.open("known")
-    before = bench.machine.stages.pack()
+    before = bench.machine.reservations.pack()
     body = msgspec.msgpack.encode(fields)
-    bench.log.command(A, batch.CMD_STAGE, count=len(body), body=body)
+    bench.log.command(A, batch.CMD_RESERVATION, count=len(body), body=body)
     bench.seal()
     assert bench.effects[-1][3:] == (1, "malformed")
-    assert bench.machine.stages.pack() == before
+    assert bench.machine.reservations.pack() == before
     assert bench.counts() == (2, 0)
 
 
 def test_a_body_that_is_no_map_is_refused() -> None:
     bench = Bench()
     for body in (b"", b"\xc1", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({1: 2})):
-        bench.log.command(A, batch.CMD_STAGE, count=len(body), body=body)
+        bench.log.command(A, batch.CMD_RESERVATION, count=len(body), body=body)
         bench.seal()
         assert bench.effects[-1][3:] == (1, "malformed")
 
@@ -430,10 +430,10 @@ def test_an_epoch_of_the_same_entry_was_guessed() -> None:
     bench = Bench()
     bench.publish(2)
     index = bench.machine.index + 1
-    bench.log.stage(A, "open", owner="me", ttl_ms=TTL)
-    bench.log.stage(A, "take", epoch=index, fence=1, max=1, after=0)
+    bench.log.reservation(A, "open", owner="me", ttl_ms=TTL)
+    bench.log.reservation(A, "take", epoch=index, fencing_token=1, max=1, after=0)
     bench.seal()
-    assert [e[3:] for e in bench.effects if e[0] == EFFECT_APPLIED][-1] == (1, "stage_epoch")
+    assert [e[3:] for e in bench.effects if e[0] == EFFECT_APPLIED][-1] == (1, "reservation_epoch")
 
 
 def test_a_repeated_command_is_answered_again() -> None:
@@ -449,7 +449,7 @@ def test_a_repeated_command_is_answered_again() -> None:
     assert bench.counts() == (2, 1)
 
 
-def test_a_snapshot_holds_stages() -> None:
+def test_a_snapshot_holds_reservations() -> None:
     bench = Bench()
     bench.publish(10)
     mine = bench.open()
@@ -476,7 +476,7 @@ def test_a_snapshot_holds_stages() -> None:
     assert bench.counts() == (2, 0)
 
 
-def test_staged_messages_keep_their_entries() -> None:
+def test_reserved_messages_keep_their_entries() -> None:
     bench = Bench()
     bench.publish(2)
     bench.publish(2)
@@ -489,14 +489,14 @@ def test_staged_messages_keep_their_entries() -> None:
     assert not list(bench.machine.live_ranges())
 
 
-def test_a_stage_shows_as_a_consumer() -> None:
+def test_a_reservation_shows_as_a_consumer() -> None:
     bench = Bench()
     bench.publish(3)
     mine = bench.open("nightly")
     bench.op("take", "nightly", **mine, max=2, after=0)
     shown = bench.machine.consumers()
-    assert [(row["kind"], row["stage"], row["unacked"]) for row in shown] == [
-        ("stage", "nightly", 2)
+    assert [(row["kind"], row["reservation"], row["unacked"]) for row in shown] == [
+        ("reservation", "nightly", 2)
     ]
     assert bench.machine.consumer_count == 1
     assert bench.machine.memory_bytes() > 0
