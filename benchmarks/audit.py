@@ -108,7 +108,7 @@ def acts(index: Any, node: int) -> dict[str, Any] | None:
     return None
 
 
-def picture(entries: int) -> dict[str, Any]:
+def state_snapshot(entries: int) -> dict[str, Any]:
     """What is checked out at the end."""
     index = np.arange(entries - LAG + 1, entries + 1)
     number = index - 1
@@ -182,10 +182,10 @@ def write(root: Path, rows: int) -> int:
             parts = [members(), decided(index, entries)]
             own = acts(index, node)
             parts += [own] if own is not None else []
-            pictures = []
+            state_snapshots = []
             if end == entries:
-                parts.append(picture(entries))
-                pictures = [
+                parts.append(state_snapshot(entries))
+                state_snapshots = [
                     {
                         "index": entries, "time_us": START_US, "complete": 1,
                         "published": entries * RUN, "acked": (entries - LAG) * RUN, "ready": 0,
@@ -206,7 +206,7 @@ def write(root: Path, rows: int) -> int:
             facts = {
                 "vhost": "/", "queue": "bench", "type": "quorum", "group": 1, "node": node,
                 "incarnation": 1, "format": words.FORMAT, "covered": [[start, end]],
-                "acts": [span_us(start, end)], "pictures": pictures,
+                "acts": [span_us(start, end)], "state_snapshots": state_snapshots,
                 "members": [[each, 1, 1] for each in NODES], "marked": {**marked, "marks": 1},
                 "previous": [1, number - 1] if number else None,
                 "lost": 0, "closed": closed, "rows": made.num_rows,

@@ -218,7 +218,7 @@ def sent_out_of_order(rows: Rows, node: int) -> None:
 
 
 def lost_from_the_queue(rows: Rows, node: int) -> None:
-    """Published, and neither settled nor in the picture."""
+    """Published, and neither settled nor in the state snapshot."""
     ready = [row for row in of_kind(rows, words.STATE) if not row["flags"] & words.HELD]
     rows.remove(ready[0])
 
@@ -317,7 +317,7 @@ def injure(root: Path, injury: Callable[[Rows, int], None]) -> None:
         def change(rows: Rows, facts: dict[str, Any], node: int = node) -> None:
             injury(rows, node)
             if injury is totals_off:
-                facts["pictures"][-1]["published"] += 1
+                facts["state_snapshots"][-1]["published"] += 1
 
         rewrite(path, change)
 
@@ -438,15 +438,15 @@ def test_nothing_is_found_where_nothing_happened(report: AuditReport, name: str)
 
 def test_the_fates_of_a_clean_queue_add_up(report: AuditReport) -> None:
     found = queue(report, "clean-0")
-    picture = found.facts.picture
-    assert picture is not None
-    assert found.published == picture["published"] == sum(found.fates.values())
-    assert found.fates["settled"] == picture["acked"]
-    assert found.fates["ready"] == picture["ready"]
-    assert found.unpictured == 0
-    assert found.confirmed == picture["published"]
+    state_snapshot = found.facts.state_snapshot
+    assert state_snapshot is not None
+    assert found.published == state_snapshot["published"] == sum(found.fates.values())
+    assert found.fates["settled"] == state_snapshot["acked"]
+    assert found.fates["ready"] == state_snapshot["ready"]
+    assert found.queued_after_snapshot == 0
+    assert found.confirmed == state_snapshot["published"]
     dropped = sum(n for name, n in found.fates.items() if name.startswith("dropped"))
-    assert dropped == picture["dropped"]
+    assert dropped == state_snapshot["dropped"]
 
 
 def test_a_gap_is_told_and_never_taken_for_proof(report: AuditReport) -> None:
@@ -488,7 +488,7 @@ def test_bad_input_is_refused(tmp_path: Path, spark: SparkSession) -> None:
 @pytest.mark.cluster
 def test_a_real_run_whose_leader_is_killed_is_clean(spark: SparkSession, tmp_path: Path) -> None:
     """Goal: kill -9 and restart of the leader break no promise. Publisher and consumer are on the
-    other nodes; all nodes end in order, so their last segments hold a picture."""
+    other nodes; all nodes end in order, so their last segments hold a state snapshot."""
     settings = {"trace.segment_max_age": "1000"}
     with LocalCluster(tmp_path / "data", 3, PORT, settings) as cluster:
         cluster.wait_ready()
@@ -516,7 +516,7 @@ def test_a_real_run_whose_leader_is_killed_is_clean(spark: SparkSession, tmp_pat
     assert found.fates.keys() - left == {"settled"}
     assert found.fates["settled"] == MESSAGES // 4 * 3
     assert sum(found.fates[fate] for fate in left) == MESSAGES // 4
-    assert found.unpictured == 0
+    assert found.queued_after_snapshot == 0
     # A node that needed too long for its last segment has an open end as well.
     missing = [gap for gap in found.facts.gaps if "in order" not in gap.why]
     assert {gap.node for gap in missing} <= {1}, missing

@@ -751,7 +751,7 @@ class TraceConfig:
         "trace.segment_max_age",
         60_000,
         """An open segment is completed after this time, and then readable for the audit. Shorter:
-        more and smaller files, each with a picture of what is in the queue.""",
+        more and smaller files, each with a state snapshot of what is in the queue.""",
         parse=_parse_int,
         unit="ms",
         low=100,

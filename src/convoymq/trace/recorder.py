@@ -9,7 +9,8 @@ Who else should have recorded something is in the trace too: each segment names 
 and their incarnations (MEMBER), so that an audit misses a node whose files are not there. A mark
 also counts the rows since the one before it.
 
-A queue's picture (STATE rows and a SUMMARY) is taken when a segment ends, between two entries.
+A queue's state snapshot (STATE rows and a SUMMARY) is taken when a segment ends, between two
+entries.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ log = structlog.get_logger()
 
 RETRY_US = 5_000_000
 """How long after a file could not be written the next one is tried."""
-PICTURE_RUNS_MAX = 100_000
-"""A queue of more runs gets no picture, only its totals: the loop would stand still for it."""
+STATE_SNAPSHOT_RUNS_MAX = 100_000
+"""A queue of more runs gets no state snapshot, only its totals: the loop would stand still for it.
+"""
 CLOSE_TIMEOUT_S = 3.0
 COUNT_OFFSET = 24
 """Of the number of messages in an ENQUEUE command."""
@@ -201,7 +203,7 @@ class QueueTrace:
             delivered,
         )
 
-    # --- marks and pictures --------------------------------------------------------------
+    # --- marks and state snapshots --------------------------------------------------------------
 
     def _restored(self, index: int) -> None:
         """The machine's state came from elsewhere: the entries before are not recorded here."""
@@ -303,7 +305,7 @@ class QueueTrace:
             self.rotate()
 
     def rotate(self, flags: int = 0) -> None:
-        """Ends the segment, with a picture of the queue."""
+        """Ends the segment, with a state snapshot of the queue."""
         self._rotated_us = self._now_us()
         # The end is told of an idle queue too: its last segment was complete before.
         ends = flags & words.CLOSED and not self._ended
@@ -313,21 +315,21 @@ class QueueTrace:
         # Of a stream there is nothing to tell: it holds what it was given, up to retention.
         tells = self.origin.type == "quorum" and machine is not None
         if tells and self.rows.index >= self._covered:
-            self._picture()
+            self._state_snapshot()
         self.flush(flags)
         if not self._empty:
             self._writer.rotate(self._feed)
         self._empty = True
         self._told = ()
 
-    def _picture(self) -> None:
+    def _state_snapshot(self) -> None:
         now = self._now_us()
         machine = self._machine
         index = self.rows.index
         facts: dict[str, int] = machine.totals()
-        complete = machine.run_count() <= PICTURE_RUNS_MAX
+        complete = machine.run_count() <= STATE_SNAPSHOT_RUNS_MAX
         if complete:
-            for owner, number, first_id, run in machine.picture():
+            for owner, number, first_id, run in machine.state_snapshot():
                 flags = 0 if owner is None else words.HELD
                 at, command, first, count, _size, acquired, delivered = run
                 self.rows.act(

@@ -227,7 +227,7 @@ class _Coverage:
     def __init__(self) -> None:
         self.entries: list[list[int]] = []
         self.acts: list[list[int]] = []
-        self.pictures: list[dict[str, int]] = []
+        self.state_snapshots: list[dict[str, int]] = []
         self.members: list[list[int]] = []
         self.marked = dict.fromkeys((*MARK_COLUMNS, "marks"), 0)
         self.lost = 0
@@ -250,7 +250,7 @@ class _Coverage:
                     self.members.append(member)
                 continue
             if row["kind"] == SUMMARY:
-                self.pictures.append(
+                self.state_snapshots.append(
                     {
                         "index": row["index"],
                         "time_us": row["time_us"],
@@ -316,7 +316,7 @@ def convert(journal: Path, origin: Origin) -> Path | None:
             "format": FORMAT,
             "covered": coverage.entries,
             "acts": coverage.acts,
-            "pictures": coverage.pictures,
+            "state_snapshots": coverage.state_snapshots,
             "members": coverage.members,
             "marked": coverage.marked,
             "previous": _previous(journal, origin),

@@ -20,7 +20,7 @@ def footer(node: int, incarnation: int, **facts: Any) -> dict[str, Any]:
         "incarnation": incarnation,
         "covered": [],
         "acts": [],
-        "pictures": [],
+        "state_snapshots": [],
         "lost": 0,
         "closed": False,
         "rows": 0,
@@ -107,11 +107,11 @@ def test_rows_that_a_file_counts_and_lacks_are_missing() -> None:
     assert facts.missing == {"rows": 3}
 
 
-def test_the_last_complete_picture_that_is_reached_counts() -> None:
-    pictures = [{"index": 10, "complete": 1}, {"index": 20, "complete": 0}]
-    (facts,) = queue_facts([footer(1, 1, covered=[[0, 20]], pictures=pictures)])
-    assert facts.picture is not None
-    assert facts.picture["index"] == 10
+def test_the_last_complete_state_snapshot_that_is_reached_counts() -> None:
+    state_snapshots = [{"index": 10, "complete": 1}, {"index": 20, "complete": 0}]
+    (facts,) = queue_facts([footer(1, 1, covered=[[0, 20]], state_snapshots=state_snapshots)])
+    assert facts.state_snapshot is not None
+    assert facts.state_snapshot["index"] == 10
 
 
 def test_traces_of_two_clusters_are_not_mixed() -> None:

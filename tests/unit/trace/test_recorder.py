@@ -82,7 +82,7 @@ def test_a_message_leaves_a_row_for_every_step(tmp_path: Path) -> None:
     assert (published["vhost"], published["queue"], published["group"]) == ("/", "orders", 7)
 
 
-def test_the_picture_at_the_end_is_what_is_in_the_queue(tmp_path: Path) -> None:
+def test_the_state_snapshot_at_the_end_is_what_is_in_the_queue(tmp_path: Path) -> None:
     log = random_log(3)
     recording = Recording(tmp_path)
     recording.apply(log.entries)
@@ -305,7 +305,7 @@ def test_a_segment_says_what_it_is(tmp_path: Path) -> None:
     facts = segments.read_metadata(path)
     assert facts["queue"] == "a/b ☃ " + "x" * 300
     assert (facts["covered"], facts["format"]) == ([[0, 10]], words.FORMAT)
-    assert [picture["index"] for picture in facts["pictures"]] == [10]
+    assert [state_snapshot["index"] for state_snapshot in facts["state_snapshots"]] == [10]
     assert pq.read_table(path, partitioning=None).num_rows == facts["rows"]
     (tmp_path / "strange.parquet").write_bytes(b"not parquet")
     with pytest.raises(OSError, match="no segment of a trace"):

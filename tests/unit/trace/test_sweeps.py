@@ -56,7 +56,7 @@ def sweep(rows: list[dict[str, Any]], scope: Scope) -> Findings:
         and row["kind"] != words.OWNER
         and not (row["kind"] == words.PUBLISHED and row["reason"])
         and (row["kind"] == words.STATE or within(row["index"], scope))
-        and (row["kind"] != words.STATE or row["index"] == scope.pictures[0])
+        and (row["kind"] != words.STATE or row["index"] == scope.state_snapshots[0])
     ]
     lives = sorted_by(columns(entered, messages.COLUMNS), (*messages.KEYS, "order"))
     messages.follow(lives, scope, findings)
@@ -130,7 +130,7 @@ def test_fates_add_up_to_the_machine(tmp_path: Path, seed: int) -> None:
             if row["what"] == "fate":
                 key = (row["k1"], row["k2"])
                 fates[key] = fates.get(key, 0) + row["n"]
-                assert row["k3"] == (row["k1"] >= 3), "what is queued is in the picture"
+                assert row["k3"] == (row["k1"] >= 3), "what is queued is in the state snapshot"
     assert fates.get((1, 0), 0) == totals["acked"]
     assert fates.get((2, words.REJECTED), 0) == totals["dropped_rejected"]
     assert fates.get((3, 0), 0) == totals["ready"]

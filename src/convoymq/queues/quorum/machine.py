@@ -312,7 +312,7 @@ class QuorumMachine(SessionTable):
 
     def _trace_purged(self) -> None:
         """All that is ready is about to go."""
-        for owner, _, _, run in self.picture():
+        for owner, _, _, run in self.state_snapshot():
             if owner is None:
                 self._trace_run(words.DROPPED, 0, words.PURGED, 0, 0, run)
 
@@ -333,7 +333,7 @@ class QuorumMachine(SessionTable):
         )  # fmt: skip
 
     def run_count(self) -> int:
-        """Runs in the queue: what `picture` costs."""
+        """Runs in the queue: what `state_snapshot` costs."""
         held = sum(consumer.checked_out.run_count() for consumer in self._consumers())
         held += sum(
             reservation.held.run_count() for reservation in self.reservations.by_name.values()
@@ -341,7 +341,7 @@ class QuorumMachine(SessionTable):
         ready = self.fresh.run_count() + self.returned.run_count() + self.requeued.run_count()
         return int(ready + held)
 
-    def picture(self) -> list[tuple[int | None, int, int, runs.Run]]:
+    def state_snapshot(self) -> list[tuple[int | None, int, int, runs.Run]]:
         """(session, consumer number, first message id, run) of everything in the queue: what is
         ready first (session None), then what is checked out. A reservation counts as session
         `reservation_session(name)`. Cost: O(runs)."""

@@ -47,9 +47,9 @@ class QueueFacts:
     primary: list[Range] = field(default_factory=list)
     """Disjoint, ascending: from whom each entry is taken."""
     gaps: list[Gap] = field(default_factory=list)
-    pictures: list[dict[str, int]] = field(default_factory=list)
+    state_snapshots: list[dict[str, int]] = field(default_factory=list)
     """All summaries, with `node` and `incarnation`."""
-    picture: dict[str, int] | None = None
+    state_snapshot: dict[str, int] | None = None
     """The last complete one that the primary ranges reach."""
     lost: int = 0
     missing: dict[str, int] = field(default_factory=dict)
@@ -98,8 +98,8 @@ def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
         if gone > 0:
             facts.missing["rows"] = facts.missing.get("rows", 0) + gone
         facts.ranges += [Range(node, incarnation, *each) for each in footer["covered"]]
-        facts.pictures += [
-            {**each, "node": node, "incarnation": incarnation} for each in footer["pictures"]
+        facts.state_snapshots += [
+            {**each, "node": node, "incarnation": incarnation} for each in footer["state_snapshots"]
         ]
         spans = footer["acts"]
         acts[group, node] += [
@@ -114,7 +114,7 @@ def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
             for before, after in zip(facts.primary, facts.primary[1:], strict=False)
             if before.end < after.start
         ]
-        facts.picture = _last_picture(facts)
+        facts.state_snapshot = _last_state_snapshot(facts)
     for (group, node), known in sorted(acts.items()):
         if not known:
             continue
@@ -211,11 +211,13 @@ def choose(ranges: Iterable[Range]) -> list[Range]:
     return made
 
 
-def _last_picture(facts: QueueFacts) -> dict[str, int] | None:
-    """The youngest complete picture at an entry that is covered."""
-    for picture in sorted(facts.pictures, key=lambda each: each["index"], reverse=True):
-        index = picture["index"]
+def _last_state_snapshot(facts: QueueFacts) -> dict[str, int] | None:
+    """The youngest complete state snapshot at an entry that is covered."""
+    for state_snapshot in sorted(
+        facts.state_snapshots, key=lambda each: each["index"], reverse=True
+    ):
+        index = state_snapshot["index"]
         reached = index == facts.start or any(r.start < index <= r.end for r in facts.primary)
-        if picture["complete"] and reached:
-            return picture
+        if state_snapshot["complete"] and reached:
+            return state_snapshot
     return None

@@ -6,8 +6,8 @@ All sweeps return one small table (`SCHEMA`): counts, not rows, whatever the siz
 |-----------|-----------------------------|--------------------------------------|----------|
 | violation | invariant, rows             | –                                    | messages |
 | unproved  | invariant, rows             | –                                    | messages |
-| fate      | fate, reason, in a picture? | –                                    | messages |
-| entered   | in the last picture's time? | –                                    | messages |
+| fate      | fate, reason, in a state snapshot? | –                                    | messages |
+| entered   | in the last state snapshot's time? | –                                    | messages |
 | confirmed | –                           | –                                    | messages |
 | latency   | hour, metric, bucket        | –                                    | messages |
 | share     | hour, session, consumer     | –                                    | messages |
@@ -84,8 +84,8 @@ class Scope:
     """
 
     groups: tuple[int, ...]
-    pictures: tuple[int, ...]
-    """Entry of the last complete picture; -1 = none."""
+    state_snapshots: tuple[int, ...]
+    """Entry of the last complete state snapshot; -1 = none."""
     covered: tuple[tuple[int, int, int], ...]
     """(group, start, end], ascending."""
     _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -111,9 +111,9 @@ class Scope:
         inside = (at >= 0) & (key <= ends[np.maximum(at, 0)])
         return np.where(inside, at, -1)
 
-    def picture(self, group: Array) -> Array:
-        """Entry of each group's picture; -1 = none."""
-        return np.asarray(self.pictures, np.int64)[self.place(group)]
+    def state_snapshot(self, group: Array) -> Array:
+        """Entry of each group's state snapshot; -1 = none."""
+        return np.asarray(self.state_snapshots, np.int64)[self.place(group)]
 
 
 class Findings:

@@ -96,8 +96,8 @@ PROMISES: dict[Invariant, Promise] = {
     ),
     Invariant.NOTHING_LOST: Promise(
         "nothing is lost",
-        "Every published message is settled, dropped by a rule, or in the queue's last picture; "
-        "and the picture holds nothing else.",
+        "Every published message is settled, dropped by a rule, or in the queue's last state snapshot; "
+        "and the state snapshot holds nothing else.",
     ),
     Invariant.DROPPED_BY_RULE: Promise(
         "drops name their rule",
@@ -105,6 +105,6 @@ PROMISES: dict[Invariant, Promise] = {
     ),
     Invariant.TOTALS: Promise(
         "the queue's own totals balance",
-        "In every picture, published = settled + dropped + purged + in the queue.",
+        "In every state snapshot, published = settled + dropped + purged + in the queue.",
     ),
 }

@@ -1,8 +1,8 @@
 """The life of every message, from all that was decided about it.
 
-Input: decided rows and the rows of the last picture, sorted by group, ENQUEUE command and log
-order. The ranges of one command's rows cut each other into *atoms*: stretches of messages with one
-history. Each history is followed through these states; what is not in the table is a violation.
+Input: decided rows and the rows of the last state snapshot, sorted by group, ENQUEUE command and
+log order. The ranges of one command's rows cut each other into *atoms*: stretches of messages with
+one history. Each history is followed through these states; what is not in the table is a violation.
 
 | before        | published | delivered | acked     | returned | dropped   |
 |---------------|-----------|-----------|-----------|----------|-----------|
@@ -124,7 +124,7 @@ def follow(columns: Columns, scope: Scope, findings: Findings) -> None:
     atom_of = np.cumsum(fresh) - 1
     start = starts[atom_of]
 
-    # The event before that changed anything: pictures don't.
+    # The event before that changed anything: state snapshots don't.
     event = kind != words.STATE
     here = np.arange(n)
     latest = np.maximum.accumulate(np.where(event, here, -1))
@@ -180,11 +180,11 @@ def follow(columns: Columns, scope: Scope, findings: Findings) -> None:
     wrong = (counts != (back << 32) + failed) | (shown != (counts >> 32 > 0))
     findings.violation(Invariant.REDELIVERED, group, size, delivered & whole & wrong, example)
 
-    _picture(columns, scope, findings, row, size, start, starts, atom_of, latest)
+    _state_snapshot(columns, scope, findings, row, size, start, starts, atom_of, latest)
     _latencies(columns, findings, row, size, delivered, acked, before, known, whole, start)
 
 
-def _picture(
+def _state_snapshot(
     columns: Columns,
     scope: Scope,
     findings: Findings,
@@ -195,32 +195,32 @@ def _picture(
     atom_of: Array,
     latest: Array,
 ) -> None:
-    """What is not ended must be in the picture, as the log left it; and nothing else."""
+    """What is not ended must be in the state snapshot, as the log left it; and nothing else."""
     kind = columns["kind"][row]
     group = columns["group"][row]
     index = columns["order"][row] >> ORDINAL_BITS
     span = scope.span(group, index)
-    picture = scope.picture(group)
+    state_snapshot = scope.state_snapshot(group)
     event = kind != words.STATE
     here = np.arange(len(row))
-    last = np.maximum.reduceat(np.where(event & (index <= picture), here, -1), starts)
+    last = np.maximum.reduceat(np.where(event & (index <= state_snapshot), here, -1), starts)
     seen = np.maximum.reduceat(np.where(~event, here, -1), starts)
     at = starts
     final = kind[np.maximum(last, 0)]
     open_ = (last >= 0) & np.isin(final, (words.PUBLISHED, words.RETURNED, words.DELIVERED))
-    has_picture = picture[at] >= 0
-    near = scope.span(group[at], picture[at]) == span[np.maximum(last, 0)]
+    has_state_snapshot = state_snapshot[at] >= 0
+    near = scope.span(group[at], state_snapshot[at]) == span[np.maximum(last, 0)]
 
     def example(k: int) -> dict[str, Any]:
         found = last[k] if last[k] >= 0 else seen[k]
-        return {**_shown(columns, row[found]), "picture": int(picture[at[k]])}
+        return {**_shown(columns, row[found]), "state_snapshot": int(state_snapshot[at[k]])}
 
     def bad(mask: Array, near: Array) -> None:
         args = (Invariant.NOTHING_LOST, group[at], size[at])
         findings.violation(*args, mask & near, example)
         findings.violation(*args, mask & ~near, example, what="unproved")
 
-    bad(has_picture & open_ & (seen < 0), near)
+    bad(has_state_snapshot & open_ & (seen < 0), near)
     state = np.maximum(seen, 0)
     same_owner = (
         columns["session"][row[state]] == columns["session"][row[np.maximum(last, 0)]]
@@ -229,10 +229,11 @@ def _picture(
     fits = np.where(out, (final == words.DELIVERED) & same_owner, final != words.DELIVERED)
     origin = scope.span(group[at], columns["position_index"][row[at]])
     bad((seen >= 0) & (last >= 0) & ~(open_ & fits), near)
-    # In the picture, and the log knows nothing of it: only if its publishing should be there.
-    bad((seen >= 0) & (last < 0), scope.span(group[at], picture[at]) == origin)
+    # In the state snapshot, and the log knows nothing of it: only if its publishing should be
+    # there.
+    bad((seen >= 0) & (last < 0), scope.span(group[at], state_snapshot[at]) == origin)
 
-    # Where every published message is now: the last event of all, whether or not pictured.
+    # Where every published message is now: the last event of all, in the state snapshot or not.
     ends = np.append(starts[1:], len(row)) - 1
     final_event = latest[ends]
     counted = (kind[start[ends]] == words.PUBLISHED) & (final_event >= starts)
@@ -246,11 +247,11 @@ def _picture(
         fate == FATE_DROPPED, columns["reason"][row[np.maximum(final_event, 0)]], 0
     ).astype(np.int64)
     queued = fate >= FATE_READY
-    pictured = (seen >= 0) & queued
+    in_snapshot = (seen >= 0) & queued
     findings.counts(
         "fate",
         group[at][counted],
-        [fate[counted], reason[counted], pictured[counted].astype(np.int64)],
+        [fate[counted], reason[counted], in_snapshot[counted].astype(np.int64)],
         size[at][counted],
     )
 

@@ -124,8 +124,10 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
     published = columns["kind"] == words.PUBLISHED
     entered = _picked(columns, published & (columns["reason"] == 0))
     first = entered["first_id"]
-    by_picture = entered["order"] >> ORDINAL_BITS <= scope.picture(entered["group"])
-    findings.counts("entered", entered["group"], [by_picture.astype(np.int64)], entered["count"])
+    by_state_snapshot = entered["order"] >> ORDINAL_BITS <= scope.state_snapshot(entered["group"])
+    findings.counts(
+        "entered", entered["group"], [by_state_snapshot.astype(np.int64)], entered["count"]
+    )
     _chain(
         entered, scope, findings, EDGE_NUMBER, own, (first,), (first + entered["count"],),
         np.not_equal,

@@ -170,7 +170,9 @@ class _Job:
                 self.ends_us[group] = max(self.ends_us[group], footer["acts"][-1][1])
         self.scope = Scope(
             groups=tuple(each.group for each in facts),
-            pictures=tuple(each.picture["index"] if each.picture else -1 for each in facts),
+            state_snapshots=tuple(
+                each.state_snapshot["index"] if each.state_snapshot else -1 for each in facts
+            ),
             covered=_spans(facts),
         )
         self.raw = spark.read.schema(FILE_SCHEMA).parquet(*files)
@@ -273,15 +275,15 @@ class _Job:
             & (F.col("kind") != words.OWNER)
             & ((F.col("kind") != words.PUBLISHED) | (F.col("reason") == 0))
         )
-        pictures = [
-            (each.group, each.picture["node"], each.picture["incarnation"],
-             each.picture["index"] - 1, each.picture["index"])
+        state_snapshots = [
+            (each.group, each.state_snapshot["node"], each.state_snapshot["incarnation"],
+             each.state_snapshot["index"] - 1, each.state_snapshot["index"])
             for each in self.facts
-            if each.picture and each.group in queues
+            if each.state_snapshot and each.group in queues
         ]  # fmt: skip
-        state = self._within(self.raw.where(F.col("kind") == words.STATE), pictures).withColumns(
-            self._packed(F.lit(LAST_ORDINAL))
-        )
+        state = self._within(
+            self.raw.where(F.col("kind") == words.STATE), state_snapshots
+        ).withColumns(self._packed(F.lit(LAST_ORDINAL)))
         columns = messages.COLUMNS
         both = rows.select(*columns).unionByName(state.select(*columns))
         sort = (*messages.KEYS, "order")

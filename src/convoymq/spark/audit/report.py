@@ -140,8 +140,10 @@ def _queue(queue: QueueReport) -> str:
     ]
     if facts.start:
         lines.append(" What was published before is older than the trace.")
-    if facts.picture is None:
-        lines.append(" No picture of the queue: what is still queued is known from the log alone.")
+    if facts.state_snapshot is None:
+        lines.append(
+            " No state snapshot of the queue: what is still queued is known from the log alone."
+        )
     lines.append("</p>")
     fates = [_row(("what became of them", "messages"), "th")]
     fates += [_row((html.escape(name), f"{n:,}")) for name, n in queue.fates.items()]

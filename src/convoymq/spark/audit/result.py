@@ -89,11 +89,11 @@ class QueueReport:
     """Messages about which the trace can't tell, by the invariant's name."""
     published: int = 0
     """Messages that entered while it was traced."""
-    entered_by_picture: int = 0
-    """Of these, what entered up to the last complete picture."""
+    entered_by_state_snapshot: int = 0
+    """Of these, what entered up to the last complete state snapshot."""
     confirmed: int = 0
-    unpictured: int = 0
-    """Messages that are queued by the log, decided after the last complete picture."""
+    queued_after_snapshot: int = 0
+    """Messages that are queued by the log, decided after the last complete state snapshot."""
     latencies: list[Latency] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
 
@@ -182,8 +182,8 @@ def _queue_dict(queue: QueueReport) -> dict[str, Any]:
         "violations": queue.violations,
         "unproved": queue.unproved,
         "fates": queue.fates,
-        "queued_after_last_picture": queue.unpictured,
-        "picture": facts.picture["index"] if facts.picture else None,
+        "queued_after_last_snapshot": queue.queued_after_snapshot,
+        "state_snapshot": facts.state_snapshot["index"] if facts.state_snapshot else None,
         "gaps": [
             {"entries": [gap.start, gap.end]}
             if not gap.node
@@ -243,10 +243,10 @@ def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> Au
                     name += ": " + words.REASON_NAMES.get(row["k2"], str(row["k2"]))
                 queue.fates[name] = queue.fates.get(name, 0) + n
                 if row["k1"] >= FATE_READY and not row["k3"]:
-                    queue.unpictured += n
+                    queue.queued_after_snapshot += n
             case "entered":
                 queue.published += n
-                queue.entered_by_picture += n * row["k1"]
+                queue.entered_by_state_snapshot += n * row["k1"]
             case "missing":
                 name = ("rows", *words.MARK_COLUMNS, "marks")[row["k1"]]
                 queue.facts.missing[name] = queue.facts.missing.get(name, 0) + n
@@ -293,21 +293,27 @@ def _check_client(
 
 def _check_totals(queue: QueueReport, verdict: Verdict) -> None:
     facts = queue.facts
-    # From the first entry to the picture without a gap: then the log has what the queue counted.
+    # From the first entry to the state snapshot without a gap: then the log has what the queue
+    # counted.
     whole = not facts.start and not any(gap.node == 0 for gap in facts.gaps)
-    if facts.type == "quorum" and facts.picture is not None and whole:
-        off = facts.picture["published"] - queue.entered_by_picture
+    if facts.type == "quorum" and facts.state_snapshot is not None and whole:
+        off = facts.state_snapshot["published"] - queue.entered_by_state_snapshot
         if off:
-            example = {**facts.picture, "entered_by_the_log": queue.entered_by_picture}
+            example = {
+                **facts.state_snapshot,
+                "entered_by_the_log": queue.entered_by_state_snapshot,
+            }
             verdict.add(facts, 1, abs(off), [example])
             queue.blame(Invariant.TOTALS, 1)
-    for picture in facts.pictures:
+    for state_snapshot in facts.state_snapshots:
         if facts.type != "quorum":
             continue
-        gone = picture["acked"] + picture["dropped"] + picture["purged"]
-        off = picture["published"] - gone - picture["ready"] - picture["unacked"]
+        gone = state_snapshot["acked"] + state_snapshot["dropped"] + state_snapshot["purged"]
+        off = (
+            state_snapshot["published"] - gone - state_snapshot["ready"] - state_snapshot["unacked"]
+        )
         if off:
-            verdict.add(facts, 1, abs(off), [picture])
+            verdict.add(facts, 1, abs(off), [state_snapshot])
             queue.blame(Invariant.TOTALS, 1)
 
 

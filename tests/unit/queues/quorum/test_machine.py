@@ -381,7 +381,7 @@ def test_what_went_to_the_tail_is_in_a_snapshot_in_live_ranges_and_purged() -> N
     other.restore(machine.snapshot())
     assert other.snapshot() == machine.snapshot()
     check_invariants(other)
-    assert len(machine.picture()) == 2
+    assert len(machine.state_snapshot()) == 2
     queue.log.command(A, batch.CMD_PURGE)
     assert replies(queue.step(), A)[-1][2] == 1
     assert machine.ready == 0
