@@ -785,8 +785,8 @@ def _stream() -> Any:
     return StreamMachine
 
 
-@plant("a stretch goes on over a chunk that was dropped", "break,crash,kill", "streams")
-def stretch_over_a_repeat() -> None:
+@plant("an index range goes on over a chunk that was dropped", "break,crash,kill", "streams")
+def index_range_over_a_repeat() -> None:
     machine = _stream()
     append = machine._append
 

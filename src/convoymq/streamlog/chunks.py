@@ -1,15 +1,15 @@
 # cython: annotation_typing=False
 """Where the chunks of a stream lie in the log, found by offset and by time.
 
-A chunk is an ENQUEUE command; its records have consecutive stream offsets. A *stretch* is a row of
-chunks in consecutive entries of commands, with nothing between them that looks like a chunk and is
-none (a repeat that was dropped): who reads it takes every ENQUEUE from the stretch's first one on,
-until its offsets are used up. So the index needs one line per stretch, not per chunk, and a
-stream of single published messages costs no more memory than one of large batches.
+A chunk is an ENQUEUE command; its records have consecutive stream offsets. An *index range* is a
+row of chunks in consecutive entries of commands, with nothing between them that looks like a chunk
+and is none (a repeat that was dropped): who reads it takes every ENQUEUE from the index range's
+first one on, until its offsets are used up. So the index needs one line per index range, not per
+chunk, and a stream of single published messages costs no more memory than one of large batches.
 
-Five words a stretch: entry index; command offset · first record; first stream offset; body bytes;
-time of the first entry in ms. Offsets and times ascend (times may be equal), so both are found by
-bisection; a time is exact after a look into the stretch's entries (`reader`).
+Five words an index range: entry index; command offset · first record; first stream offset; body
+bytes; time of the first entry in ms. Offsets and times ascend (times may be equal), so both are
+found by bisection; a time is exact after a look into the index range's entries (`reader`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convoymq.model.words import words_from_bytes, words_to_bytes
 
 LOW = 0xFFFFFFFF
 
-#: A stretch ends behind the chunk that fills one of these.
+#: An index range ends behind the chunk that fills one of these.
 STRETCH_BYTES = 64 << 10
 STRETCH_MESSAGES = 8192
 STRETCH_ENTRIES = 256
@@ -30,7 +30,7 @@ FIELDS = 5
 
 
 class ChunkIndex:
-    """The stretches of one stream, oldest first."""
+    """The index ranges of one stream, oldest first."""
 
     __slots__ = ("indexes", "offsets", "places", "sizes", "times")
 
@@ -46,7 +46,7 @@ class ChunkIndex:
 
     def continues(self, index: int, offset: int) -> bool:
         """Whether a chunk of entry `index` with first stream offset `offset`, which stands right
-        behind the last stretch, belongs to it."""
+        behind the last index range, belongs to it."""
         return (
             len(self.offsets) > 0
             and self.sizes[-1] < STRETCH_BYTES
@@ -55,13 +55,13 @@ class ChunkIndex:
         )
 
     def grow(self, size: int) -> None:
-        """The last stretch gets another chunk of `size` body bytes."""
+        """The last index range gets another chunk of `size` body bytes."""
         self.sizes[-1] += size
 
     def begin(
         self, index: int, command: int, first: int, offset: int, size: int, time_ms: int
     ) -> None:
-        """A chunk opens a stretch: records from `first` on of the ENQUEUE at `command`."""
+        """A chunk opens an index range: records from `first` on of the ENQUEUE at `command`."""
         self.indexes.append(index)
         self.places.append(command << 32 | first)
         self.offsets.append(offset)
@@ -69,27 +69,27 @@ class ChunkIndex:
         self.times.append(time_ms)
 
     def find(self, offset: int) -> int:
-        """Position of the stretch that holds an offset, which must be kept."""
+        """Position of the index range that holds an offset, which must be kept."""
         return bisect_right(self.offsets, offset) - 1
 
     def before(self, time_ms: int) -> int:
-        """Position of the last stretch that began before a time; -1 when none did."""
+        """Position of the last index range that began before a time; -1 when none did."""
         return bisect_left(self.times, time_ms) - 1
 
     def row(self, position: int) -> tuple[int, int, int, int]:
-        """(entry index, command offset, first record, first stream offset) of a stretch."""
+        """(entry index, command offset, first record, first stream offset) of an index range."""
         place = self.places[position]
         return (self.indexes[position], place >> 32, place & LOW, self.offsets[position])
 
     def part(self, first: int, end: int) -> ChunkIndex:
-        """A copy of the stretches at positions [first, end)."""
+        """A copy of the index ranges at positions [first, end)."""
         made = ChunkIndex()
         parts = [words[first:end] for words in self._columns()]
         made.indexes, made.places, made.offsets, made.sizes, made.times = parts
         return made
 
     def drop_before(self, offset: int) -> None:
-        """Forgets the stretches below an offset at which one begins, or which ends the last."""
+        """Forgets the index ranges below an offset at which one begins, or which ends the last."""
         count = bisect_left(self.offsets, offset)
         for words in (self.indexes, self.places, self.offsets, self.sizes, self.times):
             del words[:count]

@@ -3,7 +3,7 @@
 A segment file never changes under its name's inode: it is written whole, and replaced or removed
 whole. So a client on the same machine that may open it can take a stream's messages from it as the
 node itself would, while the node does nothing (ADR 0014). An excerpt says which file that is, where
-in it the entries lie, and which of their messages are the stream's: whole stretches (`chunks`),
+in it the entries lie, and which of their messages are the stream's: whole index ranges (`chunks`),
 all of them applied here.
 
 Packed it is a map in MessagePack; the table is in docs/formats/columnar-protocol.md.
@@ -49,7 +49,7 @@ class _Packed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Stretches of one segment. Stands in for the machine where a `ChunkReader` reads them."""
+    """Index ranges of one segment. Stands in for the machine where a `ChunkReader` reads them."""
 
     place: FilePlace
     group: int
@@ -133,15 +133,15 @@ class Excerpt:
 def excerpt(
     segment: Segment, place: FilePlace, group: int, chunks: ChunkIndex, offset: int, end: int | None
 ) -> Excerpt | None:
-    """The stretches from that of `offset` on which lie in a segment, up to the one of `end`; None
-    when they are too few to be worth it.
+    """The index ranges from that of `offset` on which lie in a segment, up to the one of `end`;
+    None when they are too few to be worth it.
 
     Args:
         chunks: the stream's index; it holds `offset`.
     """
     first = chunks.find(offset)
     index = chunks.indexes[first]
-    # A stretch is over where the next one begins; whether the last one is, nobody knows.
+    # An index range is over where the next one begins; whether the last one is, nobody knows.
     last = bisect_right(chunks.indexes, min(segment.last, index + ENTRIES_MAX)) - 1
     if end is not None:
         last = min(last, bisect_left(chunks.offsets, end))

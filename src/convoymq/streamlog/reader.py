@@ -1,8 +1,8 @@
 """Reading a stream's chunks from the local log, in order, from any offset.
 
-A `ChunkReader` is a place in the log. It finds the stretch of its offset in the machine's index and
-from there takes ENQUEUE after ENQUEUE; at the end of a stretch it looks the next one up. It reads
-only what the machine has applied, so only what is committed.
+A `ChunkReader` is a place in the log. It finds the index range of its offset in the machine's index
+and from there takes ENQUEUE after ENQUEUE; at the end of an index range it looks the next one up.
+It reads only what the machine has applied, so only what is committed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Applied(Protocol):
 
     @property
     def chunks(self) -> ChunkIndex:
-        """Where the stretches lie."""
+        """Where the index ranges lie."""
 
     @property
     def first(self) -> int:
@@ -70,8 +70,8 @@ class ChunkReader:
         self.last_bytes = 0
         self._read = read
         self._span: Sequence[Entry] = ()
-        #: The stretch that is being read: its first offset (-1 = none), and where it ends as far as
-        #: known.
+        #: The index range that is being read: its first offset (-1 = none), and where it ends as
+        #: far as known.
         self._start = -1
         self._end = -1
         #: The open entry: (command, first record, count, body bytes) of its chunks, and which of
@@ -129,7 +129,7 @@ class ChunkReader:
         return run
 
     def _enter(self) -> None:
-        """Goes to the stretch that holds the offset."""
+        """Goes to the index range that holds the offset."""
         chunks = self.machine.chunks
         position = chunks.find(self.offset)
         index, command, first, start = chunks.row(position)
@@ -144,7 +144,7 @@ class ChunkReader:
         self._end = end
 
     def _seek(self, index: int, command: int, first: int, behind: int) -> None:
-        """Goes to the message that stands `behind` others from a stretch's first one on."""
+        """Goes to the message that stands `behind` others from an index range's first one on."""
         self._open(index)
         while self._chunks[self._at][0] < command:
             self._at += 1
@@ -193,7 +193,7 @@ class ChunkReader:
 
     def go_back(self, offset: int) -> bool:
         """Goes to an offset that was read since `mark`, without looking for it in the log; False
-        when it was not, or lies in another stretch."""
+        when it was not, or lies in another index range."""
         marks = self._marks
         if not marks or not max(self._start, marks[0][0]) <= offset < self.offset:
             return False

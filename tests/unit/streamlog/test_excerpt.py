@@ -1,4 +1,4 @@
-"""Excerpts: whole stretches of one segment, and nothing that a client could be misled by."""
+"""Excerpts: whole index ranges of one segment, and nothing that a client could be misled by."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def segment_of(first: int, last: int) -> Segment:
     return Segment("1.seg", 1, array("Q", range(first, last + 1)), places, array("I", [5] * count))
 
 
-def index_of(stretches: int, first_index: int, each: int) -> ChunkIndex:
-    """Stretches of 100 messages; one begins every `each` entries, in the middle of one."""
+def index_of(index_ranges: int, first_index: int, each: int) -> ChunkIndex:
+    """Index ranges of 100 messages; one begins every `each` entries, in the middle of one."""
     chunks = ChunkIndex()
-    for n in range(stretches):
+    for n in range(index_ranges):
         chunks.begin(first_index + n * each, 64, n % 3, 100 * n, SIZE, 1000 + n)
     return chunks
 
 
-def test_only_stretches_that_end_in_the_segment_are_in_it() -> None:
+def test_only_index_ranges_that_end_in_the_segment_are_in_it() -> None:
     chunks = index_of(200, 10, 3)
     found = excerpt(segment_of(1, 400), PLACE, GROUP, chunks, 150, None)
     assert found is not None
-    # The stretch at entry 10 + 3·130 = 400 begins in it and may end elsewhere.
+    # The index range at entry 10 + 3·130 = 400 begins in it and may end elsewhere.
     assert (found.first, found.next) == (150, 100 * 130)
     assert found.chunks.offsets[0] == 100
     assert len(found.chunks) == 129
@@ -61,7 +61,7 @@ def test_a_short_piece_is_none() -> None:
     assert excerpt(segment_of(1, 10 + 3 * 20), PLACE, GROUP, chunks, 0, None) is None
     assert excerpt(segment_of(1, 4000), PLACE, GROUP, chunks, 100 * 190, None) is None
     assert excerpt(segment_of(1, 4000), PLACE, GROUP, chunks, 0, 2_000) is None
-    # The last stretch of all may still grow.
+    # The last index range of all may still grow.
     assert excerpt(segment_of(1, 4000), PLACE, GROUP, index_of(1, 10, 3), 0, None) is None
 
 

@@ -16,9 +16,9 @@ Commands of readers (STORE_OFFSET) and of producers (PRODUCER, `sessions`) are s
 what has no meaning for a log (SETTLE and its kin) is applied without effect, what would need an
 answer from it (CHECKOUT, GET, PURGE) is refused.
 
-Invariants: offsets of the stretches ascend from `first` to below `next`; `bytes` is the sum over
-segments and over stretches; every segment begins with a stretch; the open segment is empty only
-when the stream is.
+Invariants: offsets of the index ranges ascend from `first` to below `next`; `bytes` is the sum over
+segments and over index ranges; every segment begins with an index range; the open segment is empty
+only when the stream is.
 
 Versions (ADR 0016): 1 is all that is described here. An ENQUEUE's flags for priority and expiration
 (2, 4) mean nothing in version 1, for ever.
@@ -125,7 +125,7 @@ class StreamMachine(SessionTable):
         self.segments: deque[tuple[int, int, int]] = deque()
         #: Consumer name -> offset; the one that stored longest ago first.
         self.stored: dict[bytes, int] = {}
-        #: The next chunk must open a stretch: something that looks like one lies before it.
+        #: The next chunk must open an index range: something that looks like one lies before it.
         self._broken = False
         self._newest_ms = 0
         self.published = 0
@@ -368,7 +368,7 @@ class StreamMachine(SessionTable):
             self.effects.append((EFFECT_APPLIED, session.id, session.seq, APPLIED_OK, None))
 
     def check_invariants(self) -> None:
-        """Asserts what the module docstring promises. Cost: O(stretches)."""
+        """Asserts what the module docstring promises. Cost: O(index ranges)."""
         chunks = self.chunks
         offsets = list(chunks.offsets)
         assert offsets == sorted(set(offsets))

@@ -97,7 +97,7 @@ def test_a_lost_command_is_asked_for() -> None:
     assert lost.index == 1
 
 
-def test_small_chunks_share_a_stretch_and_large_ones_do_not() -> None:
+def test_small_chunks_share_an_index_range_and_large_ones_do_not() -> None:
     bench = Bench()
     for _ in range(STRETCH_ENTRIES):
         bench.publish(1)

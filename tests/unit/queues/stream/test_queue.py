@@ -105,7 +105,7 @@ def test_reading_on_reads_no_entry_twice() -> None:
     offset = 0
     while offset < 600:
         offset = run(cluster, node.queue.fetch_chunks(offset, None, 50, FAR, 0)).next
-    # A stretch's first entry may come along with the last one before it.
+    # An index range's first entry may come along with the last one before it.
     assert len(reads) <= 604
 
 
