@@ -50,7 +50,7 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.replication.raft.membership import Membership
-from convoymq.replication.raft.types import AMNESIAC, QUARANTINED
+from convoymq.replication.raft.types import LOST_STATE, QUARANTINED
 
 log = structlog.get_logger()
 
@@ -171,7 +171,7 @@ class Recovery:
             voters = replica.members
             led = led or replica.is_leader
         # Who has its log again, and votes from the next term on (WITHHELD), is whole.
-        if not unusable and found.voted_for in (AMNESIAC, QUARANTINED):
+        if not unusable and found.voted_for in (LOST_STATE, QUARANTINED):
             unusable = "its log was lost and is not back yet"
         last_time_ms = 0
         if not unusable and found.last_index:

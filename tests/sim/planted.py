@@ -208,7 +208,7 @@ def lost_log_votes() -> None:
 
     def planted(self: Any, vote_lost: bool) -> None:
         quarantine(self, vote_lost)
-        self.quarantined = self.amnesiac = False
+        self.quarantined = self.lost_state = False
 
     core.quarantine = planted
 

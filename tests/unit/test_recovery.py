@@ -19,7 +19,7 @@ from convoymq.cluster.recovery_plan import CopyReport, NodeReport
 from convoymq.kernels import batch
 from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.recovery import Recovery
-from convoymq.replication.raft.types import AMNESIAC, QUARANTINED, WITHHELD
+from convoymq.replication.raft.types import LOST_STATE, QUARANTINED, WITHHELD
 
 SESSION = 1 << 56 | 7 << 24
 FORMER = "f0" * 16
@@ -148,7 +148,7 @@ def test_a_snapshot_that_is_newer_than_the_log_knows_is_not_applied_again() -> N
 
 
 @pytest.mark.parametrize(
-    ("vote", "usable"), [(0, True), (3, True), (WITHHELD, True), (AMNESIAC, False),
+    ("vote", "usable"), [(0, True), (3, True), (WITHHELD, True), (LOST_STATE, False),
                          (QUARANTINED, False)],
 )  # fmt: skip
 def test_a_copy_that_has_caught_up_is_whole(vote: int, usable: bool) -> None:

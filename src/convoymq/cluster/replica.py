@@ -539,7 +539,7 @@ class Replica:
     ) -> None:
         """Takes an APPEND frame."""
         core = self.core
-        if self.faulty or core.amnesiac or not self.takes_entries:
+        if self.faulty or core.lost_state or not self.takes_entries:
             return
         receiving = self.receiving
         if receiving is not None:
@@ -584,7 +584,7 @@ class Replica:
     def on_commit(self, sender: int, term: int, commit: int) -> None:
         """Takes a COMMIT notice."""
         core = self.core
-        if self.faulty or core.amnesiac or self.receiving is not None:
+        if self.faulty or core.lost_state or self.receiving is not None:
             return
         was = core.commit_index
         if not core.on_commit(sender, term, commit):
@@ -643,7 +643,7 @@ class Replica:
             return
         core = self.core
         core.on_vote_written(term, voted_for)
-        if self._wiping and voted_for in (types.QUARANTINED, types.AMNESIAC):
+        if self._wiping and voted_for in (types.QUARANTINED, types.LOST_STATE):
             self._wiping = False
             self.log.wipe(self._wiped)
         if core.reply_due and not self.faulty:
@@ -931,7 +931,7 @@ class Replica:
 
     def _is_cut_off(self) -> bool:
         """Has it no log, and hears of no leader before it was taken in anew or wiped?"""
-        return self.core.amnesiac or self.faulty != ""
+        return self.core.lost_state or self.faulty != ""
 
     def _ask_leader(self, now: int) -> bool:
         """Asks the others in turn who leads, as a node without a replica does; True while it is
@@ -1430,7 +1430,7 @@ class Replica:
                         core.on_answer(peer)
                 sending.on_message(message)
             return
-        if core.amnesiac:
+        if core.lost_state:
             return
         if not core.on_commit(sender, term, 0):
             # A leader that sends a snapshot sends nothing else by which it could learn its term

@@ -412,7 +412,7 @@ def test_a_founder_whose_replica_was_removed_does_not_lead_the_first_term_again(
     again = host.create_group(
         GROUP, (1, 2, 3), ListMachine(), net.sinks[2], founder=(2, host.incarnation)
     )
-    assert again.core.amnesiac
+    assert again.core.lost_state
     assert not again.is_leader
 
 
@@ -822,7 +822,7 @@ def test_a_wiped_node_is_taken_in_anew(net: Net) -> None:
     net.add(lost, (1, 2, 3), wiped=True)
     net.run(6000)
     assert net.machines[lost].values == [4]
-    assert not net.hosts[lost].groups[GROUP].core.amnesiac
+    assert not net.hosts[lost].groups[GROUP].core.lost_state
     assert net.hosts[net.leader].groups[GROUP].members == (1, 2, 3)
 
 
@@ -1374,7 +1374,7 @@ def test_clients_of_a_replica_that_waits_to_be_taken_in_are_served_by_the_leader
     net.add(4, (1, 2, 3), learner=True)
     replica = net.hosts[4].groups[GROUP]
     net.run(2500)
-    assert replica.core.amnesiac
+    assert replica.core.lost_state
     assert replica.is_behind
     hears_of_the_leader(net, 4)
     # Another one leads: it is found as the first one was.

@@ -96,7 +96,7 @@ class FakeHost:
         replica.time = GroupTime(LoopClock())
         replica.hurry = lambda: None
         replica.core = SimpleNamespace(
-            amnesiac=False, quarantined=False, progress={}, commit_index=0
+            lost_state=False, quarantined=False, progress={}, commit_index=0
         )
         replica.propose = lambda *command: self.builder_of(group).add(
             command[0], command[1], 0, 0, command[2], command[3], command[4]

@@ -307,7 +307,7 @@ class Cluster:
                 if peer.may_send() and not peer.waiting:
                     self.send_append(core, peer, probe=True)
         elif what[0] == "append":
-            if not core.amnesiac and not core.on_append(a, *what[1:]):
+            if not core.lost_state and not core.on_append(a, *what[1:]):
                 reject = (core.term, core.reject_hint, what[2], core.quarantined)
                 self.send(b, a, ("reply", *reject))
         elif what[0] == "reply":

@@ -81,14 +81,14 @@ def test_a_member_that_lost_its_log_in_the_founders_term_says_so_after_a_restart
     cluster.settle()
     cluster.forget(lost)
     cluster.flush(lost)
-    assert cluster.logs[lost].disk_vote == (0, types.AMNESIAC)
+    assert cluster.logs[lost].disk_vote == (0, types.LOST_STATE)
     cluster.crash(lost)
     # What is on its disk is known, as to a node that finds the group among its data.
     cluster.joined.discard(lost)
     cluster.lived.discard(lost)
     cluster.start(lost)
     again = cluster.cores[lost]
-    assert again.amnesiac
+    assert again.lost_state
     assert again.role == types.FOLLOWER
 
 
@@ -651,7 +651,7 @@ def test_a_replica_that_lost_everything_is_removed_and_taken_in_anew() -> None:
     cluster.settle()
     cluster.retry()
     cluster.settle()
-    assert not core.amnesiac
+    assert not core.lost_state
     assert leader.members.voters == {1, 2, 3}
     changes = [
         decode_membership(item.data[48:]) for item in cluster.logs[1].items if item.kind == 2
@@ -686,7 +686,7 @@ def test_a_replica_whose_vote_in_the_leader_s_term_is_known_is_taken_in_too() ->
         for node in sorted(cluster.timers):
             cluster.fire(node)
             cluster.settle()
-    assert not core.amnesiac
+    assert not core.lost_state
     assert core.members.voters == {1, 2, 3}
     assert cluster.logs[2].items == cluster.logs[1].items
 
@@ -737,7 +737,7 @@ def test_a_member_that_comes_back_does_not_vote_before_it_has_caught_up() -> Non
     cluster = returning_member()
     core = cluster.cores[3]
     cluster.connect(1, 3)
-    while core.amnesiac:
+    while core.lost_state:
         assert (
             cluster.deliver(3, 1)
             or cluster.deliver(1, 3)
@@ -803,7 +803,7 @@ def test_who_is_no_member_is_not_taken_in_for_the_asking() -> None:
     cluster.connect(1, 3)
     cluster.settle()
     assert leader.members.nodes == {1, 2}
-    assert cluster.cores[3].amnesiac
+    assert cluster.cores[3].lost_state
 
 
 def test_quorum_arithmetic() -> None:

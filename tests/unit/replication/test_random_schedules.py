@@ -61,7 +61,7 @@ def step(cluster: Cluster, damage: bool) -> None:
         damage
         and node in cluster.cores
         and not any(
-            log.voted_for in (types.QUARANTINED, types.AMNESIAC) for log in cluster.logs.values()
+            log.voted_for in (types.QUARANTINED, types.LOST_STATE) for log in cluster.logs.values()
         )
     ):
         # One at a time: with two lost logs out of three nobody can promise anything.

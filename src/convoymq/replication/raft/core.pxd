@@ -14,7 +14,7 @@ cdef class RaftCore:
     cdef public dict progress, rejoining
     cdef public int64_t term, voted_for, durable_term, durable_vote
     cdef public int64_t commit_index, applied_index, match_index, term_start, reject_hint
-    cdef public bint reply_due, members_due, pace_due, quarantined, amnesiac
+    cdef public bint reply_due, members_due, pace_due, quarantined, lost_state
     cdef public set _votes
     cdef public int64_t _vote_waiting
     cdef public int _attempts

@@ -38,7 +38,6 @@ from convoymq.replication.raft.membership import Learner, Membership, decode_mem
 from convoymq.replication.raft.progress import Progress
 from convoymq.replication.raft.quorum import has_majority, majority, quorum_index
 from convoymq.replication.raft.types import (
-    AMNESIAC,
     ARM,
     CANDIDATE,
     DISARM,
@@ -47,12 +46,14 @@ from convoymq.replication.raft.types import (
     LEADER,
     LOG_END,
     LOG_END_REQUEST,
+    LOST_STATE,
     PRE_CANDIDATE,
     PRE_VOTE,
     PRE_VOTE_REPLY,
     PROBE,
     QUARANTINED,
     REJOIN,
+    REJOIN_ACCEPTED,
     REPLICATE,
     ROLE,
     SEND,
@@ -60,7 +61,6 @@ from convoymq.replication.raft.types import (
     TIMEOUT_NOW,
     VOTE,
     VOTE_REPLY,
-    WELCOME,
     WITHHELD,
     Effect,
     Log,
@@ -147,7 +147,7 @@ class RaftCore:
         #: Leader: who may linger is to be chosen anew (`choose_pace`).
         self.pace_due = False
         self.quarantined = log.voted_for == QUARANTINED
-        self.amnesiac = log.voted_for == AMNESIAC
+        self.lost_state = log.voted_for == LOST_STATE
         #: Quarantined: log position that ends it; -1 = not yet known.
         self.catch_up_to = -1
         self._votes: set[int] = set()
@@ -182,12 +182,12 @@ class RaftCore:
 
     def _may_vote(self, candidate: int) -> bool:
         """One vote per term; none while what was promised may be lost."""
-        return self.voted_for in (0, candidate) and not self.quarantined and not self.amnesiac
+        return self.voted_for in (0, candidate) and not self.quarantined and not self.lost_state
 
     def _may_stand(self) -> bool:
         """Only voters stand for election, with all that they ever acknowledged. A voter whose
         removal may not be committed is one still: the others may need its log (thesis 4.2.2)."""
-        if self.quarantined or self.amnesiac:
+        if self.quarantined or self.lost_state:
             return False
         if self.node in self.members.voters:
             return True
@@ -249,7 +249,7 @@ class RaftCore:
             return
         alone = hurry or self.members.voters == {self.node}
         self._arm(0 if alone else self.election_delay_ms())
-        if self.amnesiac:
+        if self.lost_state:
             self._ask_to_rejoin()
 
     def _arm(self, delay_ms: int) -> None:
@@ -291,7 +291,7 @@ class RaftCore:
             if not self.reaches_majority():
                 self._become_follower(self.term, 0)
             return
-        if self.amnesiac:
+        if self.lost_state:
             self._ask_to_rejoin()
             return
         if self.leader and self._in_contact and self.leader in self.connected:
@@ -364,7 +364,7 @@ class RaftCore:
         if node not in self.members.nodes and self.node in self.members.voters:
             return
         self._attempts = 0
-        if self.amnesiac:
+        if self.lost_state:
             self._ask_to_rejoin()
         elif (self.leader == node or not self.leader) and not self._armed:
             # If it still leads it says so at once.
@@ -391,8 +391,8 @@ class RaftCore:
         )
         if term > self.term:
             self._vote_waiting = 0
-        if self.amnesiac:
-            node = AMNESIAC
+        if self.lost_state:
+            node = LOST_STATE
         elif self.quarantined and node == 0:
             node = QUARANTINED
         self.term = term
@@ -520,9 +520,9 @@ class RaftCore:
         """A general message of another node. Raises PeerError when it is malformed."""
         try:
             kind, term, *rest = message
-            if self.amnesiac:
+            if self.lost_state:
                 # Whatever it said now might contradict what it said before.
-                if kind == WELCOME:
+                if kind == REJOIN_ACCEPTED:
                     self._on_welcome(node, term, *rest)
             elif kind == PRE_VOTE:
                 self._on_pre_vote(node, term, *rest)
@@ -538,7 +538,7 @@ class RaftCore:
                 self._on_stepped_down(node, term)
             elif kind == REJOIN:
                 self._on_rejoin(node, *rest)
-            elif kind == WELCOME:
+            elif kind == REJOIN_ACCEPTED:
                 pass
             elif kind == LOG_END_REQUEST:
                 if self.role == LEADER and term == self.term:
@@ -562,7 +562,7 @@ class RaftCore:
         granted = (
             not alive
             and not self.quarantined
-            and not self.amnesiac
+            and not self.lost_state
             and term > self.term
             and self._log_is_up_to_date(last_index, last_term)
         )
@@ -640,7 +640,7 @@ class RaftCore:
         Raises PeerError when the entries do not follow each other.
         """
         log = self.log
-        if term < self.term or self.amnesiac:
+        if term < self.term or self.lost_state:
             self.reject_hint = log.last_index
             return False
         if term > self.term or self.role != FOLLOWER or self.leader != node:
@@ -727,7 +727,7 @@ class RaftCore:
         if term < self.term:
             return False
         if term > self.term or self.leader != node:
-            if self.amnesiac:
+            if self.lost_state:
                 return True
             self.on_append(node, term, 0, 0, 0, ())
         if not self._in_contact or self._armed:
@@ -964,7 +964,7 @@ class RaftCore:
         """
         if members.voters != {self.node}:
             return "the recovering replica must be the only voter"
-        if self.quarantined or self.amnesiac:
+        if self.quarantined or self.lost_state:
             return "this replica has lost its own data"
         if self.role == LEADER and self.reaches_majority():
             return "this replica leads, with a majority"
@@ -1007,12 +1007,12 @@ class RaftCore:
         The log may be wiped when this mark is durable (`on_vote_written`), not before: a crash in
         between would leave an empty log whose owner votes.
         """
-        term = self.term + (self.voted_for not in (0, AMNESIAC if vote_lost else QUARANTINED))
-        self.amnesiac = self.amnesiac or vote_lost
-        self.quarantined = not self.amnesiac
+        term = self.term + (self.voted_for not in (0, LOST_STATE if vote_lost else QUARANTINED))
+        self.lost_state = self.lost_state or vote_lost
+        self.quarantined = not self.lost_state
         self._become_follower(self.term, 0)
         self._disarm()
-        mark = AMNESIAC if self.amnesiac else QUARANTINED
+        mark = LOST_STATE if self.lost_state else QUARANTINED
         if (term, mark) != (self.term, self.voted_for):
             self._set_vote(term, mark)
         self.effects.append((ROLE,))
@@ -1020,7 +1020,7 @@ class RaftCore:
     def on_log_lost(self) -> None:
         """The log was wiped (it is empty now): begins to catch up, or to be taken in anew."""
         check(
-            self.quarantined or self.amnesiac,
+            self.quarantined or self.lost_state,
             f"group {self.group}: the log was wiped without quarantine",
         )
         self.memberships = [(0, self.members)]
@@ -1028,7 +1028,7 @@ class RaftCore:
         self.leader = 0
         self.match_index = 0
         self.catch_up_to = -1
-        if self.amnesiac:
+        if self.lost_state:
             self._ask_to_rejoin()
         else:
             self._arm(self.election_delay_ms())
@@ -1066,18 +1066,18 @@ class RaftCore:
 
     def _welcome(self, node: int, incarnation: int) -> None:
         self.rejoining.pop(node, None)
-        self.effects.append((SEND, node, (WELCOME, self.term, incarnation)))
+        self.effects.append((SEND, node, (REJOIN_ACCEPTED, self.term, incarnation)))
         self.progress[node].match = 0
         self.progress[node].probe(1)
 
     def _on_welcome(self, node: int, term: int, incarnation: int) -> None:
-        if not self.amnesiac or incarnation != self.incarnation:
+        if not self.lost_state or incarnation != self.incarnation:
             return
         # The number exists only since this life began, and the configuration that names it is
         # committed: whoever leads from then on holds what this node ever promised to keep. The
         # leader's term may be below the one that marks the loss. To know that a candidate is such a
         # leader, this replica must first have it all.
-        self.amnesiac = False
+        self.lost_state = False
         self.quarantined = True
         self._attempts = 0
         self._set_vote(max(term, self.term + 1), 0)

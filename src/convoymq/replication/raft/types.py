@@ -32,7 +32,7 @@ LOG_END = 7
 """(kind, term, last index)"""
 REJOIN = 8
 """(kind, term, incarnation): a replica without a past asks to be taken in under that number"""
-WELCOME = 9
+REJOIN_ACCEPTED = 9
 """(kind, term, incarnation): it has been, as a non-voter: committed"""
 STEPPED_DOWN = 10
 """(kind, term): the sender does not lead this term any more, although it is there"""
@@ -40,7 +40,7 @@ STEPPED_DOWN = 10
 #: Values of the saved vote that are no nodes. Within a term only a greater one may follow.
 QUARANTINED = 0xFFFE
 """The log was lost, the vote was not: no vote until caught up."""
-AMNESIAC = 0xFFFF
+LOST_STATE = 0xFFFF
 """Log and vote were lost: no vote and no acknowledgement until taken in anew."""
 WITHHELD = 0x10000
 """Caught up after QUARANTINED: votes again from the next term on."""
