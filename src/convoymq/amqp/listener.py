@@ -46,7 +46,7 @@ Door = Callable[[bytes, int, tuple[str, int], tuple[str, int], bool], asyncio.Ba
 
 
 class SocketShell:
-    """A plain connection's face to the event loop. Implements `Shell`."""
+    """A plain connection on the event loop. Implements `Shell`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sock: socket.socket, owner: Listener
@@ -167,7 +167,7 @@ class SocketShell:
 
 
 class TlsShell(asyncio.Protocol):
-    """A TLS connection's face to the event loop. Implements `Shell`."""
+    """A TLS connection on the event loop. Implements `Shell`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Listener) -> None:
         self.loop = loop

@@ -2,7 +2,7 @@
 themselves.
 
 Reading is synchronous and local; every change goes through the replicated tree and returns when
-this node has applied it. The broker follows the tree: it opens and ends the faces of queues on
+this node has applied it. The broker follows the tree: it opens and ends the handles of queues on
 this node, and the replicas of quorum queues that this node is a member of, by comparing what
 should be with what is, so it does not matter which changes it missed.
 """
@@ -334,8 +334,8 @@ class Broker:
 
     def _reopen_faces(self, node: int) -> None:
         # Faces of queues whose home was away refuse everything: they are made anew on demand.
-        for group, face in list(self.classic.queues.items()):
-            if isinstance(face, RemoteQueue) and face.record.home == node and face.ended:
+        for group, handle in list(self.classic.queues.items()):
+            if isinstance(handle, RemoteQueue) and handle.record.home == node and handle.ended:
                 del self.classic.queues[group]
         self.topology.bump()
 
@@ -502,7 +502,7 @@ class Broker:
         topology = place.topology
         topology.exchange_for_publish(exchange)
         names = topology.route(exchange, routing_keys[0], headers or EMPTY, routing_keys[1:])
-        queues = [self._face(place.queues[name]) for name in names]
+        queues = [self._handle(place.queues[name]) for name in names]
         cacheable = not topology.depends_on_headers(exchange)
         return Route(tuple(queue for queue in queues if queue is not None), cacheable)
 
@@ -516,7 +516,7 @@ class Broker:
         place = self._vhost(vhost)
         place.topology.queue(name, self._owner(owner))
         record = place.queues[name]
-        queue = self._face(record)
+        queue = self._handle(record)
         if queue is None and not record.type.is_served:
             raise unserved_queue_type(queue_subject(vhost, name), record.type.value)
         if queue is None:
@@ -801,11 +801,11 @@ class Broker:
         if record.type is QueueType.QUORUM and (if_unused or if_empty):
             raise conditional_delete("if-unused" if if_unused else "if-empty", subject)
         messages = consumers = 0
-        face = self._face(record)
-        if face is not None:
+        handle = self._handle(record)
+        if handle is not None:
             try:
                 async with asyncio.timeout(COUNTS_TIMEOUT_S):
-                    messages, consumers = await face.counts()
+                    messages, consumers = await handle.counts()
             except TimeoutError:
                 if if_unused or if_empty:
                     raise Unavailable(f"{subject} did not answer in time") from None
@@ -903,15 +903,16 @@ class Broker:
             if record is None:
                 self.classic.delete(group)
             elif not record.type.is_replicated and record.home == self.node_id:
-                self._face(record)
+                self._handle(record)
         if followed.more and not self._reconciling:
             self._reconciling = True
             self._loop.call_soon(self._reconcile)
 
-    def _face(self, record: QueueRecord) -> Queue | None:
-        """This node's face of a queue; None when its files are damaged, or its type not served."""
+    def _handle(self, record: QueueRecord) -> Queue | None:
+        """This node's handle of a queue; None when its files are damaged, or its type not served.
+        """
         if record.type.is_replicated:
-            return self.local.face(record)
+            return self.local.handle(record)
         known = self.classic.queues.get(record.group)
         if known is not None:
             return known
@@ -919,11 +920,11 @@ class Broker:
             return None
         declared = self.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
         assert declared is not None
-        face = self.classic.open(record, declared.arguments)
-        if isinstance(face, RemoteQueue) and not self.is_up(record.home):
-            error = home_node_down(face.subject, self.node_name_of(record.home))
-            face.end(error, published_ok=False)
-        return face
+        handle = self.classic.open(record, declared.arguments)
+        if isinstance(handle, RemoteQueue) and not self.is_up(record.home):
+            error = home_node_down(handle.subject, self.node_name_of(record.home))
+            handle.end(error, published_ok=False)
+        return handle
 
     def group_size_of(self, record: QueueRecord) -> int:
         """How many members a queue should have: what its declaration or the settings say."""
@@ -1166,8 +1167,8 @@ class Broker:
         """Sessions of this node's channels, and of closed ones that a queue has not heard of."""
         found = [session for c in self.connections.all() for session in c.sessions()]
         found += self.local.sessions()
-        for face in self.classic.queues.values():
-            found += face.clients
+        for handle in self.classic.queues.values():
+            found += handle.clients
         return found
 
     def local_rows(self) -> Iterator[dict[str, Any]]:
@@ -1177,9 +1178,9 @@ class Broker:
             replica = self.host.replica(group)
             if replica is not None and replica.is_leader:
                 yield {**queue.info(), "group": group}
-        for group, face in list(self.classic.queues.items()):
-            if isinstance(face, LocalQueue):
-                yield {**face.info(), "group": group}
+        for group, handle in list(self.classic.queues.items()):
+            if isinstance(handle, LocalQueue):
+                yield {**handle.info(), "group": group}
 
     def stopped_replicas(self) -> list[dict[str, Any]]:
         """Replicas of this node that stopped because of something in their log."""
@@ -1265,12 +1266,12 @@ class Broker:
     # --- for management ------------------------------------------------------------------
 
     def quorum_queue(self, group: int) -> QuorumQueue | None:
-        """This node's face of a quorum queue, if it is open."""
+        """This node's handle of a quorum queue, if it is open."""
         found = self._groups.get(group)
         return found if isinstance(found, QuorumQueue) else None
 
     def stream_queue(self, group: int) -> StreamQueue | None:
-        """This node's face of a stream, if it is open."""
+        """This node's handle of a stream, if it is open."""
         found = self._groups.get(group)
         return found if isinstance(found, StreamQueue) else None
 

@@ -1,6 +1,6 @@
 # cython: annotation_typing=False
-"""A node's face of a queue that is a Raft group: sessions of this node's channels, and the effects
-of the group's machine for them.
+"""A node's handle of a queue that is a Raft group: sessions of this node's channels, and the
+effects of the group's machine for them.
 
 On a node with a replica the effects come from the replica itself. On a node without one, or whose
 replica is behind, they come from the leader in link frames:

@@ -1,8 +1,8 @@
 """The one interface behind which all queue types live.
 
-`Queue` is a node's face of a queue, wherever its replicas are. `QueueClient` is one AMQP channel's
-ordered command stream into it. `ClientEvents` is what the channel implements to hear back. All
-calls are synchronous and cheap; results come as events, in the same loop round or later.
+`Queue` is a node's handle of a queue, wherever its replicas are. `QueueClient` is one AMQP
+channel's ordered command stream into it. `ClientEvents` is what the channel implements to hear
+back. All calls are synchronous and cheap; results come as events, in the same loop round or later.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class QueueClient(ABC):
 
 
 class Queue(ABC):
-    """A node's face of one queue."""
+    """A node's handle of one queue."""
 
     vhost: str
     name: str
@@ -216,7 +216,7 @@ class Queue(ABC):
         raise self._without_reservations()
 
     async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
-        """Answers what another node's face of the queue asks; `room`: see
+        """Answers what another node's handle of the queue asks; `room`: see
         `reservation_reads.serve`."""
         raise self._without_reservations()
 

@@ -283,8 +283,8 @@ class LocalQueues:
         elif queue is not None:
             self.host.watch_group(group, record.members, queue)
 
-    def face(self, record: QueueRecord) -> GroupQueue:
-        """This node's face of a replicated queue."""
+    def handle(self, record: QueueRecord) -> GroupQueue:
+        """This node's handle of a replicated queue."""
         found = self.queues.get(record.group)
         return found if found is not None else self._open_group(record)
 

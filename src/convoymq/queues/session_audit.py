@@ -126,7 +126,7 @@ class SessionWatch:
     """A node's part in it: asks as leader, answers for its own clients.
 
     Args:
-        queues: this node's faces of its queues, by group.
+        queues: this node's handles of its queues, by group.
         forgotten: nodes that the cluster has given up.
         note: (event, fields) for the log file.
     """

@@ -393,7 +393,7 @@ class ClusterWorld(World):
                 mine = [c for c in self.channels if c.node == node.number and c.group == group]
                 if len(mine) < self.plan.channels_max and self.scheduler.chance(0.3):
                     assert node.local is not None
-                    node.local.face(record)
+                    node.local.handle(record)
                     if self.checkers[group].ended:
                         continue
                     self._open_channel(node, group, bool(mine))

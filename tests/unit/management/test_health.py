@@ -134,11 +134,11 @@ async def test_the_aliveness_test_fails_with_what_it_does(
     classic = cluster.nodes[1].broker.classic
     (group,) = classic.queues
     classic.damaged[group] = StorageFault("torn")
-    face = classic.queues.pop(group)
+    handle = classic.queues.pop(group)
     answer = await ok(api.get("/aliveness-test/%2F"), 503)
     assert "crashed" in answer["reason"]
     classic.damaged.clear()
-    classic.queues[group] = face
+    classic.queues[group] = handle
     await ok(api.put("/users/weak", json={"password": "p", "tags": "management"}), 201)
     rules = {"configure": "", "write": "", "read": ""}
     await ok(api.put("/permissions/%2F/weak", json=rules), 201)

@@ -175,7 +175,7 @@ def test_a_queue_elsewhere_is_watched() -> None:
     world = World()
     world.put("q", 1, 2, 3)
     assert world.reconciled() == []
-    world.local.face(world.tree.vhosts["/"].queues["q"])
+    world.local.handle(world.tree.vhosts["/"].queues["q"])
     assert world.reconciled() == [("watch", 1, (2, 3))]
     world.delete("q")
     assert world.reconciled() == [("unwatch", 1)]

@@ -1,4 +1,4 @@
-"""All classic queues of a node: those that live here, and the faces of those that live elsewhere.
+"""All classic queues of a node: those that live here, and the handles of those that live elsewhere.
 
 Between nodes, raw CONTROL frames carry what the local case passes by reference. Towards the home
 node (`c` = 0): a FORWARD frame as the builder sealed it. From the home node (`c` = session, `d`
@@ -110,7 +110,7 @@ class ClassicHost:
     # --- queues --------------------------------------------------------------------------
 
     def open(self, record: QueueRecord, arguments: Table) -> ClassicQueue | None:
-        """Opens a queue's face on this node; None when its files are damaged."""
+        """Opens a queue's handle on this node; None when its files are damaged."""
         known = self.queues.get(record.group)
         if known is not None and known.ended is None:
             return known
@@ -277,7 +277,7 @@ class ClassicHost:
         )
 
     def on_node_down(self, node: int) -> list[int]:
-        """The link to a node broke. Returns the groups whose faces have ended."""
+        """The link to a node broke. Returns the groups whose handles have ended."""
         now = self._clock.now_ms()
         self._held_back.forget(node)
         lost: list[int] = []

@@ -1,4 +1,4 @@
-"""A node's face of a classic queue: `LocalQueue` at its home, `RemoteQueue` everywhere else.
+"""A node's handle of a classic queue: `LocalQueue` at its home, `RemoteQueue` everywhere else.
 
 A local queue seals its open batch at the end of a round, lets the machine apply it, writes what
 has to be on disk, and carries the effects out. Confirms wait for the disk when the queue is
@@ -69,7 +69,7 @@ def limits_from(arguments: Table) -> Limits:
 
 
 class ClassicQueue(Queue):
-    """What both faces share: the open batch and this node's clients."""
+    """What both handles share: the open batch and this node's clients."""
 
     type = "classic"
 

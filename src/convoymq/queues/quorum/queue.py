@@ -1,4 +1,4 @@
-"""A node's face of a quorum queue: carries out the machine's effects for this node's clients.
+"""A node's handle of a quorum queue: carries out the machine's effects for this node's clients.
 
 Sessions and answers are those of every group (`group_queue`). Deliveries come from the replica
 here, their bodies from its log, or else from the leader in link frames:

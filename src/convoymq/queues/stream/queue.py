@@ -1,5 +1,6 @@
 # cython: annotation_typing=False
-"""A node's face of a stream: publishers' answers, readers of this node, and reads for other nodes.
+"""A node's handle of a stream: publishers' answers, readers of this node, and reads for other
+nodes.
 
 Reads never enter the log. A node with a replica reads its own applied prefix. A node without one
 asks a member, and one whose replica is behind asks the leader; the answer has the chunks in the

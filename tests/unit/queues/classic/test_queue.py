@@ -1,4 +1,4 @@
-"""A classic queue through its public face: at home, from another node, over a restart."""
+"""A classic queue through its public handle: at home, from another node, over a restart."""
 
 from __future__ import annotations
 
