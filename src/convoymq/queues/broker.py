@@ -237,7 +237,7 @@ class Broker:
         #: Since when nodes are away by the monotonic clock; None = their queues have been ended.
         self._away: dict[int, int | None] = {}
         self._reconciling = False
-        self._expelling = False
+        self._closing_revoked = False
         self._tasks: set[asyncio.Task[Any]] = set()
         #: Queues whose deletion is under way because nobody uses them any more.
         self._going: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -311,9 +311,9 @@ class Broker:
         self._set_node_alarms(node, frozenset())
         if definite:
             self._gone.add(node)
-            self._free_names()
+            self._release_exclusive_queues()
 
-    def _free_names(self) -> None:
+    def _release_exclusive_queues(self) -> None:
         """As the tree's leader, ends the exclusive queues of nodes whose processes are gone."""
         # Kept until it is done: the process that is gone may have been the leader.
         held = {record.home for record in self.metadata.tree.queue_index.owned()}
@@ -346,7 +346,7 @@ class Broker:
             self.traces.tick()
         self._watch_away()
         if self._gone:
-            self._free_names()
+            self._release_exclusive_queues()
 
     def _watch_away(self) -> None:
         """Takes nodes that have been away for too long for gone: nobody may ever know more."""
@@ -870,16 +870,16 @@ class Broker:
     def _on_change(self, change: Change) -> None:
         self.topology.bump()
         due = self.local.on_change(change)
-        if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._expelling:
-            self._expelling = True
-            self._loop.call_soon(self._expel)
+        if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._closing_revoked:
+            self._closing_revoked = True
+            self._loop.call_soon(self._close_revoked_connections)
         if due and not self._reconciling:
             self._reconciling = True
             self._loop.call_soon(self._reconcile)
 
-    def _expel(self) -> None:
+    def _close_revoked_connections(self) -> None:
         """Closes the connections whose virtual host or user is gone."""
-        self._expelling = False
+        self._closing_revoked = False
         if self.local.is_behind:
             return
         tree = self.metadata.tree
@@ -897,7 +897,7 @@ class Broker:
         touched = followed.touched
         if followed.everything:
             touched = {*touched, *self.classic.queues}
-            self.classic.remove_strangers(set(followed.records))
+            self.classic.remove_orphans(set(followed.records))
         for group in sorted(touched):
             record = followed.records.get(group)
             if record is None:

@@ -224,7 +224,7 @@ class LocalQueues:
         everything = touched is None
         if touched is None:
             touched = {*wanted, *self.queues}
-            self._remove_strangers(set(wanted))
+            self._remove_orphans(set(wanted))
             self._line.clear()
         line = self._line
         line.extend(sorted(touched))
@@ -243,7 +243,7 @@ class LocalQueues:
         yet is not gone, and members are those of long ago."""
         return self.tree.applied_index < self._followed
 
-    def _remove_strangers(self, known: set[int]) -> None:
+    def _remove_orphans(self, known: set[int]) -> None:
         for group in list(self.stored_groups()):
             # Ids are never given out twice: what is below the next one and unknown was deleted.
             if group and group < self.tree.next_group and group not in known:

@@ -137,7 +137,7 @@ class ClassicHost:
         if isinstance(queue, LocalQueue | RemoteQueue):
             queue.delete()
 
-    def remove_strangers(self, known: set[int]) -> None:
+    def remove_orphans(self, known: set[int]) -> None:
         """Deletes the files of queues that the tree does not know any more."""
         if not self._directory.is_dir():
             return
