@@ -222,9 +222,9 @@ def returned_member_votes() -> None:
     core.new_learner = lambda self, node, number=0, promote_at=0: Learner(node, 0, number)
     start = Replica.start
 
-    def planted(self: Any, *, hurry: bool, new: bool) -> None:
+    def planted(self: Any, *, campaign: bool, new: bool) -> None:
         joins = self.core.members.learner(self.host.node) is not None
-        start(self, hurry=hurry, new=new and not joins)
+        start(self, campaign=campaign, new=new and not joins)
 
     Replica.start = planted  # type: ignore[method-assign]
 

@@ -268,10 +268,10 @@ class ReplicaHost:
         if builder.used:
             self.mark_dirty(replica)
         new = wiped or learner
-        hurry = fresh and not new and leader_hint == self.node
+        campaign = fresh and not new and leader_hint == self.node
         if founder[0] and not new:
             replica.found(founder[0], fresh and founder == (self.node, self.incarnation))
-        replica.start(hurry=hurry, new=new)
+        replica.start(campaign=campaign, new=new)
         for node, data in self._early.pop(group, ()):
             self.on_frame(node, data)
         return replica
@@ -469,7 +469,7 @@ class ReplicaHost:
                 )
             return
         self._tell_leader(replica, node)
-        replica.hurry()
+        replica.campaign()
 
     def _tell_leader(self, replica: Replica, node: int) -> None:
         leader = replica.established_leader
@@ -497,7 +497,7 @@ class ReplicaHost:
         if message[0] == LEADER_IS and message[1] == 0:
             self._tell_leader(replica, node)
             if len(message) > 2 and message[2]:
-                replica.hurry()
+                replica.campaign()
             return
         replica.on_message(node, message)
 
@@ -767,7 +767,7 @@ class ReplicaHost:
             data = watched.builder.take_forward(watched.group, watched.term)
             self.forward(watched, watched.leader, watched.term, data)
         else:
-            watched.builder.take_loose()
+            watched.builder.discard_unsent()
             watched.wanted = True
 
     def end_of_round(self) -> None:

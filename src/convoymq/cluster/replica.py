@@ -159,7 +159,7 @@ class Replica:
         """
         self.core.found(founder, leads)
 
-    def start(self, *, hurry: bool, new: bool) -> None:
+    def start(self, *, campaign: bool, new: bool) -> None:
         """Takes up the state that the log holds and begins to take part.
 
         `new`: when there is nothing, something may have been promised nevertheless.
@@ -169,7 +169,7 @@ class Replica:
         self._spread = self.group != 0 and log.last_index > 0
         if log.damaged is None:
             try:
-                self._recover(hurry)
+                self._recover(campaign)
             except StorageFault:
                 check(log.damaged is not None, f"group {self.group}: unreadable, not damaged")
             except InvariantViolated:
@@ -190,7 +190,7 @@ class Replica:
             # The founder: nothing older than its term has to be applied first.
             self._established()
 
-    def _recover(self, hurry: bool) -> None:
+    def _recover(self, campaign: bool) -> None:
         log = self.log
         core = self.core
         if log.snapshot_index:
@@ -209,7 +209,7 @@ class Replica:
                 self.time.heard(entry.time_ms)
                 index = entry.index + 1
         self.time.heard(self.machine.time_ms)
-        core.start(found, hurry)
+        core.start(found, campaign)
 
     def stop_for(self, reason: str, **facts: Any) -> None:
         """Takes part no more, for ever: it applies, leads, votes and acknowledges nothing. What it
@@ -344,10 +344,10 @@ class Replica:
             data = builder.take_forward(self.group, term)
             self.host.forward(self, leader, term, data)
         else:
-            builder.take_loose()
+            builder.discard_unsent()
             self._wanted = True
             if self._deferred:
-                self.hurry()
+                self.campaign()
 
     def _may_wait(self) -> bool:
         """Settles that free nothing anybody waits for go out with what comes next (ADR 0012)."""
@@ -707,7 +707,7 @@ class Replica:
         elif not self.dead:
             self._election = self.host.clock.call_later(delay_ms, self._on_election_timer)
 
-    def hurry(self) -> None:
+    def campaign(self) -> None:
         """Somebody wants the group to be led: an election that waits for its turn begins soon."""
         if self._deferred:
             # The members that should stand first wait for their turn.
@@ -743,7 +743,7 @@ class Replica:
             self.host.counters.elections += 1
         # Commands that were collected for another leader stay pending with their sessions.
         if self.builder.used:
-            self.builder.take_loose()
+            self.builder.discard_unsent()
         self._version_index = 0
         self._sample = 0
         self.opening = True

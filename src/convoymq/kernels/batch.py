@@ -604,7 +604,7 @@ class CommandBuilder:
         )
         return data
 
-    def take_loose(self):
+    def discard_unsent(self):
         self.seal()
 
 

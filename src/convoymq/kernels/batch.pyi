@@ -118,7 +118,7 @@ class CommandBuilder:
         """Seals the batch as an entry, without copying, and starts a new one."""
     def take_forward(self, group: int, term: int) -> bytes:
         """Seals the batch as a FORWARD frame, without copying, and starts a new one."""
-    def take_loose(self) -> None:
+    def discard_unsent(self) -> None:
         """Seals the batch for the pending lists only (no leader known)."""
 
 class PendingBudget:

@@ -70,7 +70,7 @@ class Replica(Protocol):
     can_commit: bool
     time: GroupTime
 
-    def hurry(self) -> None:
+    def campaign(self) -> None:
         """Somebody waits for a leader."""
 
     def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
@@ -578,7 +578,7 @@ class GroupQueue(Queue):
     async def _until_led(self) -> None:
         replica = self._host.replica(self.group)
         if replica is not None:
-            replica.hurry()
+            replica.campaign()
         while not self._is_led():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)

@@ -104,7 +104,7 @@ class SegmentWriter:
     """Writes entries to as many segment files as the limits ask for.
 
     Nothing is visible before `finish`, which gives the files their orders. `tag`: unique among the
-    group's writers. While `pace` does not hurry, little is written at a time and made durable at
+    group's writers. While `pace` is not urgent, little is written at a time and made durable at
     once: a long queue at the disk is one that the log's flushes stand in.
     """
 
@@ -172,7 +172,7 @@ class SegmentWriter:
         at = self._at - self._buffered
         waiting = deque(self._buffers)
         while waiting:
-            paced = not self._pace.hurry()
+            paced = not self._pace.is_urgent()
             size_max = PACED_BYTES if paced else COPY_SPAN_BYTES
             part: list[bytes | memoryview] = []
             size = 0

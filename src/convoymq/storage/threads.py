@@ -91,7 +91,7 @@ class DiskPace:
         self._seen_at = time.monotonic()
         self._log_rate = 0.0
 
-    def hurry(self) -> bool:
+    def is_urgent(self) -> bool:
         """See `Pace`."""
         now = time.monotonic()
         passed = now - self._seen_at

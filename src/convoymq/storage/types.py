@@ -114,7 +114,7 @@ class Worker(Protocol):
 class Pace(Protocol):
     """Keeps bulk copies from crowding the log's flushes out of the disk. Asked by the worker."""
 
-    def hurry(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether to copy as fast as the disk takes it."""
 
     def rest(self, count: int) -> None:
@@ -124,7 +124,7 @@ class Pace(Protocol):
 class NoPace:
     """For disks that nobody shares: simulated ones, and those of tools."""
 
-    def hurry(self) -> bool:
+    def is_urgent(self) -> bool:
         """Always."""
         return True
 

@@ -177,7 +177,7 @@ def test_a_batch_of_settles_is_patient_and_what_follows_is_announced() -> None:
         lambda: builder.add(batch.CMD_TICK, 0, 0, 0, 0, 0),
         lambda: builder.adopt(data, 48, len(data)),
     ):
-        builder.take_loose()
+        builder.discard_unsent()
         target.command(*settle)
         builder.held = True
         calls.clear()
@@ -314,7 +314,7 @@ def test_pending_bytes_count_against_what_targets_share() -> None:
     for target in targets:
         target.budget = budget
         target.publish([bytes(600)], 600, 1)
-    builder.take_loose()
+    builder.discard_unsent()
     assert len(asked) == 1
     assert budget.bytes == sum(target.pending_bytes for target in targets) > 1200
     targets[0].applied(1)

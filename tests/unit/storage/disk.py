@@ -78,7 +78,7 @@ class SomePace:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def hurry(self) -> bool:
+    def is_urgent(self) -> bool:
         return self._random.random() < 0.5
 
     def rest(self, count: int) -> None:

@@ -110,22 +110,22 @@ def test_copies_take_the_speed_of_the_log_into_account(monkeypatch: pytest.Monke
     clock = SimpleNamespace(monotonic=lambda: now, sleep=slept.append)
     monkeypatch.setattr(threads, "time", clock)
     pace = DiskPace(worker, lambda: logged, lambda: pressed)  # type: ignore[arg-type]
-    assert not pace.hurry()
+    assert not pace.is_urgent()
     pace.rest(COPY_RATE)
     # A busy log: copies stay ahead of it.
     now, logged = 101.0, COPY_RATE
-    assert not pace.hurry()
+    assert not pace.is_urgent()
     pace.rest(COPY_RATE)
     worker.others_wait = True
     pace.rest(COPY_RATE)
     assert slept == [1.0, 1 / LOG_SHARE, 1 / LOG_SHARE / WAITING_SHARE]
     # A log that is filled in bulk, and one that was a moment ago.
     now, logged = 102.0, logged + 2 * BULK_RATE
-    assert pace.hurry()
+    assert pace.is_urgent()
     now = 103.0
-    assert not pace.hurry()
+    assert not pace.is_urgent()
     pressed = True
-    assert pace.hurry()
+    assert pace.is_urgent()
     pressed = False
     worker.closing = True
-    assert pace.hurry()
+    assert pace.is_urgent()

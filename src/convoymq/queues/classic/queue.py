@@ -111,7 +111,7 @@ class ClassicQueue(Queue):
     def _seal_ended(self) -> None:
         assert self.ended is not None
         if self.builder.used:
-            self.builder.take_loose()
+            self.builder.discard_unsent()
         for client in list(self.clients.values()):
             client.end(self.ended, published_ok=self._published_ok)
 

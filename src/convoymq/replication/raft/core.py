@@ -236,18 +236,18 @@ class RaftCore:
         self.founded = leads and not self.log.last_index
 
     def start(
-        self, memberships: Sequence[tuple[int, Membership]] = (), hurry: bool = False
+        self, memberships: Sequence[tuple[int, Membership]] = (), campaign: bool = False
     ) -> None:
         """Begins as a follower; `memberships` are those found in the log, ascending.
 
-        `hurry`: stand at once, because nobody else is expected to.
+        `campaign`: stand at once, because nobody else is expected to.
         """
         self.memberships.extend(memberships)
         self.members = self._latest()[1]
         if self.founded:
             self._become_leader()
             return
-        alone = hurry or self.members.voters == {self.node}
+        alone = campaign or self.members.voters == {self.node}
         self._arm(0 if alone else self.election_delay_ms())
         if self.lost_state:
             self._ask_to_rejoin()

@@ -146,7 +146,7 @@ class Replica:
         self.can_commit = True
         self.hurried = 0
 
-    def hurry(self) -> None:
+    def campaign(self) -> None:
         self.hurried += 1
 
     @property
@@ -284,7 +284,7 @@ class Cluster:
                 continue
             some = True
             if self.leader is None:
-                node.builder.take_loose()
+                node.builder.discard_unsent()
                 continue
             data = node.builder.take_forward(GROUP, self.term)
             if not {node.id, self.leader} & self.cut:

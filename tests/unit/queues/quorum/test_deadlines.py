@@ -143,12 +143,12 @@ def test_one_round_is_all_that_a_channel_exceeds_its_bound_by() -> None:
     big, large = cluster.nodes[2].open()
     publish(big, 1, 20, size=1_000)
     assert large.flow == []
-    cluster.nodes[2].builder.take_loose()
+    cluster.nodes[2].builder.discard_unsent()
     assert large.flow == [True]
     many, often = cluster.nodes[2].open()
     for tag in range(1, 10):
         publish(many, tag, 1)
-        cluster.nodes[2].builder.take_loose()
+        cluster.nodes[2].builder.discard_unsent()
     assert often.flow == [True]
     cluster.elect(1)
     cluster.run()
