@@ -1,11 +1,12 @@
 """One AMQP channel: every method of the classes channel, exchange, queue, basic, confirm and tx.
 
 States: open → (busy ⇄ open)* → closing → gone. While an answer is being worked on (the broker or a
-queue was asked) the lane is busy and keeps the channel's further frames, so that answers keep their
-order; other channels go on. After an error the channel closes: it hears only close and close-ok.
+queue was asked) the channel codec is busy and keeps the channel's further frames, so that answers
+keep their order; other channels go on. After an error the channel closes: it hears only close and
+close-ok.
 
-Publishes, acknowledgements and deliveries go through `kernels.frames.Lane`; what arrives here is
-control, and messages that need a closer look. Source: RabbitMQ 4.3 behaviour.
+Publishes, acknowledgements and deliveries go through `kernels.frames.ChannelCodec`; what arrives
+here is control, and messages that need a closer look. Source: RabbitMQ 4.3 behaviour.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from convoymq.amqp.codec import decode_header
 from convoymq.amqp.publishing import REPLY_PREFIX, REPLY_QUEUE, inspect, names_of
 from convoymq.kernels import frames
 from convoymq.kernels.batch import PublishTarget
-from convoymq.kernels.frames import Lane, Slot, content_parts
+from convoymq.kernels.frames import ChannelCodec, ConsumerDeliveries, content_parts
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import exchange_subject, queue_subject
@@ -74,7 +75,7 @@ class Consumer:
         number: int,
         queue: Queue,
         client: QueueClient,
-        slot: Slot,
+        slot: ConsumerDeliveries,
         method: spec.BasicConsume,
         prefetch: int,
     ) -> None:
@@ -98,7 +99,7 @@ class _Transaction:
 
     def __init__(self) -> None:
         self.publishes: list[tuple[bytes, int, bytes, int, int]] = []
-        self.acks: list[tuple[int, list[tuple[int, int, Slot, int]]]] = []
+        self.acks: list[tuple[int, list[tuple[int, int, ConsumerDeliveries, int]]]] = []
         self.bytes = 0
         # tag -> answers that are due, while a commit is on its way
         self.waiting: dict[int, int] = {}
@@ -112,7 +113,7 @@ class _Transaction:
         return not self.waiting and not self.settling
 
 
-#: A delivery that the client cannot take yet: arguments of Lane.deliver.
+#: A delivery that the client cannot take yet: arguments of ChannelCodec.deliver.
 _Held = tuple[Consumer, int, bytes, int, int, int, int, int]
 
 
@@ -124,7 +125,7 @@ class Channel:
         self.broker = connection.broker
         self.number = number
         self.session = self.broker.new_session()
-        self.lane: Lane = connection.wire.open_lane(number, self, self.broker.topology)
+        self.codec: ChannelCodec = connection.buffer.open_codec(number, self, self.broker.topology)
         self.consumers: dict[str, Consumer] = {}
         self.global_prefetch = 0
         self.closed = False
@@ -132,17 +133,17 @@ class Channel:
         self._last_queue: str | None = None
         self._clients: dict[Queue, QueueClient] = {}
         self._idle_seqs: dict[Queue, int] = {}
-        self._get_slots: dict[QueueClient, Slot] = {}
+        self._get_slots: dict[QueueClient, ConsumerDeliveries] = {}
         self._by_number: dict[int, Consumer] = {}
         self._number = 0
-        self._leaving: list[Slot] = []
+        self._leaving: list[ConsumerDeliveries] = []
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
         self._transaction: _Transaction | None = None
         self._transaction_tag = 0
         self._reply_token: str | None = None
         self._reply_tag = ""
-        self._reply_slot: Slot | None = None
+        self._reply_slot: ConsumerDeliveries | None = None
         self._flowing: set[QueueClient] = set()
         self._asked: Callable[..., None] | None = None
         #: The queue that is being deleted, and cancels of its consumers: delete-ok goes first.
@@ -178,7 +179,7 @@ class Channel:
 
     def _ask(self, work: Coroutine[Any, Any, None], method: spec.Method) -> None:
         """Let `work` finish before the channel's next frame is looked at."""
-        self.lane.state = frames.LANE_BUSY
+        self.codec.state = frames.CHANNEL_BUSY
 
         async def run() -> None:
             try:
@@ -194,7 +195,7 @@ class Channel:
 
     def _await(self, then: Callable[..., None]) -> None:
         """Be busy until a queue answers; `then` gets the answer."""
-        self.lane.state = frames.LANE_BUSY
+        self.codec.state = frames.CHANNEL_BUSY
         self._asked = then
 
     def _answer(self, method_id: int, *answer: Any, class_id: int = spec.BASIC) -> None:
@@ -209,8 +210,8 @@ class Channel:
 
     def _go_on(self) -> None:
         if not self.closed:
-            self.lane.resume()
-        self.connection.lane_resumed()
+            self.codec.resume()
+        self.connection.codec_resumed()
 
     def _open_again(self, _method: spec.ChannelOpen) -> None:
         raise ChannelFault("second 'channel.open' seen")
@@ -266,9 +267,9 @@ class Channel:
         `scans` scans. Marking the next tag at each scan costs nothing per message."""
         if self.closed:
             return
-        self._tag_marks.append(self.lane.next_tag)
+        self._tag_marks.append(self.codec.next_tag)
         if len(self._tag_marks) > scans and (
-            0 < self.lane.oldest_unacked < self._tag_marks.popleft()
+            0 < self.codec.oldest_unacked < self._tag_marks.popleft()
         ):
             self._refuse(refusals.acknowledgement_late(self.number, timeout_ms), 0, 0)
 
@@ -276,7 +277,7 @@ class Channel:
         """Ask again for every permission (update-secret); a consumer that lost its own closes the
         channel, as any method without permission does."""
         self._permitted.clear()
-        self.lane.forget_routes()
+        self.codec.forget_routes()
         try:
             for consumer in self.consumers.values():
                 self._check("read", "queue", consumer.queue.name)
@@ -495,11 +496,11 @@ class Channel:
     def _close_idle_clients(self) -> None:
         """Close streams that nothing has gone through since this was last called."""
         used = {consumer.client for consumer in self.consumers.values()}
-        used |= {slot.client for slot in self.lane.slots if slot is not None and slot.unacked}
+        used |= {slot.client for slot in self.codec.slots if slot is not None and slot.unacked}
         if self._transaction is not None:
             taken = (each for _, acks in self._transaction.acks for each in acks)
             used |= {slot.client for _, _, slot, _ in taken}
-        self.lane.forget_routes()
+        self.codec.forget_routes()
         seen, self._idle_seqs = self._idle_seqs, {}
         for queue, client in list(self._clients.items()):
             if client in used:
@@ -510,7 +511,7 @@ class Channel:
             if seen.get(queue) == target.seq:
                 slot = self._get_slots.pop(client, None)
                 if slot is not None:
-                    self.lane.remove_slot(slot)
+                    self.codec.remove_slot(slot)
                 del self._clients[queue]
                 client.close()
                 # A later stream into that queue must not be taken for the closed one.
@@ -558,7 +559,7 @@ class Channel:
         priority = _priority_of(method.arguments, queue)
         client = self._client(queue)
         self._number += 1
-        slot = self.lane.add_slot(
+        slot = self.codec.add_slot(
             client,
             self._number,
             tag.encode(),
@@ -607,23 +608,23 @@ class Channel:
             raise refusals.consumer_tag_in_use(tag)
         self._reply_token = self.broker.register_reply(self._on_reply)
         self._reply_tag = tag
-        self._reply_slot = self.lane.add_slot(None, 0, tag.encode(), True)
+        self._reply_slot = self.codec.add_slot(None, 0, tag.encode(), True)
         if not method.nowait:
             self.send(spec.BasicConsumeOk(consumer_tag=tag))
 
     def _on_reply(self, record: bytes) -> None:
         slot = self._reply_slot
-        if slot is None or self.lane.state == frames.LANE_CLOSING:
+        if slot is None or self.codec.state == frames.CHANNEL_CLOSING:
             return
         # Nobody keeps replies: what a client does not read in time is dropped.
         if not self.connection.output_full():
-            self.lane.deliver_record(slot, bytes(record), False)
+            self.codec.deliver_record(slot, bytes(record), False)
 
     def _end_replies(self) -> None:
         if self._reply_token is not None:
             self.broker.unregister_reply(self._reply_token)
             if self._reply_slot is not None and not self.closed:
-                self.lane.remove_slot(self._reply_slot)
+                self.codec.remove_slot(self._reply_slot)
         self._reply_token = None
         self._reply_slot = None
         self._reply_tag = ""
@@ -664,14 +665,14 @@ class Channel:
         if self._held_bytes:
             self._release_held()
         self._leaving.append(consumer.slot)
-        self.lane.flush_settles()
+        self.codec.flush_settles()
         self._forget_empty_slots()
 
     def _return_held(self, held: _Held) -> None:
         """The client never saw these: they go back, without acknowledgements too, where only what
         was sent counts as consumed."""
         consumer, first_id, count = held[0], held[1], held[5]
-        self.lane.note(consumer.slot, frames.RETURN, first_id, first_id + count - 1)
+        self.codec.note(consumer.slot, frames.RETURN, first_id, first_id + count - 1)
 
     def _forget_empty_slots(self) -> None:
         kept = []
@@ -680,7 +681,7 @@ class Channel:
                 kept.append(slot)
             else:
                 # Settles what a client that does not read was sent without acknowledgements.
-                self.lane.remove_slot(slot)
+                self.codec.remove_slot(slot)
         self._leaving = kept
 
     def _get(self, method: spec.BasicGet) -> None:
@@ -690,7 +691,7 @@ class Channel:
         client = self._client(queue)
         slot = self._get_slots.get(client)
         if slot is None:
-            slot = self.lane.add_slot(client, 0, b"", False, queue.type in COUNTED_TYPES)
+            slot = self.codec.add_slot(client, 0, b"", False, queue.type in COUNTED_TYPES)
             self._get_slots[client] = slot
 
         def got(
@@ -714,7 +715,7 @@ class Channel:
                 counters.get_no_ack += 1
             else:
                 counters.get += 1
-            self.lane.send_get(
+            self.codec.send_get(
                 slot, block, command, record, get_id, acquired, delivery_count, ready, method.no_ack
             )
 
@@ -724,8 +725,8 @@ class Channel:
     def _recover(self, method: spec.BasicRecover | spec.BasicRecoverAsync) -> None:
         if not method.requeue:
             raise refusals.recover_without_requeue()
-        self.lane.acknowledge(frames.RETURN, 0, True)
-        self.lane.flush_settles()
+        self.codec.acknowledge(frames.RETURN, 0, True)
+        self.codec.flush_settles()
         if isinstance(method, spec.BasicRecover):
             self.send(spec.BasicRecoverOk())
 
@@ -743,11 +744,11 @@ class Channel:
                 multiple = False
         transaction = self._transaction
         if transaction is None:
-            if not self.lane.acknowledge(kind, method.delivery_tag, multiple):
+            if not self.codec.acknowledge(kind, method.delivery_tag, multiple):
                 raise refusals.unknown_delivery_tag(method.delivery_tag)
-            self.lane.flush_settles()
+            self.codec.flush_settles()
             return
-        taken = self.lane.take(method.delivery_tag, multiple)
+        taken = self.codec.take(method.delivery_tag, multiple)
         if taken is None:
             raise refusals.unknown_delivery_tag(method.delivery_tag)
         transaction.acks.append((kind, taken))
@@ -766,26 +767,26 @@ class Channel:
 
     def _count(self) -> None:
         """Add what the kernel has done since the last time to the node's counters."""
-        lane, counters, seen = self.lane, self.broker.counters, self._counted
-        counters.acknowledged += lane.acknowledged - seen[0]
-        counters.published += lane.published - seen[1]
-        seen[0], seen[1] = lane.acknowledged, lane.published
+        codec, counters, seen = self.codec, self.broker.counters, self._counted
+        counters.acknowledged += codec.acknowledged - seen[0]
+        counters.published += codec.published - seen[1]
+        seen[0], seen[1] = codec.acknowledged, codec.published
 
     # --- modes ---------------------------------------------------------------------------
 
     def _confirm_select(self, method: spec.ConfirmSelect) -> None:
         if self._transaction is not None:
             raise refusals.mode_switch("tx", "confirm")
-        self.lane.select_confirms()
+        self.codec.select_confirms()
         if not method.nowait:
             self.send(spec.ConfirmSelectOk())
 
     def _tx_select(self, _method: spec.TxSelect) -> None:
-        if self.lane.mode == frames.MODE_CONFIRM:
+        if self.codec.mode == frames.MODE_CONFIRM:
             raise refusals.mode_switch("confirm", "tx")
         if self._transaction is None:
             self._transaction = _Transaction()
-        self.lane.mode = frames.MODE_TX
+        self.codec.mode = frames.MODE_TX
         self.send(spec.TxSelectOk())
 
     def _tx_commit(self, _method: spec.TxCommit) -> None:
@@ -799,13 +800,13 @@ class Channel:
         for message in publishes:
             self._transaction_tag += 1
             self._publish(*message, self._transaction_tag)
-            if self.closed or self.lane.state == frames.LANE_CLOSING:
+            if self.closed or self.codec.state == frames.CHANNEL_CLOSING:
                 return
         settled: dict[QueueClient, None] = {}
         for kind, taken in acks:
-            self.lane.settle_taken(kind, taken)
+            self.codec.settle_taken(kind, taken)
             settled.update((slot.client, None) for _, _, slot, _ in taken)
-        self.lane.flush_settles()
+        self.codec.flush_settles()
         transaction.settling = len(settled)
         for client in settled:
             client.when_settled(self._on_committed)
@@ -837,7 +838,7 @@ class Channel:
         transaction.publishes.clear()
         transaction.bytes = 0
         for _, taken in transaction.acks:
-            self.lane.put_back(taken)
+            self.codec.put_back(taken)
         transaction.acks.clear()
         self.send(spec.TxRollbackOk())
 
@@ -916,7 +917,7 @@ class Channel:
         if not route.queues:
             if bits & 1:
                 self.broker.counters.returned_unroutable += 1
-                self.lane.send_return(spec.NO_ROUTE, b"NO_ROUTE", key, message.content)
+                self.codec.send_return(spec.NO_ROUTE, b"NO_ROUTE", key, message.content)
             else:
                 self.on_dropped()
             self._expect(tag, 0)
@@ -927,7 +928,7 @@ class Channel:
         for queue, target in zip(route.queues, targets, strict=True):
             if message.producer is not None and queue.type in PRODUCER_TYPES:
                 target.name_next(*message.producer)
-            self.lane.append(target, key, message.content, body_size, flags, tag)
+            self.codec.append(target, key, message.content, body_size, flags, tag)
 
     def _expect(self, tag: int, count: int) -> None:
         if not tag:
@@ -936,7 +937,7 @@ class Channel:
             if count:
                 self._transaction.waiting[tag] = count
         else:
-            self.lane.expect_confirms(tag, count)
+            self.codec.expect_confirms(tag, count)
 
     def on_too_big(self, size: int) -> None:
         """A body above the limit was announced."""
@@ -951,7 +952,7 @@ class Channel:
             return
         transaction = self._transaction
         if transaction is None:
-            self.lane.resolve(tags, ok)
+            self.codec.resolve(tags, ok)
             self.broker.counters.confirmed += sum(tags[1::2]) - sum(tags[::2]) + len(tags) // 2
             self._count()
             return
@@ -981,7 +982,7 @@ class Channel:
     ) -> None:
         """See `ClientEvents`."""
         found = self._by_number.get(consumer)
-        if self.closed or found is None or self.lane.state == frames.LANE_CLOSING:
+        if self.closed or found is None or self.codec.state == frames.CHANNEL_CLOSING:
             return
         counters = self.broker.counters
         if found.slot.no_ack:
@@ -1005,10 +1006,10 @@ class Channel:
     def _room(self, consumer: Consumer) -> int:
         """How many deliveries may be encoded for the consumer now."""
         if self.connection.output_full():
-            self.lane.wire.holding = True
+            self.codec.buffer.holding = True
             return 0
         if self.global_prefetch and not consumer.slot.no_ack:
-            return max(0, self.global_prefetch - self.lane.unacked)
+            return max(0, self.global_prefetch - self.codec.unacked)
         return 1 << 30
 
     def _release_held(self) -> None:
@@ -1043,7 +1044,7 @@ class Channel:
 
     def _deliver(self, consumer: Consumer, *arguments: Any) -> None:
         try:
-            self.lane.deliver(consumer.slot, *arguments)
+            self.codec.deliver(consumer.slot, *arguments)
         except ValueError as error:
             log.error("amqp.batch_damaged", queue=consumer.queue.name, reason=str(error))
             self._refuse(BrokerError("stored message is damaged"), spec.BASIC, 60)
@@ -1136,11 +1137,11 @@ class Channel:
         """Give everything back: consumers go, what they hold returns. Safe to call twice."""
         if self.closed:
             return
-        self.lane.flush_settles()
+        self.codec.flush_settles()
         self._count()
         self._end_replies()
         self.closed = True
-        self.lane.close()
+        self.codec.close()
         self._held.clear()
         self._asked = None
         self._transaction = None
@@ -1162,13 +1163,13 @@ class Channel:
             "node": self.broker.node_name,
             "user": connection.user.name,
             "vhost": connection.vhost,
-            "confirm": self.lane.mode == frames.MODE_CONFIRM,
-            "transactional": self.lane.mode == frames.MODE_TX,
+            "confirm": self.codec.mode == frames.MODE_CONFIRM,
+            "transactional": self.codec.mode == frames.MODE_TX,
             "consumer_count": len(self.consumers),
             "prefetch_count": self._prefetch,
             "global_prefetch_count": self.global_prefetch,
-            "messages_unacknowledged": self.lane.unacked,
-            "messages_unconfirmed": self.lane.confirm_next - self.lane.confirm_low,
+            "messages_unacknowledged": self.codec.unacked,
+            "messages_unconfirmed": self.codec.confirm_next - self.codec.confirm_low,
             "state": "flow" if self._flowing else "running",
             "connection_details": connection.details(),
         }

@@ -43,7 +43,7 @@ from convoymq.amqp.handshake import (
 )
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.kernels import frames
-from convoymq.kernels.frames import Outbox, Wire
+from convoymq.kernels.frames import ConnectionBuffer, Outbox
 from convoymq.model import refusals
 from convoymq.model.errors import (
     AccessRefused,
@@ -101,7 +101,7 @@ class Shell(Protocol):
     def want_write(self) -> None:
         """Call `on_writable` when the socket takes more."""
 
-    def take_output(self, wire: Wire) -> None:
+    def take_output(self, buffer: ConnectionBuffer) -> None:
         """Write what waits in the wire (only where the wire has no descriptor)."""
 
     def close(self) -> None:
@@ -149,10 +149,10 @@ class Connection:
         self.channel_max = settings.channel_max
         self.heartbeat_s = 0
         self.connected_at_ms = int(time.time() * 1000)
-        self.wire = Wire(
+        self.buffer = ConnectionBuffer(
             self, outbox, fd, settings.initial_frame_max, settings.max_message_size_bytes
         )
-        self.wire.backlog_max = settings.channel_backlog_bytes_max
+        self.buffer.backlog_max = settings.channel_backlog_bytes_max
         self._pauses: set[str] = set()
         self._flow: set[int] = set()
         self._mechanism = ""
@@ -181,15 +181,15 @@ class Connection:
         self._down = True
         self.state = State.CLOSED
         self._cancel_timers()
-        self.wire.close()
+        self.buffer.close()
 
     def on_writable(self) -> None:
         """The socket takes output again."""
-        error = self.wire.write()
+        error = self.buffer.write()
         if error:
             self._socket_failed(error)
             return
-        if self.wire.output_bytes:
+        if self.buffer.output_bytes:
             self.shell.want_write()
         elif self._finishing:
             self._tear_down()
@@ -216,15 +216,15 @@ class Connection:
     def send(self, channel: int, method: spec.Method) -> None:
         """Append a method to the output."""
         if not self._down:
-            self.wire.send_frame(spec.FRAME_METHOD, channel, encode_method(method))
+            self.buffer.send_frame(spec.FRAME_METHOD, channel, encode_method(method))
 
     def output_full(self) -> bool:
         """Whether the client reads too slowly for more deliveries."""
-        return self.wire.corked or self.wire.output_bytes > self.settings.output_bytes_high
+        return self.buffer.corked or self.buffer.output_bytes > self.settings.output_bytes_high
 
     def on_output(self) -> None:
         """See `WireOwner`."""
-        self.shell.take_output(self.wire)
+        self.shell.take_output(self.buffer)
         self._after_output()
 
     def on_write_blocked(self, error: int) -> None:
@@ -236,21 +236,21 @@ class Connection:
         self._after_output()
 
     def _after_output(self) -> None:
-        waiting = self.wire.output_bytes
+        waiting = self.buffer.output_bytes
         if waiting > self.settings.output_bytes_high:
-            if not self.wire.corked:
-                self.wire.corked = True
+            if not self.buffer.corked:
+                self.buffer.corked = True
                 self._pause("output")
-        elif self.wire.corked and waiting <= self.settings.output_bytes_low:
-            self.wire.corked = False
+        elif self.buffer.corked and waiting <= self.settings.output_bytes_low:
+            self.buffer.corked = False
             self._resume("output")
-            self.wire.flush_settles()
-        if self.wire.holding and not self.wire.corked:
+            self.buffer.flush_settles()
+        if self.buffer.holding and not self.buffer.corked:
             self.on_drained()
 
     def on_drained(self) -> None:
         """See `WireOwner`."""
-        self.wire.holding = False
+        self.buffer.holding = False
         for channel in list(self.channels.values()):
             channel.on_output_drained()
 
@@ -265,7 +265,7 @@ class Connection:
 
     def _pause(self, reason: str) -> None:
         self._pauses.add(reason)
-        self.wire.paused = True
+        self.buffer.paused = True
         self.shell.set_reading(False)
 
     def _resume(self, reason: str) -> None:
@@ -273,8 +273,8 @@ class Connection:
             return
         self._pauses.discard(reason)
         if not self._pauses and not self._down:
-            self.wire.paused = False
-            self.wire.pump()
+            self.buffer.paused = False
+            self.buffer.pump()
             if not self._pauses and not self._down:
                 self.shell.set_reading(True)
 
@@ -282,7 +282,7 @@ class Connection:
         """See `WireOwner`: go on when that channel has its answer."""
         self._pause("backlog")
 
-    def lane_resumed(self) -> None:
+    def codec_resumed(self) -> None:
         """A channel has worked off what was kept for it."""
         self._resume("backlog")
 
@@ -307,7 +307,7 @@ class Connection:
 
     def set_alarms(self, alarms: frozenset[str]) -> None:
         """The node's alarms changed."""
-        self.wire.alarmed = bool(alarms)
+        self.buffer.alarmed = bool(alarms)
         if alarms:
             if self._publishes:
                 self._send_blocked()
@@ -316,9 +316,9 @@ class Connection:
             self._blocked_sent = False
             self.send(0, spec.ConnectionUnblocked())
         for channel in list(self.channels.values()):
-            if channel.lane.state == frames.LANE_OPEN and channel.lane.backlog_bytes:
-                channel.lane.state = frames.LANE_BUSY
-                channel.lane.resume()
+            if channel.codec.state == frames.CHANNEL_OPEN and channel.codec.backlog_bytes:
+                channel.codec.state = frames.CHANNEL_BUSY
+                channel.codec.resume()
         self._resume("alarm")
 
     def _send_blocked(self) -> None:
@@ -336,11 +336,11 @@ class Connection:
     def on_protocol_header(self, data: bytes) -> None:
         """See `WireOwner`."""
         if data not in (spec.PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"):
-            self.wire.send_bytes(spec.PROTOCOL_HEADER)
-            self.wire.close()
+            self.buffer.send_bytes(spec.PROTOCOL_HEADER)
+            self.buffer.close()
             self._finish()
             return
-        self.wire.state = frames.WIRE_OPEN
+        self.buffer.state = frames.WIRE_OPEN
         self.state = State.START
         self.send(
             0,
@@ -496,7 +496,7 @@ class Connection:
         agreed = tuned(self.settings, method.channel_max, method.frame_max, method.heartbeat)
         self.channel_max = agreed.channel_max
         self.heartbeat_s = agreed.heartbeat_s
-        self.wire.frame_max = agreed.frame_max
+        self.buffer.frame_max = agreed.frame_max
         self.state = State.OPENING
         if agreed.heartbeat_s:
             self._later(agreed.heartbeat_s / 2, self._first_beat)
@@ -547,25 +547,25 @@ class Connection:
 
     def _first_beat(self) -> None:
         """A heartbeat comes after the first half interval even when open-ok has just been sent."""
-        self._seen_sent = self.wire.sent
+        self._seen_sent = self.buffer.sent
         self._beat()
 
     def _beat(self) -> None:
         """Every half interval: send something when nothing was sent, and notice a silent peer."""
         if self._down:
             return
-        wire = self.wire
-        output = wire.sent + wire.output_bytes
-        if output == self._seen_sent and not wire.output_bytes:
-            wire.send_frame(spec.FRAME_HEARTBEAT, 0, b"")
+        buffer = self.buffer
+        output = buffer.sent + buffer.output_bytes
+        if output == self._seen_sent and not buffer.output_bytes:
+            buffer.send_frame(spec.FRAME_HEARTBEAT, 0, b"")
             # It counts as nothing sent: an idle connection has one every time.
             output += len(HEARTBEAT)
         self._seen_sent = output
-        if wire.received != self._seen_received or self._pauses:
+        if buffer.received != self._seen_received or self._pauses:
             self._silent_ticks = 0
         else:
             self._silent_ticks += 1
-        self._seen_received = wire.received
+        self._seen_received = buffer.received
         if self._silent_ticks >= 4:
             log.warning("amqp.heartbeat_missed", connection=self.name, timeout_s=self.heartbeat_s)
             self._tear_down()
@@ -609,15 +609,15 @@ class Connection:
                 method_id=method_id,
             ),
         )
-        found.lane.drain()
-        self.lane_resumed()
+        found.codec.drain()
+        self.codec_resumed()
 
     def forget_channel(self, channel: Channel) -> None:
         """The channel's number is free again."""
-        channel.lane.detach()
+        channel.codec.detach()
         if self.channels.get(channel.number) is channel:
             del self.channels[channel.number]
-        self.lane_resumed()
+        self.codec_resumed()
 
     def close(self, reason: str) -> None:
         """Close on an operator's behalf: 320 CONNECTION_FORCED."""
@@ -641,7 +641,7 @@ class Connection:
             self._tear_down()
             return
         self.state = State.CLOSING
-        self.wire.state = frames.WIRE_CLOSING
+        self.buffer.state = frames.WIRE_CLOSING
         self._end_channels()
         self.send(
             0,
@@ -658,8 +658,8 @@ class Connection:
     def _read_to_the_end(self) -> None:
         """What was paused has to be read again, or what ends the connection is never seen."""
         self._pauses.clear()
-        self.wire.paused = False
-        self.wire.alarmed = False
+        self.buffer.paused = False
+        self.buffer.alarmed = False
         self.shell.set_reading(True)
 
     def _closed_by_client(self) -> None:
@@ -671,7 +671,7 @@ class Connection:
             return
         opened = self.state is State.OPEN
         self.state = State.LEAVING
-        self.wire.state = frames.WIRE_CLOSING
+        self.buffer.state = frames.WIRE_CLOSING
         self._end_channels()
         if opened:
             self.shell.spawn(self._close_politely())
@@ -705,7 +705,7 @@ class Connection:
     def _end_channels(self) -> None:
         for channel in list(self.channels.values()):
             channel.terminate()
-            channel.lane.detach()
+            channel.codec.detach()
         self.channels.clear()
 
     def _finish(self) -> None:
@@ -713,8 +713,8 @@ class Connection:
         if self._down or self._finishing:
             return
         self._finishing = True
-        self.wire.flush()
-        if self.wire.fd >= 0 and self.wire.output_bytes:
+        self.buffer.flush()
+        if self.buffer.fd >= 0 and self.buffer.output_bytes:
             self._later(self.settings.close_timeout_s, self._tear_down)
         else:
             self._tear_down()
@@ -727,7 +727,7 @@ class Connection:
         self.state = State.CLOSED
         self._cancel_timers()
         self._end_channels()
-        self.wire.close()
+        self.buffer.close()
         self.shell.close()
         if self._vhost_open:
             self.shell.spawn(self._leave())
@@ -769,7 +769,7 @@ class Connection:
             "state": state,
             "channels": len(self.channels),
             "channel_max": self.channel_max,
-            "frame_max": self.wire.frame_max,
+            "frame_max": self.buffer.frame_max,
             "timeout": self.heartbeat_s,
             "protocol": "AMQP 0-9-1",
             "auth_mechanism": self._mechanism,
@@ -780,9 +780,9 @@ class Connection:
             "peer_port": self.peer[1],
             "connected_at": self.connected_at_ms,
             "client_properties": self.client_properties.to_plain(),
-            "recv_oct": self.wire.received,
-            "send_oct": self.wire.sent,
-            "send_pend": self.wire.output_bytes,
+            "recv_oct": self.buffer.received,
+            "send_oct": self.buffer.sent,
+            "send_pend": self.buffer.output_bytes,
             "type": "network",
         }
 

@@ -29,7 +29,7 @@ from convoymq.cluster.listening import (
     listen,
     plain_address,
 )
-from convoymq.kernels.frames import Outbox, Wire
+from convoymq.kernels.frames import ConnectionBuffer, Outbox
 
 log = structlog.get_logger()
 
@@ -81,7 +81,7 @@ class SocketShell:
             self._writing = True
             self.loop.add_writer(self.fd, self._writable)
 
-    def take_output(self, wire: Wire) -> None:
+    def take_output(self, buffer: ConnectionBuffer) -> None:
         """See `Shell`: never asked, the wire has the descriptor."""
 
     def fileno(self) -> int:
@@ -97,7 +97,7 @@ class SocketShell:
             self.loop.remove_writer(self.fd)
         self._closed = True
         if self.connection is not None:
-            self.connection.wire.fd = -1
+            self.connection.buffer.fd = -1
         with contextlib.suppress(OSError):
             # Unread input would turn the close into a reset that overtakes our last words.
             self.sock.shutdown(socket.SHUT_WR)
@@ -120,7 +120,7 @@ class SocketShell:
             self._read_head(connection)
             return
         try:
-            count = connection.wire.receive()
+            count = connection.buffer.receive()
         except Exception:
             connection.failed()
             return
@@ -151,7 +151,7 @@ class SocketShell:
         self._head = None
         if not head.startswith(COLUMNAR_MAGIC):
             try:
-                connection.wire.feed(head)
+                connection.buffer.feed(head)
             except Exception:
                 connection.failed()
             return
@@ -210,7 +210,7 @@ class TlsShell(asyncio.Protocol):
                 self._hand_over(data)
                 return
         try:
-            self.connection.wire.feed(bytes(data))
+            self.connection.buffer.feed(bytes(data))
         except Exception:
             self.connection.failed()
 
@@ -262,17 +262,17 @@ class TlsShell(asyncio.Protocol):
         """Returns the socket's descriptor; -1 without one."""
         return descriptor_of(self.transport)
 
-    def take_output(self, wire: Wire) -> None:
+    def take_output(self, buffer: ConnectionBuffer) -> None:
         """See `Shell`."""
-        if self.transport is not None and not self._full and wire.output_bytes:
-            self.transport.write(wire.take_output())
+        if self.transport is not None and not self._full and buffer.output_bytes:
+            self.transport.write(buffer.take_output())
 
     def close(self) -> None:
         """See `Shell`."""
         if self.transport is None:
             return
         if self.connection is not None and not self.transport.is_closing():
-            data = self.connection.wire.take_output()
+            data = self.connection.buffer.take_output()
             if data:
                 self.transport.write(data)
         self.transport.close()

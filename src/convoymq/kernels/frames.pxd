@@ -33,13 +33,13 @@ cdef class Epoch:
     cdef public uint64_t value
 
 cdef class Outbox:
-    cdef public list wires
+    cdef public list buffers
     cdef public object on_first
     cdef public uint64_t bytes_sent
     cdef public uint64_t bytes_received
 
-cdef class Slot:
-    cdef public Lane lane
+cdef class ConsumerDeliveries:
+    cdef public ChannelCodec codec
     cdef public object client
     cdef public uint32_t number
     cdef public bint no_ack
@@ -51,8 +51,8 @@ cdef class Slot:
     cdef bint dirty
     cdef Ranges kinds[4]
 
-cdef class Lane:
-    cdef public Wire wire
+cdef class ChannelCodec:
+    cdef public ConnectionBuffer buffer
     cdef public int number
     cdef public object owner
     cdef public int state
@@ -96,7 +96,7 @@ cdef class Lane:
     cdef Ranges done
     cdef bint confirm_dirty
 
-cdef class Wire:
+cdef class ConnectionBuffer:
     cdef public int fd
     cdef public object owner
     cdef public Outbox outbox
@@ -110,9 +110,9 @@ cdef class Wire:
     cdef public Py_ssize_t backlog_max
     cdef public uint64_t received
     cdef public uint64_t sent
-    cdef list lanes
-    cdef list dirty_lanes
-    cdef list confirm_lanes
+    cdef list codecs
+    cdef list dirty_codecs
+    cdef list confirm_codecs
     cdef bint dirty
     cdef bint scanning
     cdef Buffer inp

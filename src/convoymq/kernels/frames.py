@@ -1,9 +1,10 @@
 """AMQP 0-9-1 frames between a socket and the batches: scans, acknowledges, delivers, confirms.
 
-`Wire` is a connection, `Lane` one of its channels, `Slot` one of the channel's consumers. Complete
-publishes go from the receive buffer straight into the builders of their targets; acknowledgements
-become ranges of message ids; records become basic.deliver frames in the output buffer. Everything
-else is handed to the owner as bytes. No Python object is made per message.
+`ConnectionBuffer` is a connection, `ChannelCodec` one of its channels, `ConsumerDeliveries` one of
+the channel's consumers. Complete publishes go from the receive buffer straight into the builders of
+their targets; acknowledgements become ranges of message ids; records become basic.deliver frames in
+the output buffer. Everything else is handed to the owner as bytes. No Python object is made per
+message.
 
     frame     u8 type (1 method, 2 header, 3 body, 8 heartbeat), u16 channel, u32 size, payload, 206
     header    u16 class 60, u16 weight, u64 body size, u16 property flags, properties
@@ -25,9 +26,9 @@ WIRE_OPEN = 1
 WIRE_CLOSING = 2  # connection.close was sent: only channel 0 is heard
 WIRE_CLOSED = 3
 
-LANE_OPEN = 0
-LANE_BUSY = 1  # an answer is being worked on: frames are kept
-LANE_CLOSING = 2  # channel.close was sent: all but close, close-ok and a second open is dropped
+CHANNEL_OPEN = 0
+CHANNEL_BUSY = 1  # an answer is being worked on: frames are kept
+CHANNEL_CLOSING = 2  # channel.close was sent: all but close, close-ok and a second open is dropped
 
 MODE_PLAIN = 0
 MODE_CONFIRM = 1
@@ -438,24 +439,24 @@ class Epoch:
 @cython.cclass
 class Outbox:
     def __init__(self, on_first=None):
-        self.wires = []
+        self.buffers = []
         self.on_first = on_first
         self.bytes_sent = 0
         self.bytes_received = 0
 
     def flush(self):
-        wires: list = self.wires
-        while wires:
-            self.wires = []
-            for item in wires:
-                wire: Wire = item
-                wire.dirty = False
-                wire.flush()
-            wires = self.wires
+        buffers: list = self.buffers
+        while buffers:
+            self.buffers = []
+            for item in buffers:
+                buffer: ConnectionBuffer = item
+                buffer.dirty = False
+                buffer.flush()
+            buffers = self.buffers
 
 
 @cython.cclass
-class Slot:
+class ConsumerDeliveries:
     def __cinit__(self):
         kind: cython.int
         for kind in range(4):
@@ -464,10 +465,10 @@ class Slot:
             self.kinds[kind].capacity = 0
             self.kinds[kind].unsorted = False
 
-    def __init__(self, lane: Lane, client, number, tag: bytes, no_ack, counted, offsets):
+    def __init__(self, codec: ChannelCodec, client, number, tag: bytes, no_ack, counted, offsets):
         if len(tag) > 255:
             raise ValueError("consumer tag is longer than 255 bytes")
-        self.lane = lane
+        self.codec = codec
         self.client = client
         self.number = number
         self.head = bytes((len(tag),)) + tag
@@ -485,7 +486,9 @@ class Slot:
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _note(slot: Slot, kind: cython.int, first: uint64_t, last: uint64_t) -> cython.int:
+def _note(
+    slot: ConsumerDeliveries, kind: cython.int, first: uint64_t, last: uint64_t
+) -> cython.int:
     """Remembers that message ids [first, last] of the slot are settled in this way."""
     ranges: cython.pointer(Ranges) = cython.address(slot.kinds[kind])
     if (kind == 1 or kind == 2) and ranges.count and first <= ranges.pairs[2 * ranges.count - 1]:
@@ -494,15 +497,15 @@ def _note(slot: Slot, kind: cython.int, first: uint64_t, last: uint64_t) -> cyth
     _add_pair(ranges, first, last)
     if not slot.dirty:
         slot.dirty = True
-        slot.lane.dirty_slots.append(slot)
-        if len(slot.lane.dirty_slots) == 1:
-            slot.lane.wire.dirty_lanes.append(slot.lane)
+        slot.codec.dirty_slots.append(slot)
+        if len(slot.codec.dirty_slots) == 1:
+            slot.codec.buffer.dirty_codecs.append(slot.codec)
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _flush_kind(slot: Slot, kind: cython.int) -> cython.int:
+def _flush_kind(slot: ConsumerDeliveries, kind: cython.int) -> cython.int:
     if slot.kinds[kind].count == 0:
         return 0
     pairs: list = _take_pairs(cython.address(slot.kinds[kind]))
@@ -520,7 +523,7 @@ def _flush_kind(slot: Slot, kind: cython.int) -> cython.int:
 
 
 @cython.cclass
-class Lane:
+class ChannelCodec:
     def __cinit__(self):
         self.stage.p = cython.NULL
         self.backlog.p = cython.NULL
@@ -529,12 +532,12 @@ class Lane:
         self.ring = cython.NULL
         self.done.pairs = cython.NULL
 
-    def __init__(self, wire: Wire, number, owner, epoch: Epoch):
-        self.wire = wire
+    def __init__(self, buffer: ConnectionBuffer, number, owner, epoch: Epoch):
+        self.buffer = buffer
         self.number = number
         self.owner = owner
         self.epoch = epoch
-        self.state = LANE_OPEN
+        self.state = CHANNEL_OPEN
         self.mode = MODE_PLAIN
         self.next_tag = 1
         self.confirm_low = 1
@@ -562,7 +565,9 @@ class Lane:
     # consumers
 
     def add_slot(self, client, number, tag: bytes, no_ack=False, counted=False, offsets=False):
-        slot: Slot = Slot(self, client, number, tag, no_ack, counted, offsets)
+        slot: ConsumerDeliveries = ConsumerDeliveries(
+            self, client, number, tag, no_ack, counted, offsets
+        )
         if self.free_slots:
             index = self.free_slots.pop()
             self.slots[index] = slot
@@ -572,7 +577,7 @@ class Lane:
         slot.index = index
         return slot
 
-    def remove_slot(self, slot: Slot):
+    def remove_slot(self, slot: ConsumerDeliveries):
         if slot.unacked:
             raise ValueError("deliveries of this consumer are still unacknowledged")
         _flush_slot(slot)
@@ -583,30 +588,30 @@ class Lane:
     # state
 
     def close(self):
-        self.state = LANE_CLOSING
+        self.state = CHANNEL_CLOSING
         self.expect = 0
         _free(cython.address(self.stage))
         _drop_routes(self)
 
     def drain(self):
         """Once channel.close was sent: hears a close among the frames that were kept."""
-        if self.state == LANE_CLOSING and not self.pumping:
+        if self.state == CHANNEL_CLOSING and not self.pumping:
             _pump_backlog(self)
 
     def detach(self):
         self.close()
         _free(cython.address(self.backlog))
-        lanes: list = self.wire.lanes
-        if self.number < len(lanes) and lanes[self.number] is self:
-            lanes[self.number] = None
+        codecs: list = self.buffer.codecs
+        if self.number < len(codecs) and codecs[self.number] is self:
+            codecs[self.number] = None
 
     def resume(self):
-        if self.state != LANE_BUSY:
+        if self.state != CHANNEL_BUSY:
             return
-        self.state = LANE_OPEN
+        self.state = CHANNEL_OPEN
         if not self.pumping and self.backlog.end > self.backlog.start:
             _pump_backlog(self)
-            self.wire.flush_settles()
+            self.buffer.flush_settles()
 
     def forget_routes(self):
         _drop_routes(self)
@@ -652,21 +657,21 @@ class Lane:
 
     def settle_taken(self, kind: cython.int, taken):
         for _, count, item, first_id in taken:
-            slot: Slot = item
+            slot: ConsumerDeliveries = item
             _note(slot, kind, first_id, first_id + count - 1)
             self.acknowledged += count
 
-    def note(self, slot: Slot, kind: cython.int, first: uint64_t, last: uint64_t):
+    def note(self, slot: ConsumerDeliveries, kind: cython.int, first: uint64_t, last: uint64_t):
         _note(slot, kind, first, last)
 
     def flush_settles(self):
-        _flush_lane(self)
+        _flush_codec(self)
 
     # delivering
 
     def deliver(
         self,
-        slot: Slot,
+        slot: ConsumerDeliveries,
         first_id: uint64_t,
         block: bytes,
         command: cython.Py_ssize_t,
@@ -677,9 +682,9 @@ class Lane:
     ):
         _deliver(self, slot, first_id, block, command, first, count, acquired, delivery_count)
 
-    def deliver_record(self, slot: Slot, record: bytes, redelivered: cython.bint):
+    def deliver_record(self, slot: ConsumerDeliveries, record: bytes, redelivered: cython.bint):
         """basic.deliver of one record that no queue holds (direct reply-to)."""
-        _need(cython.address(self.wire.out), 64 + len(slot.head) + 2 * len(record))
+        _need(cython.address(self.buffer.out), 64 + len(slot.head) + 2 * len(record))
         _encode_record(
             self,
             slot.head,
@@ -694,11 +699,11 @@ class Lane:
         )
         self.next_tag += 1
         self.delivered += 1
-        _touch(self.wire)
+        _touch(self.buffer)
 
     def send_get(
         self,
-        slot: Slot,
+        slot: ConsumerDeliveries,
         block: bytes,
         command: cython.Py_ssize_t,
         record: cython.Py_ssize_t,
@@ -740,15 +745,15 @@ class Lane:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _drop_routes(lane: Lane) -> cython.void:
+def _drop_routes(codec: ChannelCodec) -> cython.void:
     i: cython.Py_ssize_t
-    if lane.routes == cython.NULL:
+    if codec.routes == cython.NULL:
         return
-    routes: cython.pointer(Route) = lane.routes
-    mask: cython.Py_ssize_t = lane.routes_mask
-    lane.routes = cython.NULL
-    lane.routes_mask = 0
-    lane.routes_used = 0
+    routes: cython.pointer(Route) = codec.routes
+    mask: cython.Py_ssize_t = codec.routes_mask
+    codec.routes = cython.NULL
+    codec.routes_mask = 0
+    codec.routes_used = 0
     for i in range(mask + 1):
         if routes[i].key != cython.NULL:
             stdlib.free(routes[i].key)
@@ -778,45 +783,45 @@ def _hash(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint64_t:
 @cython.cfunc
 @cython.exceptval(check=False)
 def _find_route(
-    lane: Lane, hash: uint64_t, key: cython.p_uchar, n: cython.Py_ssize_t
+    codec: ChannelCodec, hash: uint64_t, key: cython.p_uchar, n: cython.Py_ssize_t
 ) -> cython.pointer(Route):
     """The slot of the key, or the free one where it belongs; NULL without a table."""
-    if lane.routes == cython.NULL:
+    if codec.routes == cython.NULL:
         return cython.NULL
-    at: cython.Py_ssize_t = hash & cython.cast(uint64_t, lane.routes_mask)
+    at: cython.Py_ssize_t = hash & cython.cast(uint64_t, codec.routes_mask)
     while True:
-        route: cython.pointer(Route) = lane.routes + at
+        route: cython.pointer(Route) = codec.routes + at
         if route.key == cython.NULL:
             return route
         if route.hash == hash and route.key_length == n and string.memcmp(route.key, key, n) == 0:
             return route
-        at = (at + 1) & lane.routes_mask
+        at = (at + 1) & codec.routes_mask
 
 
 @cython.cfunc
 @cython.exceptval(-1)
 def _add_route(
-    lane: Lane, hash: uint64_t, key: cython.p_uchar, n: cython.Py_ssize_t, targets: tuple
+    codec: ChannelCodec, hash: uint64_t, key: cython.p_uchar, n: cython.Py_ssize_t, targets: tuple
 ) -> cython.int:
     route: cython.pointer(Route)
-    if lane.routes_used >= _ROUTES_MAX:
-        _drop_routes(lane)
-    if lane.routes == cython.NULL or lane.routes_used * 2 >= lane.routes_mask + 1:
-        old: cython.pointer(Route) = lane.routes
-        old_size: cython.Py_ssize_t = lane.routes_mask + 1 if old != cython.NULL else 0
+    if codec.routes_used >= _ROUTES_MAX:
+        _drop_routes(codec)
+    if codec.routes == cython.NULL or codec.routes_used * 2 >= codec.routes_mask + 1:
+        old: cython.pointer(Route) = codec.routes
+        old_size: cython.Py_ssize_t = codec.routes_mask + 1 if old != cython.NULL else 0
         size: cython.Py_ssize_t = max(16, old_size * 2)
         made: cython.p_void = stdlib.calloc(size, cython.sizeof(Route))
         if made == cython.NULL:
             raise MemoryError
-        lane.routes = cython.cast(cython.pointer(Route), made)
-        lane.routes_mask = size - 1
+        codec.routes = cython.cast(cython.pointer(Route), made)
+        codec.routes_mask = size - 1
         i: cython.Py_ssize_t
         for i in range(old_size):
             if old[i].key != cython.NULL:
-                route = _find_route(lane, old[i].hash, old[i].key, old[i].key_length)
+                route = _find_route(codec, old[i].hash, old[i].key, old[i].key_length)
                 route[0] = old[i]
         stdlib.free(old)
-    route = _find_route(lane, hash, key, n)
+    route = _find_route(codec, hash, key, n)
     if route.key != cython.NULL:
         return 0
     copy: cython.p_void = stdlib.malloc(n)
@@ -828,7 +833,7 @@ def _add_route(
     route.key_length = n
     route.targets = cython.cast(cython.pointer(cext.PyObject), targets)
     cext.Py_INCREF_raw(route.targets)
-    lane.routes_used += 1
+    codec.routes_used += 1
     return 0
 
 
@@ -838,8 +843,8 @@ def _add_route(
 @cython.cfunc
 @cython.exceptval(-1)
 def _publish_complete(
-    wire: Wire,
-    lane: Lane,
+    buffer: ConnectionBuffer,
+    codec: ChannelCodec,
     key: cython.p_uchar,
     key_length: cython.Py_ssize_t,
     bits: cython.int,
@@ -850,38 +855,38 @@ def _publish_complete(
     """A whole message lies at `key` and `content` (header frame, body frames): send it on."""
     notes: cython.int = _walk_properties(content + 7, _load32(content + 3))
     if notes < 0:
-        return _fault(wire, 502, "content header is broken", lane.number, 60, 40)
-    lane.published += 1
+        return _fault(buffer, 502, "content header is broken", codec.number, 60, 40)
+    codec.published += 1
     flags: cython.int = notes & 6
     tag: uint64_t = 0
     targets: tuple = None
-    if notes & _NOTE_COPIES == 0 and bits & 2 == 0 and lane.mode != 2:
+    if notes & _NOTE_COPIES == 0 and bits & 2 == 0 and codec.mode != 2:
         hash: uint64_t = _hash(key, key_length)
-        if lane.epoch.value != lane.routes_epoch:
-            _drop_routes(lane)
-            lane.routes_epoch = lane.epoch.value
-        route: cython.pointer(Route) = _find_route(lane, hash, key, key_length)
+        if codec.epoch.value != codec.routes_epoch:
+            _drop_routes(codec)
+            codec.routes_epoch = codec.epoch.value
+        route: cython.pointer(Route) = _find_route(codec, hash, key, key_length)
         if route != cython.NULL and route.key != cython.NULL:
             targets = cython.cast(tuple, route.targets)
         else:
-            found = lane.owner.resolve_route(_copy(key, key_length))
-            if lane.state != 0 or wire.state != 1:
+            found = codec.owner.resolve_route(_copy(key, key_length))
+            if codec.state != 0 or buffer.state != 1:
                 return 0
             if found is not None:
                 targets = found
-                _add_route(lane, hash, key, key_length, targets)
-    if lane.mode == 1:
-        tag = _allocate_confirm(lane)
+                _add_route(codec, hash, key, key_length, targets)
+    if codec.mode == 1:
+        tag = _allocate_confirm(codec)
     if targets is None or (bits & 1 and len(targets) == 0):
-        lane.owner.on_publish(
+        codec.owner.on_publish(
             _copy(key, key_length), bits, _copy(content, content_length), body_size, flags, tag
         )
         return 0
     count: cython.Py_ssize_t = len(targets)
     if count == 0:
-        lane.owner.on_dropped()
+        codec.owner.on_dropped()
     if tag and count != 1:
-        _expect_confirms(lane, tag, cython.cast(cython.int, count))
+        _expect_confirms(codec, tag, cython.cast(cython.int, count))
     i: cython.Py_ssize_t
     for i in range(count):
         target: PublishTarget = cython.cast(PublishTarget, targets[i])
@@ -896,25 +901,29 @@ def _publish_complete(
 @cython.cfunc
 @cython.exceptval(-1)
 def _publish(
-    wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t, left: cython.Py_ssize_t
+    buffer: ConnectionBuffer,
+    codec: ChannelCodec,
+    q: cython.p_uchar,
+    size: cython.Py_ssize_t,
+    left: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     """basic.publish at q. Returns the bytes used; 0 = more is needed first."""
     m: cython.p_uchar = q + 7
     if size < 9:
-        _fault(wire, 501, "basic.publish is cut off", lane.number, 60, 40)
+        _fault(buffer, 501, "basic.publish is cut off", codec.number, 60, 40)
         return size + 8
     exchange: cython.Py_ssize_t = m[6]
     if 7 + exchange >= size:
-        _fault(wire, 501, "basic.publish is cut off", lane.number, 60, 40)
+        _fault(buffer, 501, "basic.publish is cut off", codec.number, 60, 40)
         return size + 8
     key_length: cython.Py_ssize_t = 2 + exchange + m[7 + exchange]
     if 6 + key_length + 1 != size:
-        _fault(wire, 501, "basic.publish has a wrong length", lane.number, 60, 40)
+        _fault(buffer, 501, "basic.publish has a wrong length", codec.number, 60, 40)
         return size + 8
     bits: cython.int = m[6 + key_length]
-    if wire.alarmed:
-        wire.paused = True
-        wire.owner.on_publish_blocked()
+    if buffer.alarmed:
+        buffer.paused = True
+        buffer.owner.on_publish_blocked()
         return 0
 
     # All of it in the buffer: no copy but the one into the batch.
@@ -930,13 +939,13 @@ def _publish(
         whole = 2
         if rest >= 3 and (r[0] != 2 or _load16(r + 1) != channel):
             whole = 0
-        elif rest >= 7 and _load32(r + 3) > wire.frame_max:
+        elif rest >= 7 and _load32(r + 3) > buffer.frame_max:
             whole = 0
     elif r[0] == 2 and _load16(r + 1) == channel:
         n = _load32(r + 3)
-        if n >= 14 and n <= wire.frame_max:
+        if n >= 14 and n <= buffer.frame_max:
             body_size = _load64(r + 11)
-            if _load16(r + 7) == 60 and body_size <= wire.message_size_max:
+            if _load16(r + 7) == 60 and body_size <= buffer.message_size_max:
                 whole = 2
                 if n + 8 <= rest and r[7 + n] == 206:
                     at = n + 8
@@ -952,7 +961,7 @@ def _publish(
                             or _load16(r + at + 1) != channel
                             or n == 0
                             or n > _PAYLOAD_MAX
-                            or n > wire.frame_max
+                            or n > buffer.frame_max
                             or cython.cast(uint64_t, n) > body_size - seen
                         ):
                             whole = 0
@@ -967,114 +976,119 @@ def _publish(
                 elif n + 8 <= rest:
                     whole = 0
     if whole == 1:
-        _publish_complete(wire, lane, m + 6, key_length, bits, r, at, body_size)
+        _publish_complete(buffer, codec, m + 6, key_length, bits, r, at, body_size)
         return size + 8 + at
-    if whole == 2 and left < _KEEP and not lane.pumping:
+    if whole == 2 and left < _KEEP and not codec.pumping:
         return 0
 
     # Parts are missing: gather them at the channel.
-    lane.stage.start = 0
-    lane.stage.end = 0
-    _append(cython.address(lane.stage), m + 6, key_length)
-    lane.key_length = key_length
-    lane.publish_bits = bits
-    lane.expect = 1
+    codec.stage.start = 0
+    codec.stage.end = 0
+    _append(cython.address(codec.stage), m + 6, key_length)
+    codec.key_length = key_length
+    codec.publish_bits = bits
+    codec.expect = 1
     return size + 8
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _stage_header(wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t) -> cython.int:
-    if lane.expect != 1:
-        return _fault(wire, 505, "content header frame where none is due", lane.number, 0, 0)
+def _stage_header(
+    buffer: ConnectionBuffer, codec: ChannelCodec, q: cython.p_uchar, size: cython.Py_ssize_t
+) -> cython.int:
+    if codec.expect != 1:
+        return _fault(buffer, 505, "content header frame where none is due", codec.number, 0, 0)
     if size < 14:
-        return _fault(wire, 501, "content header is cut off", lane.number, 60, 40)
+        return _fault(buffer, 501, "content header is cut off", codec.number, 60, 40)
     if _load16(q + 7) != 60:
         return _fault(
-            wire, 505, "content header of another class than its method", lane.number, 60, 40
+            buffer, 505, "content header of another class than its method", codec.number, 60, 40
         )
-    lane.body_size = _load64(q + 11)
-    lane.body_seen = 0
-    lane.body_frame = -1
-    if lane.body_size > wire.message_size_max:
-        lane.expect = 0
-        lane.owner.on_too_big(lane.body_size)
+    codec.body_size = _load64(q + 11)
+    codec.body_seen = 0
+    codec.body_frame = -1
+    if codec.body_size > buffer.message_size_max:
+        codec.expect = 0
+        codec.owner.on_too_big(codec.body_size)
         return 0
-    _append(cython.address(lane.stage), q, size + 8)
-    lane.header_length = size
-    lane.expect = 2
-    if lane.body_size == 0:
-        _stage_done(wire, lane)
+    _append(cython.address(codec.stage), q, size + 8)
+    codec.header_length = size
+    codec.expect = 2
+    if codec.body_size == 0:
+        _stage_done(buffer, codec)
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _stage_body(wire: Wire, lane: Lane, q: cython.p_uchar, size: cython.Py_ssize_t) -> cython.int:
-    if lane.expect != 2:
-        return _fault(wire, 505, "content body frame where none is due", lane.number, 0, 0)
-    if cython.cast(uint64_t, size) > lane.body_size - lane.body_seen:
-        return _fault(wire, 501, "more body bytes than announced", lane.number, 60, 40)
-    lane.body_seen += size
-    stage: cython.pointer(Buffer) = cython.address(lane.stage)
+def _stage_body(
+    buffer: ConnectionBuffer, codec: ChannelCodec, q: cython.p_uchar, size: cython.Py_ssize_t
+) -> cython.int:
+    if codec.expect != 2:
+        return _fault(buffer, 505, "content body frame where none is due", codec.number, 0, 0)
+    if cython.cast(uint64_t, size) > codec.body_size - codec.body_seen:
+        return _fault(buffer, 501, "more body bytes than announced", codec.number, 60, 40)
+    codec.body_seen += size
+    stage: cython.pointer(Buffer) = cython.address(codec.stage)
     p: cython.p_uchar = q + 7
     n: cython.Py_ssize_t
     used: cython.Py_ssize_t
     # Fragments are joined into frames of the size that records have.
     while size:
-        if lane.body_frame >= 0:
-            used = stage.end - lane.body_frame - 8
+        if codec.body_frame >= 0:
+            used = stage.end - codec.body_frame - 8
             n = min(size, _PAYLOAD_MAX - used)
             if n:
                 _need(stage, n)
                 string.memcpy(stage.p + stage.end - 1, p, n)
                 stage.end += n
                 stage.p[stage.end - 1] = 206
-                _store32(stage.p + lane.body_frame + 3, cython.cast(uint32_t, used + n))
+                _store32(stage.p + codec.body_frame + 3, cython.cast(uint32_t, used + n))
                 p += n
                 size -= n
                 continue
         n = min(size, _PAYLOAD_MAX)
-        lane.body_frame = stage.end
+        codec.body_frame = stage.end
         _need(stage, n + 8)
         stage.p[stage.end] = 3
-        _store16(stage.p + stage.end + 1, lane.number)
+        _store16(stage.p + stage.end + 1, codec.number)
         _store32(stage.p + stage.end + 3, cython.cast(uint32_t, n))
         string.memcpy(stage.p + stage.end + 7, p, n)
         stage.end += n + 8
         stage.p[stage.end - 1] = 206
         p += n
         size -= n
-    if lane.body_seen == lane.body_size:
-        _stage_done(wire, lane)
+    if codec.body_seen == codec.body_size:
+        _stage_done(buffer, codec)
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _stage_done(wire: Wire, lane: Lane) -> cython.int:
-    """Publishes what was gathered. The buffer is taken away first: the owner may close the lane."""
-    taken: Buffer = lane.stage
-    lane.stage.p = cython.NULL
-    lane.stage.start = 0
-    lane.stage.end = 0
-    lane.stage.capacity = 0
-    lane.expect = 0
+def _stage_done(buffer: ConnectionBuffer, codec: ChannelCodec) -> cython.int:
+    """Publishes what was gathered. The buffer is taken away first: the owner may close the channel
+    codec."""
+    taken: Buffer = codec.stage
+    codec.stage.p = cython.NULL
+    codec.stage.start = 0
+    codec.stage.end = 0
+    codec.stage.capacity = 0
+    codec.expect = 0
     try:
         _publish_complete(
-            wire,
-            lane,
+            buffer,
+            codec,
             taken.p,
-            lane.key_length,
-            lane.publish_bits,
-            taken.p + lane.key_length,
-            taken.end - lane.key_length,
-            lane.body_size,
+            codec.key_length,
+            codec.publish_bits,
+            taken.p + codec.key_length,
+            taken.end - codec.key_length,
+            codec.body_size,
         )
     finally:
-        if lane.stage.p == cython.NULL and lane.state == 0 and taken.capacity <= _IDLE_CAPACITY:
-            lane.stage.p = taken.p
-            lane.stage.capacity = taken.capacity
+        if codec.stage.p == cython.NULL and codec.state == 0 and taken.capacity <= _IDLE_CAPACITY:
+            codec.stage.p = taken.p
+            codec.stage.capacity = taken.capacity
         else:
             stdlib.free(taken.p)
     return 0
@@ -1085,76 +1099,76 @@ def _stage_done(wire: Wire, lane: Lane) -> cython.int:
 
 @cython.cfunc
 @cython.exceptval(0)
-def _allocate_confirm(lane: Lane) -> uint64_t:
-    tag: uint64_t = lane.confirm_next
+def _allocate_confirm(codec: ChannelCodec) -> uint64_t:
+    tag: uint64_t = codec.confirm_next
     i: uint64_t
-    if lane.ring == cython.NULL or tag - lane.confirm_low > lane.ring_mask:
-        size: uint64_t = 256 if lane.ring == cython.NULL else (lane.ring_mask + 1) * 2
+    if codec.ring == cython.NULL or tag - codec.confirm_low > codec.ring_mask:
+        size: uint64_t = 256 if codec.ring == cython.NULL else (codec.ring_mask + 1) * 2
         made: cython.p_void = stdlib.malloc(size * 2)
         if made == cython.NULL:
             raise MemoryError
         ring: cython.pointer(uint16_t) = cython.cast(cython.pointer(uint16_t), made)
-        i = lane.confirm_low
+        i = codec.confirm_low
         while i < tag:
-            ring[i & (size - 1)] = lane.ring[i & lane.ring_mask]
+            ring[i & (size - 1)] = codec.ring[i & codec.ring_mask]
             i += 1
-        stdlib.free(lane.ring)
-        lane.ring = ring
-        lane.ring_mask = size - 1
-    lane.ring[tag & lane.ring_mask] = 1
-    lane.confirm_next = tag + 1
+        stdlib.free(codec.ring)
+        codec.ring = ring
+        codec.ring_mask = size - 1
+    codec.ring[tag & codec.ring_mask] = 1
+    codec.confirm_next = tag + 1
     return tag
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _expect_confirms(lane: Lane, tag: uint64_t, count: cython.int) -> cython.int:
-    if tag < lane.confirm_low or tag >= lane.confirm_next:
+def _expect_confirms(codec: ChannelCodec, tag: uint64_t, count: cython.int) -> cython.int:
+    if tag < codec.confirm_low or tag >= codec.confirm_next:
         raise ValueError("publish tag was never given out, or is answered")
     if count < 0 or count >= _COUNT:
         raise ValueError("too many targets for one message")
     if count == 0:
-        return _resolve(lane, tag, tag, True)
-    lane.ring[tag & lane.ring_mask] = cython.cast(uint16_t, count)
+        return _resolve(codec, tag, tag, True)
+    codec.ring[tag & codec.ring_mask] = cython.cast(uint16_t, count)
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _resolve(lane: Lane, first: uint64_t, last: uint64_t, ok: cython.bint) -> cython.int:
+def _resolve(codec: ChannelCodec, first: uint64_t, last: uint64_t, ok: cython.bint) -> cython.int:
     """One target has answered for these tags. Tags that are not waiting are skipped."""
-    if first < lane.confirm_low:
-        first = lane.confirm_low
-    if last >= lane.confirm_next:
-        last = lane.confirm_next - 1
+    if first < codec.confirm_low:
+        first = codec.confirm_low
+    if last >= codec.confirm_next:
+        last = codec.confirm_next - 1
     tag: uint64_t = first
     while tag <= last:
-        v: cython.int = lane.ring[tag & lane.ring_mask]
+        v: cython.int = codec.ring[tag & codec.ring_mask]
         if v & _COUNT:
             v -= 1
             if not ok:
                 v |= _NACK
-            lane.ring[tag & lane.ring_mask] = cython.cast(uint16_t, v)
+            codec.ring[tag & codec.ring_mask] = cython.cast(uint16_t, v)
             if v & _COUNT == 0:
-                _add_pair(cython.address(lane.done), tag, tag)
+                _add_pair(cython.address(codec.done), tag, tag)
         tag += 1
-    if lane.done.count and not lane.confirm_dirty:
-        lane.confirm_dirty = True
-        lane.wire.confirm_lanes.append(lane)
-        _touch(lane.wire)
+    if codec.done.count and not codec.confirm_dirty:
+        codec.confirm_dirty = True
+        codec.buffer.confirm_codecs.append(codec)
+        _touch(codec.buffer)
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
 def _emit_confirm(
-    lane: Lane, nack: cython.bint, tag: uint64_t, multiple: cython.bint
+    codec: ChannelCodec, nack: cython.bint, tag: uint64_t, multiple: cython.bint
 ) -> cython.int:
-    out: cython.pointer(Buffer) = cython.address(lane.wire.out)
+    out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
     _need(out, 21)
     p: cython.p_uchar = out.p + out.end
     p[0] = 1
-    _store16(p + 1, lane.number)
+    _store16(p + 1, codec.number)
     _store32(p + 3, 13)
     _store32(p + 7, _NACK_METHOD if nack else _ACK)
     _store64(p + 11, tag)
@@ -1166,44 +1180,44 @@ def _emit_confirm(
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _flush_confirms(lane: Lane) -> cython.int:
-    lane.confirm_dirty = False
-    if lane.state == 2:
-        lane.done.count = 0
+def _flush_confirms(codec: ChannelCodec) -> cython.int:
+    codec.confirm_dirty = False
+    if codec.state == 2:
+        codec.done.count = 0
         return 0
     last: uint64_t = 0
     count: uint64_t = 0
-    low: uint64_t = lane.confirm_low
+    low: uint64_t = codec.confirm_low
     v: cython.int
-    while low < lane.confirm_next:
-        v = lane.ring[low & lane.ring_mask]
+    while low < codec.confirm_next:
+        v = codec.ring[low & codec.ring_mask]
         if v & _COUNT:
             break
         if v & _ANSWERED == 0:
             if v & _NACK:
                 if count:
-                    _emit_confirm(lane, False, last, count > 1)
+                    _emit_confirm(codec, False, last, count > 1)
                     count = 0
-                _emit_confirm(lane, True, low, False)
+                _emit_confirm(codec, True, low, False)
             else:
                 last = low
                 count += 1
         low += 1
     if count:
-        _emit_confirm(lane, False, last, count > 1)
-    lane.confirm_low = low
+        _emit_confirm(codec, False, last, count > 1)
+    codec.confirm_low = low
     i: cython.Py_ssize_t
     tag: uint64_t
-    for i in range(lane.done.count):
-        tag = max(lane.done.pairs[2 * i], low)
-        while tag <= lane.done.pairs[2 * i + 1]:
-            v = lane.ring[tag & lane.ring_mask]
+    for i in range(codec.done.count):
+        tag = max(codec.done.pairs[2 * i], low)
+        while tag <= codec.done.pairs[2 * i + 1]:
+            v = codec.ring[tag & codec.ring_mask]
             if v & _COUNT == 0 and v & _ANSWERED == 0:
-                _emit_confirm(lane, v & _NACK != 0, tag, False)
-                lane.ring[tag & lane.ring_mask] = cython.cast(uint16_t, v | _ANSWERED)
+                _emit_confirm(codec, v & _NACK != 0, tag, False)
+                codec.ring[tag & codec.ring_mask] = cython.cast(uint16_t, v | _ANSWERED)
             tag += 1
-    lane.done.count = 0
-    lane.done.unsorted = False
+    codec.done.count = 0
+    codec.done.unsorted = False
     return 0
 
 
@@ -1213,14 +1227,18 @@ def _flush_confirms(lane: Lane) -> cython.int:
 @cython.cfunc
 @cython.exceptval(-1)
 def _insert_run(
-    lane: Lane, tag: uint64_t, count: uint64_t, first_id: uint64_t, slot: Slot
+    codec: ChannelCodec,
+    tag: uint64_t,
+    count: uint64_t,
+    first_id: uint64_t,
+    slot: ConsumerDeliveries,
 ) -> cython.int:
     """Adds a run; nearly always behind all others."""
-    runs: cython.pointer(Run) = lane.runs
-    at: cython.Py_ssize_t = lane.runs_end
-    lane.unacked += count
+    runs: cython.pointer(Run) = codec.runs
+    at: cython.Py_ssize_t = codec.runs_end
+    codec.unacked += count
     slot.unacked += count
-    if at > lane.runs_head:
+    if at > codec.runs_head:
         last: cython.pointer(Run) = runs + at - 1
         if (
             last.slot == slot.index
@@ -1229,49 +1247,49 @@ def _insert_run(
         ):
             last.count += count
             return 0
-    if at == lane.runs_capacity:
-        used: cython.Py_ssize_t = at - lane.runs_head
-        if lane.runs_head > 0 and used <= lane.runs_capacity // 2:
-            string.memmove(runs, runs + lane.runs_head, used * cython.sizeof(Run))
+    if at == codec.runs_capacity:
+        used: cython.Py_ssize_t = at - codec.runs_head
+        if codec.runs_head > 0 and used <= codec.runs_capacity // 2:
+            string.memmove(runs, runs + codec.runs_head, used * cython.sizeof(Run))
         else:
-            capacity: cython.Py_ssize_t = max(16, lane.runs_capacity * 2)
+            capacity: cython.Py_ssize_t = max(16, codec.runs_capacity * 2)
             grown: cython.p_void = stdlib.malloc(capacity * cython.sizeof(Run))
             if grown == cython.NULL:
                 raise MemoryError
             if used:
-                string.memcpy(grown, runs + lane.runs_head, used * cython.sizeof(Run))
+                string.memcpy(grown, runs + codec.runs_head, used * cython.sizeof(Run))
             stdlib.free(runs)
             runs = cython.cast(cython.pointer(Run), grown)
-            lane.runs = runs
-            lane.runs_capacity = capacity
-        lane.runs_head = 0
-        lane.runs_end = used
+            codec.runs = runs
+            codec.runs_capacity = capacity
+        codec.runs_head = 0
+        codec.runs_end = used
         at = used
-    while at > lane.runs_head and runs[at - 1].tag > tag:
+    while at > codec.runs_head and runs[at - 1].tag > tag:
         runs[at] = runs[at - 1]
         at -= 1
     runs[at].tag = tag
     runs[at].count = count
     runs[at].first_id = first_id
     runs[at].slot = slot.index
-    lane.runs_end += 1
+    codec.runs_end += 1
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _find_run(lane: Lane, tag: uint64_t) -> cython.Py_ssize_t:
-    low: cython.Py_ssize_t = lane.runs_head
-    high: cython.Py_ssize_t = lane.runs_end
-    if low < high and tag < lane.runs[low].tag + lane.runs[low].count:
-        return low if tag >= lane.runs[low].tag else -1
+def _find_run(codec: ChannelCodec, tag: uint64_t) -> cython.Py_ssize_t:
+    low: cython.Py_ssize_t = codec.runs_head
+    high: cython.Py_ssize_t = codec.runs_end
+    if low < high and tag < codec.runs[low].tag + codec.runs[low].count:
+        return low if tag >= codec.runs[low].tag else -1
     while low < high:
         middle: cython.Py_ssize_t = (low + high) >> 1
-        if lane.runs[middle].tag + lane.runs[middle].count <= tag:
+        if codec.runs[middle].tag + codec.runs[middle].count <= tag:
             low = middle + 1
         else:
             high = middle
-    if low == lane.runs_end or lane.runs[low].tag > tag:
+    if low == codec.runs_end or codec.runs[low].tag > tag:
         return -1
     return low
 
@@ -1279,81 +1297,81 @@ def _find_run(lane: Lane, tag: uint64_t) -> cython.Py_ssize_t:
 @cython.cfunc
 @cython.exceptval(-2)
 def _collect(
-    lane: Lane, tag: uint64_t, multiple: cython.bint, taken: list, kind: cython.int = -1
+    codec: ChannelCodec, tag: uint64_t, multiple: cython.bint, taken: list, kind: cython.int = -1
 ) -> cython.int:
     """Takes the tag, or all up to it, out of the runs: into `taken`, or into the slots' ranges of
     `kind`. -1 = unknown tag."""
     if multiple and tag == 0:
-        if lane.runs_head == lane.runs_end:
+        if codec.runs_head == codec.runs_end:
             return 0
-        tag = lane.runs[lane.runs_end - 1].tag + lane.runs[lane.runs_end - 1].count - 1
-    at: cython.Py_ssize_t = _find_run(lane, tag)
+        tag = codec.runs[codec.runs_end - 1].tag + codec.runs[codec.runs_end - 1].count - 1
+    at: cython.Py_ssize_t = _find_run(codec, tag)
     if at < 0:
         return -1
     run: cython.pointer(Run)
     count: uint64_t
     if multiple:
-        while lane.runs_head <= at:
-            run = lane.runs + lane.runs_head
+        while codec.runs_head <= at:
+            run = codec.runs + codec.runs_head
             count = min(run.count, tag - run.tag + 1)
-            _take_run(lane, run, run.tag, count, taken, kind)
+            _take_run(codec, run, run.tag, count, taken, kind)
             if count == run.count:
-                lane.runs_head += 1
+                codec.runs_head += 1
             else:
                 run.tag += count
                 run.first_id += count
                 run.count -= count
                 break
     else:
-        run = lane.runs + at
-        _take_run(lane, run, tag, 1, taken, kind)
+        run = codec.runs + at
+        _take_run(codec, run, tag, 1, taken, kind)
         before: uint64_t = tag - run.tag
         after: uint64_t = run.count - before - 1
         if before == 0 and after == 0:
-            if at == lane.runs_head:
-                lane.runs_head += 1
+            if at == codec.runs_head:
+                codec.runs_head += 1
             else:
-                string.memmove(run, run + 1, (lane.runs_end - at - 1) * cython.sizeof(Run))
-                lane.runs_end -= 1
+                string.memmove(run, run + 1, (codec.runs_end - at - 1) * cython.sizeof(Run))
+                codec.runs_end -= 1
         elif before == 0:
             run.tag += 1
             run.first_id += 1
             run.count = after
         else:
             first_id: uint64_t = run.first_id + before + 1
-            slot: Slot = lane.slots[run.slot]
+            slot: ConsumerDeliveries = codec.slots[run.slot]
             run.count = before
             if after:
                 # The counters already say so: the rest of the run only moves into one of its own.
-                lane.unacked -= after
+                codec.unacked -= after
                 slot.unacked -= after
-                _split_run(lane, at + 1, tag + 1, after, first_id, slot)
-    if lane.runs_head == lane.runs_end:
-        lane.runs_head = 0
-        lane.runs_end = 0
+                _split_run(codec, at + 1, tag + 1, after, first_id, slot)
+    if codec.runs_head == codec.runs_end:
+        codec.runs_head = 0
+        codec.runs_end = 0
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
 def _split_run(
-    lane: Lane,
+    codec: ChannelCodec,
     at: cython.Py_ssize_t,
     tag: uint64_t,
     count: uint64_t,
     first_id: uint64_t,
-    slot: Slot,
+    slot: ConsumerDeliveries,
 ) -> cython.int:
-    if at == lane.runs_end or lane.runs_end == lane.runs_capacity:
-        return _insert_run(lane, tag, count, first_id, slot)
-    run: cython.pointer(Run) = lane.runs + at
-    string.memmove(run + 1, run, (lane.runs_end - at) * cython.sizeof(Run))
+    if at == codec.runs_end or codec.runs_end == codec.runs_capacity:
+        return _insert_run(codec, tag, count, first_id, slot)
+    run: cython.pointer(Run) = codec.runs + at
+    string.memmove(run + 1, run, (codec.runs_end - at) * cython.sizeof(Run))
     run.tag = tag
     run.count = count
     run.first_id = first_id
     run.slot = slot.index
-    lane.runs_end += 1
-    lane.unacked += count
+    codec.runs_end += 1
+    codec.unacked += count
     slot.unacked += count
     return 0
 
@@ -1361,33 +1379,35 @@ def _split_run(
 @cython.cfunc
 @cython.exceptval(-1)
 def _take_run(
-    lane: Lane,
+    codec: ChannelCodec,
     run: cython.pointer(Run),
     tag: uint64_t,
     count: uint64_t,
     taken: list,
     kind: cython.int,
 ) -> cython.int:
-    slot: Slot = lane.slots[run.slot]
+    slot: ConsumerDeliveries = codec.slots[run.slot]
     first_id: uint64_t = run.first_id + (tag - run.tag)
-    lane.unacked -= count
+    codec.unacked -= count
     slot.unacked -= count
     if kind < 0:
         taken.append((tag, count, slot, first_id))
         return 0
-    lane.acknowledged += count
+    codec.acknowledged += count
     return _note(slot, kind, first_id, first_id + count - 1)
 
 
 @cython.cfunc
 @cython.exceptval(-2)
-def _acknowledge(lane: Lane, kind: cython.int, tag: uint64_t, multiple: cython.bint) -> cython.int:
-    return _collect(lane, tag, multiple, _NOTHING, kind)
+def _acknowledge(
+    codec: ChannelCodec, kind: cython.int, tag: uint64_t, multiple: cython.bint
+) -> cython.int:
+    return _collect(codec, tag, multiple, _NOTHING, kind)
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _flush_slot(slot: Slot) -> cython.int:
+def _flush_slot(slot: ConsumerDeliveries) -> cython.int:
     kind: cython.int
     if not slot.dirty:
         return 0
@@ -1399,24 +1419,24 @@ def _flush_slot(slot: Slot) -> cython.int:
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _flush_lane(lane: Lane) -> cython.int:
+def _flush_codec(codec: ChannelCodec) -> cython.int:
     kept: list = []
-    dirty: list = lane.dirty_slots
+    dirty: list = codec.dirty_slots
     if not dirty:
         return 0
-    lane.dirty_slots = []
+    codec.dirty_slots = []
     for item in dirty:
-        slot: Slot = item
-        if slot.no_ack and lane.wire.corked:
+        slot: ConsumerDeliveries = item
+        if slot.no_ack and codec.buffer.corked:
             # The client does not read: without settling the queue hands out no more.
             kept.append(slot)
         else:
             _flush_slot(slot)
     if kept:
-        lane.dirty_slots += kept
-        if lane not in lane.wire.dirty_lanes:
-            lane.wire.dirty_lanes.append(lane)
-    lane.owner.on_settled()
+        codec.dirty_slots += kept
+        if codec not in codec.buffer.dirty_codecs:
+            codec.buffer.dirty_codecs.append(codec)
+    codec.owner.on_settled()
     return 0
 
 
@@ -1462,7 +1482,7 @@ def _check_content(
 @cython.cfunc
 @cython.exceptval(-1)
 def _write_content(
-    lane: Lane,
+    codec: ChannelCodec,
     content: cython.p_uchar,
     length: cython.Py_ssize_t,
     acquired: uint32_t,
@@ -1471,9 +1491,9 @@ def _write_content(
 ) -> cython.int:
     """Appends the content frames for this channel; the room was made for the plain case.
     `offset` of the message in its stream, or -1."""
-    wire: Wire = lane.wire
-    out: cython.pointer(Buffer) = cython.address(wire.out)
-    kind: cython.int = _check_content(content, length, wire.frame_max)
+    buffer: ConnectionBuffer = codec.buffer
+    out: cython.pointer(Buffer) = cython.address(buffer.out)
+    kind: cython.int = _check_content(content, length, buffer.frame_max)
     if kind < 0:
         raise ValueError("content of a record is damaged")
     p: cython.p_uchar
@@ -1481,43 +1501,45 @@ def _write_content(
     n: cython.Py_ssize_t
     if kind == 0 and acquired == 0 and delivery_count == 0:
         if offset >= 0:
-            n = _write_offset_header(lane, content + 7, _load32(content + 3), offset)
+            n = _write_offset_header(codec, content + 7, _load32(content + 3), offset)
             content += n
             length -= n
         p = out.p + out.end
         string.memcpy(p, content, length)
         while at < length:
-            p[at + 1] = (lane.number >> 8) & 0xFF
-            p[at + 2] = lane.number & 0xFF
+            p[at + 1] = (codec.number >> 8) & 0xFF
+            p[at + 2] = codec.number & 0xFF
             at += _load32(p + at + 3) + 8
         out.end += length
         return 0
     n = _load32(content + 3)
     if offset >= 0:
-        at = _write_offset_header(lane, content + 7, n, offset)
+        at = _write_offset_header(codec, content + 7, n, offset)
         if at:
-            return _write_bodies(lane, content + at, length - at)
+            return _write_bodies(codec, content + at, length - at)
     header: bytes = _copy(content + 7, n)
     if acquired or delivery_count:
         header = with_counts(header, acquired, delivery_count)
-    _put_frame(wire, 2, lane.number, _pointer(header), len(header))
-    return _write_bodies(lane, content + n + 8, length - n - 8)
+    _put_frame(buffer, 2, codec.number, _pointer(header), len(header))
+    return _write_bodies(codec, content + n + 8, length - n - 8)
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _write_bodies(lane: Lane, content: cython.p_uchar, length: cython.Py_ssize_t) -> cython.int:
+def _write_bodies(
+    codec: ChannelCodec, content: cython.p_uchar, length: cython.Py_ssize_t
+) -> cython.int:
     """Appends body frames, cut as the client wants them."""
-    wire: Wire = lane.wire
+    buffer: ConnectionBuffer = codec.buffer
     at: cython.Py_ssize_t = 0
     n: cython.Py_ssize_t
-    room: cython.Py_ssize_t = wire.frame_max - 8
+    room: cython.Py_ssize_t = buffer.frame_max - 8
     while at < length:
         n = _load32(content + at + 3)
         done: cython.Py_ssize_t = 0
         while done < n:
             part: cython.Py_ssize_t = min(room, n - done)
-            _put_frame(wire, 3, lane.number, content + at + 7 + done, part)
+            _put_frame(buffer, 3, codec.number, content + at + 7 + done, part)
             done += part
         at += n + 8
     return 0
@@ -1526,14 +1548,14 @@ def _write_bodies(lane: Lane, content: cython.p_uchar, length: cython.Py_ssize_t
 @cython.cfunc
 @cython.exceptval(-1)
 def _write_offset_header(
-    lane: Lane, p: cython.p_uchar, n: cython.Py_ssize_t, offset: int64_t
+    codec: ChannelCodec, p: cython.p_uchar, n: cython.Py_ssize_t, offset: int64_t
 ) -> cython.Py_ssize_t:
     """Appends the content header frame with the header x-stream-offset in place of any other of
     that name. `p`: the n bytes of the payload. Returns what the frame has in the record; 0 =
     nothing was done, because it would not fit a frame any more."""
-    wire: Wire = lane.wire
-    out: cython.pointer(Buffer) = cython.address(wire.out)
-    if n + _OFFSET_ROOM + 8 > cython.cast(cython.Py_ssize_t, wire.frame_max):
+    buffer: ConnectionBuffer = codec.buffer
+    out: cython.pointer(Buffer) = cython.address(buffer.out)
+    if n + _OFFSET_ROOM + 8 > cython.cast(cython.Py_ssize_t, buffer.frame_max):
         return 0
     flags: uint32_t = _load16(p + 12)
     at: cython.Py_ssize_t = 14
@@ -1586,7 +1608,7 @@ def _write_offset_header(
     string.memcpy(q, p + rest, n - rest)
     q += n - rest
     start[0] = 2
-    _store16(start + 1, lane.number)
+    _store16(start + 1, codec.number)
     _store32(start + 3, cython.cast(uint32_t, q - start - 7))
     q[0] = 206
     out.end += q - start + 1
@@ -1596,9 +1618,13 @@ def _write_offset_header(
 @cython.cfunc
 @cython.exceptval(-1)
 def _put_frame(
-    wire: Wire, type: cython.int, channel: cython.int, p: cython.p_uchar, n: cython.Py_ssize_t
+    buffer: ConnectionBuffer,
+    type: cython.int,
+    channel: cython.int,
+    p: cython.p_uchar,
+    n: cython.Py_ssize_t,
 ) -> cython.int:
-    out: cython.pointer(Buffer) = cython.address(wire.out)
+    out: cython.pointer(Buffer) = cython.address(buffer.out)
     _need(out, n + 8)
     q: cython.p_uchar = out.p + out.end
     q[0] = cython.cast(cython.uchar, type)
@@ -1614,19 +1640,19 @@ def _put_frame(
 @cython.cfunc
 @cython.exceptval(-1)
 def _send_content(
-    lane: Lane, method: bytes, content: bytes, acquired: uint32_t, delivery_count: uint32_t
+    codec: ChannelCodec, method: bytes, content: bytes, acquired: uint32_t, delivery_count: uint32_t
 ) -> cython.int:
-    _put_frame(lane.wire, 1, lane.number, _pointer(method), len(method))
-    _need(cython.address(lane.wire.out), len(content))
-    _write_content(lane, _pointer(content), len(content), acquired, delivery_count, -1)
-    _touch(lane.wire)
+    _put_frame(codec.buffer, 1, codec.number, _pointer(method), len(method))
+    _need(cython.address(codec.buffer.out), len(content))
+    _write_content(codec, _pointer(content), len(content), acquired, delivery_count, -1)
+    _touch(codec.buffer)
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
 def _encode_record(
-    lane: Lane,
+    codec: ChannelCodec,
     head: bytes,
     tag: uint64_t,
     redelivered: cython.bint,
@@ -1638,7 +1664,7 @@ def _encode_record(
     offset: int64_t,
 ) -> cython.int:
     """basic.deliver of one record. The caller has made room for the plain case."""
-    out: cython.pointer(Buffer) = cython.address(lane.wire.out)
+    out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
     if head_length == 0:
         head_length = len(head)
     key: cython.Py_ssize_t
@@ -1653,7 +1679,7 @@ def _encode_record(
     p: cython.p_uchar = out.p + out.end
     size: cython.Py_ssize_t = 13 + head_length + key
     p[0] = 1
-    _store16(p + 1, lane.number)
+    _store16(p + 1, codec.number)
     _store32(p + 3, cython.cast(uint32_t, size))
     _store32(p + 7, (60 << 16) | 60)
     string.memcpy(p + 11, _pointer(head), head_length)
@@ -1662,14 +1688,14 @@ def _encode_record(
     string.memcpy(p + 20 + head_length, record, key)
     p[7 + size] = 206
     out.end += size + 8
-    return _write_content(lane, record + key, length - key, acquired, delivery_count, offset)
+    return _write_content(codec, record + key, length - key, acquired, delivery_count, offset)
 
 
 @cython.cfunc
 @cython.exceptval(-1)
 def _deliver(
-    lane: Lane,
-    slot: Slot,
+    codec: ChannelCodec,
+    slot: ConsumerDeliveries,
     first_id: uint64_t,
     block: bytes,
     command: cython.Py_ssize_t,
@@ -1694,11 +1720,11 @@ def _deliver(
     room: cython.Py_ssize_t = end - low + count * (21 + head_length)
     if slot.offsets:
         room += count * _OFFSET_ROOM
-    wire: Wire = lane.wire
-    _need(cython.address(wire.out), room)
+    buffer: ConnectionBuffer = codec.buffer
+    _need(cython.address(buffer.out), room)
     shown: cython.bint = slot.counted
-    tag: uint64_t = lane.next_tag
-    before: cython.Py_ssize_t = wire.out.end - wire.out.start
+    tag: uint64_t = codec.next_tag
+    before: cython.Py_ssize_t = buffer.out.end - buffer.out.start
     i: cython.Py_ssize_t
     high: cython.Py_ssize_t
     try:
@@ -1706,11 +1732,11 @@ def _deliver(
             high = get32(source + table + 4 * (first + i + 1))
             if high < low or high > end:
                 raise ValueError("record table is damaged")
-            if shown or wire.frame_max < 131072:
+            if shown or buffer.frame_max < 131072:
                 # Frames may become more or longer than they are in the record.
-                _need(cython.address(wire.out), high - low + 21 + head_length + _OFFSET_ROOM)
+                _need(cython.address(buffer.out), high - low + 21 + head_length + _OFFSET_ROOM)
             _encode_record(
-                lane,
+                codec,
                 head,
                 tag,
                 acquired > 0,
@@ -1725,15 +1751,15 @@ def _deliver(
             low = high
     except BaseException:
         # Half a message would spoil all that comes after it.
-        wire.out.end = wire.out.start + before
+        buffer.out.end = buffer.out.start + before
         raise
     if slot.no_ack:
         _note(slot, 0, first_id, first_id + count - 1)
     else:
-        _insert_run(lane, lane.next_tag, count, first_id, slot)
-    lane.next_tag = tag
-    lane.delivered += count
-    _touch(wire)
+        _insert_run(codec, codec.next_tag, count, first_id, slot)
+    codec.next_tag = tag
+    codec.delivered += count
+    _touch(buffer)
     return 0
 
 
@@ -1783,7 +1809,7 @@ def replace_header(content: bytes, header: bytes):
 @cython.cfunc
 @cython.exceptval(-1)
 def _fault(
-    wire: Wire,
+    buffer: ConnectionBuffer,
     code: cython.int,
     text: str,
     channel: cython.int,
@@ -1791,28 +1817,28 @@ def _fault(
     method_id: cython.int,
 ) -> cython.int:
     """The peer broke the protocol: the owner closes the connection."""
-    wire.owner.on_fault(code, text, channel, class_id, method_id)
+    buffer.owner.on_fault(code, text, channel, class_id, method_id)
     return 0
 
 
 @cython.cfunc
 @cython.inline
 @cython.exceptval(-1)
-def _touch(wire: Wire) -> cython.int:
-    if not wire.dirty:
-        wire.dirty = True
-        outbox: Outbox = wire.outbox
-        outbox.wires.append(wire)
-        if len(outbox.wires) == 1 and outbox.on_first is not None:
+def _touch(buffer: ConnectionBuffer) -> cython.int:
+    if not buffer.dirty:
+        buffer.dirty = True
+        outbox: Outbox = buffer.outbox
+        outbox.buffers.append(buffer)
+        if len(outbox.buffers) == 1 and outbox.on_first is not None:
             outbox.on_first()
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _lane_frame(
-    wire: Wire,
-    lane: Lane,
+def _codec_frame(
+    buffer: ConnectionBuffer,
+    codec: ChannelCodec,
     q: cython.p_uchar,
     type: cython.int,
     size: cython.Py_ssize_t,
@@ -1821,7 +1847,7 @@ def _lane_frame(
 ) -> cython.Py_ssize_t:
     """One whole frame of an open channel at q. Returns the bytes used; 0 = more is needed first."""
     method: uint32_t
-    if lane.state == 2:
+    if codec.state == 2:
         if type == 1 and size >= 4:
             method = _load32(q + 7)
             if (
@@ -1829,34 +1855,34 @@ def _lane_frame(
                 or method == ((20 << 16) | 41)
                 or method == ((20 << 16) | 10)
             ):
-                wire.owner.on_method(lane.number, _copy(q + 7, size))
+                buffer.owner.on_method(codec.number, _copy(q + 7, size))
         return size + 8
-    if not kept and (lane.state == 1 or lane.backlog.end > lane.backlog.start):
-        if lane.backlog.end - lane.backlog.start + size + 8 > wire.backlog_max:
-            wire.paused = True
-            wire.owner.on_backlog_full(lane.number)
+    if not kept and (codec.state == 1 or codec.backlog.end > codec.backlog.start):
+        if codec.backlog.end - codec.backlog.start + size + 8 > buffer.backlog_max:
+            buffer.paused = True
+            buffer.owner.on_backlog_full(codec.number)
             return 0
-        _append(cython.address(lane.backlog), q, size + 8)
+        _append(cython.address(codec.backlog), q, size + 8)
         return size + 8
     if type == 2:
-        _stage_header(wire, lane, q, size)
+        _stage_header(buffer, codec, q, size)
         return size + 8
     if type == 3:
-        _stage_body(wire, lane, q, size)
+        _stage_body(buffer, codec, q, size)
         return size + 8
-    if lane.expect:
-        _fault(wire, 505, "method frame where content is due", lane.number, 60, 40)
+    if codec.expect:
+        _fault(buffer, 505, "method frame where content is due", codec.number, 60, 40)
         return size + 8
     if size < 4:
-        _fault(wire, 501, "method frame is cut off", lane.number, 0, 0)
+        _fault(buffer, 501, "method frame is cut off", codec.number, 0, 0)
         return size + 8
     method = _load32(q + 7)
     if method == _PUBLISH:
-        return _publish(wire, lane, q, size, left)
+        return _publish(buffer, codec, q, size, left)
     kind: cython.int = -1
     multiple: cython.bint = False
     bits: cython.int
-    if lane.mode != 2 and size == 13:
+    if codec.mode != 2 and size == 13:
         bits = q[19]
         if method == _ACK:
             kind = 0
@@ -1868,46 +1894,46 @@ def _lane_frame(
             kind = 2 if bits & 1 else 3
         if kind >= 0:
             tag: uint64_t = _load64(q + 11)
-            if _acknowledge(lane, kind, tag, multiple) < 0:
-                lane.owner.on_unknown_tag(tag, method & 0xFFFF)
+            if _acknowledge(codec, kind, tag, multiple) < 0:
+                codec.owner.on_unknown_tag(tag, method & 0xFFFF)
             return size + 8
-    _flush_lane(lane)
-    wire.owner.on_method(lane.number, _copy(q + 7, size))
+    _flush_codec(codec)
+    buffer.owner.on_method(codec.number, _copy(q + 7, size))
     return size + 8
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _pump_backlog(lane: Lane) -> cython.int:
-    """Works through the frames that were kept while the lane was busy; those of a lane that closes
-    meanwhile are looked through for a close."""
-    wire: Wire = lane.wire
-    taken: Buffer = lane.backlog
-    lane.backlog.p = cython.NULL
-    lane.backlog.start = 0
-    lane.backlog.end = 0
-    lane.backlog.capacity = 0
-    lane.pumping = True
+def _pump_backlog(codec: ChannelCodec) -> cython.int:
+    """Works through the frames that were kept while the channel codec was busy; those of a channel
+    codec that closes meanwhile are looked through for a close."""
+    buffer: ConnectionBuffer = codec.buffer
+    taken: Buffer = codec.backlog
+    codec.backlog.p = cython.NULL
+    codec.backlog.start = 0
+    codec.backlog.end = 0
+    codec.backlog.capacity = 0
+    codec.pumping = True
     at: cython.Py_ssize_t = taken.start
     try:
         while (
             at < taken.end
-            and lane.state != 1
-            and wire.state == 1
-            and (lane.state == 2 or not wire.alarmed)
+            and codec.state != 1
+            and buffer.state == 1
+            and (codec.state == 2 or not buffer.alarmed)
         ):
             q: cython.p_uchar = taken.p + at
-            used: cython.Py_ssize_t = _lane_frame(
-                wire, lane, q, q[0], _load32(q + 3), taken.end - at, True
+            used: cython.Py_ssize_t = _codec_frame(
+                buffer, codec, q, q[0], _load32(q + 3), taken.end - at, True
             )
             if used == 0:
                 break
             at += used
     finally:
-        lane.pumping = False
-        if at < taken.end and lane.state != 2 and wire.state == 1:
+        codec.pumping = False
+        if at < taken.end and codec.state != 2 and buffer.state == 1:
             taken.start = at
-            lane.backlog = taken
+            codec.backlog = taken
         else:
             stdlib.free(taken.p)
     return 0
@@ -1916,7 +1942,7 @@ def _pump_backlog(lane: Lane) -> cython.int:
 @cython.cfunc
 @cython.exceptval(-1)
 def _frame(
-    wire: Wire,
+    buffer: ConnectionBuffer,
     q: cython.p_uchar,
     type: cython.int,
     channel: cython.int,
@@ -1926,43 +1952,43 @@ def _frame(
     if channel == 0:
         if type == 8:
             if size:
-                _fault(wire, 501, "heartbeat frame with a payload", 0, 0, 0)
+                _fault(buffer, 501, "heartbeat frame with a payload", 0, 0, 0)
         elif type == 1:
-            wire.owner.on_method(0, _copy(q + 7, size))
-        elif wire.state == 1:
-            _fault(wire, 505, "content frame on channel 0", 0, 0, 0)
+            buffer.owner.on_method(0, _copy(q + 7, size))
+        elif buffer.state == 1:
+            _fault(buffer, 505, "content frame on channel 0", 0, 0, 0)
         return size + 8
-    if wire.state != 1:
+    if buffer.state != 1:
         return size + 8
     if type == 8:
-        _fault(wire, 505, f"heartbeat frame on channel {channel}", 0, 0, 0)
+        _fault(buffer, 505, f"heartbeat frame on channel {channel}", 0, 0, 0)
         return size + 8
-    found = wire.lanes[channel] if channel < len(wire.lanes) else None
+    found = buffer.codecs[channel] if channel < len(buffer.codecs) else None
     if found is None:
         if type == 1:
-            wire.owner.on_method(channel, _copy(q + 7, size))
+            buffer.owner.on_method(channel, _copy(q + 7, size))
         else:
-            _fault(wire, 505, f"content frame on channel {channel} that is not open", 0, 0, 0)
+            _fault(buffer, 505, f"content frame on channel {channel} that is not open", 0, 0, 0)
         return size + 8
-    return _lane_frame(wire, found, q, type, size, left, False)
+    return _codec_frame(buffer, found, q, type, size, left, False)
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _scan(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
+def _scan(buffer: ConnectionBuffer, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
     """Works through the frames in n bytes. Returns how many bytes are done with."""
     at: cython.Py_ssize_t = 0
-    while not wire.paused and wire.state != 3:
+    while not buffer.paused and buffer.state != 3:
         left: cython.Py_ssize_t = n - at
         q: cython.p_uchar = p + at
-        if wire.state == 0:
+        if buffer.state == 0:
             if left < 8:
                 # A stranger's greeting may be shorter: the first byte that differs decides.
                 if left and string.memcmp(q, b"AMQP\x00\x00\x09\x01", min(left, 4)) != 0:
-                    wire.owner.on_protocol_header(_copy(q, left))
+                    buffer.owner.on_protocol_header(_copy(q, left))
                     return n
                 break
-            wire.owner.on_protocol_header(_copy(q, 8))
+            buffer.owner.on_protocol_header(_copy(q, 8))
             at += 8
             continue
         if left < 7:
@@ -1970,13 +1996,13 @@ def _scan(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssiz
         type: cython.int = q[0]
         size: cython.Py_ssize_t = _load32(q + 3)
         if type != 1 and type != 2 and type != 3 and type != 8:
-            _fault(wire, 501, f"unknown frame type {type}", 0, 0, 0)
+            _fault(buffer, 501, f"unknown frame type {type}", 0, 0, 0)
             return n
-        if size > wire.frame_max:
+        if size > buffer.frame_max:
             _fault(
-                wire,
+                buffer,
                 501,
-                f"frame of {size} bytes is larger than the negotiated {wire.frame_max}",
+                f"frame of {size} bytes is larger than the negotiated {buffer.frame_max}",
                 0,
                 0,
                 0,
@@ -1985,22 +2011,22 @@ def _scan(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssiz
         if left < size + 8:
             break
         if q[7 + size] != 206:
-            _fault(wire, 501, f"frame ends with octet {q[7 + size]} instead of 206", 0, 0, 0)
+            _fault(buffer, 501, f"frame ends with octet {q[7 + size]} instead of 206", 0, 0, 0)
             return n
         used: cython.Py_ssize_t = _frame(
-            wire, q, type, cython.cast(cython.int, _load16(q + 1)), size, left
+            buffer, q, type, cython.cast(cython.int, _load16(q + 1)), size, left
         )
         if used == 0:
             break
         at += used
-    return n if wire.state == 3 else at
+    return n if buffer.state == 3 else at
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _keep(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+def _keep(buffer: ConnectionBuffer, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
     """Makes the n bytes at p all that waits in the connection's buffer (p may lie inside it)."""
-    b: cython.pointer(Buffer) = cython.address(wire.inp)
+    b: cython.pointer(Buffer) = cython.address(buffer.inp)
     if n == 0:
         b.start = 0
         b.end = 0
@@ -2019,20 +2045,20 @@ def _keep(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _work(wire: Wire, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
-    wire.scanning = True
+def _work(buffer: ConnectionBuffer, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+    buffer.scanning = True
     done: cython.Py_ssize_t = n
     try:
-        done = _scan(wire, p, n)
+        done = _scan(buffer, p, n)
     finally:
-        wire.scanning = False
-        _keep(wire, p + done, n - done)
-    wire.flush_settles()
+        buffer.scanning = False
+        _keep(buffer, p + done, n - done)
+    buffer.flush_settles()
     return 0
 
 
 @cython.cclass
-class Wire:
+class ConnectionBuffer:
     def __cinit__(self):
         self.inp.p = cython.NULL
         self.out.p = cython.NULL
@@ -2045,9 +2071,9 @@ class Wire:
         self.frame_max = frame_max
         self.message_size_max = message_size_max
         self.backlog_max = 1 << 20
-        self.lanes = []
-        self.dirty_lanes = []
-        self.confirm_lanes = []
+        self.codecs = []
+        self.dirty_codecs = []
+        self.confirm_codecs = []
 
     def __dealloc__(self):
         stdlib.free(self.inp.p)
@@ -2061,18 +2087,18 @@ class Wire:
     def input_bytes(self):
         return self.inp.end - self.inp.start
 
-    def open_lane(self, number: cython.int, owner, epoch: Epoch):
-        lanes: list = self.lanes
-        while len(lanes) <= number:
-            lanes.append(None)
-        if lanes[number] is not None:
+    def open_codec(self, number: cython.int, owner, epoch: Epoch):
+        codecs: list = self.codecs
+        while len(codecs) <= number:
+            codecs.append(None)
+        if codecs[number] is not None:
             raise ValueError(f"channel {number} is open")
-        lane = Lane(self, number, owner, epoch)
-        lanes[number] = lane
-        return lane
+        codec = ChannelCodec(self, number, owner, epoch)
+        codecs[number] = codec
+        return codec
 
-    def lane(self, number: cython.int):
-        return self.lanes[number] if 0 <= number < len(self.lanes) else None
+    def codec(self, number: cython.int):
+        return self.codecs[number] if 0 <= number < len(self.codecs) else None
 
     def receive(self):
         """Reads the socket once and works through what came.
@@ -2123,13 +2149,13 @@ class Wire:
         _work(self, self.inp.p + self.inp.start, self.inp.end - self.inp.start)
 
     def flush_settles(self):
-        lanes: list = self.dirty_lanes
-        if not lanes:
+        codecs: list = self.dirty_codecs
+        if not codecs:
             return
-        self.dirty_lanes = []
-        for item in lanes:
-            lane: Lane = item
-            _flush_lane(lane)
+        self.dirty_codecs = []
+        for item in codecs:
+            codec: ChannelCodec = item
+            _flush_codec(codec)
 
     def send_frame(self, type: cython.int, channel: cython.int, payload: bytes):
         _put_frame(self, type, channel, _pointer(payload), len(payload))
@@ -2140,12 +2166,12 @@ class Wire:
         _touch(self)
 
     def flush_confirms(self):
-        lanes: list = self.confirm_lanes
-        if lanes:
-            self.confirm_lanes = []
-            for item in lanes:
-                lane: Lane = item
-                _flush_confirms(lane)
+        codecs: list = self.confirm_codecs
+        if codecs:
+            self.confirm_codecs = []
+            for item in codecs:
+                codec: ChannelCodec = item
+                _flush_confirms(codec)
 
     def flush(self):
         """End of a round: encodes what is due and hands the output on."""
@@ -2198,19 +2224,19 @@ class Wire:
         self.state = WIRE_CLOSED
         if not self.scanning:
             _free(cython.address(self.inp))
-        self.dirty_lanes = []
-        self.confirm_lanes = []
-        for item in self.lanes:
+        self.dirty_codecs = []
+        self.confirm_codecs = []
+        for item in self.codecs:
             if item is not None:
-                lane: Lane = item
-                lane.close()
-        self.lanes = []
+                codec: ChannelCodec = item
+                codec.close()
+        self.codecs = []
 
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _release_output(wire: Wire) -> cython.void:
-    out: cython.pointer(Buffer) = cython.address(wire.out)
+def _release_output(buffer: ConnectionBuffer) -> cython.void:
+    out: cython.pointer(Buffer) = cython.address(buffer.out)
     out.start = 0
     out.end = 0
     if out.capacity > _IDLE_CAPACITY:

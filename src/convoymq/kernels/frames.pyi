@@ -10,9 +10,9 @@ WIRE_OPEN: int
 WIRE_CLOSING: int
 WIRE_CLOSED: int
 
-LANE_OPEN: int
-LANE_BUSY: int
-LANE_CLOSING: int
+CHANNEL_OPEN: int
+CHANNEL_BUSY: int
+CHANNEL_CLOSING: int
 
 MODE_PLAIN: int
 MODE_CONFIRM: int
@@ -31,7 +31,7 @@ RECEIVE_BYTES: int
 FRAME_PAYLOAD_MAX: int
 
 class WireOwner(Protocol):
-    """What a connection implements to hear from its `Wire`. Nothing here may raise."""
+    """What a connection implements to hear from its `ConnectionBuffer`. Nothing here may raise."""
 
     def on_protocol_header(self, data: bytes) -> None:
         """The first 8 bytes; fewer when they cannot become a protocol header."""
@@ -51,7 +51,7 @@ class WireOwner(Protocol):
         """The socket takes no more (0), or it is broken (errno)."""
 
 class LaneOwner(Protocol):
-    """What a channel implements to hear from its `Lane`. Nothing here may raise."""
+    """What a channel implements to hear from its `ChannelCodec`. Nothing here may raise."""
 
     def resolve_route(self, key: bytes) -> tuple[PublishTarget, ...] | None:
         """Targets of the exchange and routing key (short strings, back to back), to be remembered
@@ -79,7 +79,7 @@ class Epoch:
 class Outbox:
     """All connections with output; `on_first` is called when there is a first one."""
 
-    wires: list[Wire]
+    buffers: list[ConnectionBuffer]
     on_first: Callable[[], None] | None
     bytes_sent: int
     bytes_received: int
@@ -87,10 +87,10 @@ class Outbox:
     def flush(self) -> None:
         """End of a round: confirms are encoded and all output is sent."""
 
-class Slot:
+class ConsumerDeliveries:
     """One consumer of a channel, or (number 0) its basic.get from one queue."""
 
-    lane: Lane
+    codec: ChannelCodec
     client: Any
     number: int
     no_ack: bool
@@ -100,10 +100,10 @@ class Slot:
     unacked: int
     index: int
 
-class Lane:
+class ChannelCodec:
     """One channel of a connection."""
 
-    wire: Wire
+    buffer: ConnectionBuffer
     number: int
     owner: Any
     state: int
@@ -114,7 +114,7 @@ class Lane:
     acknowledged: int
     next_tag: int
     unacked: int
-    slots: list[Slot | None]
+    slots: list[ConsumerDeliveries | None]
     confirm_low: int
     confirm_next: int
     @property
@@ -131,11 +131,11 @@ class Lane:
         no_ack: bool = False,
         counted: bool = False,
         offsets: bool = False,
-    ) -> Slot:
+    ) -> ConsumerDeliveries:
         """Registers a consumer; `counted` = deliveries show x-acquired-count and x-delivery-count,
         `offsets` = they show their message id as x-stream-offset.
         Raises ValueError for a tag above 255 bytes."""
-    def remove_slot(self, slot: Slot) -> None:
+    def remove_slot(self, slot: ConsumerDeliveries) -> None:
         """Forgets a consumer. Raises ValueError while deliveries are unacknowledged."""
     def close(self) -> None:
         """Drops everything that arrives from now on but channel.close, close-ok and open."""
@@ -168,20 +168,24 @@ class Lane:
         """One target has answered for these ranges of tags (first, last, …)."""
     def acknowledge(self, kind: int, tag: int, multiple: bool) -> bool:
         """Settles, returns or discards deliveries. False = the tag is not outstanding."""
-    def take(self, tag: int, multiple: bool) -> list[tuple[int, int, Slot, int]] | None:
+    def take(
+        self, tag: int, multiple: bool
+    ) -> list[tuple[int, int, ConsumerDeliveries, int]] | None:
         """Removes deliveries from the outstanding ones: (tag, count, slot, first message id) each.
         None = the tag is not outstanding."""
-    def put_back(self, taken: Sequence[tuple[int, int, Slot, int]]) -> None:
+    def put_back(self, taken: Sequence[tuple[int, int, ConsumerDeliveries, int]]) -> None:
         """Makes taken deliveries outstanding again."""
-    def settle_taken(self, kind: int, taken: Sequence[tuple[int, int, Slot, int]]) -> None:
+    def settle_taken(
+        self, kind: int, taken: Sequence[tuple[int, int, ConsumerDeliveries, int]]
+    ) -> None:
         """Settles, returns or discards what was taken."""
-    def note(self, slot: Slot, kind: int, first: int, last: int) -> None:
+    def note(self, slot: ConsumerDeliveries, kind: int, first: int, last: int) -> None:
         """Settles, returns or discards message ids that the client never saw."""
     def flush_settles(self) -> None:
         """Hands the ranges gathered so far to the queues, one call per consumer and kind."""
     def deliver(
         self,
-        slot: Slot,
+        slot: ConsumerDeliveries,
         first_id: int,
         block: bytes,
         command: int,
@@ -192,11 +196,11 @@ class Lane:
     ) -> None:
         """Encodes basic.deliver for the records and makes them outstanding (or, without
         acknowledgement, settles them at once). Raises ValueError when the records are damaged."""
-    def deliver_record(self, slot: Slot, record: bytes, redelivered: bool) -> None:
+    def deliver_record(self, slot: ConsumerDeliveries, record: bytes, redelivered: bool) -> None:
         """Encodes basic.deliver of a record that no queue holds."""
     def send_get(
         self,
-        slot: Slot,
+        slot: ConsumerDeliveries,
         block: bytes,
         command: int,
         record: int,
@@ -210,7 +214,7 @@ class Lane:
     def send_return(self, code: int, text: bytes, key: bytes, content: bytes) -> None:
         """Encodes basic.return with its content."""
 
-class Wire:
+class ConnectionBuffer:
     """One connection: its buffers and its channels."""
 
     fd: int
@@ -242,9 +246,9 @@ class Wire:
     @property
     def input_bytes(self) -> int:
         """Input that waits: part of a frame, or all that came after a pause."""
-    def open_lane(self, number: int, owner: LaneOwner, epoch: Epoch) -> Lane:
+    def open_codec(self, number: int, owner: LaneOwner, epoch: Epoch) -> ChannelCodec:
         """Opens a channel. Raises ValueError when it is open."""
-    def lane(self, number: int) -> Lane | None:
+    def codec(self, number: int) -> ChannelCodec | None:
         """The channel of that number."""
     def receive(self) -> int:
         """Reads the socket once (at most 128 KiB) and works through what came. Returns the number

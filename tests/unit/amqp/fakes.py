@@ -16,7 +16,7 @@ from convoymq.amqp import codec
 from convoymq.amqp.connection import Connection, State
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.kernels import batch
-from convoymq.kernels.frames import Epoch, Outbox, Wire
+from convoymq.kernels.frames import ConnectionBuffer, Epoch, Outbox
 from convoymq.model import refusals
 from convoymq.model.errors import AccessRefused
 from convoymq.model.refusals import exchange_subject, queue_subject
@@ -482,9 +482,9 @@ class FakeShell:
     def want_write(self) -> None:
         pass
 
-    def take_output(self, wire: Wire) -> None:
+    def take_output(self, buffer: ConnectionBuffer) -> None:
         if not self.full:
-            self.output += wire.take_output()
+            self.output += buffer.take_output()
 
     def close(self) -> None:
         self.closed = True
@@ -541,7 +541,7 @@ class Client:
     # sending
 
     def send_bytes(self, data: bytes) -> None:
-        self.connection.wire.feed(data)
+        self.connection.buffer.feed(data)
 
     def send(self, channel: int, *methods: spec.Method) -> None:
         self.send_bytes(b"".join(codec.method_frame(channel, method) for method in methods))
@@ -579,7 +579,7 @@ class Client:
             worked = False
             for queue in list(self.broker.queues.values()):
                 worked = queue.round() or worked
-            if self.outbox.wires:
+            if self.outbox.buffers:
                 worked = True
                 self.outbox.flush()
             if not worked and not any(not task.done() for task in self.shell.tasks):

@@ -142,7 +142,7 @@ async def test_confirms_never_cover_an_open_tag(client: Client) -> None:
         spec.BasicAck(delivery_tag=5, multiple=False),
     ]
     assert fast.ready
-    assert client.connection.channels[1].lane.confirm_low == 6
+    assert client.connection.channels[1].codec.confirm_low == 6
 
 
 async def test_message_for_several_queues_is_confirmed_when_all_have_it(
@@ -376,7 +376,7 @@ async def test_acknowledgements_of_one_read_become_one_settle(client: Client) ->
     assert queue.calls == [("settle", 1, [0, 2, 4, 4, 9, 9])]
     client.send(1, spec.BasicAck(delivery_tag=0, multiple=True))
     assert queue.calls[1:] == [("settle", 1, [3, 3, 5, 8])]
-    assert client.connection.channels[1].lane.unacked == 0
+    assert client.connection.channels[1].codec.unacked == 0
 
 
 async def test_rejects_and_nacks(client: Client) -> None:
@@ -450,7 +450,7 @@ async def test_counts_are_shown_for_quorum_queues_only(client: Client) -> None:
         await fill(client, kind, b"x", headers=Table.of({"a": "b"}))
         await client.ask(1, spec.BasicQos(prefetch_count=1))
         await consume(client, kind, tag=kind)
-        tag = client.connection.channels[1].lane.next_tag - 1
+        tag = client.connection.channels[1].codec.next_tag - 1
         client.send(1, spec.BasicReject(delivery_tag=tag, requeue=True))
         (again,) = await client.heard()
         assert again.method.redelivered
@@ -714,9 +714,9 @@ async def test_global_prefetch_is_one_limit_for_all_consumers(client: Client) ->
     assert len(first) + len(second) == 2 + 4
     client.send(1, spec.BasicAck(delivery_tag=3, multiple=True))
     assert len(await client.methods()) == 3
-    assert client.connection.channels[1].lane.unacked == 4
+    assert client.connection.channels[1].codec.unacked == 4
     client.send(1, spec.BasicQos(prefetch_count=0, global_=True))
-    assert client.connection.channels[1].lane.unacked > 4
+    assert client.connection.channels[1].codec.unacked > 4
 
 
 async def test_global_prefetch_does_not_hold_unacknowledged_consumers(client: Client) -> None:
@@ -770,7 +770,7 @@ async def test_slow_reader_gets_no_more_than_its_buffer(make_client: MakeClient)
     client.send(1, spec.BasicConsume(queue="q", consumer_tag="t", no_ack=True))
     for start in range(0, 100, 10):
         await fill(client, "q", *bodies[start : start + 10])
-    assert client.connection.wire.output_bytes < 25_000
+    assert client.connection.buffer.output_bytes < 25_000
     assert not client.reads()
     assert len([call for call in queue.calls if call[0] == "settle"]) < 20
     client.shell.full = False
@@ -1104,7 +1104,7 @@ async def test_rollback_restores_deliveries(client: Client) -> None:
     client.publish("", "q", b"never")
     client.send(1, spec.BasicAck(delivery_tag=2), spec.BasicNack(delivery_tag=1))
     assert isinstance(await client.ask(1, spec.TxRollback()), spec.TxRollbackOk)
-    assert client.connection.channels[1].lane.unacked == 3
+    assert client.connection.channels[1].codec.unacked == 3
     client.send(1, spec.BasicAck(delivery_tag=3, multiple=True))
     assert isinstance(await client.ask(1, spec.TxCommit()), spec.TxCommitOk)
     assert queue.calls[-1] == ("settle", 0, [0, 2])

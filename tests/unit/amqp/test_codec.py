@@ -88,13 +88,13 @@ def test_every_method_of_the_broker_is_there() -> None:
 
 @settings(deadline=None)
 @given(METHODS)
-def test_methods_survive_the_wire(method: Method) -> None:
+def test_methods_survive_the_buffer(method: Method) -> None:
     assert codec.decode_method(codec.encode_method(method)) == method
 
 
 @settings(deadline=None)
 @given(PROPERTIES, st.integers(0, (1 << 64) - 1))
-def test_headers_survive_the_wire(properties: Properties, size: int) -> None:
+def test_headers_survive_the_buffer(properties: Properties, size: int) -> None:
     header = codec.ContentHeader(body_size=size, properties=properties)
     assert codec.decode_header(codec.encode_header(header)) == header
 

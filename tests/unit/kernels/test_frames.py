@@ -188,17 +188,17 @@ def naive_frame(
 
 @dataclass
 class Ear:
-    """Owner of a wire and of its lanes; notes what it hears."""
+    """Owner of a wire and of its channel codecs; notes what it hears."""
 
     events: list[Event] = field(default_factory=list)
-    wire: frames.Wire = None  # type: ignore[assignment]
+    buffer: frames.ConnectionBuffer = None  # type: ignore[assignment]
 
     def on_method(self, channel: int, payload: bytes) -> None:
         self.events.append(("method", channel, payload))
 
     def on_fault(self, code: int, text: str, channel: int, class_id: int, method_id: int) -> None:
         self.events.append(("fault", code))
-        self.wire.close()
+        self.buffer.close()
 
     def on_protocol_header(self, data: bytes) -> None:
         raise AssertionError
@@ -221,7 +221,7 @@ class Ear:
 
 @dataclass
 class LaneEar:
-    """Owner of a lane."""
+    """Owner of a channel codec."""
 
     ear: Ear
     number: int
@@ -251,24 +251,24 @@ class LaneEar:
         self.settled += 1
 
 
-def make_wire(
+def make_buffer(
     channels: Sequence[int], targets: tuple[batch.PublishTarget, ...] | None = None
-) -> tuple[Ear, list[frames.Lane]]:
+) -> tuple[Ear, list[frames.ChannelCodec]]:
     ear = Ear()
-    ear.wire = frames.Wire(ear, frames.Outbox(), -1, FRAME_MAX, BODY_MAX)
-    ear.wire.state = frames.WIRE_OPEN
+    ear.buffer = frames.ConnectionBuffer(ear, frames.Outbox(), -1, FRAME_MAX, BODY_MAX)
+    ear.buffer.state = frames.WIRE_OPEN
     epoch = frames.Epoch()
-    lanes = [
-        ear.wire.open_lane(number, LaneEar(ear, number, targets), epoch) for number in channels
+    codecs = [
+        ear.buffer.open_codec(number, LaneEar(ear, number, targets), epoch) for number in channels
     ]
-    return ear, lanes
+    return ear, codecs
 
 
 def kernel_scan(data: bytes, channels: Sequence[int], cuts: Sequence[int] = ()) -> list[Event]:
-    ear, _ = make_wire(channels)
+    ear, _ = make_buffer(channels)
     at = 0
     for cut in [*sorted(cuts), len(data)]:
-        ear.wire.feed(data[at:cut])
+        ear.buffer.feed(data[at:cut])
         at = cut
     return ear.events
 
@@ -428,8 +428,8 @@ def test_noise_never_breaks_the_scanner(data: bytes) -> None:
 def test_publishes_become_records(bodies: list[tuple[int, bool]], seed: int) -> None:
     builder = batch.CommandBuilder()
     target = batch.PublishTarget(builder, 1 << 56, None)
-    ear, (lane,) = make_wire((5,), (target,))
-    lane.select_confirms()
+    ear, (codec,) = make_buffer((5,), (target,))
+    codec.select_confirms()
     some = random.Random(seed)
     expected = []
     data = b""
@@ -443,7 +443,7 @@ def test_publishes_become_records(bodies: list[tuple[int, bool]], seed: int) -> 
     at = 0
     while at < len(data):
         end = at + some.randrange(1, 9000)
-        ear.wire.feed(data[at:end])
+        ear.buffer.feed(data[at:end])
         at = end
     assert ear.events == []
     records = []
@@ -505,39 +505,39 @@ acks = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(steps=acks)
 def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> None:
-    ear, (lane,) = make_wire((1,))
+    ear, (codec,) = make_buffer((1,))
     sink = Sink()
-    slots = [lane.add_slot(sink, number, b"tag%d" % number) for number in range(3)]
+    slots = [codec.add_slot(sink, number, b"tag%d" % number) for number in range(3)]
     next_ids = [0, 0, 0]
     outstanding: dict[int, tuple[int, int]] = {}  # tag -> (consumer, message id)
     expected: dict[tuple[str, int], list[int]] = {}
     tag = 0
     for name, number, value in steps:
         if name == "deliver":
-            lane.deliver(slots[number], next_ids[number], BLOCK, COMMAND, 0, value, 0, 0)
+            codec.deliver(slots[number], next_ids[number], BLOCK, COMMAND, 0, value, 0, 0)
             for _ in range(value):
                 tag += 1
                 outstanding[tag] = (number, next_ids[number])
                 next_ids[number] += 1
         elif name == "flush":
-            ear.wire.flush_settles()
+            ear.buffer.flush_settles()
         elif name == "rollback":
-            taken = lane.take(number, bool(value))
+            taken = codec.take(number, bool(value))
             if taken is not None:
-                lane.put_back(taken)
+                codec.put_back(taken)
         else:
             known = number in outstanding or (value and number == 0)
-            assert lane.acknowledge(name, number, value) == known
+            assert codec.acknowledge(name, number, value) == known
             if not known:
                 continue
             hit = [t for t in outstanding if t == number or (value and (t < number or not number))]
             for each in sorted(hit):
                 consumer, message_id = outstanding.pop(each)
                 expected.setdefault((KINDS[name], consumer), []).append(message_id)
-        assert lane.unacked == len(outstanding)
+        assert codec.unacked == len(outstanding)
         for consumer, slot in enumerate(slots):
             assert slot.unacked == sum(1 for c, _ in outstanding.values() if c == consumer)
-    ear.wire.flush_settles()
+    ear.buffer.flush_settles()
     got: dict[tuple[str, int], list[int]] = {}
     for kind, consumer, ranges in sink.got:
         flat = [i for a, b in zip(ranges[::2], ranges[1::2], strict=True) for i in range(a, b + 1)]
@@ -552,11 +552,11 @@ def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> Non
 
 
 def test_deliveries_of_one_batch_are_one_run() -> None:
-    _, (lane,) = make_wire((1,))
-    slot = lane.add_slot(Sink(), 1, b"t")
+    _, (codec,) = make_buffer((1,))
+    slot = codec.add_slot(Sink(), 1, b"t")
     for first in range(0, 500, 50):
-        lane.deliver(slot, first, BLOCK, COMMAND, 0, 50, 0, 0)
-    taken = lane.take(0, True)
+        codec.deliver(slot, first, BLOCK, COMMAND, 0, 50, 0, 0)
+    taken = codec.take(0, True)
     assert taken == [(1, 500, slot, 0)]
 
 
@@ -564,26 +564,26 @@ def test_deliveries_of_one_batch_are_one_run() -> None:
     ("command", "first", "count"), [(0, 0, 1), (COMMAND, 49, 2), (COMMAND, -1, 1), (10**6, 0, 1)]
 )
 def test_deliver_refuses_what_lies_outside_the_block(command: int, first: int, count: int) -> None:
-    _, (lane,) = make_wire((1,))
-    slot = lane.add_slot(Sink(), 1, b"t")
+    _, (codec,) = make_buffer((1,))
+    slot = codec.add_slot(Sink(), 1, b"t")
     with pytest.raises(ValueError):
-        lane.deliver(slot, 0, BLOCK, command, first, count, 0, 0)
-    assert lane.unacked == 0
+        codec.deliver(slot, 0, BLOCK, command, first, count, 0, 0)
+    assert codec.unacked == 0
 
 
 @settings(max_examples=200, deadline=None)
 @given(at=st.integers(48, len(BLOCK) - 1), value=st.integers(0, 255))
 def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
-    ear, (lane,) = make_wire((1,))
-    slot = lane.add_slot(Sink(), 1, b"t")
+    ear, (codec,) = make_buffer((1,))
+    slot = codec.add_slot(Sink(), 1, b"t")
     block = bytearray(BLOCK)
     block[at] = value
     try:
-        lane.deliver(slot, 0, bytes(block), COMMAND, 0, 50, 1, 1)
+        codec.deliver(slot, 0, bytes(block), COMMAND, 0, 50, 1, 1)
     except ValueError:
-        assert ear.wire.output_bytes == 0
+        assert ear.buffer.output_bytes == 0
         return
-    assert lane.unacked == 50
+    assert codec.unacked == 50
 
 
 # --- confirms --------------------------------------------------------------------------------
@@ -597,15 +597,15 @@ def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
 def test_every_publish_is_answered_once_and_never_too_early(
     plan: list[tuple[int, bool]], seed: int
 ) -> None:
-    ear, (lane,) = make_wire((1,))
-    lane.select_confirms()
+    ear, (codec,) = make_buffer((1,))
+    codec.select_confirms()
     some = random.Random(seed)
     waiting: list[tuple[int, bool]] = []
     open_answers: dict[int, int] = {}
     outcome: dict[int, bool] = {}
     for count, ok in plan:
-        tag = lane.next_confirm()
-        lane.expect_confirms(tag, count)
+        tag = codec.next_confirm()
+        codec.expect_confirms(tag, count)
         open_answers[tag] = count
         outcome[tag] = ok or count == 0
         waiting += [(tag, ok if i == 0 else True) for i in range(count)]
@@ -613,8 +613,8 @@ def test_every_publish_is_answered_once_and_never_too_early(
     answered: dict[int, bool] = {}
 
     def hear() -> None:
-        ear.wire.flush_confirms()
-        for frame in split(ear.wire.take_output()):
+        ear.buffer.flush_confirms()
+        for frame in split(ear.buffer.take_output()):
             method = codec.decode_method(frame[7:-1])
             assert isinstance(method, spec.BasicAck | spec.BasicNack)
             tags = [method.delivery_tag]
@@ -626,24 +626,24 @@ def test_every_publish_is_answered_once_and_never_too_early(
                 answered[tag] = isinstance(method, spec.BasicAck)
 
     for tag, ok in waiting:
-        lane.resolve([tag, tag], ok)
+        codec.resolve([tag, tag], ok)
         open_answers[tag] -= 1
         if some.random() < 0.3:
             hear()
     hear()
     assert answered == outcome
-    lane.resolve([1, len(plan) + 5], True)
+    codec.resolve([1, len(plan) + 5], True)
     hear()
 
 
 def test_a_range_of_answers_is_one_frame() -> None:
-    ear, (lane,) = make_wire((1,))
-    lane.select_confirms()
+    ear, (codec,) = make_buffer((1,))
+    codec.select_confirms()
     for _ in range(5000):
-        lane.next_confirm()
-    lane.resolve([1, 4000, 4001, 5000], True)
-    ear.wire.flush_confirms()
-    (frame,) = split(ear.wire.take_output())
+        codec.next_confirm()
+    codec.resolve([1, 4000, 4001, 5000], True)
+    ear.buffer.flush_confirms()
+    (frame,) = split(ear.buffer.take_output())
     assert codec.decode_method(frame[7:-1]) == spec.BasicAck(delivery_tag=5000, multiple=True)
 
 
@@ -677,9 +677,9 @@ def test_counts_are_added_to_the_headers(
     assert changed.properties.cluster_id == kept.cluster_id
 
 
-def test_idle_wires_keep_no_buffers_that_matter() -> None:
-    ear, _ = make_wire((1,))
-    ear.wire.feed(codec.method_frame(9, spec.ChannelOpen())[:5])
-    assert ear.wire.input_bytes == 5
-    ear.wire.feed(codec.method_frame(9, spec.ChannelOpen())[5:])
-    assert ear.wire.input_bytes == 0
+def test_idle_buffers_keep_no_buffers_that_matter() -> None:
+    ear, _ = make_buffer((1,))
+    ear.buffer.feed(codec.method_frame(9, spec.ChannelOpen())[:5])
+    assert ear.buffer.input_bytes == 5
+    ear.buffer.feed(codec.method_frame(9, spec.ChannelOpen())[5:])
+    assert ear.buffer.input_bytes == 0

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from convoymq.amqp import _spec as spec
-from convoymq.amqp import codec
 from convoymq.amqp.codec import Properties
 from convoymq.kernels import batch
 from convoymq.model.tables import Field, Table
 from tests.unit.kernels import reference
 from tests.unit.kernels.columns_reference import Message
 from tests.unit.kernels.test_columns import messages
-from tests.unit.kernels.test_frames import LaneEar, make_wire, split
+from tests.unit.kernels.test_frames import LaneEar, make_buffer, split
 
 NAME = "x-stream-offset"
 
@@ -28,16 +27,16 @@ def delivered(
     items: list[Message], first_id: int, *, frame_max: int, counted: bool = False
 ) -> list[tuple[Properties, bytes, int]]:
     """(properties, body, largest frame) of each message as the client gets it."""
-    ear, (lane,) = make_wire([3])
-    ear.wire.frame_max = frame_max
-    slot = lane.add_slot(None, 1, b"tag", False, counted, True)
+    ear, (codec,) = make_buffer([3])
+    ear.buffer.frame_max = frame_max
+    slot = codec.add_slot(None, 1, b"tag", False, counted, True)
     block = reference.enqueue(
         1, 1, [item.record() for item in items], [len(item.body) for item in items], 0
     )
-    lane.deliver(slot, first_id, block, 0, 0, len(items), 0, 0)
+    codec.deliver(slot, first_id, block, 0, 0, len(items), 0, 0)
     found: list[tuple[Properties, bytes, int]] = []
     properties, body, size, largest = Properties(), b"", -1, 0
-    for frame in split(ear.wire.take_output()):
+    for frame in split(ear.buffer.take_output()):
         kind, channel, _ = struct.unpack_from(">BHI", frame)
         assert channel == 3
         assert frame[-1] == 206
@@ -101,8 +100,8 @@ def test_a_header_frame_never_outgrows_the_clients_limit() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_records_spoil_nothing(data: Any) -> None:
-    ear, (lane,) = make_wire([1])
-    slot = lane.add_slot(None, 1, b"t", False, False, True)
+    ear, (codec,) = make_buffer([1])
+    slot = codec.add_slot(None, 1, b"t", False, False, True)
     table = Table.of({NAME: 7, "k": "v"})
     record = Message("ex", "rk", Properties(content_type="c", headers=table), b"body").record()
     block = bytearray(reference.enqueue(1, 1, [record] * 2, [4, 4], 0))
@@ -110,12 +109,12 @@ def test_damaged_records_spoil_nothing(data: Any) -> None:
         at = data.draw(st.integers(40, len(block) - 1))
         block[at] = data.draw(st.integers(0, 255))
     try:
-        lane.deliver(slot, 0, bytes(block), 0, 0, 2, 0, 0)
+        codec.deliver(slot, 0, bytes(block), 0, 0, 2, 0, 0)
     except ValueError:
-        assert ear.wire.take_output() == b""
-        assert lane.unacked == 0
+        assert ear.buffer.take_output() == b""
+        assert codec.unacked == 0
     else:
-        assert lane.unacked == 2
+        assert codec.unacked == 2
 
 
 # --- producers -------------------------------------------------------------------------------
@@ -219,10 +218,10 @@ def test_a_new_batch_names_its_producer_again() -> None:
 @pytest.mark.parametrize("confirms", [False, True])
 def test_only_messages_with_the_header_are_looked_at(confirms: bool) -> None:
     builder = batch.CommandBuilder()
-    ear, (lane,) = make_wire([1], (batch.PublishTarget(builder, 9, None),))
-    assert isinstance(lane.owner, LaneEar)
+    ear, (codec,) = make_buffer([1], (batch.PublishTarget(builder, 9, None),))
+    assert isinstance(codec.owner, LaneEar)
     if confirms:
-        lane.select_confirms()
+        codec.select_confirms()
     for headers, looked_at in (
         (None, False),
         (Table.of({"x-stream-producex": "p"}), False),
@@ -231,7 +230,7 @@ def test_only_messages_with_the_header_are_looked_at(confirms: bool) -> None:
     ):
         ear.events.clear()
         method = spec.BasicPublish(exchange="", routing_key="q")
-        ear.wire.feed(
+        ear.buffer.feed(
             codec.content_frames(
                 1, method, Properties(headers=headers), b"body", frame_bytes_max=4096
             )
