@@ -862,7 +862,7 @@ def host_config(config: Config) -> HostConfig:
     return HostConfig(
         election_min_ms=config.raft.election_timeout_ms,
         in_flight_bytes_max=config.raft.link_window_bytes,
-        linger_ms=config.raft.linger_ms,
+        deferral_ms=config.raft.deferral_ms,
         quorum_timeout_ms=config.raft.quorum_timeout_ms,
         hold_versions=config.raft.hold_versions,
     )

@@ -147,7 +147,7 @@ class Client:
         """Goes to the node where reading a stream or queue costs least.
 
         That is a replica on this machine if only some of the servers are on it, else the one before
-        the leader in the order of ids: the leader waits for the others first (`raft.linger`). A
+        the leader in the order of ids: the leader waits for the others first (`raft.deferral`). A
         preference: who can't be reached is not gone to, nothing fails.
         """
         chosen, until = self._closer

@@ -199,7 +199,7 @@ class ReplicaHost:
         self._dirty: list[Replica | Watched] = []
         self._apply: list[Replica] = []
         self._notices: list[Replica] = []
-        #: Replicas that hold back entries for followers that linger, since when.
+        #: Replicas that hold back entries for deferred followers, since when.
         self._holding: list[Replica] = []
         self._holding_since = 0
         self._holding_timer: Any = None
@@ -685,7 +685,9 @@ class ReplicaHost:
         replica.holding = True
         if not self._holding:
             self._holding_since = self.now
-            self._holding_timer = self.clock.call_later(2 * self.config.linger_ms, self._held_long)
+            self._holding_timer = self.clock.call_later(
+                2 * self.config.deferral_ms, self._held_long
+            )
         self._holding.append(replica)
 
     def hold_batch(self, replica: Replica) -> None:
@@ -693,7 +695,7 @@ class ReplicaHost:
         if not replica.batch_due:
             replica.batch_due = True
             if not self._batches_due:
-                self.clock.call_later(self.config.linger_ms, self._on_batches_due)
+                self.clock.call_later(self.config.deferral_ms, self._on_batches_due)
             self._batches_due.append(replica)
 
     def _on_batches_due(self) -> None:
@@ -707,7 +709,7 @@ class ReplicaHost:
     def release_between(self) -> None:
         """All that a replica appended is committed: a good time for what was held back, its flush
         disturbs nobody who waits. The timer is for when there is none."""
-        if self.now - self._holding_since >= self.config.linger_ms:
+        if self.now - self._holding_since >= self.config.deferral_ms:
             self.release_due = True
 
     def hold_opening(self, replica: Replica) -> None:

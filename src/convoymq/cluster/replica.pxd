@@ -27,7 +27,7 @@ cdef class Replica:
     cdef public RaftCore core
     @cython.locals(core=RaftCore, entry=Entry)
     cpdef seal(self)
-    @cython.locals(core=RaftCore, linger_ms=int64_t)
+    @cython.locals(core=RaftCore, deferral_ms=int64_t)
     cpdef bint _may_wait(self)
     @cython.locals(core=RaftCore, peer=Progress, slow=bint)
     cpdef _append(self, Entry entry)

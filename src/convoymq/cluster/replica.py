@@ -112,7 +112,7 @@ class Replica:
         #: Leader: nodes whose replica says that it is behind; those whose log has been for long.
         self.behind_nodes: set[int] = set()
         self.lagging_nodes: set[int] = set()
-        #: The host holds back entries for followers that linger.
+        #: The host holds back entries for deferred followers.
         self.holding = False
         #: Leader: an entry that is to tell how long a commit takes, and when it was appended, ms.
         self._sample = 0
@@ -352,13 +352,13 @@ class Replica:
     def _may_wait(self) -> bool:
         """Settles that free nothing anybody waits for go out with what comes next (ADR 0012)."""
         core = self.core
-        linger_ms = self.host.config.linger_ms
+        deferral_ms = self.host.config.deferral_ms
         at_rest = core.applied_index == core.commit_index == self.log.last_index
-        if not linger_ms or not at_rest or not self.machine.at_rest():
+        if not deferral_ms or not at_rest or not self.machine.at_rest():
             return False
         if self._waits_since < 0:
             self._waits_since = self.host.now
-        elif self.host.now - self._waits_since >= linger_ms:
+        elif self.host.now - self._waits_since >= deferral_ms:
             return False
         self.builder.held = True
         self.host.hold_batch(self)
@@ -376,7 +376,7 @@ class Replica:
         core = self.core
         config = self.host.config
         core.append_own(entry)
-        if config.linger_ms:
+        if config.deferral_ms:
             # Who has a session here waits for what is committed, to deliver or to confirm it.
             awaited = self.machine.session_nodes()
             if core.pace_due or (awaited is not self._awaited and awaited != self._awaited):
@@ -386,11 +386,11 @@ class Replica:
             self._sample = entry.index
             self._sample_ms = self.host.now
         # Something older is not committed yet: the others may be slow.
-        slow = self.host.now - self._sample_ms >= config.linger_commit_ms
+        slow = self.host.now - self._sample_ms >= config.deferral_commit_ms
         for peer in core.peers:
-            if peer.lingers:
+            if peer.is_deferred:
                 peer.held_bytes += entry.size
-                if not slow and peer.held_bytes < config.linger_bytes_max:
+                if not slow and peer.held_bytes < config.deferral_bytes_max:
                     if not self.holding:
                         self.host.hold(self)
                     continue
@@ -408,7 +408,7 @@ class Replica:
         counters.bytes_appended += entry.size
 
     def release(self) -> None:
-        """Sends what was held back for followers that linger."""
+        """Sends what was held back for deferred followers."""
         self.holding = False
         for peer in self.core.peers:
             peer.held_bytes = 0
@@ -621,8 +621,8 @@ class Replica:
         if core.role == LEADER:
             peer = core.progress.get(sender)
             if peer is not None:
-                held = peer.lingers and self.holding
-                if not held or peer.held_bytes >= self.host.config.linger_bytes_max:
+                held = peer.is_deferred and self.holding
+                if not held or peer.held_bytes >= self.host.config.deferral_bytes_max:
                     self.replicate(peer)
                 if rejected and peer.next_index > self.log.last_index and peer.may_send():
                     self.probe(peer)

@@ -521,8 +521,8 @@ class RaftConfig:
         low=1 << 16,
         high=1 << 32,
     )
-    linger_ms: int = _key(
-        "raft.linger",
+    deferral_ms: int = _key(
+        "raft.deferral",
         10,
         """At low rates a follower that no majority and no client waits for gets its log entries
         together, and acknowledgements that free nothing anybody waits for are logged with what

@@ -831,13 +831,13 @@ def _last(net: Net, node: int) -> int:
 
 
 def _pace(net: Net) -> tuple[int, int, int]:
-    """(leader, who gets entries at once, who lingers)."""
+    """(leader, who gets entries at once, who is deferred)."""
     leader = net.leader
     net.put(leader, 1)
     net.run(100)
     peers = net.hosts[leader].groups[GROUP].core.peers
-    [quick] = [peer.node for peer in peers if not peer.lingers]
-    [slow] = [peer.node for peer in peers if peer.lingers]
+    [quick] = [peer.node for peer in peers if not peer.is_deferred]
+    [slow] = [peer.node for peer in peers if peer.is_deferred]
     return leader, quick, slow
 
 

@@ -824,10 +824,10 @@ def test_membership_survives_encoding_and_padding() -> None:
 
 
 def pace(cluster: Cluster, leader: int, *awaited: int) -> list[int]:
-    """Who lingers."""
+    """Who is deferred."""
     core = cluster.cores[leader]
     core.choose_pace(frozenset(awaited))
-    return [peer.node for peer in core.peers if peer.lingers]
+    return [peer.node for peer in core.peers if peer.is_deferred]
 
 
 def test_as_many_as_a_majority_needs_get_entries_at_once() -> None:

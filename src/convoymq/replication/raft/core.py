@@ -144,7 +144,7 @@ class RaftCore:
         #: Members without a past that wait to be taken in: node -> incarnation.
         self.rejoining: dict[int, int] = {}
         self.members_due = False
-        #: Leader: who may linger is to be chosen anew (`choose_pace`).
+        #: Leader: who may be deferred is to be chosen anew (`choose_pace`).
         self.pace_due = False
         self.quarantined = log.voted_for == QUARANTINED
         self.lost_state = log.voted_for == LOST_STATE
@@ -802,7 +802,7 @@ class RaftCore:
                 if peer.voter:
                     before = self.commit_index
                     self._advance_commit()
-                    if peer.lingers and self.commit_index > before:
+                    if peer.is_deferred and self.commit_index > before:
                         # It was faster than those that get everything at once.
                         self.pace_due = True
                     if node == self.transfer_target:
@@ -825,13 +825,13 @@ class RaftCore:
 
     def choose_pace(self, awaited: AbstractSet[int]) -> None:
         """Leader: as many voters as a majority needs get every entry at once, and so does every
-        node in `awaited`; the other voters may linger. Who is behind what is committed, or does
-        not take entries as they come, is not counted on."""
+        node in `awaited`; the other voters may be deferred. Who is behind what is committed, or
+        does not take entries as they come, is not counted on."""
         self.pace_due = False
         size = self.node + 1 + max(self.members.nodes, default=0)
         ready = []
         for peer in self.peers:
-            peer.lingers = False
+            peer.is_deferred = False
             if peer.voter and not peer.voteless and peer.connected and peer.state == REPLICATE:
                 behind = peer.match < self.commit_index
                 # Among equals the next one in the ring of ids: every leader has another partner.
@@ -840,7 +840,7 @@ class RaftCore:
         ready.sort()
         needed = majority(len(self.members.voters)) - (self.node in self.members.voters)
         for _, idle, _, node in ready[needed:]:
-            self.progress[node].lingers = idle
+            self.progress[node].is_deferred = idle
 
     def on_applied(self, index: int) -> None:
         """The shell has applied everything up to `index`."""

@@ -35,7 +35,7 @@ class Progress:
         self.window_bytes = window_bytes
         self.connected = False
         #: Nothing waits for this one: its entries may be sent together (ADR 0011).
-        self.lingers = False
+        self.is_deferred = False
         #: Bytes of entries held back for that.
         self.held_bytes = 0
         #: Since when (monotonic ms) nothing it owes has come; kept by the shell.

@@ -123,13 +123,13 @@ class RaftConfig:
     """Entries in one append to a follower that lags; a single entry may be larger."""
     apply_bytes_max: int = 16 << 20
     """Applied in one round of one group; more waits for the next, so that others get their turn."""
-    linger_ms: int = 10
+    deferral_ms: int = 10
     """Entries for a voter that no majority and no client waits for are sent together, this late at
     most; 0 = every entry at once, to everybody."""
-    linger_bytes_max: int = 64 << 10
+    deferral_bytes_max: int = 64 << 10
     """As soon as so much waits for it, it is sent."""
-    linger_commit_ms: int = 2
-    """Nobody lingers while an entry has waited so long for its commit."""
+    deferral_commit_ms: int = 2
+    """Nobody is deferred while an entry has waited so long for its commit."""
     snapshot_chunk_bytes: int = 1_000_000
     """One chunk of a snapshot."""
     snapshot_chunks_in_flight: int = 4
