@@ -208,7 +208,7 @@ class ReplicaHost:
         self._deferred: deque[Replica] = deque()
         #: Founders whose term is not opened yet.
         self._openings: list[Replica] = []
-        #: Replicas whose open batch waits for company.
+        #: Replicas whose open batch waits to be coalesced.
         self._batches_due: list[Replica] = []
         self._woken = False
         self._numbers = 0
@@ -691,7 +691,7 @@ class ReplicaHost:
         self._holding.append(replica)
 
     def hold_batch(self, replica: Replica) -> None:
-        """The replica's open batch waits for company, but not for long."""
+        """The replica's open batch waits for commands to be coalesced with, but not for long."""
         if not replica.batch_due:
             replica.batch_due = True
             if not self._batches_due:

@@ -117,7 +117,7 @@ class Replica:
         #: Leader: an entry that is to tell how long a commit takes, and when it was appended, ms.
         self._sample = 0
         self._sample_ms = 0
-        #: Since when the open batch waits for company, ms; -1 = it does not.
+        #: Since when the open batch waits to be coalesced, ms; -1 = it does not.
         self._waits_since = -1
         #: The host will look at the open batch again.
         self.batch_due = False
@@ -329,7 +329,7 @@ class Replica:
         if core.role == LEADER:
             if core.transfer_target or not self.takes_entries:
                 return
-            if builder.patient and self._may_wait():
+            if builder.deferrable and self._may_wait():
                 return
             if self.opening:
                 self.open_term()

@@ -56,8 +56,8 @@ cdef class CommandBuilder:
     cdef Chunk chunk
     cdef int command_count
     # SETTLE commands that settle something: who sent them waits for no answer.
-    cdef int patient_count
-    # What is collected waits for company: the next command is announced by `on_first`, too.
+    cdef int deferrable_count
+    # What is collected waits to be coalesced: the next command is announced by `on_first`, too.
     cdef public bint held
     cdef public object on_first
     cdef public object on_full

@@ -322,7 +322,7 @@ class CommandBuilder:
         self.hint = 4096
         self.last_end = 0
         self.command_count = 0
-        self.patient_count = 0
+        self.deferrable_count = 0
         self.held = False
         self.open_start = -1
 
@@ -347,8 +347,8 @@ class CommandBuilder:
         return self.end > _SOFT
 
     @property
-    def patient(self):
-        return self.patient_count == self.command_count and self.end <= _SOFT
+    def deferrable(self):
+        return self.deferrable_count == self.command_count and self.end <= _SOFT
 
     @cython.cfunc
     @cython.exceptval(-1)
@@ -408,7 +408,7 @@ class CommandBuilder:
         put32(p + 28, arg)
         self.end += length
         self.command_count += 1
-        self.patient_count += _is_patient(type, count)
+        self.deferrable_count += _is_deferrable(type, count)
         return 0
 
     @cython.cfunc
@@ -539,7 +539,7 @@ class CommandBuilder:
         self.last_end = end
         self.end = _HEADER
         self.command_count = 0
-        self.patient_count = 0
+        self.deferrable_count = 0
         self.held = False
         self.chunk.data = data
         self.chunk = Chunk.__new__(Chunk)
@@ -569,14 +569,14 @@ class CommandBuilder:
             table = _bytes_pointer(allowed)
         at: cython.Py_ssize_t = start
         count: cython.int = 0
-        patient: cython.int = 0
+        deferrable: cython.int = 0
         while at < end:
             length: cython.Py_ssize_t = _check_command(p, end, at)
             if length < 0:
                 raise ValueError(f"malformed command at {at}")
             if table != cython.NULL and not (table[p[at + 4] >> 3] >> (p[at + 4] & 7)) & 1:
                 raise ValueError(f"command type {p[at + 4]} is not in the version in force")
-            patient += _is_patient(p[at + 4], get32(p + at + 24))
+            deferrable += _is_deferrable(p[at + 4], get32(p + at + 24))
             at += length
             count += 1
         if self.open_target is not None:
@@ -588,7 +588,7 @@ class CommandBuilder:
         string.memcpy(self.p + self.end, p + start, end - start)
         self.end += end - start
         self.command_count += count
-        self.patient_count += patient
+        self.deferrable_count += deferrable
         self.announce(was_empty)
 
     def take_entry(self, group, index, term, time_ms):
@@ -612,7 +612,7 @@ class CommandBuilder:
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _is_patient(type: cython.int, count: uint32_t) -> cython.bint:
+def _is_deferrable(type: cython.int, count: uint32_t) -> cython.bint:
     """Who sent the command waits for no answer. A SETTLE of nothing asks for one."""
     return type == _SETTLE and count != 0
 

@@ -89,10 +89,10 @@ class CommandBuilder:
     used: int
     """Bytes of commands so far (0 = nothing to send)."""
     full: bool
-    patient: bool
+    deferrable: bool
     """All that is in it are settles, whose senders wait for no answer, and it is not full."""
     held: bool
-    """Set by who leaves a patient batch for later: the next command calls `on_first` again."""
+    """Set by who leaves a deferrable batch for later: the next command calls `on_first` again."""
     on_first: Callable[[], None] | None
     """Called whenever the builder goes from empty to non-empty, and with the first command after
     `held` was set."""

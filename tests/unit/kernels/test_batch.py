@@ -155,22 +155,22 @@ def test_first_and_full_callbacks_come_once() -> None:
     assert [p.tags for p in target.pending] == [[1, 4], [5, 6]]
 
 
-def test_a_batch_of_settles_is_patient_and_what_follows_is_announced() -> None:
+def test_a_batch_of_settles_is_deferrable_and_what_follows_is_announced() -> None:
     calls: list[str] = []
     builder = batch.CommandBuilder(lambda: calls.append("first"))
     target = batch.PublishTarget(builder, 1 << 56, None)
     settle = (batch.CMD_SETTLE, 0, 1, 7, batch.pack_ranges((3, 3)))
     target.command(*settle)
-    assert builder.patient
+    assert builder.deferrable
     target.command(*settle)
-    assert builder.patient
+    assert builder.deferrable
     assert calls == ["first"]
     other = batch.CommandBuilder()
     builder.held = True
     data = builder.take_forward(1, 1)
     assert not builder.held
     other.adopt(data, 48, len(data))
-    assert other.patient
+    assert other.deferrable
     for follow in (
         lambda: target.command(*settle),
         lambda: target.publish([b"record"], 6, 1),
@@ -196,17 +196,17 @@ def test_a_batch_of_settles_is_patient_and_what_follows_is_announced() -> None:
         (batch.CMD_CANCEL, 0, 0, 7, b""),
     ],
 )
-def test_a_batch_with_any_other_command_is_not_patient(
+def test_a_batch_with_any_other_command_is_not_deferrable(
     command: tuple[int, int, int, int, bytes],
 ) -> None:
     builder = batch.CommandBuilder()
     target = batch.PublishTarget(builder, 1 << 56, None)
     target.command(batch.CMD_SETTLE, 0, 1, 7, batch.pack_ranges((3, 3)))
     target.command(*command)
-    assert not builder.patient
+    assert not builder.deferrable
     data = builder.take_forward(1, 1)
     builder.adopt(data, 48, len(data))
-    assert not builder.patient
+    assert not builder.deferrable
 
 
 @given(cut=st.integers(0, 200), position=st.integers(0, 10_000), value=st.integers(0, 255))
