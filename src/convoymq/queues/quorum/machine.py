@@ -328,8 +328,8 @@ class QuorumMachine(SessionTable):
     def _trace_reservation(self, flags: int, reservation: Reservation) -> None:
         """A reservation may take messages from now on (CAME), or is no more (GONE)."""
         self.trace.add(
-            words.OWNER, flags | words.BY_RESERVATION, 0, reservation_session(reservation.name), 0, 0,
-            reservation.next, 0, 0, 0, 0, 0, 0,
+            words.OWNER, flags | words.BY_RESERVATION, 0, reservation_session(reservation.name), 0,
+            0, reservation.next, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
     def run_count(self) -> int:

@@ -96,8 +96,8 @@ PROMISES: dict[Invariant, Promise] = {
     ),
     Invariant.NOTHING_LOST: Promise(
         "nothing is lost",
-        "Every published message is settled, dropped by a rule, or in the queue's last state snapshot; "
-        "and the state snapshot holds nothing else.",
+        "Every published message is settled, dropped by a rule, or in the queue's last state "
+        "snapshot; and the state snapshot holds nothing else.",
     ),
     Invariant.DROPPED_BY_RULE: Promise(
         "drops name their rule",
