@@ -909,7 +909,8 @@ class Broker:
             self._loop.call_soon(self._reconcile)
 
     def _handle(self, record: QueueRecord) -> Queue | None:
-        """This node's handle of a queue; None when its files are damaged, or its type not served."""
+        """This node's handle of a queue; None when its files are damaged, or its type not
+        served."""
         if record.type.is_replicated:
             return self.local.handle(record)
         known = self.classic.queues.get(record.group)

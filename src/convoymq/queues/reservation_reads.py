@@ -165,7 +165,8 @@ async def serve(
 
 
 def opened(answer: Any, subject: Subject) -> list[Any]:
-    """What another node answered. Raises ReservationRefused, and PeerError for what is no answer."""
+    """What another node answered. Raises ReservationRefused, and PeerError for what is no
+    answer."""
     try:
         status, *rest = answer
         if status == REFUSED:

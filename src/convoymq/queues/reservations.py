@@ -386,7 +386,8 @@ class Reservations:
         return min((reservation.due_ms for reservation in self.by_name.values()), default=None)
 
     def expire(self, time_ms: int) -> list[Reservation]:
-        """Ends the reservations that were not heard of for their time to live: failed deliveries."""
+        """Ends the reservations that were not heard of for their time to live: failed
+        deliveries."""
         expired = [
             reservation for reservation in self.by_name.values() if reservation.due_ms <= time_ms
         ]

@@ -184,7 +184,8 @@ class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         self._held: _Reservation | None = None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What is ready at the first `latestOffset` is reserved at once: that is the query's end."""
+        """What is ready at the first `latestOffset` is reserved at once: that is the query's
+        end."""
         self._available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -324,7 +325,8 @@ class _Reservation:
         return clients.connect(self._options.connection)
 
     def settle(self, upto: int) -> None:
-        """What lies below is done. A reservation that is gone is opened anew, with another epoch."""
+        """What lies below is done. A reservation that is gone is opened anew, with another
+        epoch."""
         if upto <= self.first:
             return
         try:

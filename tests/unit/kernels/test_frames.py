@@ -258,10 +258,10 @@ def make_buffer(
     ear.buffer = frames.ConnectionBuffer(ear, frames.Outbox(), -1, FRAME_MAX, BODY_MAX)
     ear.buffer.state = frames.WIRE_OPEN
     epoch = frames.Epoch()
-    codecs = [
+    channel_codecs = [
         ear.buffer.open_codec(number, LaneEar(ear, number, targets), epoch) for number in channels
     ]
-    return ear, codecs
+    return ear, channel_codecs
 
 
 def kernel_scan(data: bytes, channels: Sequence[int], cuts: Sequence[int] = ()) -> list[Event]:
@@ -428,8 +428,8 @@ def test_noise_never_breaks_the_scanner(data: bytes) -> None:
 def test_publishes_become_records(bodies: list[tuple[int, bool]], seed: int) -> None:
     builder = batch.CommandBuilder()
     target = batch.PublishTarget(builder, 1 << 56, None)
-    ear, (codec,) = make_buffer((5,), (target,))
-    codec.select_confirms()
+    ear, (channel_codec,) = make_buffer((5,), (target,))
+    channel_codec.select_confirms()
     some = random.Random(seed)
     expected = []
     data = b""
@@ -505,16 +505,16 @@ acks = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(steps=acks)
 def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> None:
-    ear, (codec,) = make_buffer((1,))
+    ear, (channel_codec,) = make_buffer((1,))
     sink = Sink()
-    slots = [codec.add_slot(sink, number, b"tag%d" % number) for number in range(3)]
+    slots = [channel_codec.add_slot(sink, number, b"tag%d" % number) for number in range(3)]
     next_ids = [0, 0, 0]
     outstanding: dict[int, tuple[int, int]] = {}  # tag -> (consumer, message id)
     expected: dict[tuple[str, int], list[int]] = {}
     tag = 0
     for name, number, value in steps:
         if name == "deliver":
-            codec.deliver(slots[number], next_ids[number], BLOCK, COMMAND, 0, value, 0, 0)
+            channel_codec.deliver(slots[number], next_ids[number], BLOCK, COMMAND, 0, value, 0, 0)
             for _ in range(value):
                 tag += 1
                 outstanding[tag] = (number, next_ids[number])
@@ -522,19 +522,19 @@ def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> Non
         elif name == "flush":
             ear.buffer.flush_settles()
         elif name == "rollback":
-            taken = codec.take(number, bool(value))
+            taken = channel_codec.take(number, bool(value))
             if taken is not None:
-                codec.put_back(taken)
+                channel_codec.put_back(taken)
         else:
             known = number in outstanding or (value and number == 0)
-            assert codec.acknowledge(name, number, value) == known
+            assert channel_codec.acknowledge(name, number, value) == known
             if not known:
                 continue
             hit = [t for t in outstanding if t == number or (value and (t < number or not number))]
             for each in sorted(hit):
                 consumer, message_id = outstanding.pop(each)
                 expected.setdefault((KINDS[name], consumer), []).append(message_id)
-        assert codec.unacked == len(outstanding)
+        assert channel_codec.unacked == len(outstanding)
         for consumer, slot in enumerate(slots):
             assert slot.unacked == sum(1 for c, _ in outstanding.values() if c == consumer)
     ear.buffer.flush_settles()
@@ -552,11 +552,11 @@ def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> Non
 
 
 def test_deliveries_of_one_batch_are_one_run() -> None:
-    _, (codec,) = make_buffer((1,))
-    slot = codec.add_slot(Sink(), 1, b"t")
+    _, (channel_codec,) = make_buffer((1,))
+    slot = channel_codec.add_slot(Sink(), 1, b"t")
     for first in range(0, 500, 50):
-        codec.deliver(slot, first, BLOCK, COMMAND, 0, 50, 0, 0)
-    taken = codec.take(0, True)
+        channel_codec.deliver(slot, first, BLOCK, COMMAND, 0, 50, 0, 0)
+    taken = channel_codec.take(0, True)
     assert taken == [(1, 500, slot, 0)]
 
 
@@ -564,26 +564,26 @@ def test_deliveries_of_one_batch_are_one_run() -> None:
     ("command", "first", "count"), [(0, 0, 1), (COMMAND, 49, 2), (COMMAND, -1, 1), (10**6, 0, 1)]
 )
 def test_deliver_refuses_what_lies_outside_the_block(command: int, first: int, count: int) -> None:
-    _, (codec,) = make_buffer((1,))
-    slot = codec.add_slot(Sink(), 1, b"t")
+    _, (channel_codec,) = make_buffer((1,))
+    slot = channel_codec.add_slot(Sink(), 1, b"t")
     with pytest.raises(ValueError):
-        codec.deliver(slot, 0, BLOCK, command, first, count, 0, 0)
-    assert codec.unacked == 0
+        channel_codec.deliver(slot, 0, BLOCK, command, first, count, 0, 0)
+    assert channel_codec.unacked == 0
 
 
 @settings(max_examples=200, deadline=None)
 @given(at=st.integers(48, len(BLOCK) - 1), value=st.integers(0, 255))
 def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
-    ear, (codec,) = make_buffer((1,))
-    slot = codec.add_slot(Sink(), 1, b"t")
+    ear, (channel_codec,) = make_buffer((1,))
+    slot = channel_codec.add_slot(Sink(), 1, b"t")
     block = bytearray(BLOCK)
     block[at] = value
     try:
-        codec.deliver(slot, 0, bytes(block), COMMAND, 0, 50, 1, 1)
+        channel_codec.deliver(slot, 0, bytes(block), COMMAND, 0, 50, 1, 1)
     except ValueError:
         assert ear.buffer.output_bytes == 0
         return
-    assert codec.unacked == 50
+    assert channel_codec.unacked == 50
 
 
 # --- confirms --------------------------------------------------------------------------------
@@ -597,15 +597,15 @@ def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
 def test_every_publish_is_answered_once_and_never_too_early(
     plan: list[tuple[int, bool]], seed: int
 ) -> None:
-    ear, (codec,) = make_buffer((1,))
-    codec.select_confirms()
+    ear, (channel_codec,) = make_buffer((1,))
+    channel_codec.select_confirms()
     some = random.Random(seed)
     waiting: list[tuple[int, bool]] = []
     open_answers: dict[int, int] = {}
     outcome: dict[int, bool] = {}
     for count, ok in plan:
-        tag = codec.next_confirm()
-        codec.expect_confirms(tag, count)
+        tag = channel_codec.next_confirm()
+        channel_codec.expect_confirms(tag, count)
         open_answers[tag] = count
         outcome[tag] = ok or count == 0
         waiting += [(tag, ok if i == 0 else True) for i in range(count)]
@@ -626,22 +626,22 @@ def test_every_publish_is_answered_once_and_never_too_early(
                 answered[tag] = isinstance(method, spec.BasicAck)
 
     for tag, ok in waiting:
-        codec.resolve([tag, tag], ok)
+        channel_codec.resolve([tag, tag], ok)
         open_answers[tag] -= 1
         if some.random() < 0.3:
             hear()
     hear()
     assert answered == outcome
-    codec.resolve([1, len(plan) + 5], True)
+    channel_codec.resolve([1, len(plan) + 5], True)
     hear()
 
 
 def test_a_range_of_answers_is_one_frame() -> None:
-    ear, (codec,) = make_buffer((1,))
-    codec.select_confirms()
+    ear, (channel_codec,) = make_buffer((1,))
+    channel_codec.select_confirms()
     for _ in range(5000):
-        codec.next_confirm()
-    codec.resolve([1, 4000, 4001, 5000], True)
+        channel_codec.next_confirm()
+    channel_codec.resolve([1, 4000, 4001, 5000], True)
     ear.buffer.flush_confirms()
     (frame,) = split(ear.buffer.take_output())
     assert codec.decode_method(frame[7:-1]) == spec.BasicAck(delivery_tag=5000, multiple=True)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from convoymq.amqp import _spec as spec
+from convoymq.amqp import codec
 from convoymq.amqp.codec import Properties
 from convoymq.kernels import batch
 from convoymq.model.tables import Field, Table
@@ -27,13 +28,13 @@ def delivered(
     items: list[Message], first_id: int, *, frame_max: int, counted: bool = False
 ) -> list[tuple[Properties, bytes, int]]:
     """(properties, body, largest frame) of each message as the client gets it."""
-    ear, (codec,) = make_buffer([3])
+    ear, (channel_codec,) = make_buffer([3])
     ear.buffer.frame_max = frame_max
-    slot = codec.add_slot(None, 1, b"tag", False, counted, True)
+    slot = channel_codec.add_slot(None, 1, b"tag", False, counted, True)
     block = reference.enqueue(
         1, 1, [item.record() for item in items], [len(item.body) for item in items], 0
     )
-    codec.deliver(slot, first_id, block, 0, 0, len(items), 0, 0)
+    channel_codec.deliver(slot, first_id, block, 0, 0, len(items), 0, 0)
     found: list[tuple[Properties, bytes, int]] = []
     properties, body, size, largest = Properties(), b"", -1, 0
     for frame in split(ear.buffer.take_output()):
@@ -100,8 +101,8 @@ def test_a_header_frame_never_outgrows_the_clients_limit() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_records_spoil_nothing(data: Any) -> None:
-    ear, (codec,) = make_buffer([1])
-    slot = codec.add_slot(None, 1, b"t", False, False, True)
+    ear, (channel_codec,) = make_buffer([1])
+    slot = channel_codec.add_slot(None, 1, b"t", False, False, True)
     table = Table.of({NAME: 7, "k": "v"})
     record = Message("ex", "rk", Properties(content_type="c", headers=table), b"body").record()
     block = bytearray(reference.enqueue(1, 1, [record] * 2, [4, 4], 0))
@@ -109,12 +110,12 @@ def test_damaged_records_spoil_nothing(data: Any) -> None:
         at = data.draw(st.integers(40, len(block) - 1))
         block[at] = data.draw(st.integers(0, 255))
     try:
-        codec.deliver(slot, 0, bytes(block), 0, 0, 2, 0, 0)
+        channel_codec.deliver(slot, 0, bytes(block), 0, 0, 2, 0, 0)
     except ValueError:
         assert ear.buffer.take_output() == b""
-        assert codec.unacked == 0
+        assert channel_codec.unacked == 0
     else:
-        assert codec.unacked == 2
+        assert channel_codec.unacked == 2
 
 
 # --- producers -------------------------------------------------------------------------------
@@ -218,10 +219,10 @@ def test_a_new_batch_names_its_producer_again() -> None:
 @pytest.mark.parametrize("confirms", [False, True])
 def test_only_messages_with_the_header_are_looked_at(confirms: bool) -> None:
     builder = batch.CommandBuilder()
-    ear, (codec,) = make_buffer([1], (batch.PublishTarget(builder, 9, None),))
-    assert isinstance(codec.owner, LaneEar)
+    ear, (channel_codec,) = make_buffer([1], (batch.PublishTarget(builder, 9, None),))
+    assert isinstance(channel_codec.owner, LaneEar)
     if confirms:
-        codec.select_confirms()
+        channel_codec.select_confirms()
     for headers, looked_at in (
         (None, False),
         (Table.of({"x-stream-producex": "p"}), False),

@@ -122,7 +122,8 @@ class ConfirmedLog(Log):
 
 
 def random_log(seed: int, entries: int = 60, *, purge: bool = True) -> Log:
-    """Publishes, acknowledgements, returns, rejections, gets, a purge, a reservation, a lost node."""
+    """Publishes, acknowledgements, returns, rejections, gets, a purge, a reservation, a lost
+    node."""
     rng = random.Random(seed)
     log = ConfirmedLog()
     publishers = [session_id(node, 1) for node in (1, 2)]

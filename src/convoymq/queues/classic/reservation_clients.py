@@ -162,7 +162,8 @@ class HomeReservations:
     async def local_browse(
         self, cursor: Sequence[int] | None, max_rows: int, max_bytes: int
     ) -> tuple[list[int] | None, list[ReservedRun]]:
-        """See `reservation_reads.LocalReservations`. A cursor is (rows seen, position of the next)."""
+        """See `reservation_reads.LocalReservations`. A cursor is (rows seen, position of the
+        next)."""
         self._check()
         seen, position = checked_cursor(cursor, 2)
         self.settle_round(self.host.now_ms())

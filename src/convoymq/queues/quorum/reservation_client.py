@@ -82,7 +82,8 @@ class ReservationClient:
     # --- ops -----------------------------------------------------------------------------
 
     async def op(self, op: Mapping[str, Any]) -> dict[str, Any]:
-        """Proposes an op and returns its answer. Raises ReservationRefused, NotFound, Unavailable."""
+        """Proposes an op and returns its answer. Raises ReservationRefused, NotFound,
+        Unavailable."""
         encoded = msgspec.msgpack.encode(checked_op(op))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._queue.limits.question_timeout_ms / 1000
