@@ -1,4 +1,4 @@
-"""Drives `cluster.formation` for a real node: asks the others, and writes what was decided.
+"""Drives `metadata.formation` for a real node: asks the others, and writes what was decided.
 
 Also answers those that ask: founders (`KIND_FOUND`), and nodes that want to be let in
 (`KIND_JOIN`), whose answer is the reply of a `Join` command, so a majority stands behind it.
@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from convoymq.cluster.control import KIND_FOUND, KIND_JOIN, ControlPlane
-from convoymq.cluster.formation import (
+from convoymq.data_directory import DataDirectory
+from convoymq.metadata.formation import (
     FOUNDED_MS,
     Accept,
     Action,
@@ -28,12 +28,12 @@ from convoymq.cluster.formation import (
     founding_to,
     join_request,
 )
-from convoymq.cluster.handshake import PeerHello
-from convoymq.cluster.interfaces import Clock
-from convoymq.cluster.joining import JoinDesk
-from convoymq.data_directory import DataDirectory
+from convoymq.metadata.joining import JoinDesk
+from convoymq.model.clock import Clock
 from convoymq.model.config import ClusterConfig
 from convoymq.model.errors import BrokerError, Misuse
+from convoymq.transport.control import KIND_FOUND, KIND_JOIN, ControlPlane
+from convoymq.transport.handshake import PeerHello
 
 POLL_S = 0.01
 ASK_TIMEOUT_S = 5.0

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from convoymq import __version__
-from convoymq.cluster.identity import Founding, NodeIdentity, is_id
 from convoymq.model.errors import Misuse, StorageFault
+from convoymq.transport.identity import Founding, NodeIdentity, is_id
 
 FORMAT = 3
 """Of `node.json` and of the whole directory: rises when older releases must not open it.

@@ -24,21 +24,11 @@ import structlog
 
 from convoymq import __version__, logs
 from convoymq.admin_socket import AdminSocket, Progress
-from convoymq.cluster import supported
-from convoymq.cluster.async_metadata import AsyncMetadataStore
-from convoymq.cluster.cluster_clock import ClusterClock
-from convoymq.cluster.control import ControlPlane
-from convoymq.cluster.host import ReplicaHost
-from convoymq.cluster.identity import NodeIdentity
-from convoymq.cluster.links import Links, since_boot_ms, wall_ms
-from convoymq.cluster.listening import addresses_of
-from convoymq.cluster.members import MemberKeeper
-from convoymq.cluster.metadata import MetadataMachine
-from convoymq.cluster.metadata_store import MetadataSink
-from convoymq.cluster.sessions import SessionNumbers
 from convoymq.cluster_entry import ClusterEntry
 from convoymq.data_directory import DataDirectory
 from convoymq.frozen_heap import FrozenHeap
+from convoymq.groups.host import ReplicaHost
+from convoymq.groups.sessions import SessionNumbers
 from convoymq.kernels.batch import FRAME_CONTROL
 from convoymq.kernels.flusher import (
     SYNC_DSYNC,
@@ -48,6 +38,10 @@ from convoymq.kernels.flusher import (
     Flusher,
 )
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
+from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.machine import MetadataMachine
+from convoymq.metadata.members import MemberKeeper
+from convoymq.metadata.store import MetadataSink
 from convoymq.model.config import Address, Config, ConfigError
 from convoymq.model.errors import (
     BrokerError,
@@ -58,11 +52,17 @@ from convoymq.model.errors import (
 )
 from convoymq.model.process import resident_bytes
 from convoymq.recovery import Recovery
+from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig as HostConfig
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
 from convoymq.storage.threads import DiskPace, ThreadWorker
 from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
+from convoymq.transport.cluster_clock import ClusterClock
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.identity import NodeIdentity
+from convoymq.transport.links import Links, since_boot_ms, wall_ms
+from convoymq.transport.listening import addresses_of
 
 if TYPE_CHECKING:
     from convoymq.amqp.listener import Listener
@@ -107,7 +107,7 @@ def log_note(log: Any, event: str, fields: Mapping[str, Any]) -> None:
 
 
 class LoopClock:
-    """The event loop's time and timers as `cluster.interfaces.Clock`."""
+    """The event loop's time and timers as `replication.machine.Clock`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -601,8 +601,8 @@ class Node:
     # -- the broker -------------------------------------------------------------------------
 
     async def _open_broker(self) -> None:
-        from convoymq.cluster.access import SHA256, hash_sha256
-        from convoymq.cluster.commands import Bootstrap, PutNode
+        from convoymq.metadata.access import SHA256, hash_sha256
+        from convoymq.metadata.commands import Bootstrap, PutNode
 
         await self.store.wait_for_leader(600.0)
         defaults = self.config.defaults
@@ -913,7 +913,7 @@ _SYNC_METHODS = {
 
 def machine_versions() -> dict[str, tuple[int, int]]:
     """The machine versions that this build supports: machines register when they are imported."""
-    for name in ("cluster.metadata", "queues.quorum.machine", "queues.stream.machine"):
+    for name in ("metadata.machine", "queues.quorum.machine", "queues.stream.machine"):
         importlib.import_module(f"convoymq.{name}")
     return supported.supports()
 
@@ -924,7 +924,7 @@ def import_edges() -> None:
         "convoymq.queues.broker",
         "convoymq.amqp.listener",
         "convoymq.fetch.edge",
-        "convoymq.cluster.access",
+        "convoymq.metadata.access",
     ):
         importlib.import_module(name)
 

@@ -1,4 +1,4 @@
-"""Carries out the way back from a lost majority (`cluster.recovery_plan` decides it; ADR 0024).
+"""Carries out the way back from a lost majority (`groups.recovery_plan` decides it; ADR 0024).
 
 Every node answers questions of the one that an operator talks to, in CONTROL requests of kind
 `KIND_RECOVERY`:
@@ -29,10 +29,7 @@ import msgspec
 import structlog
 
 from convoymq.admin_socket import Progress
-from convoymq.cluster.commands import RecordRecovery
-from convoymq.cluster.control import KIND_RECOVERY
-from convoymq.cluster.metadata import MetadataMachine
-from convoymq.cluster.recovery_plan import (
+from convoymq.groups.recovery_plan import (
     METADATA_GROUP,
     CopyReport,
     GroupPlace,
@@ -42,6 +39,8 @@ from convoymq.cluster.recovery_plan import (
     make_plan,
 )
 from convoymq.kernels import batch
+from convoymq.metadata.commands import RecordRecovery
+from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import (
     BrokerError,
     Misuse,
@@ -51,6 +50,7 @@ from convoymq.model.errors import (
 )
 from convoymq.replication.raft.membership import Membership
 from convoymq.replication.raft.types import LOST_STATE, QUARANTINED
+from convoymq.transport.control import KIND_RECOVERY
 
 log = structlog.get_logger()
 

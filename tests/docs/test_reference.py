@@ -11,8 +11,8 @@ import structlog
 from typer.main import get_command
 
 from convoymq.cli.app import app
-from convoymq.cluster.host import HostCounters
 from convoymq.fetch.edge import FetchEdge
+from convoymq.groups.host import HostCounters
 from convoymq.management.metric_help import HELP
 from convoymq.management.metrics import render
 from convoymq.model import config

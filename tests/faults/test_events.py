@@ -16,10 +16,10 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq import node as node_module
-from convoymq.cluster.commands import PutSetting
 from convoymq.logs import LogOutput
 from convoymq.management.metrics import render
 from convoymq.management.process import process_info
+from convoymq.metadata.commands import PutSetting
 from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, RecoveryReport, StorageFault
 from tests.provocation import Observed

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import structlog
 
-from convoymq.cluster import links
-from convoymq.cluster.identity import NodeIdentity
-from convoymq.cluster.links import FLAG_NEIGHBOURS, Links
 from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
 from convoymq.management import metrics
 from convoymq.model.config import Address, ClusterConfig
+from convoymq.transport import links
+from convoymq.transport.identity import NodeIdentity
+from convoymq.transport.links import FLAG_NEIGHBOURS, Links
 from tests.ports import cluster_ports
 from tests.provocation import Observed
 from tests.sockets import backlog_of, full

@@ -215,7 +215,7 @@ def lost_log_votes() -> None:
 
 @plant("a member that comes back votes before it has caught up", "membership,crash,isolate,kill")
 def returned_member_votes() -> None:
-    from convoymq.cluster.replica import Replica
+    from convoymq.groups.replica import Replica
     from convoymq.replication.raft.membership import Learner
 
     core = _core()
@@ -645,7 +645,7 @@ def activation_ignores_priority() -> None:
 
 @plant("a replica that is far behind is called live", "slow,spike,delay,freeze", unaided=True)
 def live_however_far_behind() -> None:
-    from convoymq.cluster.replica import Replica
+    from convoymq.groups.replica import Replica
     from convoymq.replication.raft.types import REPLICATE
 
     def planted(self: Any, node: int) -> bool:
@@ -659,7 +659,7 @@ def live_however_far_behind() -> None:
 
 @plant("every node is taken for one with a live replica", "crash,membership", unaided=True)
 def everybody_is_live() -> None:
-    from convoymq.cluster.replica import Replica
+    from convoymq.groups.replica import Replica
 
     Replica.is_live = lambda self, node: True  # type: ignore[method-assign]
 
@@ -893,7 +893,7 @@ def opened_again() -> None:
 
 
 def _tree() -> Any:
-    from convoymq.cluster.metadata import MetadataMachine
+    from convoymq.metadata.machine import MetadataMachine
 
     return MetadataMachine
 
@@ -941,7 +941,7 @@ def forgotten_are_forgotten() -> None:
 
 @plant("nodes of different clusters link", "stranger", "cluster")
 def clusters_link() -> None:
-    from convoymq.cluster import handshake
+    from convoymq.transport import handshake
 
     read_hello = handshake.read_hello
     handshake.read_hello = lambda body, own: read_hello(body, {**own, "cluster_id": ""})
@@ -949,8 +949,8 @@ def clusters_link() -> None:
 
 @plant("a leader lets a node in without asking the log", "newcomer,wipe", "cluster")
 def join_without_the_log() -> None:
-    from convoymq.cluster.commands import Join
-    from convoymq.cluster.metadata_store import MetadataStore
+    from convoymq.metadata.commands import Join
+    from convoymq.metadata.store import MetadataStore
 
     submit = MetadataStore.submit
 
@@ -977,7 +977,7 @@ def join_without_the_log() -> None:
     first=40,
 )
 def let_in_and_left_out() -> None:
-    from convoymq.cluster.members import MemberKeeper
+    from convoymq.metadata.members import MemberKeeper
 
     MemberKeeper._admit = lambda self: None  # type: ignore[method-assign]
 
@@ -1009,14 +1009,14 @@ def ended_session_confirms() -> None:
 
 @plant("a version is raised before all members support it", "none", "mixed")
 def version_raised_too_early() -> None:
-    from convoymq.cluster import supported
+    from convoymq.replication import versions as supported
 
     supported.newest_of = lambda known, kind: 2
 
 
 @plant("a version counts from when it is proposed, not from its entry", "none", "mixed")
 def version_counts_from_its_proposal() -> None:
-    from convoymq.cluster.replica import Replica
+    from convoymq.groups.replica import Replica
 
     raise_version = Replica._raise_version
 
@@ -1057,7 +1057,7 @@ def survivor_drops_its_end() -> None:
 
 @plant("recovered queues are not filled up again", "lost_majority", "cluster")
 def recovered_queues_stay_small() -> None:
-    from convoymq.cluster.members import MemberKeeper
+    from convoymq.metadata.members import MemberKeeper
 
     MemberKeeper._recovered = lambda self: set()  # type: ignore[method-assign]
 
@@ -1069,14 +1069,14 @@ def recovered_queues_stay_small() -> None:
     first=300,
 )
 def lives_come_again() -> None:
-    from convoymq.cluster import metadata
+    from convoymq.metadata import machine as metadata
     from convoymq.sim import metadata_referee
 
     metadata.LIVES_UNSEEN = metadata_referee.LIVES_UNSEEN = 0
 
 
 def _relay() -> Any:
-    from convoymq.cluster.relay import RelayTable
+    from convoymq.transport.relay import RelayTable
 
     return RelayTable
 

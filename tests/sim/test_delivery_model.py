@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_DELIVER
 from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER
 from convoymq.sim.delivery_model import InvariantBroken, Place
 from convoymq.sim.referee import Referee
 from tests.unit.queues.quorum.support import Log, apply, session_id

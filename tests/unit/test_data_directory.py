@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.identity import Founding, is_id
 from convoymq.data_directory import DataDirectory
 from convoymq.model.errors import Misuse, StorageFault
+from convoymq.transport.identity import Founding, is_id
 
 CLUSTER = "c" * 32
 

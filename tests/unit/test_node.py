@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from convoymq.cluster.listening import addresses_of
 from convoymq.kernels.frames import Outbox
 from convoymq.logs import LogOutput
 from convoymq.model.config import load
@@ -27,6 +26,7 @@ from convoymq.node import (
     resident_bytes,
     run,
 )
+from convoymq.transport.listening import addresses_of
 from tests.sockets import backlog_of
 from tests.unit.amqp.fakes import FakeBroker
 

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from convoymq import recovery
-from convoymq.cluster.commands import Bootstrap, RecordRecovery, encode_command
-from convoymq.cluster.identity import NodeIdentity
-from convoymq.cluster.metadata import MetadataMachine
-from convoymq.cluster.recovery_plan import CopyReport, NodeReport
+from convoymq.groups.recovery_plan import CopyReport, NodeReport
 from convoymq.kernels import batch
+from convoymq.metadata.commands import Bootstrap, RecordRecovery, encode_command
+from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import PreconditionFailed, Unavailable
 from convoymq.recovery import Recovery
 from convoymq.replication.raft.types import LOST_STATE, QUARANTINED, WITHHELD
+from convoymq.transport.identity import NodeIdentity
 
 SESSION = 1 << 56 | 7 << 24
 FORMER = "f0" * 16

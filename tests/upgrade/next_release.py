@@ -27,8 +27,8 @@ def install() -> None:
     import convoymq
 
     convoymq.__version__ = RELEASE
-    from convoymq.cluster import supported
     from convoymq.queues import local_queues
+    from convoymq.replication import versions as supported
 
     machine, queue = next_machine(), next_queue()
     supported.register(machine)
@@ -40,8 +40,8 @@ def next_machine() -> Any:
     """The machine with version 2."""
     import msgspec
 
-    from convoymq.cluster.supported import command_table
     from convoymq.queues.quorum.machine import COMMAND_TYPES, QuorumMachine
+    from convoymq.replication.versions import command_table
 
     known = [kind for kind in range(256) if COMMAND_TYPES[1][kind >> 3] & 1 << (kind & 7)]
     table = command_table([*known, MARK])

@@ -19,7 +19,8 @@ import structlog
 
 from convoymq.amqp.connection import Connection, Timer
 from convoymq.amqp.settings import AmqpSettings
-from convoymq.cluster.listening import (
+from convoymq.kernels.frames import ConnectionBuffer, Outbox
+from convoymq.transport.listening import (
     ACCEPT_PAUSE_S,
     BACKLOG,
     Acceptor,
@@ -29,7 +30,6 @@ from convoymq.cluster.listening import (
     listen,
     plain_address,
 )
-from convoymq.kernels.frames import ConnectionBuffer, Outbox
 
 log = structlog.get_logger()
 

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from convoymq.cluster.listening import listen
 from convoymq.model.errors import Misuse, Unavailable
+from convoymq.transport.listening import listen
 
 STATE_FILE = "cluster.json"
 OFFSETS = (10_000, 10_020, 20_000)

@@ -19,8 +19,8 @@ from typing import Any
 
 import convoymq.kernels
 from convoymq.cli.cluster import is_free, offsets, read_state
-from convoymq.cluster.listening import addresses_of
 from convoymq.compiled_modules import PLAIN_MODULES
+from convoymq.transport.listening import addresses_of
 
 SHARED_OBJECTS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 OPEN_FILES_LOW = 4096

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from convoymq import __version__
-from convoymq.cluster.listening import descriptor_of
 from convoymq.fetch.errors import as_error
 from convoymq.fetch.fields import Authenticate, read
 from convoymq.fetch.requests import Requests
@@ -45,6 +44,7 @@ from convoymq.model.columnar import (
     preface_version,
 )
 from convoymq.model.errors import BrokerError
+from convoymq.transport.listening import descriptor_of
 
 if TYPE_CHECKING:
     from convoymq.fetch.edge import FetchEdge

@@ -8,11 +8,11 @@ from typing import Any
 
 import structlog
 
-from convoymq.cluster.listening import HangUpWatch
 from convoymq.fetch.connection import FetchConnection
 from convoymq.fetch.counters import FetchCounters
 from convoymq.fetch.settings import FetchSettings
 from convoymq.fetch.turns import Budget, Turns
+from convoymq.transport.listening import HangUpWatch
 
 log = structlog.get_logger()
 

@@ -43,8 +43,8 @@ from convoymq.model.errors import (
 from convoymq.queues.interface import Queue
 
 if TYPE_CHECKING:
-    from convoymq.cluster.metadata import QueueRecord
     from convoymq.fetch.connection import FetchConnection
+    from convoymq.metadata.machine import QueueRecord
 
 NEAR_NAMES_MAX = 3
 NEAR_CANDIDATES_MAX = 500

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from convoymq import __version__
-from convoymq.cluster.access import SHA256
-from convoymq.cluster.commands import (
+from convoymq.management import resources
+from convoymq.management.messages import table_from_json
+from convoymq.metadata.access import SHA256
+from convoymq.metadata.commands import (
     PutPermission,
     PutSetting,
     PutTopicPermission,
     PutUser,
     PutVhost,
 )
-from convoymq.management import resources
-from convoymq.management.messages import table_from_json
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Table

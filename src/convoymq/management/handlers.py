@@ -7,9 +7,11 @@ from typing import Any
 from urllib.parse import quote
 
 from convoymq import __version__
-from convoymq.cluster import supported
-from convoymq.cluster.access import SHA256, hash_sha256
-from convoymq.cluster.commands import (
+from convoymq.management import definitions, messages, resources
+from convoymq.management.app import ROUTES, Call, Status, matching, number, object_not_found, route
+from convoymq.management.bodies import LARGE_BODY_BYTES_MAX, ApiError, bad_request
+from convoymq.metadata.access import SHA256, hash_sha256
+from convoymq.metadata.commands import (
     Command,
     DeletePermission,
     DeleteTopicPermission,
@@ -21,12 +23,10 @@ from convoymq.cluster.commands import (
     PutTopicPermission,
     PutUser,
 )
-from convoymq.management import definitions, messages, resources
-from convoymq.management.app import ROUTES, Call, Status, matching, number, object_not_found, route
-from convoymq.management.bodies import LARGE_BODY_BYTES_MAX, ApiError, bad_request
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.model.tables import Table
+from convoymq.replication import versions as supported
 from convoymq.routing.types import Binding, Destination, DestinationKind, QueueType
 
 ALIAS = "amq.default"

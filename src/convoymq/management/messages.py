@@ -10,8 +10,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from convoymq.cluster.metadata import User
 from convoymq.kernels.batch import record as record_of
+from convoymq.metadata.machine import User
 from convoymq.model.errors import Misuse, PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
     invalid_copy_header,

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from convoymq import __version__
-from convoymq.cluster.metadata import QueueRecord, User, Vhost
+from convoymq.metadata.machine import QueueRecord, User, Vhost
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.tables import Table
 from convoymq.queues.broker import Broker

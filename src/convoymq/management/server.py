@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from convoymq.cluster.listening import BACKLOG, listen
 from convoymq.management.process import process_info
 from convoymq.queues.broker import Broker
+from convoymq.transport.listening import BACKLOG, listen
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

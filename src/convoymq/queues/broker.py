@@ -21,9 +21,10 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from convoymq.cluster import access
-from convoymq.cluster.async_metadata import AsyncMetadataStore
-from convoymq.cluster.commands import (
+from convoymq.kernels.batch import CMD_NODE_DOWN, PendingBudget
+from convoymq.metadata import access
+from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.commands import (
     Bind,
     Command,
     DeclareExchange,
@@ -33,20 +34,7 @@ from convoymq.cluster.commands import (
     OwnerGone,
     Unbind,
 )
-from convoymq.cluster.control import (
-    KIND_ALARM,
-    KIND_CLOSE_CONNECTION,
-    KIND_LIST,
-    KIND_QUEUE_COUNTS,
-    KIND_RESERVATION,
-    KIND_SESSIONS,
-    KIND_STREAM,
-    ControlPlane,
-    Reply,
-)
-from convoymq.cluster.interfaces import FLAG_NODE_GONE, Clock
-from convoymq.cluster.members import MemberKeeper
-from convoymq.cluster.metadata import (
+from convoymq.metadata.machine import (
     Change,
     ChangeKind,
     QueueRecord,
@@ -54,9 +42,10 @@ from convoymq.cluster.metadata import (
     Vhost,
     owner_text,
 )
-from convoymq.cluster.metadata_reads import MetadataReads
-from convoymq.cluster.placement import CLIENT_LOCAL
-from convoymq.kernels.batch import CMD_NODE_DOWN, PendingBudget
+from convoymq.metadata.members import MemberKeeper
+from convoymq.metadata.placement import CLIENT_LOCAL
+from convoymq.metadata.reads import MetadataReads
+from convoymq.model.clock import Clock
 from convoymq.model.errors import (
     BrokerError,
     NotFound,
@@ -91,10 +80,22 @@ from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
 from convoymq.queues.slices import in_slices
 from convoymq.queues.stream.queue import Answer, StreamQueue
+from convoymq.replication.machine import FLAG_NODE_GONE
 from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.types import Destination, DestinationKind, Exchange, ExchangeType, QueueType
 from convoymq.trace.recorder import Traces
+from convoymq.transport.control import (
+    KIND_ALARM,
+    KIND_CLOSE_CONNECTION,
+    KIND_LIST,
+    KIND_QUEUE_COUNTS,
+    KIND_RESERVATION,
+    KIND_SESSIONS,
+    KIND_STREAM,
+    ControlPlane,
+    Reply,
+)
 
 log = structlog.get_logger()
 

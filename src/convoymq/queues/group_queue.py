@@ -25,24 +25,24 @@ from typing import Any, Protocol
 
 import msgspec
 
-from convoymq.cluster.group_time import GroupTime
-from convoymq.cluster.interfaces import (
+from convoymq.groups.group_time import GroupTime
+from convoymq.kernels import batch
+from convoymq.kernels.batch import CommandBuilder, Entry, PendingBudget
+from convoymq.model.clock import Clock
+from convoymq.model.errors import StorageFault, Unavailable
+from convoymq.queues.held_back import HeldBack
+from convoymq.queues.interface import ClientEvents, Queue
+from convoymq.replication.machine import (
     EFFECT_APPLIED,
     EFFECT_DELIVER,
     EFFECT_GAP,
     EFFECT_NOTE,
     EFFECT_TIMER,
     FLAG_NODE_GONE,
-    Clock,
     Effect,
-    Transport,
 )
-from convoymq.kernels import batch
-from convoymq.kernels.batch import CommandBuilder, Entry, PendingBudget
-from convoymq.model.errors import StorageFault, Unavailable
-from convoymq.queues.held_back import HeldBack
-from convoymq.queues.interface import ClientEvents, Queue
 from convoymq.storage.types import EntryGone
+from convoymq.transport.interfaces import Transport
 
 STATUS_GAP = 2
 
@@ -78,7 +78,7 @@ class Replica(Protocol):
 
 
 class Host(Protocol):
-    """What is needed of `cluster.host.ReplicaHost`."""
+    """What is needed of `groups.host.ReplicaHost`."""
 
     def builder_of(self, group: int) -> CommandBuilder:
         """The open batch of the group on this node."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
-from convoymq.cluster.interfaces import Clock
+from convoymq.model.clock import Clock
 from convoymq.model.errors import Unavailable
 
 

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from convoymq.cluster.interfaces import Clock, Transport
-from convoymq.cluster.metadata import Change, ChangeKind, MetadataMachine, QueueRecord
-from convoymq.cluster.placement import (
+from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
+from convoymq.metadata.placement import (
     BALANCED,
     CLIENT_LOCAL,
     LOCATORS,
     choose_leader,
     choose_members,
 )
+from convoymq.model.clock import Clock
 from convoymq.model.durations import duration_ms
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.group_queue import FlowLimits, GroupQueue
@@ -42,6 +42,7 @@ from convoymq.queues.stream.queue import AskNode, StreamQueue
 from convoymq.routing.queue_arguments import takes_over_strictly
 from convoymq.routing.types import QueueType
 from convoymq.trace.recorder import QueueTrace, Traces
+from convoymq.transport.interfaces import Transport
 
 TRACE_ARGUMENT = "x-trace"
 COUNT_SHARE = 64
@@ -52,7 +53,7 @@ links and clients in between."""
 
 
 class GroupHost(Protocol):
-    """What is needed of `cluster.host.ReplicaHost`."""
+    """What is needed of `groups.host.ReplicaHost`."""
 
     groups: Any
     stopped: Any

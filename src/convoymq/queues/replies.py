@@ -12,9 +12,9 @@ import os
 import struct
 from collections.abc import Callable
 
-from convoymq.cluster.control import KIND_REPLY, KIND_REPLY_EXISTS, ControlPlane
 from convoymq.kernels.batch import HEADER_SIZE, frame_header
 from convoymq.model.errors import BrokerError
+from convoymq.transport.control import KIND_REPLY, KIND_REPLY_EXISTS, ControlPlane
 
 _TOKEN = struct.Struct(">BIQ")
 RANDOM_BYTES = 8

@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from convoymq.cluster.interfaces import FLAG_NODE_GONE, Clock
 from convoymq.kernels import batch
+from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError
 from convoymq.queues.group_queue import GroupQueue
+from convoymq.replication.machine import FLAG_NODE_GONE
 
 INTERVAL_MS = 30_000
 ANSWER_MS = 10_000
@@ -116,7 +117,7 @@ class SessionAudit:
 
 
 class Host(Protocol):
-    """What is needed of `cluster.host.ReplicaHost`."""
+    """What is needed of `groups.host.ReplicaHost`."""
 
     def replica(self, group: int) -> Any:
         """The local replica, if any."""

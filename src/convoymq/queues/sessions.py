@@ -44,8 +44,8 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, Effect
 from convoymq.kernels import batch
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, Effect
 
 APPLIED_OK = 0
 APPLIED_REJECTED = 1

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from convoymq.cluster.cluster_clock import ClusterClock
+from convoymq.transport.cluster_clock import ClusterClock
 
 EPOCH_MS = 1_767_225_600_000
 """Wall clock at the start of a simulation: 2026-01-01 UTC."""

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from convoymq.cluster import supported
-from convoymq.cluster.commands import Bootstrap, PutNode
-from convoymq.cluster.control import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
-from convoymq.cluster.formation import (
+from convoymq.metadata.commands import Bootstrap, PutNode
+from convoymq.metadata.formation import (
     FOUNDED_MS,
     Accept,
     AskToFound,
@@ -33,20 +31,22 @@ from convoymq.cluster.formation import (
     founding_to,
     join_request,
 )
-from convoymq.cluster.handshake import Hello, LinkRefused, PeerHello, read_hello
-from convoymq.cluster.identity import Founding, NodeIdentity
-from convoymq.cluster.joining import JoinDesk
-from convoymq.cluster.members import MemberKeeper
-from convoymq.cluster.metadata import Change, MetadataMachine, QueueRecord
-from convoymq.cluster.metadata_store import MetadataSink, MetadataStore
+from convoymq.metadata.joining import JoinDesk
+from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
+from convoymq.metadata.members import MemberKeeper
+from convoymq.metadata.store import MetadataSink, MetadataStore
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Table
 from convoymq.queues.group_queue import TICK_MS
 from convoymq.queues.local_queues import LocalQueues, Questions, make_machine
+from convoymq.replication import versions as supported
 from convoymq.routing.types import QueueType
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.lost_majority import RecoveryPort
 from convoymq.sim.nodes import AUDIT_MS, SimNode, WatchedMachine, WatchedStream
+from convoymq.transport.control import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
+from convoymq.transport.handshake import Hello, LinkRefused, PeerHello, read_hello
+from convoymq.transport.identity import Founding, NodeIdentity
 
 if TYPE_CHECKING:
     from convoymq.sim.cluster_world import ClusterWorld

@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from convoymq.cluster.commands import DeclareQueue, DeleteQueue, ForgetNode
-from convoymq.cluster.formation import Joined
-from convoymq.cluster.interfaces import Effect
-from convoymq.cluster.metadata import QueueRecord
-from convoymq.cluster.placement import CLIENT_LOCAL
 from convoymq.kernels.batch import ENTRY_MEMBERSHIP, HEADER_SIZE, Entry
+from convoymq.metadata.commands import DeclareQueue, DeleteQueue, ForgetNode
+from convoymq.metadata.formation import Joined
+from convoymq.metadata.machine import QueueRecord
+from convoymq.metadata.placement import CLIENT_LOCAL
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
 from convoymq.queues.local_queues import machine_settings
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import Effect
 from convoymq.replication.raft.membership import decode_membership
 from convoymq.sim.clients import Channel
 from convoymq.sim.clock import Life

@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster.interfaces import Effect
 from convoymq.kernels.batch import Entry
+from convoymq.replication.machine import Effect
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from convoymq.cluster.commands import (
+from convoymq.kernels import batch
+from convoymq.metadata.commands import (
     Bootstrap,
     DeclareQueue,
     DeleteQueue,
@@ -28,10 +29,9 @@ from convoymq.cluster.commands import (
     SetMembers,
     decode_command,
 )
-from convoymq.cluster.interfaces import EFFECT_APPLIED, Effect
-from convoymq.cluster.metadata import LIVES_UNSEEN, STATUS_OK, MetadataMachine
-from convoymq.kernels import batch
+from convoymq.metadata.machine import LIVES_UNSEEN, STATUS_OK, MetadataMachine
 from convoymq.model.tables import Table, decode_body
+from convoymq.replication.machine import EFFECT_APPLIED, Effect
 from convoymq.sim.delivery_model import InvariantBroken
 
 

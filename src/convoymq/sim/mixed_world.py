@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster.supported import command_table
 from convoymq.queues.quorum.machine import COMMAND_TYPES
+from convoymq.replication.versions import command_table
 from convoymq.sim.nodes import SimNode, WatchedMachine
 from convoymq.sim.world import NotLive, World
 

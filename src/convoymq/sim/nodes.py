@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from convoymq.cluster.control import FLAG_ANSWER, KIND_SESSIONS, KIND_STREAM
-from convoymq.cluster.host import ReplicaHost
+from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import Unavailable
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
@@ -30,6 +29,7 @@ from convoymq.sim.network import NodeTransport
 from convoymq.sim.relays import RelayedLinks
 from convoymq.sim.senders import WatchedQueue
 from convoymq.storage.store import Storage
+from convoymq.transport.control import FLAG_ANSWER, KIND_SESSIONS, KIND_STREAM
 
 if TYPE_CHECKING:
     from convoymq.sim.world import World

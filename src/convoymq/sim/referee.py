@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_DELIVER, Effect
 from convoymq.queues.quorum.invariants import check_invariants
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, Effect
 from convoymq.sim.delivery_model import (
     DeliveryModel,
     HandOut,

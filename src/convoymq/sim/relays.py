@@ -1,4 +1,4 @@
-"""Relayed links in the simulated network: the real `cluster.relay.RelayTable` on simulated links.
+"""Relayed links in the simulated network: the real `transport.relay.RelayTable` on simulated links.
 
 `RelayedLinks` stands between the network and one life of a node, where `Links` does in production.
 `RelayBook` watches all of them from outside:
@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from convoymq.cluster import relay
-from convoymq.cluster.links import FLAG_NEIGHBOURS, is_urgent
 from convoymq.kernels.batch import (
     FRAME_HEARTBEAT,
     FRAME_RELAY,
@@ -28,6 +26,8 @@ from convoymq.kernels.batch import (
     frame_header,
 )
 from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.transport import relay
+from convoymq.transport.links import FLAG_NEIGHBOURS, is_urgent
 
 if TYPE_CHECKING:
     from convoymq.sim.network import Network

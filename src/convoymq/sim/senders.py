@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from convoymq.cluster.interfaces import EFFECT_DELIVER, Effect
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.queue import QuorumQueue
+from convoymq.replication.machine import EFFECT_DELIVER, Effect
 from convoymq.replication.raft.types import REPLICATE
 from convoymq.sim.delivery_model import InvariantBroken
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
 from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec, QueueClient
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.replication.machine import Effect
 from convoymq.sim.clients import Channel, ranges_of, record_of
 from convoymq.sim.delivery_model import InvariantBroken, identity_of
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
+from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
 from convoymq.sim.clients import Channel, Workload
 from convoymq.sim.clock import Scheduler

@@ -18,9 +18,9 @@ from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
 from convoymq.amqp.listener import Listener
 from convoymq.amqp.settings import AmqpSettings
-from convoymq.cluster import listening
-from convoymq.cluster.listening import has_ipv6
 from convoymq.kernels.frames import Outbox
+from convoymq.transport import listening
+from convoymq.transport.listening import has_ipv6
 from tests.sockets import backlog_of
 from tests.unit.amqp.fakes import FakeBroker
 

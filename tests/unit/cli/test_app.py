@@ -23,8 +23,8 @@ from convoymq.cli.output import show, table
 from convoymq.cli.pipeline import pipeline_app
 from convoymq.cli.serve import introduction
 from convoymq.cli.serve import main as serve
-from convoymq.cluster.listening import addresses_of
 from convoymq.model import config
+from convoymq.transport.listening import addresses_of
 
 ROOT = Path(__file__).parents[3]
 RUNNER = CliRunner()

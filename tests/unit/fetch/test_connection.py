@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.commands import DeleteUser, PutUser
 from convoymq.fetch.connection import State
+from convoymq.metadata.commands import DeleteUser, PutUser
 from convoymq.model.columnar import ANSWER, PREFACE, ErrorCode, Op, encode_frame
 from tests.unit.fetch.support import Peer, Rig, values_frame, values_of
 from tests.unit.queues.fake_cluster import until
@@ -183,8 +183,8 @@ async def test_an_operator_can_close_it_and_the_client_hears_why(rig: Rig, clien
 
 
 async def test_a_user_that_is_deleted_loses_the_connection(rig: Rig) -> None:
-    from convoymq.cluster.access import SHA256, hash_sha256
-    from convoymq.cluster.commands import PutPermission
+    from convoymq.metadata.access import SHA256, hash_sha256
+    from convoymq.metadata.commands import PutPermission
 
     store = rig.cluster.nodes[1].store
     await store.execute(PutUser(name="u", password_hash=hash_sha256(b"pw"), algorithm=SHA256))

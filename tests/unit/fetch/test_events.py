@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from convoymq.cluster import listening
 from convoymq.model.columnar import Op, encode_frame
+from convoymq.transport import listening
 from tests.provocation import Observed
 from tests.unit.fetch.support import Rig, values_frame
 from tests.unit.queues.fake_cluster import until

@@ -12,8 +12,6 @@ import pytest
 
 from convoymq.amqp._spec import Properties
 from convoymq.amqp.codec import ContentHeader, encode_header
-from convoymq.cluster.access import SHA256, hash_sha256
-from convoymq.cluster.commands import PutPermission, PutUser
 from convoymq.fetch import producing
 from convoymq.kernels.columns import (
     EXCHANGE,
@@ -23,6 +21,8 @@ from convoymq.kernels.columns import (
     VALUE,
     build_frame,
 )
+from convoymq.metadata.access import SHA256, hash_sha256
+from convoymq.metadata.commands import PutPermission, PutUser
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.model.tables import Table
 from tests.unit.fetch.support import Peer, Rig, values_frame

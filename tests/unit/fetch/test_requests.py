@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.access import SHA256, hash_sha256
-from convoymq.cluster.commands import PutPermission, PutUser
 from convoymq.fetch import requests
 from convoymq.kernels.columns import OFFSET, TIMESTAMP, VALUE, ColumnFrame
+from convoymq.metadata.access import SHA256, hash_sha256
+from convoymq.metadata.commands import PutPermission, PutUser
 from convoymq.model.columnar import ErrorCode, Op
 from convoymq.model.errors import Unavailable
 from tests.unit.fetch.support import TIME_MS, Peer, Rig, values_frame, values_of

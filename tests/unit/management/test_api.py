@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from convoymq.cluster.metadata import User
 from convoymq.management.app import ROUTES, make_api, make_metrics
 from convoymq.management.messages import build_record, read_record
 from convoymq.management.metrics import render
 from convoymq.management.server import ManagementServer
+from convoymq.metadata.machine import User
 from convoymq.queues import slices
 from tests.unit.queues.fake_cluster import FakeCluster
 

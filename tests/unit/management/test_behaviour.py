@@ -13,13 +13,13 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from convoymq.cluster.commands import DeleteQueue, DeleteVhost, PutNode
-from convoymq.cluster.metadata import User
 from convoymq.management import app as app_module
 from convoymq.management import handlers, process
 from convoymq.management import server as server_module
 from convoymq.management.app import make_api, make_metrics
 from convoymq.management.server import ManagementServer, Times
+from convoymq.metadata.commands import DeleteQueue, DeleteVhost, PutNode
+from convoymq.metadata.machine import User
 from convoymq.model.tables import Field, Table
 from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from convoymq.cluster.commands import PutNode
+from convoymq.metadata.commands import PutNode
 from convoymq.model.errors import StorageFault
 from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until

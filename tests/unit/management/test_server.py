@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from convoymq.amqp.handshake import server_properties
-from convoymq.cluster.listening import has_ipv6
 from convoymq.management.server import ManagementServer
 from convoymq.model.compatibility import COMPATIBLE_PRODUCT, COMPATIBLE_VERSION
+from convoymq.transport.listening import has_ipv6
 from tests.sockets import backlog_of
 from tests.unit.queues.fake_cluster import FakeCluster
 

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from convoymq.cluster.access import SHA256, hash_sha256
-from convoymq.cluster.commands import PutPermission, PutUser, PutVhost
 from convoymq.management.app import make_api
 from convoymq.management.handlers import ROUTES
+from convoymq.metadata.access import SHA256, hash_sha256
+from convoymq.metadata.commands import PutPermission, PutUser, PutVhost
 from tests.unit.management.test_api import api, cluster
 from tests.unit.queues.fake_cluster import FakeCluster
 

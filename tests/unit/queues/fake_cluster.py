@@ -14,16 +14,16 @@ from typing import Any
 
 import structlog
 
-from convoymq.cluster.access import SHA256, hash_sha256
-from convoymq.cluster.async_metadata import AsyncMetadataStore
-from convoymq.cluster.commands import Bootstrap, PutNode
-from convoymq.cluster.control import ControlPlane
-from convoymq.cluster.group_time import GroupTime
-from convoymq.cluster.metadata import MetadataMachine, User
+from convoymq.groups.group_time import GroupTime
 from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, CommandBuilder, Entry, frame_header
+from convoymq.metadata.access import SHA256, hash_sha256
+from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.commands import Bootstrap, PutNode
+from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.model.tables import Table
 from convoymq.node import log_note
 from convoymq.queues.broker import Broker, BrokerSettings
+from convoymq.transport.control import ControlPlane
 
 INCARNATION = 7
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.commands import (
+from convoymq.management.metrics import render
+from convoymq.metadata.commands import (
     DeclareQueue,
     DeleteUser,
     DeleteVhost,
@@ -18,8 +19,7 @@ from convoymq.cluster.commands import (
     PutUser,
     PutVhost,
 )
-from convoymq.cluster.metadata import User
-from convoymq.management.metrics import render
+from convoymq.metadata.machine import User
 from convoymq.model.errors import (
     AccessRefused,
     NotAllowed,

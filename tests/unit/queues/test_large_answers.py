@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.control import KIND_RESERVATION, KIND_STREAM
 from convoymq.kernels.batch import FRAME_CONTROL, frame_header
 from convoymq.model.errors import Refused, ReservationRefused, Unavailable
 from convoymq.queues.broker import BrokerSettings
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.transport.control import KIND_RESERVATION, KIND_STREAM
 from tests.unit.queues.classic.support import Channel, Time, body_of
 from tests.unit.queues.fake_cluster import FakeCluster, FakeHost, until
 

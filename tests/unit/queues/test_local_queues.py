@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.metadata import (
+from convoymq.kernels.batch import CommandBuilder
+from convoymq.metadata.machine import (
     Change,
     ChangeKind,
     MetadataMachine,
@@ -14,7 +15,6 @@ from convoymq.cluster.metadata import (
     QueueRecord,
     Vhost,
 )
-from convoymq.kernels.batch import CommandBuilder
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.local_queues import (
     SLICE_QUEUES,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.interfaces import EFFECT_DELIVER
 from convoymq.kernels import batch
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.replication.machine import EFFECT_DELIVER
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 S = session_id(1)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP
 from convoymq.kernels import batch
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.sessions import PASSED_OVER_MAX, Openings
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP
 from tests.unit.queues.quorum.cluster import Cluster, publish, spec
 from tests.unit.queues.quorum.support import Log, apply, session_id
 from tests.unit.queues.stream.cluster import StreamCluster, reading, start

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.commands import ForgetNode
+from convoymq.metadata.commands import ForgetNode
 from convoymq.model.errors import PeerError
 from convoymq.queues import session_audit
 from convoymq.queues.interface import ConsumerSpec

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED
 from convoymq.kernels import batch
 from convoymq.queues import sessions
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_APPLIED
 from tests.unit.queues.quorum.support import Log, apply, expand, session_id
 
 A = session_id(1, 1)

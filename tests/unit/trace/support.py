@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from convoymq.cluster.interfaces import EFFECT_DELIVER
 from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_DELIVER
 from convoymq.trace import segments
 from convoymq.trace.recorder import QueueTrace
 from convoymq.trace.segments import Origin

@@ -16,15 +16,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from convoymq.cluster.control import (
-    KIND_CLASSIC,
-    KIND_CLASSIC_COUNTS,
-    KIND_RESERVATION,
-    ControlPlane,
-)
-from convoymq.cluster.interfaces import Clock
-from convoymq.cluster.metadata import QueueRecord
 from convoymq.kernels.batch import COMMAND_SIZE, HEADER_SIZE, commands, frame_header, slice_records
+from convoymq.metadata.machine import QueueRecord
+from convoymq.model.clock import Clock
 from convoymq.model.errors import NotFound, PeerError, StorageFault
 from convoymq.model.refusals import home_node_down
 from convoymq.model.tables import Table
@@ -32,6 +26,12 @@ from convoymq.queues.classic.log import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.held_back import HeldBack
+from convoymq.transport.control import (
+    KIND_CLASSIC,
+    KIND_CLASSIC_COUNTS,
+    KIND_RESERVATION,
+    ControlPlane,
+)
 
 FLOW_ON_BYTES = 64 << 20
 """Bytes waiting for the disk above which publishers are stopped."""

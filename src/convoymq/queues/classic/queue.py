@@ -15,8 +15,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convoymq.cluster.metadata import QueueRecord
 from convoymq.kernels.batch import CommandBuilder, record
+from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import Refused, StorageFault, Unavailable
 from convoymq.model.refusals import home_node_down, missing, queue_subject
 from convoymq.model.tables import Table

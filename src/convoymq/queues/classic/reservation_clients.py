@@ -35,7 +35,7 @@ from convoymq.queues.reservation_reads import (
 from convoymq.queues.reservations import RESERVATION_RANGE, Refusal, checked_op, reservation_refused
 
 if TYPE_CHECKING:
-    from convoymq.cluster.metadata import QueueRecord
+    from convoymq.metadata.machine import QueueRecord
     from convoymq.queues.classic.host import ClassicHost
     from convoymq.queues.classic.machine import ClassicMachine
     from convoymq.queues.classic.runs import Block, Run

@@ -54,16 +54,6 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster import supported
-from convoymq.cluster.interfaces import (
-    EFFECT_APPLIED,
-    EFFECT_DELIVER,
-    EFFECT_NOTE,
-    EFFECT_TIMER,
-    FLAG_NODE_GONE,
-    NEVER,
-    Effect,
-)
 from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
@@ -82,6 +72,16 @@ from convoymq.queues.sessions import (
     SessionTable,
     decode_map,
     first_u64,
+)
+from convoymq.replication import versions as supported
+from convoymq.replication.machine import (
+    EFFECT_APPLIED,
+    EFFECT_DELIVER,
+    EFFECT_NOTE,
+    EFFECT_TIMER,
+    FLAG_NODE_GONE,
+    NEVER,
+    Effect,
 )
 
 UP = 0

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from convoymq.cluster.interfaces import EFFECT_DELIVER, Effect
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import StorageFault
@@ -36,6 +35,7 @@ from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.reservation_reads import Ask, ReservedRun, Room, no_wait, serve
+from convoymq.replication.machine import EFFECT_DELIVER, Effect
 from convoymq.storage.types import EntryGone
 
 FINAL = 1 << 31

@@ -38,14 +38,6 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster import supported
-from convoymq.cluster.interfaces import (
-    EFFECT_APPLIED,
-    EFFECT_TIMER,
-    FLAG_NODE_GONE,
-    NEVER,
-    Effect,
-)
 from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
@@ -58,6 +50,8 @@ from convoymq.queues.sessions import (
     check_written,
     first_u64,
 )
+from convoymq.replication import versions as supported
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_TIMER, FLAG_NODE_GONE, NEVER, Effect
 from convoymq.streamlog.chunks import ChunkIndex
 
 ENQUEUE = batch.CMD_ENQUEUE

@@ -31,7 +31,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from convoymq.cluster.interfaces import Effect
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import (
@@ -47,6 +46,7 @@ from convoymq.queues.interface import ClientEvents
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.stream.client import StreamClient
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.replication.machine import Effect
 from convoymq.storage.types import EntryGone
 from convoymq.streamlog.excerpt import Excerpt, excerpt
 from convoymq.streamlog.reader import ChunkReader, Run, offset_at

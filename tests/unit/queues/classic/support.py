@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from convoymq.cluster.control import ControlPlane
-from convoymq.cluster.metadata import QueueRecord
 from convoymq.kernels.batch import record
+from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.interface import ConsumerSpec, QueueClient
 from convoymq.routing.types import QueueType
+from convoymq.transport.control import ControlPlane
 
 
 def message(body: bytes, *, persistent: bool = True, expiration: str = "") -> bytes:

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from convoymq.cluster.control import KIND_RESERVATION
 from convoymq.model.errors import NotFound, PeerError, ReservationRefused, StorageFault, Unavailable
 from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.reservation_reads import ReservedRun
 from convoymq.queues.reservations import TAKE_RUNS_MAX
+from convoymq.transport.control import KIND_RESERVATION
 from tests.unit.queues.classic.support import Node, Time, body_of, queue_record, settle
 
 T = TypeVar("T")

@@ -10,8 +10,7 @@ from typing import Any
 
 import structlog
 
-from convoymq.cluster.group_time import GroupTime
-from convoymq.cluster.interfaces import Effect
+from convoymq.groups.group_time import GroupTime
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry
 from convoymq.node import log_note
@@ -21,6 +20,7 @@ from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
+from convoymq.replication.machine import Effect
 from convoymq.storage.types import EntryGone
 from tests.unit.queues.quorum.support import session_id
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from convoymq.cluster.interfaces import EFFECT_DELIVER
 from convoymq.kernels import batch
+from convoymq.replication.machine import EFFECT_DELIVER
 
 
 def session_id(node: int, counter: int = 1, incarnation: int = 1) -> int:

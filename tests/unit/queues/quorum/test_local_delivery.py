@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_DELIVER
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER
 from tests.unit.queues.quorum.support import Log, expand, session_id
 
 NODES = {"A": 1, "B": 2, "C": 3}

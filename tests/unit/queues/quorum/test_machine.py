@@ -7,7 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from convoymq.cluster.interfaces import (
+from convoymq.kernels import batch
+from convoymq.model.errors import UnsupportedVersion
+from convoymq.queues.quorum.invariants import check_invariants
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import (
     EFFECT_APPLIED,
     EFFECT_DELIVER,
     EFFECT_GAP,
@@ -15,10 +19,6 @@ from convoymq.cluster.interfaces import (
     EFFECT_TIMER,
     NEVER,
 )
-from convoymq.kernels import batch
-from convoymq.model.errors import UnsupportedVersion
-from convoymq.queues.quorum.invariants import check_invariants
-from convoymq.queues.quorum.machine import QuorumMachine
 from tests.unit.queues.quorum.support import Log, apply, deliveries, session_id
 
 A, B, C = session_id(1), session_id(2), session_id(3)

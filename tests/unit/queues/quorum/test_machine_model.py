@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import convoymq.queues.quorum.machine as compiled_machine
 import convoymq.queues.quorum.runs as compiled_runs
 import convoymq.queues.sessions as compiled_sessions
-from convoymq.cluster.interfaces import EFFECT_DELIVER
 from convoymq.kernels import batch
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_DELIVER
 from tests.unit.queues.quorum.support import Log, apply, expand, session_id
 
 SESSIONS = [session_id(1, 1), session_id(1, 2), session_id(2, 1), session_id(3, 1)]

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_DELIVER, EFFECT_TIMER
 from convoymq.kernels import batch
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -19,6 +18,7 @@ from convoymq.queues.reservations import (
     TTL_MS_DEFAULT,
     TTL_MS_MIN,
 )
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, EFFECT_TIMER
 from tests.unit.queues.quorum.support import Log, apply, deliveries, expand, session_id
 
 A = session_id(1)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED
 from convoymq.kernels import batch
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_APPLIED
 from tests.unit.queues.quorum.support import apply, expand
 from tests.unit.queues.quorum.test_machine_model import (
     PLAIN,

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from convoymq.cluster.interfaces import EFFECT_APPLIED, EFFECT_GAP, EFFECT_TIMER
 from convoymq.kernels import batch
 from convoymq.model.errors import UnsupportedVersion
 from convoymq.queues.stream import machine as machines
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, EFFECT_TIMER
 from convoymq.streamlog.chunks import STRETCH_BYTES, STRETCH_ENTRIES
 from convoymq.streamlog.reader import ChunkReader, offset_at
 from tests.unit.queues.quorum.support import Log, apply, session_id

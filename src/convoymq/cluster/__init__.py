@@ -1,1 +1,0 @@
-"""Nodes, links, failure detection, replicas and the metadata store."""

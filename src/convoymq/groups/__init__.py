@@ -1,0 +1,1 @@
+"""The shell of every replicated machine: the replicas of a node's Raft groups."""

@@ -1,0 +1,34 @@
+"""What carries out the effects of a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from convoymq.replication.machine import Effect
+
+
+class EffectSink(Protocol):
+    """Executes a machine's effects on this node. Implemented by the queue shells."""
+
+    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+        """All effects of one apply, in order; the sink picks those for this node's sessions, and
+        forwards those for nodes without a replica when `replica.is_leader`."""
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """This node learned who leads the group (None: nobody known). For a leader: after the no-op
+        of its term was applied here, and again when the link to it came back: whatever is
+        pending is resent then."""
+
+    def on_link_frame(
+        self, node: int, kind: int, group: int, a: int, b: int, c: int, d: int, body: bytes
+    ) -> None:
+        """An APPLIED or DELIVER frame: an effect that another node's replica carries out for
+        this one."""
+
+    def on_restored(self) -> None:
+        """The machine's state was replaced by a snapshot."""
+
+    def on_replica_gone(self) -> None:
+        """This node's replica left the group or stopped, possibly before it applied what the
+        leader counted on it for: whatever clients here miss is to be asked for."""

@@ -1,0 +1,1 @@
+"""The replicated tree of the cluster: users, topology, queues and nodes."""

@@ -1,0 +1,301 @@
+"""The commands of the metadata machine: what can be asked of the replicated tree.
+
+They travel as msgpack in METADATA commands (docs/formats/entries-and-frames.md), one tagged map
+each; `arg` of the command header holds the length of the map, because bodies are padded. Fields
+are only ever added, with defaults, so older entries stay readable. A command or a field that this
+release does not know is never skipped: `decode_command` refuses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from convoymq.model.errors import PreconditionFailed, UnknownCommand
+
+
+class _Command(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="op",
+):
+    pass
+
+
+class Bootstrap(_Command, frozen=True, tag="bootstrap"):
+    """The first start: one virtual host and one administrator, unless the tree was ever filled."""
+
+    vhost: str
+    user: str
+    password_hash: str
+    algorithm: str
+    cluster_name: str
+    cluster_id: str = ""
+
+
+class PutVhost(_Command, frozen=True, tag="vhost_put"):
+    """Creates a virtual host or changes its properties."""
+
+    name: str
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    default_queue_type: str = ""
+
+
+class DeleteVhost(_Command, frozen=True, tag="vhost_delete"):
+    """Deletes a virtual host with all in it."""
+
+    name: str
+
+
+class PutUser(_Command, frozen=True, tag="user_put"):
+    """Creates a user or replaces hash and tags. An empty hash admits no password."""
+
+    name: str
+    password_hash: str = ""
+    algorithm: str = ""
+    tags: tuple[str, ...] = ()
+
+
+class DeleteUser(_Command, frozen=True, tag="user_delete"):
+    """Deletes a user and its permissions."""
+
+    name: str
+
+
+class PutPermission(_Command, frozen=True, tag="permission_put"):
+    """Sets the three patterns of a user in a virtual host."""
+
+    user: str
+    vhost: str
+    configure: str
+    write: str
+    read: str
+
+
+class DeletePermission(_Command, frozen=True, tag="permission_delete"):
+    """Takes a user's access to a virtual host."""
+
+    user: str
+    vhost: str
+
+
+class PutTopicPermission(_Command, frozen=True, tag="topic_permission_put"):
+    """Sets the routing key patterns of a user for one topic exchange."""
+
+    user: str
+    vhost: str
+    exchange: str
+    write: str
+    read: str
+
+
+class DeleteTopicPermission(_Command, frozen=True, tag="topic_permission_delete"):
+    """Removes topic permissions: of one exchange, or of all when `exchange` is None."""
+
+    user: str
+    vhost: str
+    exchange: str | None = None
+
+
+class DeclareExchange(_Command, frozen=True, tag="exchange_declare"):
+    """Declares an exchange; equal ones are fine."""
+
+    vhost: str
+    name: str
+    type: str
+    durable: bool = False
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: bytes = b""
+
+
+class DeleteExchange(_Command, frozen=True, tag="exchange_delete"):
+    """Deletes an exchange."""
+
+    vhost: str
+    name: str
+    if_unused: bool = False
+
+
+class DeclareQueue(_Command, frozen=True, tag="queue_declare"):
+    """Declares a queue; the group id is given out when it is new.
+
+    `members`: nodes that shall hold it, the designated leader (or the home node) first. `owner`:
+    the connection of an exclusive queue. `type` follows from the arguments; who proposes fills it
+    in (`metadata.validation`).
+    """
+
+    vhost: str
+    name: str
+    members: tuple[int, ...]
+    type: str = ""
+    durable: bool = False
+    owner: str | None = None
+    auto_delete: bool = False
+    arguments: bytes = b""
+    server_named: bool = False
+
+
+class DeleteQueue(_Command, frozen=True, tag="queue_delete"):
+    """Deletes a queue, if it is still the one with this group id (0 = whatever has the name)."""
+
+    vhost: str
+    name: str
+    group: int = 0
+    owner: str | None = None
+
+
+class SetMembers(_Command, frozen=True, tag="queue_members"):
+    """Records the members of a queue's group after they changed.
+
+    `config`: term and index of the group's entry that made them members. What is not newer than the
+    recorded one is ignored.
+    """
+
+    vhost: str
+    name: str
+    group: int
+    members: tuple[int, ...]
+    config: tuple[int, int]
+
+
+class Bind(_Command, frozen=True, tag="bind"):
+    """Binds a queue or an exchange to an exchange. `kind`: `queue` or `exchange`."""
+
+    vhost: str
+    source: str
+    kind: str
+    destination: str
+    routing_key: str = ""
+    arguments: bytes = b""
+    owner: str | None = None
+
+
+class Unbind(_Command, frozen=True, tag="unbind"):
+    """Removes a binding."""
+
+    vhost: str
+    source: str
+    kind: str
+    destination: str
+    routing_key: str = ""
+    arguments: bytes = b""
+    owner: str | None = None
+
+
+class OwnerGone(_Command, frozen=True, tag="owner_gone"):
+    """A connection ended: its exclusive queues go."""
+
+    owner: str
+
+
+class Join(_Command, frozen=True, tag="node_join"):
+    """A node with an empty log asks to be let in. The leader of group 0 proposes it.
+
+    `members`: the configuration of group 0. `supports`: lowest and highest version that the node
+    knows, per kind of machine. `reachable`: another node answers under this number now.
+    """
+
+    id: int
+    directory: str
+    incarnation: int
+    supports: dict[str, tuple[int, int]]
+    members: tuple[int, ...]
+    reachable: bool = False
+
+
+class PutNode(_Command, frozen=True, tag="node_put"):
+    """A node of the cluster started, or told its addresses.
+
+    A higher incarnation than the known one means a restart: what lived only in that node's
+    memory is gone.
+    """
+
+    id: int
+    name: str
+    incarnation: int
+    addresses: dict[str, str] = {}
+    directory: str = ""
+    release: str = ""
+    supports: dict[str, tuple[int, int]] = {}
+
+
+class ForgetNode(_Command, frozen=True, tag="node_forget"):
+    """A node leaves the cluster for ever; classic queues that only it had go with it."""
+
+    id: int
+
+
+class RecordRecovery(_Command, frozen=True, tag="recovery"):
+    """The cluster goes on after its majority was lost, under another id.
+
+    `groups`: one row of plain values per group, as the administrator was shown it.
+    """
+
+    cluster_id: str
+    former_id: str
+    lost_nodes: tuple[int, ...]
+    time_ms: int
+    groups: tuple[dict[str, Any], ...] = ()
+
+
+class PutSetting(_Command, frozen=True, tag="setting_put"):
+    """Sets a cluster-wide setting; None removes it."""
+
+    name: str
+    value: str | None = None
+
+
+Command: TypeAlias = (
+    Bootstrap
+    | PutVhost
+    | DeleteVhost
+    | PutUser
+    | DeleteUser
+    | PutPermission
+    | DeletePermission
+    | PutTopicPermission
+    | DeleteTopicPermission
+    | DeclareExchange
+    | DeleteExchange
+    | DeclareQueue
+    | DeleteQueue
+    | SetMembers
+    | Bind
+    | Unbind
+    | OwnerGone
+    | Join
+    | PutNode
+    | RecordRecovery
+    | ForgetNode
+    | PutSetting
+)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Command)
+
+
+def encode_command(command: Command) -> bytes:
+    """Returns the map that goes into a METADATA command.
+
+    Raises:
+        PreconditionFailed: a string in it is no text.
+    """
+    try:
+        return _ENCODER.encode(command)
+    except UnicodeEncodeError as error:
+        raise PreconditionFailed(f"not text: {error.object!r}") from error
+
+
+def decode_command(body: bytes) -> Command:
+    """Returns the command. Raises UnknownCommand when it is malformed or unknown."""
+    try:
+        decoded: Command = _DECODER.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise UnknownCommand(f"not a metadata command of this release: {error}") from error
+    return decoded

@@ -1,0 +1,75 @@
+"""Reads of the metadata tree that must not be stale.
+
+Every node reads its own copy of the tree, which may be behind. That is well for most purposes; but
+who is told that a queue does not exist, or is another one than before, may take its messages for
+lost. Before that is said, the node catches up: it asks for the end of the metadata log on other
+nodes until a majority of the voters has answered, and waits until its copy has applied the highest
+of these. Every change committed before the question is in the log of one voter of any majority.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.transport.control import KIND_METADATA_END, ControlPlane
+
+METADATA_GROUP = 0
+ANSWER_TIMEOUT_S = 2.0
+APPLY_TIMEOUT_S = 5.0
+PAUSE_S = 0.01
+
+
+class _Host(Protocol):
+    def replica(self, group: int) -> Any:
+        """The local replica of a group."""
+
+
+class MetadataReads:
+    """See the module text."""
+
+    def __init__(self, node_id: int, control: ControlPlane, host: _Host) -> None:
+        self._node_id = node_id
+        self._control = control
+        self._host = host
+        control.handle(KIND_METADATA_END, self._on_end)
+
+    async def catch_up(self) -> None:
+        """Returns when the local tree has every change that was committed before the call.
+
+        Raises:
+            Unavailable: no majority answered, or the copy did not get that far in time.
+        """
+        replica = self._host.replica(METADATA_GROUP)
+        if replica is None:
+            raise Unavailable("this node has no copy of the metadata")
+        voters = replica.members
+        others = [node for node in voters if node != self._node_id]
+        ends = await asyncio.gather(*(self._end_of(node) for node in others))
+        known = [end for end in ends if end is not None]
+        if self._node_id in voters:
+            known.append(replica.log.last_index)
+        if len(known) <= len(voters) // 2:
+            raise Unavailable("a majority of the nodes does not answer: metadata may be stale")
+        target = max(known)
+        try:
+            async with asyncio.timeout(APPLY_TIMEOUT_S):
+                while replica.last_applied < target:
+                    await asyncio.sleep(PAUSE_S)
+        except TimeoutError:
+            raise Unavailable("this node's copy of the metadata is behind") from None
+
+    async def _end_of(self, node: int) -> int | None:
+        try:
+            found = await self._control.request(node, KIND_METADATA_END, None, ANSWER_TIMEOUT_S)
+        except BrokerError:
+            return None
+        return found if isinstance(found, int) else None
+
+    async def _on_end(self, _node: int, _body: Any) -> int:
+        replica = self._host.replica(METADATA_GROUP)
+        if replica is None:
+            raise Unavailable("this node has no copy of the metadata")
+        end: int = replica.log.last_index
+        return end

@@ -1,0 +1,156 @@
+"""The replicated tree as plain values: the body of its snapshots (docs/formats/metadata.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from convoymq.metadata.records import (
+    Joined,
+    NodeRecord,
+    PermissionSet,
+    QueueRecord,
+    TopicPermission,
+    User,
+    Vhost,
+)
+from convoymq.routing.topology import Topology
+from convoymq.routing.types import QueueType
+
+if TYPE_CHECKING:
+    from convoymq.metadata.machine import MetadataMachine
+
+FORMAT = 1
+
+
+def to_builtins(tree: MetadataMachine) -> dict[str, Any]:
+    """Returns all but the sessions, in a fixed order."""
+    return {
+        "format": FORMAT,
+        "index": tree.applied_index,
+        "version": tree.version,
+        "changes": tree.change_count,
+        "cluster_id": tree.cluster_id,
+        "recoveries": tree.recoveries,
+        "next_group": tree.next_group,
+        "vhosts": [
+            [
+                v.name,
+                v.description,
+                v.tags,
+                v.default_queue_type,
+                v.topology.to_builtins(),
+                [
+                    [
+                        r.name,
+                        r.group,
+                        r.type.value,
+                        r.durable,
+                        r.members,
+                        r.owner,
+                        r.created_ms,
+                        r.joined,
+                        r.config,
+                        r.founder,
+                    ]
+                    for r in _sorted_values(v.queues)
+                ],
+            ]
+            for v in _sorted_values(tree.vhosts)
+        ],
+        "users": [
+            [u.name, u.password_hash, u.algorithm, u.tags] for u in _sorted_values(tree.users)
+        ],
+        "permissions": [
+            [user, vhost, p.configure, p.write, p.read]
+            for (user, vhost), p in sorted(tree.permissions.items(), key=_key)
+        ],
+        "topic_permissions": [
+            [user, vhost, exchange, p.write, p.read]
+            for (user, vhost), rules in sorted(tree.topic_permissions.items(), key=_key)
+            for exchange, p in sorted(rules.items(), key=_key)
+        ],
+        "nodes": [
+            [
+                n.id,
+                n.name,
+                n.incarnation,
+                dict(sorted(n.addresses.items())),
+                n.release,
+                dict(sorted(n.supports.items())),
+            ]
+            for n in (tree.nodes[i] for i in sorted(tree.nodes))
+        ],
+        "directories": sorted(tree.directories.items()),
+        "incarnations": sorted(tree.incarnations.items()),
+        "joins": [
+            [node, j.directory, j.asked, j.granted, j.role]
+            for node, j in sorted(tree.joins.items(), key=_key)
+        ],
+        "forgotten": sorted(tree.forgotten),
+        "settings": dict(sorted(tree.settings.items())),
+    }
+
+
+def fill(tree: MetadataMachine, raw: dict[str, Any]) -> None:
+    """Puts what `to_builtins` returned into an empty tree."""
+    tree.applied_index = raw["index"]
+    tree.change_count = raw["changes"]
+    tree.cluster_id = raw["cluster_id"]
+    tree.recoveries = raw["recoveries"]
+    tree.next_group = raw["next_group"]
+    for name, description, tags, default_type, topology, queues in raw["vhosts"]:
+        vhost = Vhost(
+            name, Topology.from_builtins(topology), description, tuple(tags), default_type
+        )
+        for queue, group, kind, durable, members, owner, created, joined, config, founder in queues:
+            vhost.queues[queue] = QueueRecord(
+                vhost=name,
+                name=queue,
+                group=group,
+                type=QueueType(kind),
+                durable=durable,
+                members=tuple(members),
+                owner=owner,
+                created_ms=created,
+                joined=tuple(joined),
+                config=(config[0], config[1]),
+                founder=(founder[0], founder[1]),
+            )
+            tree.queue_index.put(vhost.queues[queue])
+        tree.vhosts[name] = vhost
+    for name, password_hash, algorithm, tags in raw["users"]:
+        tree.users[name] = User(
+            name=name, password_hash=password_hash, algorithm=algorithm, tags=tuple(tags)
+        )
+    for user, where, configure, write, read in raw["permissions"]:
+        tree.permissions[user, where] = PermissionSet(configure=configure, write=write, read=read)
+    for user, where, exchange, write, read in raw["topic_permissions"]:
+        rules = tree.topic_permissions.setdefault((user, where), {})
+        rules[exchange] = TopicPermission(write=write, read=read)
+    for node, name, incarnation, addresses, release, supports in raw["nodes"]:
+        tree.nodes[node] = NodeRecord(
+            id=node,
+            name=name,
+            incarnation=incarnation,
+            addresses=addresses,
+            release=release,
+            supports=_ranges(supports),
+        )
+    tree.directories = dict(raw["directories"])
+    tree.incarnations = dict(raw["incarnations"])
+    for node, directory, asked, granted, role in raw["joins"]:
+        tree.joins[node] = Joined(directory=directory, asked=asked, granted=granted, role=role)
+    tree.forgotten = set(raw["forgotten"])
+    tree.settings = raw["settings"]
+
+
+def _ranges(raw: dict[str, list[int]]) -> dict[str, tuple[int, int]]:
+    return {kind: (lowest, highest) for kind, (lowest, highest) in raw.items()}
+
+
+def _key(item: tuple[Any, Any]) -> Any:
+    return item[0]
+
+
+def _sorted_values(table: dict[str, Any]) -> list[Any]:
+    return [table[key] for key in sorted(table)]

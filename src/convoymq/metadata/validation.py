@@ -1,0 +1,163 @@
+"""What may be asked of the replicated tree: looked at once, by the node that proposes it.
+
+Names, arguments, properties, types, patterns and hashes are judged here, by tables and libraries
+that differ from release to release, and never when a command is applied: a log has to make the same
+tree under every release (ADR 0015). `MetadataStore.submit` is the only door to the log, and asks.
+
+The tree of this node may be behind. What it says about the tree decides only which refusal comes
+first; what exists, is equal or has an owner is decided when the command is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from convoymq.metadata.access import is_known_hash, pattern_error
+from convoymq.metadata.commands import (
+    Bind,
+    Bootstrap,
+    Command,
+    DeclareExchange,
+    DeclareQueue,
+    Join,
+    PutNode,
+    PutPermission,
+    PutTopicPermission,
+    PutUser,
+    PutVhost,
+    Unbind,
+)
+from convoymq.metadata.machine import MetadataMachine
+from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
+from convoymq.model.tables import decode_body
+from convoymq.routing.declarations import check_binding, check_exchange, check_queue
+from convoymq.routing.types import Destination, DestinationKind, QueueType
+
+NAME_BYTES_MAX = 255
+NODE_MAX = 255
+INCARNATION_MAX = (1 << 32) - 1
+
+FIRST_VERSIONS: Mapping[type[Command], int] = {}
+"""The version of the metadata machine that brought a command, where it is not the first."""
+
+_QUEUE_TYPES = {kind.value for kind in QueueType}
+
+
+def validated(command: Command, tree: MetadataMachine) -> Command:
+    """Returns the command as it goes into the log, with what is resolved here filled in.
+
+    Raises:
+        Refused: this release does not take it, or the version in force does not know it.
+    """
+    first = FIRST_VERSIONS.get(type(command), 1)
+    if tree.version < first:
+        raise NotServed(
+            f"version {first} of the metadata machine is needed, {tree.version} is in force: some "
+            "nodes have an older release"
+        )
+    try:
+        return _checked(command, tree)
+    except Refused:
+        raise
+    except BrokerError as error:
+        raise PreconditionFailed(error.text) from error
+
+
+def _checked(command: Command, tree: MetadataMachine) -> Command:
+    match command:
+        case DeclareQueue():
+            return _declare_queue(command, tree)
+        case DeclareExchange():
+            arguments = decode_body(command.arguments)
+            check_exchange(
+                tree.vhost(command.vhost).topology,
+                command.name,
+                command.type,
+                durable=command.durable,
+                auto_delete=command.auto_delete,
+                internal=command.internal,
+                arguments=arguments,
+            )
+        case Bind():
+            check_binding(
+                tree.vhost(command.vhost).topology,
+                command.source,
+                _destination(command),
+                command.routing_key,
+                decode_body(command.arguments),
+                owner=command.owner,
+            )
+        case Unbind():
+            _destination(command)
+            decode_body(command.arguments)
+        case PutVhost():
+            _check_vhost(command)
+        case PutUser():
+            _check_user(command.name, command.password_hash, command.algorithm)
+        case PutPermission():
+            _check_patterns(command, tree, command.write, command.read, command.configure)
+        case PutTopicPermission():
+            _check_patterns(command, tree, command.write, command.read)
+        case Bootstrap():
+            _check_name("vhost", command.vhost)
+            _check_user(command.user, command.password_hash, command.algorithm)
+        case Join() | PutNode():
+            if not 0 < command.id <= NODE_MAX:
+                raise PreconditionFailed(f"node id {command.id} is out of range")
+            if not 0 <= command.incarnation <= INCARNATION_MAX:
+                raise PreconditionFailed(f"incarnation {command.incarnation} is out of range")
+        case _:
+            # The others name things that the tree has, or has not.
+            pass
+    return command
+
+
+def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue:
+    queue_type = check_queue(
+        tree.vhost(command.vhost).topology,
+        command.name,
+        durable=command.durable,
+        exclusive_owner=command.owner,
+        auto_delete=command.auto_delete,
+        arguments=decode_body(command.arguments),
+        server_named=command.server_named,
+    )
+    members = command.members if queue_type.is_replicated else command.members[:1]
+    return msgspec.structs.replace(command, type=queue_type.value, members=members)
+
+
+def _destination(command: Bind | Unbind) -> Destination:
+    try:
+        return Destination(DestinationKind(command.kind), command.destination)
+    except ValueError as error:
+        raise PreconditionFailed(str(error)) from None
+
+
+def _check_vhost(command: PutVhost) -> None:
+    _check_name("vhost", command.name)
+    if command.default_queue_type and command.default_queue_type not in _QUEUE_TYPES:
+        raise PreconditionFailed(f"unsupported queue type '{command.default_queue_type}'")
+
+
+def _check_user(name: str, password_hash: str, algorithm: str) -> None:
+    _check_name("user", name)
+    if password_hash and not is_known_hash(password_hash, algorithm):
+        raise PreconditionFailed(f"unsupported hashing algorithm '{algorithm}'")
+
+
+def _check_patterns(
+    command: PutPermission | PutTopicPermission, tree: MetadataMachine, *patterns: str
+) -> None:
+    for pattern in patterns:
+        error = pattern_error(pattern)
+        if error is not None:
+            # Clients know user and virtual host to be looked at first.
+            tree.check_access(command.user, command.vhost)
+            raise PreconditionFailed(f"invalid pattern '{pattern}': {error}")
+
+
+def _check_name(word: str, name: str) -> None:
+    if not name or len(name.encode(errors="replace")) > NAME_BYTES_MAX:
+        raise PreconditionFailed(f"invalid {word} name")

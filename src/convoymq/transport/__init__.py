@@ -1,0 +1,1 @@
+"""Links between nodes, failure detection, and requests over links."""

@@ -1,0 +1,200 @@
+"""Requests and one-way notes between nodes, in CONTROL link frames.
+
+    a  request id; 0 = a note that expects no answer
+    b  kind of request; with flag 1 the frame is the answer to request `a`
+    flags  1 answer, 2 the answer is a refusal (`model.errors.refusal_to_builtins`)
+    c, d   free for the kind (raw kinds put numbers there)
+
+The body is msgpack, except for raw kinds, whose handler gets the frame as it came. Nothing here is
+ordered against bulk traffic; within one link frames keep their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
+from convoymq.model.errors import (
+    BrokerError,
+    PeerError,
+    Refused,
+    Unavailable,
+    refusal_from_builtins,
+    refusal_to_builtins,
+)
+from convoymq.transport.interfaces import Transport
+
+FLAG_ANSWER = 1
+FLAG_REFUSED = 2
+OUTSTANDING_MAX = 10_000
+
+KIND_CLASSIC = 1
+"""Raw: commands for a classic queue's home node, and events back."""
+KIND_REPLY = 2
+"""Raw: a message for a direct reply-to consumer."""
+KIND_REPLY_EXISTS = 3
+KIND_LIST = 4
+KIND_CLOSE_CONNECTION = 5
+KIND_ALARM = 6
+KIND_QUEUE_COUNTS = 7
+KIND_CLASSIC_COUNTS = 8
+KIND_JOIN = 9
+KIND_RESERVATION = 10
+KIND_STREAM = 11
+KIND_SESSIONS = 12
+"""Which of these sessions of yours are not live?"""
+KIND_FOUND = 13
+KIND_RECOVERY = 14
+"""What a way back from a lost majority asks of other nodes (`convoymq.recovery`)."""
+KIND_METADATA_END = 15
+"""Where does your metadata log end? (`convoymq.metadata.reads`)"""
+KIND_FREE = 32
+"""Kinds from here on belong to other rooms."""
+
+Handler = Callable[[int, Any], Awaitable[Any]]
+Reply = Callable[[Any], None]
+ReplyingHandler = Callable[[int, Any, Reply], Awaitable[None]]
+RawHandler = Callable[[int, bytes], None]
+
+
+class ControlPlane:
+    """One node's end of all control conversations."""
+
+    def __init__(self, node_id: int, transport: Transport) -> None:
+        self.node_id = node_id
+        self.transport = transport
+        self._handlers: dict[int, ReplyingHandler] = {}
+        self._raw: dict[int, RawHandler] = {}
+        self._next = 0
+        self._waiting: dict[int, tuple[int, asyncio.Future[Any]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, kind: int, handler: Handler) -> None:
+        """Registers who answers requests of a kind; called with (node, decoded body)."""
+
+        async def answer(node: int, body: Any, reply: Reply) -> None:
+            reply(await handler(node, body))
+
+        self.handle_replying(kind, answer)
+
+    def handle_replying(self, kind: int, handler: ReplyingHandler) -> None:
+        """The same for who decides when the answer is sent; called with (node, decoded body,
+        reply). The answer leaves in `reply`, which may be called later, or never."""
+        assert kind not in self._handlers
+        self._handlers[kind] = handler
+
+    def handle_raw(self, kind: int, handler: RawHandler) -> None:
+        """Registers who takes raw frames of a kind; called with (node, whole frame)."""
+        assert kind not in self._raw
+        self._raw[kind] = handler
+
+    async def request(self, node: int, kind: int, body: Any, timeout: float) -> Any:
+        """Asks a node, itself included, and returns the answer.
+
+        Raises:
+            Refused: the node said no.
+            Unavailable: it is away, or did not answer in time.
+        """
+        if node == self.node_id:
+            own: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            await self._handlers[kind](node, body, own.set_result)
+            return await own
+        if not self.transport.is_connected(node):
+            raise Unavailable(f"node {node} is not connected")
+        if len(self._waiting) >= OUTSTANDING_MAX:
+            raise Unavailable("too many requests to other nodes are open")
+        self._next += 1
+        number = self._next
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = (node, answer)
+        try:
+            self._send(node, 0, number, kind, body)
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise Unavailable(f"node {node} did not answer in time") from None
+        finally:
+            del self._waiting[number]
+
+    def tell(self, node: int, kind: int, body: Any) -> None:
+        """Sends a note; lost when the node is away."""
+        if self.transport.is_connected(node):
+            self._send(node, 0, 0, kind, body)
+
+    def send_raw(
+        self, node: int, kind: int, parts: Sequence[bytes], c: int = 0, d: int = 0, a: int = 0
+    ) -> None:
+        """Sends a raw frame whose body is `parts`, uncopied."""
+        length = sum(len(part) for part in parts)
+        self.transport.send(
+            node, frame(FRAME_CONTROL, 0, 0, a, kind, c, d, body_length=length), parts
+        )
+
+    def on_frame(self, node: int, data: bytes) -> None:
+        """A CONTROL frame came in. Raises PeerError when it is malformed."""
+        try:
+            _, _, flags, _, number, kind, _, _ = frame_header(data)
+            if kind in self._raw:
+                self._raw[kind](node, data)
+                return
+            body = msgspec.msgpack.decode(memoryview(data)[HEADER_SIZE:])
+        except (ValueError, msgspec.DecodeError) as error:
+            raise PeerError(f"malformed control frame from node {node}: {error}") from error
+        if flags & FLAG_ANSWER:
+            self._on_answer(node, flags, number, body)
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            return
+        # Answers may take long; the set keeps the tasks until they are done, `close` ends them.
+        task = asyncio.get_running_loop().create_task(
+            self._answer(handler, node, number, kind, body)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def on_node_down(self, node: int) -> None:
+        """The link is gone: nobody answers from there."""
+        for asked, answer in list(self._waiting.values()):
+            if asked == node and not answer.done():
+                answer.set_exception(Unavailable(f"node {node} is not connected"))
+
+    async def close(self) -> None:
+        """Ends answers under way."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _answer(
+        self, handler: ReplyingHandler, node: int, number: int, kind: int, body: Any
+    ) -> None:
+        def reply(found: Any, flags: int = FLAG_ANSWER) -> None:
+            if number and self.transport.is_connected(node):
+                self._send(node, flags, number, kind, found)
+
+        try:
+            await handler(node, body, reply)
+        except BrokerError as error:
+            refusal = error if isinstance(error, Refused) else Refused(error.text)
+            reply(refusal_to_builtins(refusal), FLAG_ANSWER | FLAG_REFUSED)
+
+    def _on_answer(self, node: int, flags: int, number: int, body: Any) -> None:
+        asked, answer = self._waiting.get(number, (0, None))
+        if answer is None or asked != node or answer.done():
+            return
+        if flags & FLAG_REFUSED:
+            answer.set_exception(refusal_from_builtins(list(body)))
+        else:
+            answer.set_result(body)
+
+    def _send(self, node: int, flags: int, number: int, kind: int, body: Any) -> None:
+        encoded = msgspec.msgpack.encode(body, enc_hook=str)
+        self.transport.send(
+            node,
+            frame(FRAME_CONTROL, flags, 0, number, kind, 0, 0, body_length=len(encoded)),
+            (encoded,),
+        )
