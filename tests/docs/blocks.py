@@ -83,11 +83,13 @@ def run_page(
     replaced: Mapping[str, str],
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 300,
+    at: Path | None = None,
 ) -> str:
     """Runs the blocks of a page and returns what they print.
 
     Args:
         replaced: text → what stands in its place in this test, such as ports.
+        at: the directory that the page is about; None = `directory`, where the output goes.
     """
     steps = []
     for block in blocks_of(page):
@@ -104,7 +106,7 @@ def run_page(
     with log.open("wb") as output:
         done = subprocess.run(
             [sys.executable, "-c", SESSION, json.dumps(steps)],
-            cwd=directory,
+            cwd=at or directory,
             env=known,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -1,7 +1,8 @@
 """Every block of code in docs/ runs, or says why not.
 
 Pages that are checked stand in PAGES; those that need brokers or Spark have a test of their own
-here. A page of a new kind gets one line in PAGES and one test.
+here, CONTRIBUTING.md has it in `test_references`. A page of a new kind gets one line in PAGES and
+one test.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.cluster
 
 DOCS = sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))
 
-PAGES = [page for page in ("README.md", *map(str, DOCS)) if blocks_of(page)]
+ROOT_PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
+PAGES = [page for page in (*ROOT_PAGES, *map(str, DOCS)) if blocks_of(page)]
 SHELL_PAGES = ("README.md", "docs/client.md", "docs/getting-started.md")
 """Pages that need three nodes and nothing else."""
 BASE_PORT = cluster_ports()
