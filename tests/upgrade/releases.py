@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "releases"
 KERNELS = Path("src/convoymq/kernels")
 
-PREVIOUS = "6ab85ee75012fc8484e2b8091faa80430925aedd"
+PREVIOUS = "4add4a527d7d89584fe14a18f0f89624c8cb368f"
 """The commit that rolling upgrades start from."""
 
 
