@@ -1,21 +1,91 @@
-"""A cluster whose links go through proxies, so that single ones can be cut."""
+"""A cluster whose links go through proxies, so that single ones can be cut, and frames be lost."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from convoymq.cli.cluster import LocalCluster, LocalNode
+from convoymq.kernels.batch import FRAME_COMMIT, FRAME_RAFT, FRAME_RELAY
+from convoymq.transport.relay import FLAG_OPEN
 
 PROXY_OFFSET = 40
 HEADER_SIZE = 48
 CHUNK = 65_536
 SLOW_CHUNK = 8_192
 START_S = 10.0
+NO_GROUP = 0xFFFF_FFFF
+"""A group that no node has: frames for it mean nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenFrame:
+    """A frame on its way."""
+
+    sender: int
+    receiver: int
+    type: int
+    group: int
+    size: int
+    """Bytes, header included."""
+    message: int
+    """RAFT: kind of the message. Else 0."""
+
+
+class _Loss:
+    """Loses frames of one connection's direction; each is replaced by one of the same length that
+    means nothing, or the flow control of the link would wait for what was lost."""
+
+    HEAD = 2 * HEADER_SIZE + 2
+    """As much of a frame is looked at: with a frame inside, and the kind of a RAFT message."""
+
+    def __init__(self, proxies: Proxies, sender: int, receiver: int) -> None:
+        self.proxies = proxies
+        self.sender = sender
+        self.receiver = receiver
+        self._head = bytearray()
+        self._rest = 0
+
+    def pass_on(self, data: bytes) -> bytes:
+        """What goes on of what came, and of what was waiting for the rest of its head."""
+        passed = bytearray()
+        self._head += data
+        while self._head:
+            part = self._head[: self._rest]
+            del self._head[: self._rest]
+            passed += part
+            self._rest -= len(part)
+            size = int.from_bytes(self._head[:4], "little")
+            if len(self._head) < 4 or len(self._head) < min(size, self.HEAD):
+                break
+            self._look(min(size, self.HEAD), size)
+            self._rest = size
+        return bytes(passed)
+
+    def _look(self, end: int, size: int) -> None:
+        head = self._head
+        inside = head[4] == FRAME_RELAY and not head[5] & FLAG_OPEN and end > HEADER_SIZE
+        at = HEADER_SIZE if inside else 0
+        body = at + HEADER_SIZE
+        # [kind, …]: a short array and a small number, one byte each.
+        message = head[body + 1] if head[at + 4] == FRAME_RAFT and body + 1 < end else 0
+        seen = SeenFrame(
+            sender=head[24] if inside else self.sender,
+            receiver=head[16] if inside else self.receiver,
+            type=head[at + 4],
+            group=int.from_bytes(head[at + 8 : at + 12], "little"),
+            size=size - at,
+            message=message,
+        )
+        if self.proxies.loses(seen):
+            head[at + 4] = FRAME_COMMIT
+            head[at + 8 : at + 12] = NO_GROUP.to_bytes(4, "little")
 
 
 class _Proxy:
@@ -47,8 +117,9 @@ class _Proxy:
             ends.append(outer)
             outer.write(first)
             self.proxies.carried.setdefault(pair, set()).add(task)
+            loss = _Loss(self.proxies, dialler, self.node.number)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.pump(pair, reader, outer))
+                group.create_task(self.pump(pair, reader, outer, loss))
                 group.create_task(self.pump(pair, inner, writer))
         except (OSError, asyncio.IncompleteReadError, ExceptionGroup, asyncio.CancelledError):
             pass
@@ -58,13 +129,17 @@ class _Proxy:
                 end.close()
 
     async def pump(
-        self, pair: frozenset[int], source: asyncio.StreamReader, target: asyncio.StreamWriter
+        self,
+        pair: frozenset[int],
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        loss: _Loss | None = None,
     ) -> None:
         while data := await source.read(CHUNK if pair not in self.proxies.rates else SLOW_CHUNK):
             if self.proxies.cuts.get(pair) == "silent":
                 # As in a network that drops packets: what is sent now never arrives.
                 await asyncio.Event().wait()
-            target.write(data)
+            target.write(data if loss is None else loss.pass_on(data))
             await target.drain()
             if pair in self.proxies.rates:
                 await asyncio.sleep(len(data) / self.proxies.rates[pair])
@@ -78,6 +153,8 @@ class Proxies:
         self.cuts: dict[frozenset[int], str] = {}
         self.rates: dict[frozenset[int], int] = {}
         """Bytes a second that get through between two nodes, either way."""
+        self.loses: Callable[[SeenFrame], bool] = lambda _: False
+        """Which frames do not arrive."""
         self.carried: dict[frozenset[int], set[asyncio.Task[Any]]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
         self._proxies = [_Proxy(self, node) for node in cluster.nodes]

@@ -329,6 +329,7 @@ class Traffic:
     Args:
         publish_at: nodes that the publisher tries, in turn.
         consume_at: for each consumer the nodes that it tries.
+        filled: what `fill` has put into the queue; the publisher goes on from there.
     """
 
     def __init__(
@@ -341,11 +342,14 @@ class Traffic:
         size: int = 100,
         window: int = 300,
         prefetch: int = 100,
+        filled: int = 0,
     ) -> None:
         ports = [node.amqp_port for node in cluster.nodes]
         self.cluster = cluster
         self.queue = queue
         self.publisher = Publisher([ports[n - 1] for n in publish_at], queue, size, window)
+        self.publisher.next = filled
+        self.publisher.confirmed.update(range(filled))
         self.consumers = [
             Consumer([ports[n - 1] for n in nodes], queue, size, prefetch) for nodes in consume_at
         ]

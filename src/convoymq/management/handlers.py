@@ -202,7 +202,7 @@ def _behind(replica: Any) -> int:
     that lack something committed or have no vote, and an own one that lost its data and catches up.
     A restart elsewhere had better wait."""
     core = replica.core
-    own = int(replica.faulty or core.lost_state or core.quarantined)
+    own = int(replica.faulty != "" or core.lost_state or core.quarantined)
     if not replica.is_leader:
         return own
     peers = core.progress.values()

@@ -185,6 +185,20 @@ async def test_machine_versions_and_stopped_replicas_are_shown(
     assert "supported_versions" in (await ok(api.get("/nodes/n1")))
 
 
+@pytest.mark.parametrize("why", ["faulty", "lost_state", "quarantined"])
+async def test_an_own_replica_that_has_lost_its_log_is_behind(
+    cluster: FakeCluster, api: httpx.AsyncClient, why: str
+) -> None:
+    await cluster.queue(1, "q")
+    assert (await ok(api.get("/convoy/node")))["replicas_behind"] == 0
+    replica = next(iter(cluster.nodes[1].host.groups.values()))
+    if why == "faulty":
+        replica.faulty = "wal/1.wal at byte 7: spoiled"
+    else:
+        setattr(replica.core, why, True)
+    assert (await ok(api.get("/convoy/node")))["replicas_behind"] == 1
+
+
 async def test_exchanges_and_bindings(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
     await cluster.queue(1, "q")
     await ok(api.put("/exchanges/%2F/x", json={"type": "topic", "durable": True}), 201)
