@@ -1066,7 +1066,7 @@ def recovered_queues_stay_small() -> None:
     "a node that was lost comes back in a life that was before",
     "lost_majority,kill",
     "cluster",
-    first=300,
+    first=400,
 )
 def lives_come_again() -> None:
     from convoymq.metadata import machine as metadata
