@@ -19,10 +19,10 @@ from convoymq import __version__
 from convoymq.model.errors import Misuse, StorageFault
 from convoymq.transport.identity import Founding, NodeIdentity, is_id
 
-FORMAT = 4
+FORMAT = 5
 """Of `node.json` and of the whole directory: rises when older releases must not open it.
 
-Formats 1 (`node.json` does not name it) to 3 were those of development versions before 0.2.0.
+Formats 1 (`node.json` does not name it) to 4 were those of development versions before 0.2.0.
 """
 FILE = "node.json"
 INCARNATION_MAX = (1 << 32) - 1

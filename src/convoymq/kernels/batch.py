@@ -62,6 +62,7 @@ FRAME_CREDIT = 13
 
 _HEADER = cython.declare(cython.Py_ssize_t, 48)
 _BATCH_HEADER = cython.declare(cython.Py_ssize_t, 120)
+_DIRECTORY_ROW = cython.declare(cython.Py_ssize_t, 12)
 _MAP_BYTES = cython.declare(cython.Py_ssize_t, 64)
 _NO_GROUP = cython.declare(uint32_t, 0xFFFFFFFF)
 _COMMAND = cython.declare(cython.Py_ssize_t, 32)
@@ -894,17 +895,29 @@ def wal_batch_frame(
     position,
     length,
     sizes: list,
+    records: list,
     recent: bytearray,
     covered_from,
 ):
     if len(magic) != 8 or len(recent) != 2 * _MAP_BYTES:
         raise ValueError("a magic has 8 bytes, two maps have 128")
-    count: cython.Py_ssize_t = len(sizes) // 2
-    directory: bytes = bytes(8 * count)
+    count: cython.Py_ssize_t = len(records)
+    if len(sizes) != 2 * count:
+        raise ValueError("every record has a group and a size")
+    size: cython.Py_ssize_t = (_DIRECTORY_ROW * count + 7) & ~7
+    directory: bytes = bytes(size)
     p: cython.p_uchar = _bytes_pointer(directory)
+    row: cython.p_uchar = p
+    record: bytes
     i: cython.Py_ssize_t
-    for i in range(2 * count):
-        put32(p + 4 * i, sizes[i])
+    for i in range(count):
+        record = records[i]
+        if len(record) < _HEADER:
+            raise ValueError("a record has a header")
+        put32(row, sizes[2 * i])
+        put32(row + 4, sizes[2 * i + 1])
+        put32(row + 8, get32(_bytes_pointer(record) + 4))
+        row += _DIRECTORY_ROW
     head: bytes = bytes(_BATCH_HEADER)
     q: cython.p_uchar = _bytes_pointer(head)
     string.memcpy(q, _bytes_pointer(magic), 8)
@@ -914,13 +927,13 @@ def wal_batch_frame(
     put64(q + 32, covered_from)
     put32(q + 104, cython.cast(uint32_t, count))
     put32(q + 108, position)
-    put32(q + 112, _crc(p, 8 * count))
+    put32(q + 112, _crc(p, size))
     maps: cython.p_uchar = recent
     for i in range(_MAP_BYTES):
         q[40 + i] = maps[i] | maps[_MAP_BYTES + i]
     group: uint32_t
     for i in range(count):
-        group = get32(p + 8 * i)
+        group = get32(p + _DIRECTORY_ROW * i)
         if group != _NO_GROUP:
             group %= 8 * _MAP_BYTES
             maps[_MAP_BYTES + (group >> 3)] |= 1 << (group & 7)

@@ -219,12 +219,13 @@ def wal_batch_frame(
     position: int,
     length: int,
     sizes: list[int],
+    records: list[bytes],
     recent: bytearray,
     covered_from: int,
 ) -> tuple[bytes, bytes]:
     """What encloses the records of a WAL batch (docs/formats/storage.md): its header and its
     directory. `sizes`: group and size in words of every record, in turn. `recent`: two maps of 64
-    bytes of groups in the batches before; this one's are added to the second."""
+    bytes of groups in the batches before; this one's are added to the second. Raises ValueError."""
 
 def split_entries(data: bytes, offset: int) -> list[Entry]:
     """The entries of an APPEND body, each verified and copied. Raises ValueError, and

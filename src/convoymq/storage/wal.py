@@ -30,19 +30,22 @@ if TYPE_CHECKING:
 
 RECORD_HEADER_BYTES = 48
 
-FILE_MAGIC = b"CVYWALF\x02"
+FILE_MAGIC = b"CVYWALF\x03"
 FILE_HEADER = struct.Struct("<8sQQQQQ16sII")
 """magic+version, generation, first sequence, previous generation, its last sequence, its tail,
 cluster id, crc32c of the bytes before it, spare."""
 FILE_HEADER_CHECKED = 64
 """Bytes of the header that its checksum covers."""
 
-BATCH_MAGIC = b"CVYWALB\x02"
+BATCH_MAGIC = b"CVYWALB\x03"
 BATCH_HEADER = struct.Struct("<8sQQQQ64sIIII")
 """magic+version, generation, sequence, bytes of records, where what the map covers begins, map of
 the groups with records in the batches from there on, count of records, position in its flush,
 crc32c of the directory, crc32c of the header bytes before it."""
 BATCH_HEADER_BYTES = 120
+DIRECTORY_ROW = struct.Struct("<III")
+"""A record's group, its size in words, and its checksum: bytes of a recycled file's former life
+that a torn write left in the record's place are whole as well, but not these."""
 MAP_BYTES = 64
 MAP_BITS = 8 * MAP_BYTES
 """Bit `group % MAP_BITS` stands for a group."""
@@ -93,6 +96,11 @@ def file_header(
     head = FILE_HEADER.pack(FILE_MAGIC, generation, first_sequence, *previous, cluster, 0, 0)
     head = head[:FILE_HEADER_CHECKED]
     return head + struct.pack("<II", crc32c(head), 0)
+
+
+def directory_bytes(count: int) -> int:
+    """Length of the directory of so many records."""
+    return (DIRECTORY_ROW.size * count + 7) & ~7
 
 
 def wal_name(generation: int) -> str:
@@ -149,6 +157,7 @@ class Batch:
         self.place = file.generation << PLACE_FILE_SHIFT
         self.buffers: list[bytes] = []
         self.directory: list[int] = []
+        """Group and size in words of every record, in turn."""
         self.dirty: list[GroupLog] = []
         self.votes: list[Any] = []
         """(log, term, voted for), or a callable: told when the batch is durable."""
@@ -249,7 +258,8 @@ class Wal:
         batch = self._open
         size = len(data)
         if batch is None or (
-            batch.end + size + 8 + 4 * len(batch.directory) > self._size_max and batch.buffers
+            batch.end + size + directory_bytes(len(batch.buffers) + 1) > self._size_max
+            and batch.buffers
         ):
             batch = self._open_batch(size)
         end = batch.end
@@ -295,7 +305,7 @@ class Wal:
     def _open_batch(self, size: int) -> Batch:
         self.seal()
         current = self.current
-        need = size + BATCH_HEADER_BYTES + 8
+        need = BATCH_HEADER_BYTES + size + directory_bytes(1)
         opening = b""
         if (
             current is None
@@ -353,7 +363,7 @@ class Wal:
             log.dirty = False
             file.logs[log.group] = log
             batch.notes.append([log, log.last_index, log.last_term])
-        file.tail = batch.end + 4 * len(batch.directory)
+        file.tail = batch.end + directory_bytes(len(batch.buffers))
         self._sealed.append(batch)
 
     def notes_after(self, log: GroupLog, index: int) -> None:
@@ -403,6 +413,7 @@ class Wal:
                 batch.sequence - first.sequence,
                 batch.end - batch.start - BATCH_HEADER_BYTES,
                 batch.directory,
+                batch.buffers,
                 recent,
                 self._recent_from,
             )

@@ -30,6 +30,7 @@ from convoymq.storage.wal import (
     BATCH_HEADER,
     BATCH_HEADER_BYTES,
     BATCH_MAGIC,
+    DIRECTORY_ROW,
     FILE_HEADER,
     FILE_HEADER_CHECKED,
     FILE_MAGIC,
@@ -49,6 +50,7 @@ from convoymq.storage.wal import (
     ROW_VOTE_LOST,
     TABLE_ROW,
     WalFile,
+    directory_bytes,
     wal_name,
 )
 
@@ -489,28 +491,28 @@ class WalReader:
         """Takes a batch whose header is right; returns its end, -1 when it is the torn tail."""
         length, count = batch.length, batch.records
         start = at + BATCH_HEADER_BYTES
-        end = start + length + 8 * count
+        end = start + length + directory_bytes(count)
         if end > limit:
             if self._last:
                 self._report.torn_tail = (file.name, at)
                 return -1
             self._open(Hole(file.name, at, "a batch is longer than its file"))
             return limit
-        data = window.get(start, length + 8 * count)
+        data = window.get(start, end - start)
         sound = crc32c(data[length:]) == batch.checksum
         bad: list[tuple[int, int]] = []
         if sound:
-            records, bad = _split(data[:length], array("I", bytes(data[length:])))
+            records, bad = _split(data[:length], _rows(data[length:], count))
             unknown = False
         else:
             records, reached = _walk(data[:length])
             unknown = reached != length or len(records) != count
-        if bad or unknown:
+        if bad or not sound:
             follows = self._find_batch(file, window, end, file.size, batch.sequence)
             if self._last and follows is None:
                 self._report.torn_tail = (file.name, at)
                 return -1
-        elif not sound:
+        if not (sound or unknown):
             self._note(
                 file.name, start + length, "a batch's directory is damaged, its records are not"
             )
@@ -537,7 +539,7 @@ class WalReader:
             data = window.get(start, end - start)
             rows = _directory_before(data)
             if rows is not None:
-                records, bad = _split(data[: len(data) - 4 * len(rows)], rows)
+                records, bad = _split(data[: len(data) - directory_bytes(len(rows))], rows)
                 if self.sequence >= 0 or records:
                     if not bad:
                         self._note(
@@ -735,46 +737,55 @@ def holds_data(directory: Directory, name: str) -> bool:
     return any(name == "snapshot" or name.endswith(".seg") for name in names)
 
 
-def _is_record(view: memoryview, size: int, group: int) -> bool:
+Row = tuple[int, int, int]
+"""Of a directory: group, size in words and checksum of a record."""
+
+
+def _is_record(view: memoryview, size: int, group: int, checked: int) -> bool:
     if len(view) != size or size < RECORD_HEADER_BYTES:
         return False
     length, checksum, _, _, _, owner, _, _ = RECORD_HEAD.unpack_from(view)
-    return bool(length == size and owner == group and crc32c(view[8:]) == checksum)
+    same = length == size and owner == group and checksum == checked
+    return bool(same and crc32c(view[8:]) == checksum)
+
+
+def _rows(directory: memoryview, count: int) -> list[Row]:
+    return list(DIRECTORY_ROW.iter_unpack(directory[: DIRECTORY_ROW.size * count]))
 
 
 def _split(
-    data: memoryview, rows: array[int]
+    data: memoryview, rows: list[Row]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(offset, size) of the records that are whole, (offset, group) of the others."""
     records = []
     bad = []
     offset = 0
-    for i in range(0, len(rows), 2):
-        size = rows[i + 1] << 3
-        if _is_record(data[offset : min(offset + size, len(data))], size, rows[i]):
+    for group, words, checksum in rows:
+        size = words << 3
+        view = data[offset : min(offset + size, len(data))]
+        if _is_record(view, size, group, checksum):
             records.append((offset, size))
         else:
-            bad.append((offset, rows[i]))
+            bad.append((offset, group))
         offset += size
     return records, bad
 
 
-def _directory_before(data: memoryview) -> array[int] | None:
+def _directory_before(data: memoryview) -> list[Row] | None:
     """The directory at the end of a whole batch's records and directory; None when there is none
     that fits."""
-    if len(data) % 8:
-        return None
-    words = array("I", bytes(data))
-    at = len(words)
-    left = len(data)
-    while at >= 2:
-        at -= 2
-        size = words[at + 1] << 3
-        left -= size + 8
-        if size < RECORD_HEADER_BYTES or left < 0:
-            return None
-        if not left:
-            return words[at:]
+    for padding in (0, 4):
+        at = left = len(data) - padding
+        count = 0
+        while at >= DIRECTORY_ROW.size:
+            at -= DIRECTORY_ROW.size
+            count += 1
+            size = DIRECTORY_ROW.unpack_from(data, at)[1] << 3
+            left -= size + DIRECTORY_ROW.size
+            if size < RECORD_HEADER_BYTES or left < 0:
+                break
+            if not left and directory_bytes(count) == len(data) - at:
+                return _rows(data[at:], count)
     return None
 
 

@@ -10,7 +10,7 @@ import pytest
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.manifest import MANIFEST_NAME, MANIFEST_NAMES
 from convoymq.storage.types import EntryGone, Snapshot
-from convoymq.storage.wal import BATCH_HEADER, FILE_HEADER, NO_GROUP
+from convoymq.storage.wal import BATCH_HEADER, FILE_HEADER, NO_GROUP, directory_bytes
 from convoymq.storage.wal_reader import RECORD_HEAD
 from tests.unit.storage.disk import Node
 from tests.unit.storage.test_damage import copy_of, filled
@@ -54,7 +54,7 @@ def records(data: bytes, limit: int) -> Iterator[tuple[int, int, int]]:
             fields = RECORD_HEAD.unpack_from(data, record)
             yield fields[5], record, record + fields[0]
             record += fields[0]
-        at = record + 8 * count
+        at = record + directory_bytes(count)
 
 
 def spoil(disk: MemoryDirectory, name: str, start: int, end: int, rnd: random.Random) -> None:

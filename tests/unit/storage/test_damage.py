@@ -18,9 +18,11 @@ from convoymq.storage.store import Storage
 from convoymq.storage.types import Damage, EntryGone
 from convoymq.storage.wal import (
     BATCH_HEADER,
+    DIRECTORY_ROW,
     FILE_HEADER,
     PLACE_FILE_SHIFT,
     PLACE_OFFSET_MASK,
+    directory_bytes,
     wal_name,
 )
 from convoymq.storage.wal_reader import RECORD_HEAD
@@ -85,9 +87,9 @@ def places(data: bytes) -> Iterator[tuple[str, int]]:
             for offset in [*range(record, record + 38), record + size - 1]:
                 yield "record", offset
             record += size
-        for offset in range(record, record + 8 * count):
+        for offset in range(record, record + DIRECTORY_ROW.size * count):
             yield "directory", offset
-        at = record + 8 * count
+        at = record + directory_bytes(count)
 
 
 def test_a_flipped_bit_is_never_served_and_hits_one_group() -> None:
