@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / "build" / "releases"
 KERNELS = Path("src/convoymq/kernels")
 
-PREVIOUS = "4add4a527d7d89584fe14a18f0f89624c8cb368f"
+PREVIOUS = "90f418b18f263110771ba457e08ca03832224b2d"
 """The commit that rolling upgrades start from."""
 
 
