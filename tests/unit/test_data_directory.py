@@ -112,7 +112,7 @@ def test_a_directory_serves_one_process_and_one_node(tmp_path: Path) -> None:
     DataDirectory(str(tmp_path), 1).close()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 4}', '{"format": 4, "directory": 5}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 5}', '{"format": 5, "directory": 5}'])
 def test_a_damaged_identity_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "node.json").write_text(content)
     with pytest.raises(StorageFault, match=r"node\.json"):
@@ -160,9 +160,9 @@ def test_data_without_an_identity_is_refused(tmp_path: Path) -> None:
 
 def test_a_downgrade_is_refused_with_both_releases(tmp_path: Path) -> None:
     DataDirectory(str(tmp_path), 1, release="0.9.0").close()
-    change(tmp_path, format=5)
+    change(tmp_path, format=9)
     before = (tmp_path / "node.json").read_text()
-    with pytest.raises(Misuse, match=r"release 0\.9\.0 in format 5.* release 0\.2\.0.*downgrade"):
+    with pytest.raises(Misuse, match=r"release 0\.9\.0 in format 9.* release 0\.2\.0.*downgrade"):
         DataDirectory(str(tmp_path), 1, release="0.2.0")
     assert (tmp_path / "node.json").read_text() == before
 
