@@ -90,6 +90,9 @@ REGISTER_TIMEOUT_S = 10.0
 FREE_HEAP_MAX = 48 << 20
 CLIENTS_LEAVE_S = 1.0
 """How long a stopping node waits for its clients to answer its close."""
+TRACES_SHARE = 0.6
+"""Of the time of an orderly stop. Files of traces that are not complete then are completed at the
+next start."""
 EXIT_FAULT = 70
 CONGESTED_SHARE = 4
 """Other nodes are asked to send less while more waits for the disk than that part of what a link
@@ -399,8 +402,9 @@ class Node:
     async def _close(self) -> None:
         self.log.info("node.stopping")
         self.usable = False
+        timeout_s = max(0.1, self.config.node.stop_timeout_ms / 1000)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.1, self.config.node.stop_timeout_ms / 1000)):
+            async with asyncio.timeout(timeout_s):
                 # Leaders elsewhere first: clients that reconnect shall find everything served.
                 self.host.transfer_all()
                 self._end_of_round()
@@ -414,7 +418,7 @@ class Node:
                             leaving.append(self.fetch.stop())
                         await asyncio.gather(*leaving)
                 if self.broker is not None:
-                    await self.broker.stop()
+                    await self.broker.stop(TRACES_SHARE * timeout_s)
                 await self.control.close()
                 self._end_of_round()
                 closed = asyncio.Event()

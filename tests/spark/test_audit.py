@@ -525,7 +525,7 @@ def test_a_real_run_whose_leader_is_killed_is_clean(spark: SparkSession, tmp_pat
 @pytest.mark.cluster
 def test_a_real_run_that_ends_in_order_is_proved(spark: SparkSession, tmp_path: Path) -> None:
     """And is not without the files of any of its nodes, or without any of these files."""
-    settings = {"trace.segment_max_age": "1000"}
+    settings = {"trace.segment_max_age": "1000", "node.stop_timeout": "60000"}
     with LocalCluster(tmp_path / "data", 3, PORT, settings) as cluster:
         cluster.wait_ready()
         with connect(PORT + 1) as publishing, connect(PORT + 2) as consuming:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from convoymq.model.config import NodeConfig
 from convoymq.model.errors import Misuse, Unavailable
 from convoymq.transport.listening import listen
 
@@ -162,14 +163,17 @@ class LocalCluster:
             process.wait()
         self.poll()
 
-    def stop(self, timeout: float = 10.0) -> None:
-        """Ends all nodes: asks first, kills after `timeout` seconds."""
+    def stop(self) -> None:
+        """Ends all nodes: asks first, and kills those that need twice the time of an orderly stop
+        and ten seconds."""
         for process in self._processes.values():
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGCONT)
                     process.terminate()
-        deadline = time.monotonic() + timeout
+        allowed = self.settings.get("node.stop_timeout", "")
+        allowed_ms = int(allowed) if allowed.isdigit() else NodeConfig().stop_timeout_ms
+        deadline = time.monotonic() + 10 + 2 * allowed_ms / 1000
         for process in self._processes.values():
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))

@@ -278,8 +278,8 @@ class Broker:
         self._tick()
         self.spawn(self._learn_alarms())
 
-    async def stop(self) -> None:
-        """Ends what runs; edges have closed their connections."""
+    async def stop(self, traces_timeout_s: float = 3.0) -> None:
+        """Ends what runs; edges have closed their connections. Waits for the files of traces."""
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):
@@ -288,7 +288,7 @@ class Broker:
         self.classic.stop()
         if self.traces is not None:
             self.traces.stop()
-            await self._loop.run_in_executor(None, self.traces.join)
+            await self._loop.run_in_executor(None, self.traces.join, traces_timeout_s)
 
     def end_of_round(self) -> None:
         """Seals the open batches of classic queues."""

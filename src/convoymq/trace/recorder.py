@@ -37,7 +37,6 @@ RETRY_US = 5_000_000
 STATE_SNAPSHOT_RUNS_MAX = 100_000
 """A queue of more runs gets no state snapshot, only its totals: the loop would stand still for it.
 """
-CLOSE_TIMEOUT_S = 3.0
 COUNT_OFFSET = 24
 """Of the number of messages in an ENQUEUE command."""
 
@@ -461,10 +460,10 @@ class Traces:
             trace.close()
         self._open.clear()
 
-    def join(self) -> None:
-        """Waits for the thread; blocks for at most CLOSE_TIMEOUT_S."""
+    def join(self, timeout_s: float) -> None:
+        """Waits for the files; blocks for about `timeout_s` at most."""
         writer, self._writer = self._writer, None
-        if writer is not None and not writer.close(CLOSE_TIMEOUT_S):
+        if writer is not None and not writer.close(timeout_s):
             log.warning("trace.unfinished", reason="segments are completed at the next start")
 
     @property

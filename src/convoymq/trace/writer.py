@@ -10,6 +10,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class Writer:
         """Files that could not be written."""
         self._handed = 0
         self._done = 0
+        self._closing = False
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="trace", daemon=True)
         self._thread.start()
@@ -82,24 +84,35 @@ class Writer:
         self._work.put(lambda: self._resume(feed))
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the thread when it has done what it was given; False when that took too long (what
-        is left is completed when the node starts again)."""
+        """Does what was given and ends the thread; False when that took too long (what is left is
+        completed when the node starts again). The caller's thread takes over behind what the other
+        one is at: that one has a low priority, and a busy machine would let it wait."""
+        deadline = time.monotonic() + timeout_s
+        self._closing = True
         self._work.put(None)
         self._thread.join(timeout_s)
+        while not (self._thread.is_alive() or self._work.empty()):
+            if time.monotonic() > deadline:
+                return False
+            self._do(self._work.get())
         return not self._thread.is_alive()
 
-    # --- on the thread -------------------------------------------------------------------
+    # --- on the thread, and on the caller at the end ----------------------------------------
 
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        while (work := self._work.get()) is not None:
-            try:
+        while not self._closing:
+            self._do(self._work.get())
+
+    def _do(self, work: Callable[[], None] | None) -> None:
+        try:
+            if work is not None:
                 work()
-            except Exception:
-                # The top of the thread: a fault here must not end the traces of all queues.
-                self.errors += 1
-                log.exception("trace.fault")
+        except Exception:
+            # The top of the thread: a fault here must not end the traces of all queues.
+            self.errors += 1
+            log.exception("trace.fault")
 
     def _open(self, feed: Feed) -> None:
         for file in segments.files_of(feed.directory, feed.origin):

@@ -43,7 +43,7 @@ async def test_a_queue_that_asks_is_traced_on_every_member(
     await until(lambda: ("published", [1, 3], True) in user.heard)
     for node in cluster.nodes.values():
         node.broker.traces.stop()
-        node.broker.traces.join()
+        node.broker.traces.join(30)
     for number in cluster.nodes:
         kinds = {row["kind"] for row in rows_of(tmp_path / f"trace-{number}")}
         assert words.PUBLISHED in kinds

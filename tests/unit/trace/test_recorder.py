@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from convoymq.management import metrics
 from convoymq.model import trace as words
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.trace import recorder, segments
+from convoymq.trace import segments
 from convoymq.trace.recorder import Traces, TraceSettings
 from convoymq.trace.segments import Segment
+from convoymq.trace.writer import Writer
 from tests.unit.queues.quorum.support import Log, session_id
 
 from .support import Recording, random_log, rows_of
@@ -351,10 +353,7 @@ def test_files_of_format_1_stay_readable(tmp_path: Path) -> None:
 
 @pytest.mark.provokes("trace.fault", "trace.unfinished")
 @pytest.mark.moves("convoy_trace_write_errors_total", "convoy_trace_queues")
-def test_a_fault_in_the_thread_ends_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recorder, "CLOSE_TIMEOUT_S", 0.01)
+def test_a_fault_in_the_thread_ends_no_trace(tmp_path: Path) -> None:
     traces = Traces(tmp_path, 1, 1, TraceSettings())
     show(traces)
     assert traces.open("/", "q", "quorum", 1) is not None
@@ -366,9 +365,32 @@ def test_a_fault_in_the_thread_ends_no_trace(
         pass
     show(traces)
     traces.stop()
-    traces.join()
+    traces.join(0.01)
     go_on.set()
     assert writer.close(30)
+
+
+def test_who_closes_takes_over_from_the_thread_of_low_priority(tmp_path: Path) -> None:
+    """In order, and what the thread is at comes first."""
+    writer = Writer(tmp_path, retention_bytes=1 << 20, backlog_max_bytes=1 << 20)
+    order: list[tuple[int, bool]] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def note(number: int) -> None:
+        order.append((number, threading.current_thread() is threading.main_thread()))
+
+    def first() -> None:
+        begun.set()
+        go_on.wait()
+        note(0)
+
+    writer._work.put(first)
+    for number in (1, 2):
+        writer._work.put(partial(note, number))
+    begun.wait()
+    threading.Timer(0.01, go_on.set).start()
+    assert writer.close(30)
+    assert order == [(0, False), (1, True), (2, True)]
 
 
 @pytest.mark.provokes("trace.unavailable")
@@ -390,7 +412,7 @@ def test_a_directory_that_cannot_be_read_begins_anew(
     traces = Traces(tmp_path, 1, 1, TraceSettings())
     assert traces.open("/", "q", "quorum", 1) is not None
     traces.stop()
-    traces.join()
+    traces.join(30)
 
 
 @pytest.mark.moves("convoy_trace_rows_lost_total")
@@ -408,7 +430,7 @@ def test_rows_that_are_dropped_are_counted(tmp_path: Path) -> None:
         made.flush()
     show(traces)
     traces.stop()
-    traces.join()
+    traces.join(30)
 
 
 def show(traces: Traces) -> None:
