@@ -31,6 +31,7 @@ from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
 from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
 from convoymq.queues.message_properties import asked_property, check_served
+from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
 
 if TYPE_CHECKING:
     from convoymq.amqp.connection import Connection
@@ -1208,8 +1209,12 @@ def _as_broker_error(error: Exception) -> BrokerError:
 def _check_arguments(arguments: Table, queue: Queue) -> None:
     """Refuse consumer arguments that only other queue types know, and those not served yet."""
     subject = queue_subject(queue.vhost, queue.name)
-    if "x-stream-offset" in arguments and queue.type != "stream":
-        raise refusals.foreign_argument("x-stream-offset", subject, queue.type)
+    for key in ("x-stream-offset", "x-stream-consumer-name", *FILTER_ARGUMENTS):
+        if key in arguments and queue.type != "stream":
+            raise refusals.foreign_argument(key, subject, queue.type)
+    for key in FILTER_ARGUMENTS:
+        if key in arguments:
+            raise refusals.unserved_argument(key, subject, queue.type)
     if "x-consumer-timeout" in arguments:
         if queue.type == "quorum":
             raise refusals.unserved_argument("x-consumer-timeout", subject, queue.type)

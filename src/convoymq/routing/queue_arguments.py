@@ -32,6 +32,8 @@ STRICT = "strict"
 IMMEDIATE = "immediate"
 SEGMENT_ARGUMENT = "x-stream-max-segment-size-bytes"
 SEGMENT_BYTES_MAX = 3_000_000_000
+FILTER_ARGUMENTS = ("x-stream-filter", "x-stream-match-unfiltered")
+"""By these a consumer of a stream asks for some of its messages only."""
 
 Check = Callable[[Field, Table], "str | None"]
 """Returns the reason to refuse a value, as an Erlang term, or None."""
@@ -201,6 +203,8 @@ RULES: tuple[Rule, ...] = (
     Rule("x-stream-max-segment-size-bytes", _COUNT, _STREAM, _BOTH),
     Rule("x-stream-filter-size-bytes", _COUNT, _NONE, _BOTH),
     Rule("x-initial-cluster-size", _integer(1), _STREAM, _BOTH),
+    # Of consumers; who asks for a filter here would get every message.
+    *(Rule(name, _anything, _NONE, _BOTH) for name in FILTER_ARGUMENTS),
 )
 
 

@@ -579,6 +579,30 @@ async def test_consumer_arguments(client: Client) -> None:
     assert isinstance(heard[0].method, spec.BasicConsumeOk)
 
 
+@pytest.mark.parametrize("key", ["x-stream-filter", "x-stream-match-unfiltered"])
+async def test_consumers_cannot_filter_streams(client: Client, key: str) -> None:
+    await client.declare("s", **queue_type("stream"))
+    client.send(1, spec.BasicQos(prefetch_count=10))
+    await client.heard()
+    subject = "queue 's' in vhost '/'"
+    text = f"invalid arg '{key}' for {subject}: not served yet by stream queues"
+    table = Table.of({key: True})
+    await refused(client, 406, text, spec.BasicConsume(queue="s", arguments=table))
+
+
+@pytest.mark.parametrize(
+    "key", ["x-stream-filter", "x-stream-match-unfiltered", "x-stream-consumer-name"]
+)
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+async def test_what_consumers_ask_of_streams_only_is_refused(
+    client: Client, kind: str, key: str
+) -> None:
+    await client.declare("q", **queue_type(kind))
+    text = f"invalid arg '{key}' for {Q} of queue type rabbit_{kind}_queue"
+    table = Table.of({key: "a"})
+    await refused(client, 406, text, spec.BasicConsume(queue="q", arguments=table))
+
+
 async def test_too_many_consumers(make_client: MakeClient) -> None:
     client = make_client(AmqpSettings(consumers_per_channel_max=1))
     await client.open()

@@ -284,6 +284,22 @@ def test_segments_have_a_largest_size() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("x-stream-filter", "a"),
+        ("x-stream-match-unfiltered", True),
+        ("x-stream-filter-size-bytes", 32),
+    ],
+)
+def test_filters_of_streams_are_refused(key: str, value: object) -> None:
+    for queue_type in ("quorum", "classic"):
+        text = f"invalid arg '{key}' for {Q} of queue type rabbit_{queue_type}_queue"
+        assert refusal({"x-queue-type": queue_type, key: value}) == text
+    stream = {"x-queue-type": "stream", key: value}
+    assert refusal(stream) == f"invalid arg '{key}' for {Q}: not served yet by stream queues"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
         ("x-expires", 1000),
         ("x-message-ttl", 1),
         ("x-dead-letter-exchange", "d"),
