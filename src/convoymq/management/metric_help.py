@@ -35,6 +35,10 @@ HELP: dict[str, str] = {
         "Deliveries that were not the first of their message",
     "rabbitmq_global_messages_dead_lettered_delivery_limit_total":
         "Messages dropped after too many failed deliveries",
+    "rabbitmq_global_messages_dead_lettered_expired_total":
+        "Messages of classic queues that nobody took in their time",
+    "rabbitmq_global_messages_dead_lettered_maxlen_total":
+        "Messages dropped because their classic queue was too long",
     "rabbitmq_global_messages_acknowledged_total": "Messages acknowledged",
     "convoy_fetch_connections": "Open connections of the columnar protocol",
     "convoy_fetch_requests_total": "Requests of the columnar protocol",

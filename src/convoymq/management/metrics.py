@@ -156,6 +156,10 @@ def _edges(text: _Text, broker: Broker) -> None:
         broker.dropped_over_limit(),
         {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "disabled"},
     )
+    expired, over_length = broker.classic.dropped()
+    classic = {"queue_type": "rabbit_classic_queue", "dead_letter_strategy": "disabled"}
+    text.counter("global_messages_dead_lettered_expired_total", expired, classic)
+    text.counter("global_messages_dead_lettered_maxlen_total", over_length, classic)
     text.counter("auth_attempts_total", counters.auth_attempts)
     text.counter("auth_attempts_succeeded_total", counters.auth_succeeded)
     text.counter("auth_attempts_failed_total", counters.auth_failed)

@@ -170,6 +170,37 @@ async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: Fake
     assert node.broker.dropped_over_limit() == 1
 
 
+@pytest.mark.moves(
+    "rabbitmq_global_messages_dead_lettered_expired_total",
+    "rabbitmq_global_messages_dead_lettered_maxlen_total",
+)
+async def test_what_classic_queues_drop_is_in_the_metrics(cluster: FakeCluster) -> None:
+    node = cluster.nodes[1]
+    kind: dict[str, object] = {"x-queue-type": "classic"}
+    await cluster.queue(1, "short", arguments={**kind, "x-max-length": 1})
+    await cluster.queue(1, "old", arguments={**kind, "x-message-ttl": 0})
+    await render(node.broker, {})
+    for name in ("short", "old"):
+        channel(cluster, 1, name).publish(b"a", b"b", b"c")
+    prefix = "rabbitmq_global_messages_dead_lettered_"
+    wanted = {"expired": "3", "maxlen": "2"}
+
+    async def counted() -> dict[str, str]:
+        samples = (line for line in (await render(node.broker, {})).splitlines())
+        labels = '{queue_type="rabbit_classic_queue",dead_letter_strategy="disabled"} '
+        return {
+            line.removeprefix(prefix).partition("_total")[0]: line.rpartition(" ")[2]
+            for line in samples
+            if line.startswith(prefix) and labels in line
+        }
+
+    await until(lambda: node.broker.classic.dropped() == (3, 2))
+    assert await counted() == wanted
+    await node.broker.delete_queue("/", "short")
+    await node.broker.delete_queue("/", "old")
+    assert await counted() == wanted
+
+
 async def test_a_different_redeclare_is_refused(cluster: FakeCluster) -> None:
     await cluster.queue(1, "q")
     with pytest.raises(PreconditionFailed, match="inequivalent arg 'durable'"):

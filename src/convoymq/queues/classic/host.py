@@ -10,7 +10,7 @@ and cancels its consumers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,6 +102,8 @@ class ClassicHost:
         """(group, effect). Their messages are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
         self._flowing = False
+        #: What queues that are deleted dropped: expired, over the length.
+        self._ended_dropped = (0, 0)
         self._timer: Any = None
         self.writer = LogWriter(self._on_written)
         control.handle_raw(KIND_CLASSIC, self._on_frame)
@@ -134,8 +136,17 @@ class ClassicHost:
         """The queue is gone from the tree."""
         queue = self.queues.pop(group, None)
         self.damaged.pop(group, None)
+        if isinstance(queue, LocalQueue):
+            self._ended_dropped = _sum((self._ended_dropped, queue.dropped()))
         if isinstance(queue, LocalQueue | RemoteQueue):
             queue.delete()
+
+    def dropped(self) -> tuple[int, int]:
+        """Messages of queues that live here which expired, and which were dropped because their
+        queue was too long; those of deleted queues included."""
+        queues = self.queues.values()
+        here = (queue.dropped() for queue in queues if isinstance(queue, LocalQueue))
+        return _sum((self._ended_dropped, *here))
 
     def remove_orphans(self, known: set[int]) -> None:
         """Deletes the files of queues that the tree does not know any more."""
@@ -406,3 +417,8 @@ class ClassicHost:
                 or queue.machine.reservations
             ):
                 queue.tick(now)
+
+
+def _sum(dropped: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    expired, over_length = map(sum, zip(*dropped, strict=True))
+    return expired, over_length

@@ -151,6 +151,10 @@ class ClassicMachine:
         self.published = 0
         self.delivered = 0
         self.acknowledged = 0
+        self.expired = 0
+        """Messages that nobody took in their time."""
+        self.dropped_over_length = 0
+        """Messages dropped at the head because the queue was too long."""
         self._load = load
 
     # --- input ---------------------------------------------------------------------------
@@ -474,6 +478,7 @@ class ClassicMachine:
         if self.limits.overflow == DROP_HEAD:
             while self.ready_count and self._overflows():
                 self.forget(self.take_head(1))
+                self.dropped_over_length += 1
 
     def _hand_out_ready(self) -> None:
         self.drop_late()
@@ -557,6 +562,7 @@ class ClassicMachine:
                 del source[0]
                 self.ready_count -= run.count
                 self.ready_bytes -= run.body_bytes()
+                self.expired += run.count
                 self.forget(run)
         if not self.ready_count:
             self.ready_bytes = 0

@@ -242,6 +242,10 @@ class LocalQueue(HomeReservations, ClassicQueue):
             self.end_of_round(self.machine.last_used_ms)
         return self.machine.ready_count, self.machine.consumer_count
 
+    def dropped(self) -> tuple[int, int]:
+        """Messages that expired, and that were dropped because the queue was too long."""
+        return self.machine.expired, self.machine.dropped_over_length
+
     def info(self) -> dict[str, Any]:
         """What the management API shows."""
         machine = self.machine
