@@ -689,6 +689,7 @@ class Node:
             publish_pending_messages=defaults.publish_pending_messages,
             reply_backlog_max_bytes=self.config.cluster.link_backlog_max_bytes // 2,
             loopback_users=self.config.amqp.loopback_users,
+            cluster_size_target=self.config.cluster.size_hint,
         )
         self.outbox = Outbox(self.wake)
         return Broker(

@@ -1084,8 +1084,10 @@ def _metadata_health(call: Call) -> Any:
 
 @route("GET", "health/checks/reached-target-cluster-size")
 async def check_cluster_size(call: Call) -> Any:
-    known, running = len(call.broker.metadata.tree.nodes), len(call.broker.running_nodes())
-    return _healthy() if running >= known else _unhealthy(f"{running} of {known} nodes run")
+    broker = call.broker
+    wanted = broker.settings.cluster_size_target or len(broker.metadata.tree.nodes)
+    running = len(broker.running_nodes())
+    return _healthy() if running >= wanted else _unhealthy(f"{running} of {wanted} nodes run")
 
 
 @route("GET", "health/checks/node-is-quorum-critical")

@@ -353,7 +353,8 @@ class ClusterConfig:
         "cluster_formation.target_cluster_size_hint",
         0,
         """How many nodes make the first cluster when `cluster.peers` has no ids; 0 = as many as
-        there are peers. Too small a number may let two clusters form.""",
+        there are peers. Too small a number may let two clusters form. Later the health check
+        `reached-target-cluster-size` asks for so many running nodes; 0 = all that are known.""",
         parse=_parse_int,
         low=0,
         high=255,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,6 +126,18 @@ async def test_nodes_that_are_away_are_missed(cluster: FakeCluster, api: httpx.A
     answer = await check(api, "node-is-quorum-critical", 503)
     assert answer["queues"][0]["name"] == "q"
     assert (await check(api, "reached-target-cluster-size", 503))["reason"] == "2 of 3 nodes run"
+
+
+async def test_the_target_size_of_the_cluster_counts(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    broker = cluster.nodes[1].broker
+    broker.settings = replace(broker.settings, cluster_size_target=4)
+    answer = await check(api, "reached-target-cluster-size", 503)
+    assert answer["reason"] == "3 of 4 nodes run"
+    broker.settings = replace(broker.settings, cluster_size_target=2)
+    cluster.down.add(3)
+    assert await check(api, "reached-target-cluster-size") == HEALTHY
 
 
 async def test_the_aliveness_test_fails_with_what_it_does(
