@@ -26,6 +26,7 @@ from convoymq.metadata.commands import (
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 from convoymq.model.tables import Table
+from convoymq.queues.slices import in_slices
 from convoymq.replication import versions as supported
 from convoymq.routing.types import Binding, Destination, DestinationKind, QueueType
 
@@ -1093,14 +1094,20 @@ async def check_cluster_size(call: Call) -> Any:
 @route("GET", "health/checks/node-is-quorum-critical")
 async def check_quorum_critical(call: Call) -> Any:
     broker = call.broker
+    behind = await broker.replicas_behind()
     critical = []
-    for record in broker.metadata.tree.records():
+    async for record in in_slices(list(broker.metadata.tree.records())):
         members = record.members
         if not record.type.is_replicated or broker.node_id not in members:
             continue
-        online = sum(1 for node in members if broker.is_up(node))
+        # A replica that runs and lacks something can't stand in for this one.
+        others = [
+            node
+            for node in members
+            if node != broker.node_id and broker.is_up(node) and (record.group, node) not in behind
+        ]
         # Without this node no majority would be left; a lone member has nobody to hand over to.
-        if len(members) > 1 and online - 1 < len(members) // 2 + 1:
+        if len(members) > 1 and len(others) < len(members) // 2 + 1:
             critical.append(
                 {"readable_name": f"queue '{record.name}' in vhost '{record.vhost}'",
                  "name": record.name, "virtual_host": record.vhost, "type": record.type.value}

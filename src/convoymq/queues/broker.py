@@ -1086,6 +1086,11 @@ class Broker:
                 found[row["group"]]["consumers"] += row["readers"]
         return found
 
+    async def replicas_behind(self) -> set[tuple[int, int]]:
+        """(group, node) of replicas that could not replace another one now: they stopped, lack
+        something for longer than a moment, or have no vote."""
+        return {(row["group"], row["node"]) for row in await self._gather("behind")}
+
     async def close_connection(self, name: str, reason: str) -> bool:
         """Closes a client's connection, on whatever node; False when there is none."""
         for node in self.running_nodes():
@@ -1129,6 +1134,8 @@ class Broker:
             case "queues":
                 rows = [row async for row in in_slices(self.local_rows())]
                 return rows + self._far_readers() + self.stopped_replicas()
+            case "behind":
+                return [row async for row in in_slices(self._replicas_behind())]
             case "node":
                 alarms = self.alarms_of(self.node_id)
                 return [
@@ -1191,6 +1198,19 @@ class Broker:
             {"group": group, "node": self.node_id, "stopped": replica.stopped}
             for group, replica in self.host.stopped.items()
         ]
+
+    def _replicas_behind(self) -> Iterator[dict[str, Any]]:
+        """What this node knows of `replicas_behind`: its own ones, and as leader the others'."""
+        for group in list(self.host.stopped):
+            yield {"group": group, "node": self.node_id}
+        for group, replica in list(self.host.groups.items()):
+            core = replica.core
+            if replica.is_behind or replica.faulty or core.lost_state or core.quarantined:
+                yield {"group": group, "node": self.node_id}
+            if replica.is_leader:
+                for peer in core.progress.values():
+                    if peer.silent or not peer.voter:
+                        yield {"group": group, "node": peer.node}
 
     def _far_readers(self) -> list[dict[str, Any]]:
         """How many consumers read streams here that other nodes lead."""

@@ -128,6 +128,38 @@ async def test_nodes_that_are_away_are_missed(cluster: FakeCluster, api: httpx.A
     assert (await check(api, "reached-target-cluster-size", 503))["reason"] == "2 of 3 nodes run"
 
 
+async def test_replicas_that_are_behind_do_not_stand_in(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q")
+    (record,) = cluster.nodes[1].broker.metadata.tree.records()
+    replicas = cluster.groups[record.group].replicas
+    await until(lambda: len(replicas) == 3)
+
+    async def is_critical() -> None:
+        answer = await check(api, "node-is-quorum-critical", 503)
+        assert [row["name"] for row in answer["queues"]] == ["q"]
+
+    # A follower that lags says so itself, and so does one that stopped.
+    replicas[3].is_behind = True
+    await is_critical()
+    replicas[3].is_behind = False
+    assert await check(api, "node-is-quorum-critical") == HEALTHY
+    cluster.nodes[2].host.stopped[record.group] = SimpleNamespace(stopped="entry 7")
+    await is_critical()
+    cluster.nodes[2].host.stopped.clear()
+    # Its leader knows of one that does not answer, or that has no vote yet.
+    leader = next(replica for replica in replicas.values() if replica.is_leader)
+    for silent, voter in ((True, True), (False, False)):
+        leader.core.progress = {3: SimpleNamespace(node=3, silent=silent, voter=voter)}
+        await is_critical()
+    leader.core.progress = {3: SimpleNamespace(node=3, silent=False, voter=True)}
+    assert await check(api, "node-is-quorum-critical") == HEALTHY
+    # This node's own replica is not one of those that stand in.
+    replicas[1].is_behind = True
+    assert await check(api, "node-is-quorum-critical") == HEALTHY
+
+
 async def test_the_target_size_of_the_cluster_counts(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
