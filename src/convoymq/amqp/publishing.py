@@ -12,17 +12,15 @@ from convoymq.model.errors import FrameFault, PreconditionFailed
 from convoymq.model.refusals import (
     REPLY_CONSUMER_MISSING,
     invalid_copy_header,
-    invalid_expiration,
     reply_consumer,
     wrong_user_id,
 )
 from convoymq.model.tables import INTEGER_CODES, Table
-from convoymq.queues.message_properties import asked_property
+from convoymq.queues.message_properties import asked_property, check_expiration
 from convoymq.queues.sessions import PRODUCER_NAME_BYTES_MAX
 
 REPLY_QUEUE = "amq.rabbitmq.reply-to"
 REPLY_PREFIX = REPLY_QUEUE + "."
-EXPIRATION_MS_MAX = 315_360_000_000
 IMPERSONATOR = "impersonator"
 PRODUCER_HEADER = "x-stream-producer"
 SEQUENCE_HEADER = "x-stream-sequence"
@@ -96,27 +94,6 @@ def inspect(
     producer = None if headers is None else _producer(headers)
     asked = asked_property(properties.expiration, properties.priority)
     return Inspected(tuple(dict.fromkeys(keys)), headers, content, producer, asked)
-
-
-def check_expiration(text: str) -> None:
-    """Check the expiration property: milliseconds, not negative, at most ten years.
-
-    Raises:
-        PreconditionFailed: it is something else; the reason names what.
-    """
-    sign = 1 if text[:1] in ("-", "+") else 0
-    end = sign
-    while end < len(text) and text[end] in "0123456789":
-        end += 1
-    if end == sign:
-        raise invalid_expiration(text, "no_integer")
-    if end < len(text):
-        raise invalid_expiration(text, f'{{leftover_string,"{text[end:]}"}}')
-    value = int(text)
-    if value < 0:
-        raise invalid_expiration(text, f"{{value_negative,{value}}}")
-    if value > EXPIRATION_MS_MAX:
-        raise invalid_expiration(text, f"{{value_too_large,{value}}}")
 
 
 def _producer(headers: Table) -> tuple[bytes, int] | None:

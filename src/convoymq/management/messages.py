@@ -15,14 +15,13 @@ from convoymq.metadata.machine import User
 from convoymq.model.errors import Misuse, PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
     invalid_copy_header,
-    invalid_expiration,
     message_too_big,
     wrong_user_id,
 )
 from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
 from convoymq.queues.broker import Broker
 from convoymq.queues.interface import Queue, QueueClient
-from convoymq.queues.message_properties import asked_property, check_served
+from convoymq.queues.message_properties import asked_property, check_expiration, check_served
 
 FRAME_BODY_MAX = 131_072 - 8
 ANSWER_TIMEOUT_S = 30.0
@@ -314,12 +313,12 @@ async def publish(
         raise message_too_big(len(body), size_max)
     for name, _, kind in _PROPERTIES:
         if kind == "s" and properties.get(name) is not None:
-            _of_type(name, properties[name], str)
+            _short(_of_type(name, properties[name], str))
     claimed, expiration = properties.get("user_id"), properties.get("expiration")
     if claimed is not None and claimed != user.name and IMPERSONATOR not in user.tags:
         raise wrong_user_id(claimed, user.name)
-    if expiration is not None and not (expiration.isascii() and expiration.isdecimal()):
-        raise invalid_expiration(expiration, "no_integer")
+    if expiration is not None:
+        check_expiration(expiration)
     headers = _headers(properties.get("headers") or {})
     keys = dict.fromkeys((routing_key, *_copies(headers, "CC"), *_copies(headers, "BCC")))
     for key in keys:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from convoymq.model.refusals import queue_subject, unserved_property
+from convoymq.model.refusals import invalid_expiration, queue_subject, unserved_property
 from convoymq.queues.classic.records import traits_of
 from convoymq.queues.interface import Queue
 
 PRIORITY_NORMAL_MAX = 4
 """Up to here a priority is that of a message without one: 0 is what many clients always send, and 4
 is the default of JMS."""
+EXPIRATION_MS_MAX = 315_360_000_000
 RECORD_PRIORITY = 2
 RECORD_EXPIRATION = 4
 """Flags of ENQUEUE: some record carries the property."""
@@ -30,6 +31,27 @@ def asked_property(expiration: object, priority: int | None) -> str | None:
     if priority is not None and priority > PRIORITY_NORMAL_MAX:
         return "priority"
     return None
+
+
+def check_expiration(text: str) -> None:
+    """Checks the expiration property: milliseconds, not negative, at most ten years.
+
+    Raises:
+        PreconditionFailed: it is something else; the reason names what.
+    """
+    sign = 1 if text[:1] in ("-", "+") else 0
+    end = sign
+    while end < len(text) and text[end] in "0123456789":
+        end += 1
+    if end == sign:
+        raise invalid_expiration(text, "no_integer")
+    if end < len(text):
+        raise invalid_expiration(text, f'{{leftover_string,"{text[end:]}"}}')
+    value = int(text)
+    if value < 0:
+        raise invalid_expiration(text, f"{{value_negative,{value}}}")
+    if value > EXPIRATION_MS_MAX:
+        raise invalid_expiration(text, f"{{value_too_large,{value}}}")
 
 
 def check_served(asked: str | None, queues: Iterable[Queue]) -> None:

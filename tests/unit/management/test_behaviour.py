@@ -110,6 +110,31 @@ async def test_a_message_names_its_user_truly(cluster: FakeCluster, api: httpx.A
             )
 
 
+@pytest.mark.parametrize(
+    ("expiration", "reason"),
+    [
+        ("abc", "invalid expiration 'abc': no_integer"),
+        ("5s", "invalid expiration '5s': {leftover_string,\"s\"}"),
+        ("-1", "invalid expiration '-1': {value_negative,-1}"),
+        (
+            "315360000001",
+            "invalid expiration '315360000001': {value_too_large,315360000001}",
+        ),
+        ("9" * 5000, "a name or property of more than 255 bytes"),
+    ],
+)
+async def test_an_expiration_is_checked_as_for_amqp(
+    cluster: FakeCluster, api: httpx.AsyncClient, expiration: str, reason: str
+) -> None:
+    await cluster.queue(1, "q", arguments={"x-queue-type": "classic"})
+    message = {"properties": {"expiration": expiration}, "routing_key": "q", "payload": "x"}
+    path = "/exchanges/%2F/amq.default/publish"
+    answer = await ok(api.post(path, json=message), 400)
+    assert answer["reason"] == f"406 PRECONDITION_FAILED - {reason}"
+    message["properties"] = {"expiration": "315360000000"}
+    assert await ok(api.post(path, json=message)) == {"routed": True}
+
+
 async def test_copies_of_a_message_go_where_its_headers_say(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
