@@ -24,7 +24,7 @@ from convoymq.metadata.commands import (
     PutUser,
 )
 from convoymq.model.compatibility import COMPATIBLE_VERSION
-from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
+from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.tables import Table
 from convoymq.queues.slices import in_slices
 from convoymq.replication import versions as supported
@@ -469,6 +469,9 @@ async def publish(call: Call) -> Any:
     vhost = call.vhost()
     name = _exchange_name(call.path["name"])
     call.may("write", "exchange", name)
+    alarms = sorted(call.broker.alarms)
+    if alarms:
+        raise Unavailable(f"publishers are blocked by an alarm: {' and '.join(alarms)}")
     try:
         return await _publish(call, vhost, name, await call.json(LARGE_BODY_BYTES_MAX))
     except NotFound as error:

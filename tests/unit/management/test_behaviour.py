@@ -22,7 +22,7 @@ from convoymq.metadata.commands import DeleteQueue, DeleteVhost, PutNode
 from convoymq.metadata.machine import User
 from convoymq.model.tables import Field, Table
 from tests.unit.management.test_api import api, client, cluster, ok
-from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster
+from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
 
 __all__ = ["api", "cluster"]
 
@@ -108,6 +108,29 @@ async def test_a_message_names_its_user_truly(cluster: FakeCluster, api: httpx.A
                 "406 PRECONDITION_FAILED - user_id property set to 'guest' but authenticated user "
                 "was 'u'"
             )
+
+
+async def test_an_alarm_refuses_what_is_published(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q")
+    path = "/exchanges/%2F/amq.default/publish"
+    message = {"properties": {}, "routing_key": "q", "payload": "x"}
+    # An alarm of any node blocks the publishers of all.
+    cluster.nodes[2].broker.set_alarm("disk", True)
+    await until(lambda: cluster.nodes[1].broker.alarms)
+    cluster.nodes[1].broker.set_alarm("memory", True)
+    answer = await ok(api.post(path, json=message), 503)
+    assert answer == {
+        "error": "service_unavailable",
+        "reason": "publishers are blocked by an alarm: disk and memory",
+    }
+    cluster.nodes[2].broker.set_alarm("disk", False)
+    cluster.nodes[1].broker.set_alarm("memory", False)
+    await until(lambda: not cluster.nodes[1].broker.alarms)
+    assert await ok(api.post(path, json=message)) == {"routed": True}
+    (row,) = await ok(api.post("/queues/%2F/q/get", json={"count": 5}))
+    assert row["message_count"] == 0
 
 
 @pytest.mark.parametrize(
