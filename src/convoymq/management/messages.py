@@ -181,6 +181,12 @@ class OneShot:
         finally:
             self._answer = self._loop.create_future()
 
+    async def settled(self) -> None:
+        """Waits until what was settled or returned is applied. Raises Unavailable."""
+        self.client.when_settled(self._tell)
+        if not await self.wait():
+            raise Unavailable("the queue was lost")
+
     def _tell(self, result: Any, error: Exception | None = None) -> None:
         if self._answer.done():
             return
@@ -251,7 +257,8 @@ async def get_messages(
     encoding: str,
     truncate: int | None,
 ) -> list[dict[str, Any]]:
-    """Takes up to `count` messages, and settles or returns them as `ack_mode` says."""
+    """Takes up to `count` messages, and settles or returns them as `ack_mode` says: by the time
+    that this returns, unless the queue does not answer for ANSWER_TIMEOUT_S."""
     if ack_mode not in ACK_MODES:
         raise PreconditionFailed(f"ackmode must be one of {', '.join(ACK_MODES)}")
     if encoding not in ("auto", "base64"):
@@ -275,6 +282,9 @@ async def get_messages(
                 shot.client.discard(0, ids)
             else:
                 shot.client.return_(0, ids, failed=ack_mode.startswith("reject"))
+            # What was taken is shown in any case: nobody else may get it any more.
+            with contextlib.suppress(Unavailable):
+                await shot.settled()
     finally:
         shot.client.close()
     return rows

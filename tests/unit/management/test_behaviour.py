@@ -21,6 +21,8 @@ from convoymq.management.server import ManagementServer, Times
 from convoymq.metadata.commands import DeleteQueue, DeleteVhost, PutNode
 from convoymq.metadata.machine import User
 from convoymq.model.tables import Field, Table
+from convoymq.queues.classic.client import ClassicClient
+from convoymq.queues.classic.queue import LocalQueue
 from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
 
@@ -131,6 +133,43 @@ async def test_an_alarm_refuses_what_is_published(
     assert await ok(api.post(path, json=message)) == {"routed": True}
     (row,) = await ok(api.post("/queues/%2F/q/get", json={"count": 5}))
     assert row["message_count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "ready"),
+    [
+        ("ack_requeue_false", 0),
+        ("reject_requeue_false", 0),
+        ("ack_requeue_true", 1),
+        ("reject_requeue_true", 1),
+    ],
+)
+async def test_a_get_is_answered_when_the_queue_has_settled(
+    cluster: FakeCluster,
+    api: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    ready: int,
+) -> None:
+    await cluster.queue(1, "q", arguments={"x-queue-type": "classic"})
+    message = {"properties": {}, "routing_key": "q", "payload": "x"}
+    await ok(api.post("/exchanges/%2F/amq.default/publish", json=message))
+    (queue,) = cluster.nodes[1].broker.classic.queues.values()
+    assert isinstance(queue, LocalQueue)
+    machine, waiting = queue.machine, []
+    monkeypatch.setattr(ClassicClient, "when_settled", lambda _, call: waiting.append(call))
+    path = "/queues/%2F/q/get"
+    getting = asyncio.ensure_future(ok(api.post(path, json={"ackmode": mode})))
+    await until(lambda: waiting)
+    await until(lambda: (machine.ready_count, machine.unsettled_count) == (ready, 0))
+    assert not getting.done()
+    waiting[0](True)
+    assert [row["payload"] for row in await getting] == ["x"]
+    # Of a queue that is lost meanwhile the answer still has the messages.
+    monkeypatch.undo()
+    await ok(api.post("/exchanges/%2F/amq.default/publish", json=message))
+    monkeypatch.setattr(ClassicClient, "when_settled", lambda _, call: call(False))
+    assert [row["payload"] for row in await ok(api.post(path, json={"ackmode": mode}))] == ["x"]
 
 
 @pytest.mark.parametrize(
