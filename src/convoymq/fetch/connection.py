@@ -434,8 +434,10 @@ class FetchConnection(asyncio.BufferedProtocol):
 
     async def _log_in(self, frame: Frame) -> None:
         self.edge.counters.requests[Op.AUTHENTICATE] += 1
+        name = ""
         try:
             request = read(Authenticate, frame.map)
+            name = request.user
             if request.mechanism != "PLAIN":
                 raise ColumnarError(
                     ErrorCode.PRECONDITION_FAILED,
@@ -448,7 +450,9 @@ class FetchConnection(asyncio.BufferedProtocol):
         except BrokerError as error:
             told = as_error(error)
             self.edge.counters.errors[ErrorCode(told.code)] += 1
-            log.warning("fetch.login_refused", connection=self.name, reason=told.text)
+            log.warning(
+                "fetch.login_refused", connection=self.name, user=name, reason=told.text
+            )
             self._last_words(frame.correlation, told)
             return
         if self.state is not State.LOGIN:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from convoymq.fetch.connection import State
 from convoymq.metadata.commands import DeleteUser, PutUser
@@ -61,8 +62,13 @@ async def test_a_login_that_is_refused_is_told_why_and_closed(
     rig: Rig, fields: dict[str, Any], code: ErrorCode
 ) -> None:
     peer = rig.peer()
-    number = peer.send(Op.AUTHENTICATE, LOGIN | fields)
-    await until(lambda: peer.transport.closed)
+    with capture_logs() as logs:
+        number = peer.send(Op.AUTHENTICATE, LOGIN | fields)
+        await until(lambda: peer.transport.closed)
+    (said,) = [row for row in logs if row["event"] == "fetch.login_refused"]
+    # A request without a sound name and password names nobody.
+    sound = all(isinstance(value, str) for value in fields.values())
+    assert said["user"] == (fields.get("user", LOGIN["user"]) if sound else "")
     answer = peer.answer_to(number)
     assert answer is not None
     assert answer.status == code
