@@ -1176,7 +1176,7 @@ class Channel:
         }
 
     def consumer_infos(self) -> list[dict[str, Any]]:
-        """Rows of /api/consumers."""
+        """Rows of /api/consumers, with the session and number by which queues know them."""
         details = {
             "name": f"{self.connection.name} ({self.number})",
             "number": self.number,
@@ -1191,6 +1191,8 @@ class Channel:
                 "consumer_tag": consumer.tag,
                 "queue": {"name": consumer.queue.name, "vhost": consumer.queue.vhost},
                 "channel_details": details,
+                "session": consumer.client.session,
+                "number": consumer.number,
                 "ack_required": not consumer.slot.no_ack,
                 "prefetch_count": consumer.prefetch,
                 "exclusive": consumer.exclusive,

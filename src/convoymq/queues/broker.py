@@ -72,7 +72,7 @@ from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.group_queue import TICK_MS, FlowLimits
-from convoymq.queues.interface import Queue
+from convoymq.queues.interface import SINGLE_ACTIVE, Queue
 from convoymq.queues.local_queues import TRACE_ARGUMENT, GroupHost, LocalQueues, Questions
 from convoymq.queues.quorum.machine import DISCONNECT_TIMEOUT_MS_DEFAULT
 from convoymq.queues.quorum.queue import QuorumQueue
@@ -1060,8 +1060,22 @@ class Broker:
         return await self._gather("channels")
 
     async def list_consumers(self) -> list[dict[str, Any]]:
-        """Rows of all nodes."""
-        return await self._gather("consumers")
+        """Rows of all nodes. Which consumer of a queue is active is known where the queue is
+        decided about."""
+        rows: list[dict[str, Any]] = []
+        told: dict[tuple[int, int], str] = {}
+        for row in await self._gather("consumers"):
+            if "activity_of" in row:
+                session, number = row["activity_of"]
+                told[session, number] = row["activity_status"]
+            else:
+                rows.append(row)
+        for row in rows:
+            status = told.get((row.pop("session", 0), row.pop("number", 0)))
+            if status is not None:
+                row["activity_status"] = status
+                row["active"] = status == SINGLE_ACTIVE
+        return rows
 
     async def list_nodes(self) -> dict[str, dict[str, Any]]:
         """Resources of the nodes that answer, by name."""
@@ -1130,7 +1144,7 @@ class Broker:
                 return [row for c in self.connections.all() for row in c.channel_infos()]
             case "consumers":
                 rows = [row for c in self.connections.all() for row in c.consumer_infos()]
-                return rows + self._reservation_rows()
+                return rows + self._reservation_rows() + self._activity_rows()
             case "queues":
                 rows = [row async for row in in_slices(self.local_rows())]
                 return rows + self._far_readers() + self.stopped_replicas()
@@ -1171,6 +1185,15 @@ class Broker:
             }
             for queue in [*self._groups.values(), *self.classic.queues.values()]
             for reservation in queue.reservations()
+        ]
+
+    def _activity_rows(self) -> list[dict[str, Any]]:
+        """What `list_consumers` hears of consumers, on any node, of queues that this node decides
+        about."""
+        return [
+            {"activity_of": [session, number], "activity_status": status}
+            for queue in [*self._groups.values(), *self.classic.queues.values()]
+            for session, number, status in queue.activity()
         ]
 
     def live_sessions(self) -> list[int]:

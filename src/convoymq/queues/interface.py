@@ -17,6 +17,11 @@ from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Field
 from convoymq.queues.reservation_reads import ReservedRun, Room, no_wait
 
+SINGLE_ACTIVE = "single_active"
+"""Activity status of the consumer that is served."""
+WAITING = "waiting"
+"""Activity status of one that is not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSpec:
@@ -223,6 +228,11 @@ class Queue(ABC):
     def reservations(self) -> list[dict[str, Any]]:
         """Reservations of the queue (`Reservations.infos`), if this node decides about it;
         otherwise []."""
+        return []
+
+    def activity(self) -> list[tuple[int, int, str]]:
+        """(session, number, activity status) of each consumer of a queue with a single active one,
+        if this node decides about it; otherwise []."""
         return []
 
     def _without_reservations(self) -> PreconditionFailed:

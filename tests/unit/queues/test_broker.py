@@ -415,6 +415,51 @@ async def test_alarms_count_for_the_whole_cluster(cluster: FakeCluster) -> None:
     await until(lambda: heard[-1] == {"disk"})
 
 
+class Listed:
+    """A connection whose one channel has one consumer."""
+
+    vhost, user = "/", User(name="guest")
+
+    def __init__(self, id: int, reader: Channel) -> None:
+        self.id, self.name, self.reader = id, f"client {id}", reader
+
+    def consumer_infos(self) -> list[dict[str, Any]]:
+        key = {"session": self.reader.client.session, "number": 1}
+        return [{"consumer_tag": self.name, "active": True, "activity_status": "up", **key}]
+
+    def sessions(self) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+@pytest.mark.parametrize("single", [True, False])
+async def test_lists_say_which_consumer_is_the_active_one(
+    cluster: FakeCluster, kind: str, single: bool
+) -> None:
+    arguments = {"x-queue-type": kind, "x-single-active-consumer": single}
+    await cluster.queue(1, "q", arguments=arguments)
+    await until(lambda: "q" in cluster.nodes[2].machine.vhosts["/"].queues)
+    readers = {node: channel(cluster, node, "q") for node in (1, 2)}
+    for node, reader in readers.items():
+        reader.consume()
+        await until(lambda reader=reader: ("subscribed", 1, None) in reader.heard)
+        cluster.nodes[node].broker.connections.add(Listed(node, reader))
+
+    async def states(node: int) -> dict[str, tuple[bool, str]]:
+        rows = await cluster.nodes[node].broker.list_consumers()
+        assert all(row.keys() == {"consumer_tag", "active", "activity_status"} for row in rows)
+        return {row["consumer_tag"]: (row["active"], row["activity_status"]) for row in rows}
+
+    first, second = (True, "single_active"), (False, "waiting")
+    if not single:
+        first = second = (True, "up")
+    for node in (1, 2, 3):
+        assert await states(node) == {"client 1": first, "client 2": second}
+    readers[1].client.cancel(1)
+    await until(lambda: ("cancel-ok", 1) in readers[1].heard)
+    assert (await states(3))["client 2"] == first
+
+
 async def test_lists_cover_the_cluster_and_connections_can_be_closed(cluster: FakeCluster) -> None:
     class Connection:
         id, name, vhost, closed = 1, "client", "/", ""

@@ -35,7 +35,7 @@ from convoymq.queues.classic.machine import (
 from convoymq.queues.classic.records import Traits, traits_of
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block
-from convoymq.queues.interface import ClientEvents, Queue
+from convoymq.queues.interface import SINGLE_ACTIVE, WAITING, ClientEvents, Queue
 from convoymq.routing.queue_arguments import takes_over_strictly
 
 if TYPE_CHECKING:
@@ -241,6 +241,20 @@ class LocalQueue(HomeReservations, ClassicQueue):
         if self.builder.used:
             self.end_of_round(self.machine.last_used_ms)
         return self.machine.ready_count, self.machine.consumer_count
+
+    def activity(self) -> list[tuple[int, int, str]]:
+        """See `Queue`."""
+        machine = self.machine
+        if not self.limits.single_active:
+            return []
+        return [
+            (
+                consumer.session,
+                consumer.number,
+                SINGLE_ACTIVE if consumer is machine.active else WAITING,
+            )
+            for consumer in machine.service
+        ]
 
     def dropped(self) -> tuple[int, int]:
         """Messages that expired, and that were dropped because the queue was too long."""

@@ -282,6 +282,17 @@ class QuorumQueue(GroupQueue):
         machine: QuorumMachine = replica.machine
         return machine.reservations.infos()
 
+    def activity(self) -> list[tuple[int, int, str]]:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None or not replica.is_leader or not replica.machine.single_active:
+            return []
+        return [
+            (row["session"], row["number"], row["activity_status"])
+            for row in replica.machine.consumers()
+            if "session" in row
+        ]
+
     def on_deleted(self) -> None:
         """See `GroupQueue`."""
         super().on_deleted()
