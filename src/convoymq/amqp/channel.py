@@ -615,11 +615,15 @@ class Channel:
 
     def _on_reply(self, record: bytes) -> None:
         slot = self._reply_slot
-        if slot is None or self.codec.state == frames.CHANNEL_CLOSING:
-            return
         # Nobody keeps replies: what a client does not read in time is dropped.
-        if not self.connection.output_full():
-            self.codec.deliver_record(slot, bytes(record), False)
+        if (
+            slot is None
+            or self.codec.state == frames.CHANNEL_CLOSING
+            or self.connection.output_full()
+        ):
+            self.broker.counters.dropped_replies += 1
+            return
+        self.codec.deliver_record(slot, bytes(record), False)
 
     def _end_replies(self) -> None:
         if self._reply_token is not None:

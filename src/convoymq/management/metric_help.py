@@ -40,6 +40,8 @@ HELP: dict[str, str] = {
     "rabbitmq_global_messages_dead_lettered_maxlen_total":
         "Messages dropped because their classic queue was too long",
     "rabbitmq_global_messages_acknowledged_total": "Messages acknowledged",
+    "convoy_direct_replies_dropped_total":
+        "Direct replies whose requester was gone or did not read in time",
     "convoy_fetch_connections": "Open connections of the columnar protocol",
     "convoy_fetch_requests_total": "Requests of the columnar protocol",
     "convoy_fetch_errors_total": "Requests and connections answered with an error",

@@ -151,6 +151,7 @@ def _edges(text: _Text, broker: Broker) -> None:
     ):
         text.counter(f"global_{name}_total", value, labels)
     text.gauge("global_consumers", consumers, labels)
+    text.counter("convoy_direct_replies_dropped_total", counters.dropped_replies)
     text.counter(
         "global_messages_dead_lettered_delivery_limit_total",
         broker.dropped_over_limit(),

@@ -245,7 +245,9 @@ class Broker:
         #: Queues whose deletion is under way because nobody uses them any more.
         self._going: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._timer: Any = None
-        self._replies = ReplyRoutes(control, incarnation, self.settings.reply_backlog_max_bytes)
+        self._replies = ReplyRoutes(
+            control, incarnation, self.settings.reply_backlog_max_bytes, self.counters
+        )
         self._loop = asyncio.get_running_loop()
         self.classic = ClassicHost(
             node_id=node_id,

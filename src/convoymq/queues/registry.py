@@ -71,6 +71,7 @@ class Counters:
         "connections_opened",
         "delivered",
         "delivered_no_ack",
+        "dropped_replies",
         "dropped_unroutable",
         "get",
         "get_empty",
@@ -94,6 +95,7 @@ class Counters:
     connections_opened: int
     delivered: int
     delivered_no_ack: int
+    dropped_replies: int
     dropped_unroutable: int
     get: int
     get_empty: int

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from convoymq.kernels.batch import HEADER_SIZE, frame_header
 from convoymq.model.errors import BrokerError
+from convoymq.queues.registry import Counters
 from convoymq.transport.control import KIND_REPLY, KIND_REPLY_EXISTS, ControlPlane
 
 _TOKEN = struct.Struct(">BIQ")
@@ -27,8 +28,15 @@ class ReplyRoutes:
     `backlog_bytes_max`: replies are dropped while more waits to be written to their node.
     """
 
-    def __init__(self, control: ControlPlane, incarnation: int, backlog_bytes_max: int) -> None:
+    def __init__(
+        self,
+        control: ControlPlane,
+        incarnation: int,
+        backlog_bytes_max: int,
+        counters: Counters,
+    ) -> None:
         self._control = control
+        self._counters = counters
         self._backlog_bytes_max = backlog_bytes_max
         self._incarnation = incarnation
         self._next = 0
@@ -54,14 +62,17 @@ class ReplyRoutes:
         if node == self._control.node_id:
             deliver = self._routes.get(token)
             if deliver is None:
+                self._counters.dropped_replies += 1
                 return False
             deliver(record)
             return True
         links = self._control.transport
         if node is None or not links.is_connected(node):
+            self._counters.dropped_replies += 1
             return False
         if links.backlog_bytes(node) > self._backlog_bytes_max:
             # As for a client that reads too slowly.
+            self._counters.dropped_replies += 1
             return True
         encoded = token.encode()
         self._control.send_raw(node, KIND_REPLY, (encoded, record), c=len(encoded))
@@ -82,7 +93,9 @@ class ReplyRoutes:
         length = frame_header(data)[6]
         middle = HEADER_SIZE + length
         deliver = self._routes.get(data[HEADER_SIZE:middle].decode("ascii", "replace"))
-        if deliver is not None:
+        if deliver is None:
+            self._counters.dropped_replies += 1
+        else:
             deliver(data[middle:])
 
     async def _on_exists(self, node: int, token: object) -> bool:

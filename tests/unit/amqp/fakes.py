@@ -271,6 +271,7 @@ class FakeBroker:
                     "confirmed",
                     "returned_unroutable",
                     "dropped_unroutable",
+                    "dropped_replies",
                     "delivered",
                     "delivered_no_ack",
                     "redelivered",

@@ -1186,6 +1186,17 @@ async def test_direct_reply_to(client: Client, make_client: MakeClient) -> None:
     assert close.reply_code == 404
 
 
+async def test_replies_that_a_client_does_not_read_are_dropped_and_counted(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await consume(client, "amq.rabbitmq.reply-to", no_ack=True)
+    broker = client.connection.broker
+    monkeypatch.setattr(client.connection, "output_full", lambda: True)
+    client.connection.channels[1]._on_reply(b"")
+    assert await client.heard() == []
+    assert broker.counters.dropped_replies == 1
+
+
 async def test_direct_reply_to_errors(client: Client) -> None:
     name = "amq.rabbitmq.reply-to"
     await refused(client, 406, "reply consumer cannot acknowledge", spec.BasicConsume(queue=name))

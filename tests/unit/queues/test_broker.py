@@ -381,6 +381,25 @@ async def test_replies_to_a_node_that_takes_nothing_are_dropped(
     assert responder.publish_reply(token, b"sent")
     await until(lambda: bool(heard))
     assert heard == [b"sent"]
+    assert responder.counters.dropped_replies == 1
+
+
+@pytest.mark.moves("convoy_direct_replies_dropped_total")
+async def test_replies_that_nobody_gets_are_in_the_metrics(cluster: FakeCluster) -> None:
+    asker, responder = cluster.nodes[1].broker, cluster.nodes[2].broker
+    await render(asker, {})
+    token = asker.register_reply(lambda record: None)
+    asker.unregister_reply(token)
+    assert not asker.publish_reply(token, b"late")
+    # The responder's node does not know that the requester is gone; the requester's does.
+    assert responder.publish_reply(token, b"late")
+    await until(lambda: asker.counters.dropped_replies == 2)
+    assert "convoy_direct_replies_dropped_total 2\n" in await render(asker, {})
+    assert responder.counters.dropped_replies == 0
+    cluster.down.add(1)
+    assert not responder.publish_reply(token, b"late")
+    assert not responder.publish_reply("nonsense", b"lost")
+    assert responder.counters.dropped_replies == 2
 
 
 async def test_a_lost_home_node_is_named(cluster: FakeCluster) -> None:
