@@ -260,7 +260,7 @@ class Broker:
             await_room=host.await_room,
         )
         self.metadata_reads = MetadataReads(node_id, control, host)
-        control.handle(KIND_LIST, self._on_list)
+        control.handle_replying(KIND_LIST, self._on_list)
         control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
         control.handle(KIND_ALARM, self._on_alarm)
         control.handle(KIND_QUEUE_COUNTS, self._on_quorum_counts)
@@ -1120,8 +1120,7 @@ class Broker:
         return False
 
     async def _gather(self, what: str) -> list[dict[str, Any]]:
-        # Rows of thousands of queues are made in slices.
-        timeout_s = LIST_QUEUES_TIMEOUT_S if what == "queues" else LIST_TIMEOUT_S
+        timeout_s = _list_timeout_s(what)
 
         async def ask(node: int) -> list[dict[str, Any]]:
             try:
@@ -1138,7 +1137,21 @@ class Broker:
         """Time since the broker was made."""
         return self._clock.now_ms() - self.started_ms
 
-    async def _on_list(self, node: int, what: Any) -> list[dict[str, Any]]:
+    async def _on_list(self, node: int, what: Any, reply: Reply) -> None:
+        if node == self.node_id or what == "node":
+            reply(await self._rows(what))
+            return
+        until_ms = self._clock.monotonic_ms() + int(_list_timeout_s(what) * 1000)
+        answers = self.local.answers
+        async with answers.room(node, until_ms):
+            # Nothing is made for a link that is full.
+            pass
+        # Other answers need not wait while rows are made in slices.
+        rows = await self._rows(what)
+        async with answers.room(node, until_ms):
+            reply(rows)
+
+    async def _rows(self, what: Any) -> list[dict[str, Any]]:
         match what:
             case "connections":
                 return [{**c.info(), "node": self.node_name} for c in self.connections.all()]
@@ -1336,6 +1349,11 @@ class Broker:
 def generated_name(prefix: str) -> str:
     """Returns a name that nobody else has: the prefix and 22 characters."""
     return prefix + base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+
+
+def _list_timeout_s(what: object) -> float:
+    # Rows of thousands of queues are made in slices.
+    return LIST_QUEUES_TIMEOUT_S if what == "queues" else LIST_TIMEOUT_S
 
 
 def _check_length(name: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from convoymq.kernels.batch import FRAME_CONTROL, frame_header
 from convoymq.model.errors import Refused, ReservationRefused, Unavailable
+from convoymq.queues import broker as broker_module
 from convoymq.queues.broker import BrokerSettings
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.transport.control import KIND_RESERVATION, KIND_STREAM
@@ -365,6 +366,57 @@ async def test_what_is_small_does_not_wait(cluster: FakeCluster, arguments: dict
             {"op": "open", "reservation": "t", "owner": "me", "ttl_ms": 60_000}
         )
     assert reads.host.lines == {}
+
+
+class Listed:
+    """A connection whose row is large."""
+
+    id, name, vhost = 1, "client", "/"
+
+    def info(self) -> dict[str, Any]:
+        return {"name": self.name, "client_properties": "p" * LARGE}
+
+    def sessions(self) -> list[int]:
+        return []
+
+
+async def test_lists_wait_for_room_on_the_link(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "LIST_TIMEOUT_S", 30.0)
+    reads = Reads(cluster, CLASSIC)
+    cluster.nodes[1].broker.connections.add(Listed())
+    asker = cluster.nodes[2].broker
+    assert [row["node"] for row in await asker.list_connections()] == ["n1"]
+    assert max(reads.sent) > LARGE
+    reads.sent.clear()
+    reads.full.add(2)
+    task = asyncio.ensure_future(asker.list_connections())
+    await until(lambda: reads.host.lines.get(2))
+    # What alarms are learned from is small: it does not wait.
+    assert sorted(await asker.list_nodes()) == ["n1", "n2"]
+    await steps()
+    assert max(reads.sent, default=0) < LARGE
+    # A node lists what it has itself without a link.
+    assert [row["name"] for row in await cluster.nodes[1].broker.list_connections()] == ["client"]
+    reads.host.make_room(2)
+    assert len(await task) == 1
+    assert len([size for size in reads.sent if size > LARGE]) == 1
+    assert cluster.nodes[1].broker.local.answers.waiting == 0
+
+
+async def test_a_list_for_a_link_that_stays_full_is_dropped(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = Reads(cluster, CLASSIC)
+    cluster.nodes[1].broker.connections.add(Listed())
+    reads.full.add(2)
+    monkeypatch.setattr(broker_module, "LIST_TIMEOUT_S", 0.05)
+    # A node that does not answer in time has no rows.
+    assert await cluster.nodes[2].broker.list_connections() == []
+    reads.host.make_room(2)
+    await until(lambda: not cluster.nodes[1].control._tasks)
+    assert max(reads.sent, default=0) < LARGE
 
 
 async def test_a_stream_that_is_not_there_is_refused(cluster: FakeCluster) -> None:
