@@ -711,11 +711,11 @@ def client_passes_on_repeats() -> None:
     client = _client()
     on_deliver = client.on_deliver
 
-    def planted(self: Any, consumer: int, first_id: int, *rest: Any) -> None:
-        known = self._consumers.get(consumer)
-        if consumer and known is not None:
-            known.next_id = min(known.next_id, first_id)
-        on_deliver(self, consumer, first_id, *rest)
+    def planted(self: Any, delivery: Any, since: int) -> None:
+        known = self._consumers.get(delivery.consumer)
+        if delivery.consumer and known is not None:
+            known.next_id = min(known.next_id, delivery.first_id)
+        on_deliver(self, delivery, since)
 
     client.on_deliver = planted
 
@@ -725,8 +725,8 @@ def client_skips_gaps() -> None:
     client = _client()
     on_deliver = client.on_deliver
 
-    def planted(self: Any, *arguments: Any) -> None:
-        on_deliver(self, *arguments[:-1], 0)
+    def planted(self: Any, delivery: Any, since: int) -> None:
+        on_deliver(self, delivery, 0)
 
     client.on_deliver = planted
 

@@ -29,7 +29,7 @@ from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
-from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
+from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, Queue, QueueClient
 from convoymq.queues.message_properties import asked_property, check_served
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
 
@@ -114,8 +114,8 @@ class _Transaction:
         return not self.waiting and not self.settling
 
 
-#: A delivery that the client cannot take yet: arguments of ChannelCodec.deliver.
-_Held = tuple[Consumer, int, bytes, int, int, int, int, int]
+#: A delivery that the client cannot take yet.
+_Held = tuple[Consumer, Delivery]
 
 
 class Channel:
@@ -676,8 +676,9 @@ class Channel:
     def _return_held(self, held: _Held) -> None:
         """The client never saw these: they go back, without acknowledgements too, where only what
         was sent counts as consumed."""
-        consumer, first_id, count = held[0], held[1], held[5]
-        self.codec.note(consumer.slot, frames.RETURN, first_id, first_id + count - 1)
+        consumer, delivery = held
+        first_id = delivery.first_id
+        self.codec.note(consumer.slot, frames.RETURN, first_id, first_id + delivery.messages - 1)
 
     def _forget_empty_slots(self) -> None:
         kept = []
@@ -699,17 +700,9 @@ class Channel:
             slot = self.codec.add_slot(client, 0, b"", False, queue.type in COUNTED_TYPES)
             self._get_slots[client] = slot
 
-        def got(
-            block: bytes | None,
-            command: int,
-            record: int,
-            get_id: int,
-            acquired: int,
-            delivery_count: int,
-            ready: int,
-            error: Exception | None,
-        ) -> None:
+        def got(result: GetResult) -> None:
             counters = self.broker.counters
+            block, command, record, get_id, acquired, failed, ready, error = result
             if error is not None:
                 raise _as_broker_error(error)
             if block is None:
@@ -721,7 +714,7 @@ class Channel:
             else:
                 counters.get += 1
             self.codec.send_get(
-                slot, block, command, record, get_id, acquired, delivery_count, ready, method.no_ack
+                slot, block, command, record, get_id, acquired, failed, ready, method.no_ack
             )
 
         self._await(got)
@@ -973,40 +966,30 @@ class Channel:
         if transaction.is_done():
             self._answer(spec.TxCommit.METHOD_ID, class_id=spec.TX)
 
-    def on_deliver(
-        self,
-        client: QueueClient,
-        consumer: int,
-        first_id: int,
-        block: bytes,
-        command: int,
-        first: int,
-        count: int,
-        acquired: int,
-        delivery_count: int,
-    ) -> None:
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """See `ClientEvents`."""
-        found = self._by_number.get(consumer)
+        found = self._by_number.get(delivery.consumer)
         if self.closed or found is None or self.codec.state == frames.CHANNEL_CLOSING:
             return
         counters = self.broker.counters
+        count = delivery.messages
         if found.slot.no_ack:
             counters.delivered_no_ack += count
         else:
             counters.delivered += count
-        if acquired:
+        if delivery.acquired_count:
             counters.redelivered += count
         overtakes = any(held[0] is found for held in self._held)
         if not overtakes and self._room(found) >= count:
-            self._deliver(found, first_id, block, command, first, count, acquired, delivery_count)
+            self._deliver(found, delivery)
             return
-        if not self._held or self._held[-1][2] is not block:
-            self._held_bytes += len(block)
-        self._held.append((found, first_id, block, command, first, count, acquired, delivery_count))
+        if not self._held or self._held[-1][1].block is not delivery.block:
+            self._held_bytes += len(delivery.block)
+        self._held.append((found, delivery))
         self._release_held()
         if self._held_bytes > self.connection.settings.held_bytes_max and not found.paused:
             found.paused = True
-            client.pause(consumer)
+            client.pause(delivery.consumer)
 
     def _room(self, consumer: Consumer) -> int:
         """How many deliveries may be encoded for the consumer now."""
@@ -1022,21 +1005,17 @@ class Channel:
         waiting, self._held = self._held, deque()
         blocked: set[Consumer] = set()
         while waiting and not self.closed:
-            held = waiting.popleft()
-            consumer, first_id, block, command, first, count, acquired, delivery_count = held
+            consumer, delivery = waiting.popleft()
+            count = delivery.messages
             room = 0 if consumer in blocked else min(count, self._room(consumer))
             if room < count:
                 blocked.add(consumer)
-                rest = (first_id + room, block, command, first + room, count - room)
-                self._held.append((consumer, *rest, acquired, delivery_count))
+                self._held.append((consumer, delivery.without(room)))
             if room:
-                self._deliver(
-                    consumer, first_id, block, command, first, room, acquired, delivery_count
-                )
+                self._deliver(consumer, delivery.upto(room))
+        blocks = [delivery.block for _, delivery in self._held]
         self._held_bytes = sum(
-            len(held[2])
-            for k, held in enumerate(self._held)
-            if not k or self._held[k - 1][2] is not held[2]
+            len(block) for k, block in enumerate(blocks) if not k or blocks[k - 1] is not block
         )
         if self._held_bytes * 2 <= self.connection.settings.held_bytes_max:
             self._resume_consumers()
@@ -1047,16 +1026,19 @@ class Channel:
                 consumer.paused = False
                 consumer.client.resume(consumer.number)
 
-    def _deliver(self, consumer: Consumer, *arguments: Any) -> None:
+    def _deliver(self, consumer: Consumer, delivery: Delivery) -> None:
+        _, first_id, block, command, first, count, acquired, failed = delivery
         try:
-            self.codec.deliver(consumer.slot, *arguments)
+            self.codec.deliver(
+                consumer.slot, first_id, block, command, first, count, acquired, failed
+            )
         except ValueError as error:
             log.error("amqp.batch_damaged", queue=consumer.queue.name, reason=str(error))
             self._refuse(BrokerError("stored message is damaged"), spec.BASIC, 60)
             return
         trace = consumer.queue.trace
         if trace is not None:
-            trace.sent(consumer.client.session, consumer.number, *arguments)
+            trace.sent(consumer.client.session, *delivery)
 
     def on_output_drained(self) -> None:
         """The client reads again."""
@@ -1094,30 +1076,9 @@ class Channel:
             else:
                 self.send(cancel)
 
-    def on_get(
-        self,
-        client: QueueClient,
-        block: bytes | None,
-        command: int,
-        record: int,
-        get_id: int,
-        acquired: int,
-        delivery_count: int,
-        ready: int,
-        error: Exception | None,
-    ) -> None:
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
         """See `ClientEvents`."""
-        self._answer(
-            spec.BasicGet.METHOD_ID,
-            block,
-            command,
-            record,
-            get_id,
-            acquired,
-            delivery_count,
-            ready,
-            error,
-        )
+        self._answer(spec.BasicGet.METHOD_ID, result)
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """See `ClientEvents`."""

@@ -30,7 +30,7 @@ from convoymq.kernels.frames import content_parts, split_record
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
 from convoymq.model.tables import Table
-from convoymq.queues.interface import ClientEvents, Queue, QueueClient
+from convoymq.queues.interface import ClientEvents, Delivery, GetResult, Queue, QueueClient
 from convoymq.queues.message_properties import check_records
 
 if TYPE_CHECKING:
@@ -435,7 +435,7 @@ class Producing(ClientEvents):
             self._blocked.discard(client)
             self._progress.set()
 
-    def on_deliver(self, client: QueueClient, *delivery: Any) -> None:
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Nothing was subscribed to."""
 
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
@@ -447,7 +447,7 @@ class Producing(ClientEvents):
     def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
         """Nothing was subscribed to."""
 
-    def on_get(self, client: QueueClient, *answer: Any) -> None:
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
         """Nothing was asked for."""
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:

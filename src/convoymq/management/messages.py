@@ -20,7 +20,7 @@ from convoymq.model.refusals import (
 )
 from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
 from convoymq.queues.broker import Broker
-from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
 from convoymq.queues.message_properties import asked_property, check_expiration, check_served
 
 FRAME_BODY_MAX = 131_072 - 8
@@ -199,7 +199,7 @@ class OneShot:
         """See `ClientEvents`."""
         self._tell(ok)
 
-    def on_deliver(self, client: QueueClient, *delivery: Any) -> None:
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Nothing was subscribed to."""
 
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
@@ -211,23 +211,13 @@ class OneShot:
     def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
         """Nothing was subscribed to."""
 
-    def on_get(
-        self,
-        client: QueueClient,
-        block: bytes | None,
-        command: int,
-        record: int,
-        get_id: int,
-        acquired: int,
-        delivery_count: int,
-        ready: int,
-        error: Exception | None,
-    ) -> None:
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
         """See `ClientEvents`."""
         found = None
-        if block is not None:
-            found = (record_of(block, command, record), get_id, acquired, ready)
-        self._tell(found, error)
+        if result.block is not None:
+            content = record_of(result.block, result.command, result.record)
+            found = (content, result.get_id, result.acquired_count, result.ready)
+        self._tell(found, result.error)
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """See `ClientEvents`."""

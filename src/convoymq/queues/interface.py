@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import PreconditionFailed
@@ -40,6 +40,56 @@ class ConsumerSpec:
     """Streams: the argument `x-stream-offset` as it came, as its meaning depends on its type."""
 
 
+class Delivery(NamedTuple):
+    """Neighbouring messages that are checked out to one consumer: records [first, first + messages)
+    of one ENQUEUE command."""
+
+    consumer: int
+    """0: what `QueueClient.get` took."""
+    first_id: int
+    """Message id of the first; the others follow it."""
+    block: bytes
+    command: int
+    """Offset of the command in `block`."""
+    first: int
+    messages: int
+    acquired_count: int
+    """More than 0 sets `redelivered`."""
+    failed_delivery_count: int
+    """More than 0 adds the header x-delivery-count."""
+
+    def without(self, skip: int) -> Delivery:
+        """All but the first `skip` messages."""
+        assert 0 <= skip < self.messages
+        return self._replace(
+            first_id=self.first_id + skip, first=self.first + skip, messages=self.messages - skip
+        )
+
+    def upto(self, messages: int) -> Delivery:
+        """The first of the messages."""
+        assert 0 < messages <= self.messages
+        return self._replace(messages=messages)
+
+
+class GetResult(NamedTuple):
+    """What `QueueClient.get` found."""
+
+    block: bytes | None = None
+    """None: nothing, or `error`."""
+    command: int = 0
+    record: int = 0
+    get_id: int = 0
+    """By this id it is settled, with consumer number 0."""
+    acquired_count: int = 0
+    failed_delivery_count: int = 0
+    ready: int = 0
+    """Messages that are left."""
+    error: Exception | None = None
+
+
+GET_EMPTY = GetResult()
+
+
 class ClientEvents(Protocol):
     """What a channel hears from its clients. `client` is the one that calls."""
 
@@ -47,24 +97,9 @@ class ClientEvents(Protocol):
         """The publishes with these tag ranges (first, last, first, last, …) are safe (`ok`) or
         refused."""
 
-    def on_deliver(
-        self,
-        client: QueueClient,
-        consumer: int,
-        first_id: int,
-        block: bytes,
-        command: int,
-        first: int,
-        count: int,
-        acquired: int,
-        delivery_count: int,
-    ) -> None:
-        """Records [first, first + count) of the ENQUEUE command at offset `command` of `block` are
-        checked out to the consumer under message ids first_id, first_id + 1, …
-
-        `acquired` > 0 sets `redelivered`; `delivery_count` > 0 adds the x-delivery-count header.
-        Each message id comes exactly once, ascending per consumer: the client has removed
-        repeats."""
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
+        """Messages are checked out to a consumer. Each message id comes exactly once, ascending per
+        consumer: the client has removed repeats."""
 
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
         """The consumer is registered (comes before its first delivery), or refused with `error`."""
@@ -75,20 +110,8 @@ class ClientEvents(Protocol):
     def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
         """The queue ended the consumer (deleted, lost)."""
 
-    def on_get(
-        self,
-        client: QueueClient,
-        block: bytes | None,
-        command: int,
-        record: int,
-        get_id: int,
-        acquired: int,
-        delivery_count: int,
-        ready: int,
-        error: Exception | None,
-    ) -> None:
-        """Answer to `get`: block None = empty. `get_id` is settled with consumer number 0. Answers
-        come in the order of the calls."""
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
+        """Answers `get`, in the order of the calls."""
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """Answer to `purge`."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from convoymq.kernels import batch
 from convoymq.model.errors import Unavailable
-from convoymq.queues.interface import ConsumerSpec, Queue, QueueClient
+from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, Queue, QueueClient
 from convoymq.sim.clock import Life, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken, identity_of
 from convoymq.sim.referee import Referee
@@ -272,19 +272,9 @@ class Channel:
         if not self.closed:
             self.close()
 
-    def on_deliver(
-        self,
-        client: QueueClient,
-        consumer: int,
-        first_id: int,
-        block: bytes,
-        command: int,
-        first: int,
-        count: int,
-        acquired: int,
-        delivery_count: int,
-    ) -> None:
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Messages arrive."""
+        consumer, first_id, block, command, first, count, acquired, failed = delivery
         if consumer in self._asked:
             raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
         self._renewed()
@@ -299,7 +289,7 @@ class Channel:
         self._last_id[consumer] = first_id + count - 1
         for i in range(count):
             identity = identity_of(batch.record(block, command, first + i))
-            self._receive(consumer, first_id + i, identity, acquired, delivery_count)
+            self._receive(consumer, first_id + i, identity, acquired, failed)
             if not acquired:
                 publisher = int.from_bytes(identity[:4], "big")
                 number = int.from_bytes(identity[4:], "big")
@@ -327,29 +317,19 @@ class Channel:
             )
         self._seen[identity] = acquired
 
-    def on_get(
-        self,
-        client: QueueClient,
-        block: bytes | None,
-        command: int,
-        record: int,
-        get_id: int,
-        acquired: int,
-        delivery_count: int,
-        ready: int,
-        error: Exception | None,
-    ) -> None:
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
         """An answer to get."""
         self._gets -= 1
         if self._gets < 0:
             raise InvariantBroken(f"{self.name}: more answers to get than calls")
         self._renewed()
+        block, command, record, get_id, acquired, failed, _, _ = result
         if block is None:
             return
         identity = identity_of(batch.record(block, command, record))
         # The client counts on over sessions; the queue begins again.
         known: Any = client
-        self._receive(0, get_id - known._get_shift, identity, acquired, delivery_count)
+        self._receive(0, get_id - known._get_shift, identity, acquired, failed)
         self._workload.delivered += 1
         ids = self.held.setdefault(0, [])
         ids.append(get_id)

@@ -21,7 +21,7 @@ import msgspec
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, ReservationRefused
-from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
 from convoymq.queues.reservations import (
     FINISHED_KEPT_MAX,
     NO_RESERVATION,
@@ -515,7 +515,7 @@ class ReservationChannel:
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """Not used."""
 
-    def on_deliver(self, client: QueueClient, *delivery: Any) -> None:
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Not used."""
 
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
@@ -527,7 +527,7 @@ class ReservationChannel:
     def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
         """Not used."""
 
-    def on_get(self, client: QueueClient, *answer: Any) -> None:
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
         """Not used."""
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:

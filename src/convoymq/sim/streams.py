@@ -18,7 +18,7 @@ from typing import Any
 
 from convoymq.kernels import batch
 from convoymq.model.tables import Field
-from convoymq.queues.interface import ConsumerSpec, QueueClient
+from convoymq.queues.interface import ConsumerSpec, Delivery, QueueClient
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication.machine import Effect
 from convoymq.sim.clients import Channel, ranges_of, record_of
@@ -255,19 +255,9 @@ class StreamChannel(Channel):
             self.client.set_credit(number, DRAIN_WINDOW)
         self._subscribe()
 
-    def on_deliver(
-        self,
-        client: QueueClient,
-        consumer: int,
-        first_id: int,
-        block: bytes,
-        command: int,
-        first: int,
-        count: int,
-        acquired: int,
-        delivery_count: int,
-    ) -> None:
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Messages arrive."""
+        consumer, first_id, block, command, first, count, _, _ = delivery
         if consumer in self._asked:
             raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
         identities = [identity_of(batch.record(block, command, first + i)) for i in range(count)]

@@ -21,6 +21,7 @@ from convoymq.model import refusals
 from convoymq.model.errors import AccessRefused
 from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
+from convoymq.queues.interface import GET_EMPTY, Delivery, GetResult
 
 WINDOW_UNLIMITED = 2000
 
@@ -119,17 +120,9 @@ class FakeQueue:
             message_id = consumer.next_id
             consumer.next_id += 1
             consumer.out[message_id] = message
-            consumer.client.events.on_deliver(
-                consumer.client,
-                consumer.spec.number,
-                message_id,
-                block,
-                command,
-                record,
-                1,
-                acquired,
-                acquired,
-            )
+            number = consumer.spec.number
+            delivery = Delivery(number, message_id, block, command, record, 1, acquired, acquired)
+            consumer.client.events.on_deliver(consumer.client, delivery)
             worked = True
         return worked
 
@@ -210,7 +203,7 @@ class FakeClient:
         queue = self.queue
         queue.calls.append(("get", no_ack))
         if not queue.ready:
-            self._answer(lambda: self.events.on_get(self, None, 0, 0, 0, 0, 0, 0, None))
+            self._answer(lambda: self.events.on_get(self, GET_EMPTY))
             return
         message = queue.ready.popleft()
         get_id = self.get_id
@@ -219,11 +212,8 @@ class FakeClient:
             self.gets[get_id] = message
         block, command, record, acquired = message
         ready = len(queue.ready)
-        self._answer(
-            lambda: self.events.on_get(
-                self, block, command, record, get_id, acquired, acquired, ready, None
-            )
-        )
+        result = GetResult(block, command, record, get_id, acquired, acquired, ready)
+        self._answer(lambda: self.events.on_get(self, result))
 
     def pause(self, number: int) -> None:
         self.queue.calls.append(("pause", number))

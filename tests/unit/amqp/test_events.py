@@ -13,6 +13,7 @@ from convoymq.amqp.listener import Listener
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.kernels.frames import Outbox
 from convoymq.model.errors import Unavailable
+from convoymq.queues.interface import Delivery
 from tests.sockets import full
 from tests.unit.amqp.fakes import Client, FakeBroker
 
@@ -68,9 +69,8 @@ async def test_a_message_that_cannot_be_read_back(client: Client) -> None:
         await client.ask(1, spec.BasicConsume(queue="q", consumer_tag="t")), spec.BasicConsumeOk
     )
     consumer = queue.consumers[0]
-    consumer.client.events.on_deliver(
-        consumer.client, consumer.spec.number, 0, b"no commands", 0, 0, 1, 0, 0
-    )
+    delivery = Delivery(consumer.spec.number, 0, b"no commands", 0, 0, 1, 0, 0)
+    consumer.client.events.on_deliver(consumer.client, delivery)
     (close,) = await client.methods()
     assert close.reply_code == 541
 

@@ -41,7 +41,7 @@ from convoymq.queues.classic.machine import (
     SUBSCRIBED,
     WINDOW_DEFAULT,
 )
-from convoymq.queues.interface import ClientEvents, ConsumerSpec, QueueClient
+from convoymq.queues.interface import ClientEvents, ConsumerSpec, Delivery, GetResult, QueueClient
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.queue import ClassicQueue
@@ -136,13 +136,13 @@ class ClassicClient(QueueClient):
             self._on_applied(effect[2], effect[3])
         elif kind == DELIVER:
             _, _, consumer, first_id, (block, command), first, count, acquired = effect
-            self._events.on_deliver(
-                self, consumer, first_id, block, command, first, count, acquired, 0
-            )
+            delivery = Delivery(consumer, first_id, block, command, first, count, acquired, 0)
+            self._events.on_deliver(self, delivery)
         elif kind == GOT:
             _, _, place, record, number, acquired, ready = effect
             block, command = place or (None, 0)
-            self._events.on_get(self, block, command, record, number, acquired, 0, ready, None)
+            result = GetResult(block, command, record, number, acquired, 0, ready)
+            self._events.on_get(self, result)
         elif kind == SUBSCRIBED:
             subject = queue_subject(self.queue.vhost, self.queue.name)
             error = exclusive_consumer(subject) if effect[3] else None
@@ -222,4 +222,4 @@ class ClassicClient(QueueClient):
             call(True)
 
     def _got_nothing(self, error: Refused) -> None:
-        self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
+        self._events.on_get(self, GetResult(error=error))

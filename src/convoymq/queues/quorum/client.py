@@ -25,7 +25,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
-from convoymq.queues.interface import ClientEvents, ConsumerSpec
+from convoymq.queues.interface import GET_EMPTY, ClientEvents, ConsumerSpec, Delivery, GetResult
 from convoymq.queues.quorum.machine import WINDOW_UNLIMITED
 from convoymq.queues.reservations import reservation_refused
 from convoymq.queues.session_client import SessionClient
@@ -76,9 +76,8 @@ class QuorumClient(SessionClient):
         super().__init__(queue, session, events)
         self._consumers: dict[int, _Consumer] = {0: _Consumer()}
         self._consumers[0].subscribed = True
-        #: Messages of basic.get by id, until their reply is here:
-        #: (block, command, record, acquired, delivered)
-        self._got: dict[int, tuple[bytes, int, int, int, int]] = {}
+        #: Messages of basic.get by id, one each, until their reply is here.
+        self._got: dict[int, Delivery] = {}
         #: Replies of basic.get whose message is not here yet: (message id, ready, no_ack)
         self._gets: deque[tuple[int, int, bool]] = deque()
         self._asked_get = -1
@@ -282,7 +281,7 @@ class QuorumClient(SessionClient):
         elif kind == batch.CMD_GET:
             if error is not None:
                 self._deadlines.popleft()
-                self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
+                self._events.on_get(self, GetResult(error=error))
             elif reply:
                 self._gets.append((reply[0], reply[1], bool(command.note)))
             else:
@@ -296,7 +295,7 @@ class QuorumClient(SessionClient):
             if message_id < 0:
                 self._gets.popleft()
                 self._deadlines.popleft()
-                self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, None)
+                self._events.on_get(self, GET_EMPTY)
                 continue
             found = self._got.pop(message_id, None)
             if found is None:
@@ -310,21 +309,18 @@ class QuorumClient(SessionClient):
                 # The queue took it back meanwhile: for this client the call found nothing.
                 self._gets.popleft()
                 self._deadlines.popleft()
-                self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, None)
+                self._events.on_get(self, GET_EMPTY)
                 continue
             self._gets.popleft()
             self._deadlines.popleft()
-            block, command, record, acquired, delivered = found
             if no_ack:
                 self._settle(0, (message_id, message_id))
             get_id = message_id + self._get_shift
             if self.queue.trace is not None:
-                self.queue.trace.sent(
-                    self.session, 0, message_id, block, command, record, 1, acquired, delivered
-                )
-            self._events.on_get(
-                self, block, command, record, get_id, acquired, delivered, ready, None
-            )
+                self.queue.trace.sent(self.session, *found)
+            _, _, block, command, record, _, acquired, failed = found
+            result = GetResult(block, command, record, get_id, acquired, failed, ready)
+            self._events.on_get(self, result)
 
     def _check_questions(self, now_ms: int) -> None:
         for number in list(self._asking):
@@ -348,9 +344,8 @@ class QuorumClient(SessionClient):
         waiting = [command for command in waiting if command.seq not in self._given_up]
         self._given_up.update(command.seq for command in waiting if command.seq > self.applied)
         for _ in range(gets):
-            self._events.on_get(
-                self, None, 0, 0, 0, 0, 0, 0, _timed_out("getting a message", subject)
-            )
+            error = _timed_out("getting a message", subject)
+            self._events.on_get(self, GetResult(error=error))
         for command in waiting:
             if self.closed:
                 return
@@ -366,7 +361,7 @@ class QuorumClient(SessionClient):
                 self._events.on_cancel_ok(self, command.note)
             elif command.type == batch.CMD_GET:
                 error = _timed_out("getting a message", subject)
-                self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
+                self._events.on_get(self, GetResult(error=error))
             elif command.type == batch.CMD_RESERVATION:
                 command.note(None, _timed_out("reserving messages", subject))
             else:
@@ -376,32 +371,17 @@ class QuorumClient(SessionClient):
         self._get_shift += self._consumers[0].next_id
         super()._renew()
 
-    def on_deliver(
-        self,
-        consumer: int,
-        first_id: int,
-        block: bytes,
-        command: int,
-        first: int,
-        count: int,
-        acquired: int,
-        delivered: int,
-        since: int,
-    ) -> None:
+    def on_deliver(self, delivery: Delivery, since: int) -> None:
         """Messages are checked out to a consumer; see the module's table. `since`: nothing else is,
         from that message id on; -1: they come from the log, which does not say."""
         if self.closed:
             return
+        consumer = delivery.consumer
         known = self._consumers.get(consumer)
         if known is None:
             return
         if consumer == 0:
-            for k in range(count):
-                if first_id + k >= known.next_id or any(g[0] == first_id + k for g in self._gets):
-                    self._got[first_id + k] = (block, command, first + k, acquired, delivered)
-            known.next_id = max(known.next_id, first_id + count)
-            if self._gets and not self._is_asking_get:
-                self._answer_gets(final=False)
+            self._take_got(delivery, known)
             return
         if known.paused:
             # Still checked out: `resume` asks for it.
@@ -411,14 +391,13 @@ class QuorumClient(SessionClient):
             known.asked = True
             return
         expected = known.next_id
+        first_id = delivery.first_id
         if first_id != expected:
-            if first_id + count <= expected:
+            if first_id + delivery.messages <= expected:
                 return
             if first_id < expected:
-                skip = expected - first_id
+                delivery = delivery.without(expected - first_id)
                 first_id = expected
-                first += skip
-                count -= skip
             elif since < 0 or since > expected:
                 if known.asked_at == expected:
                     # An answer from the state comes behind what the state said before.
@@ -426,13 +405,21 @@ class QuorumClient(SessionClient):
                 else:
                     self._ask(consumer, known)
                 return
-        known.next_id = first_id + count
+        known.next_id = first_id + delivery.messages
         if known.cancelled:
-            self._return(consumer, (first_id, first_id + count - 1), failed=False)
+            self._return(consumer, (first_id, known.next_id - 1), failed=False)
             return
-        self._events.on_deliver(
-            self, consumer, first_id, block, command, first, count, acquired, delivered
-        )
+        self._events.on_deliver(self, delivery)
+
+    def _take_got(self, delivery: Delivery, known: _Consumer) -> None:
+        """Messages of basic.get are here; their reply may be, too."""
+        first_id = delivery.first_id
+        for k in range(delivery.messages):
+            if first_id + k >= known.next_id or any(g[0] == first_id + k for g in self._gets):
+                self._got[first_id + k] = delivery.without(k).upto(1)
+        known.next_id = max(known.next_id, first_id + delivery.messages)
+        if self._gets and not self._is_asking_get:
+            self._answer_gets(final=False)
 
     def _ask(self, number: int, consumer: _Consumer, from_id: int = -1) -> None:
         """Asks for what is checked out from the next id on."""
@@ -516,7 +503,7 @@ class QuorumClient(SessionClient):
         if self.queue.trace is not None and published_ok:
             self.queue.trace.confirms(self.session, waiting, deleted=True)
         for _ in gets:
-            self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
+            self._events.on_get(self, GetResult(error=error))
         for command in [*unanswered, *waiting]:
             if command.seq in given_up:
                 continue
@@ -528,7 +515,7 @@ class QuorumClient(SessionClient):
                 if command.note in cancelled:
                     cancelled.remove(command.note)
             elif command.type == batch.CMD_GET:
-                self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error)
+                self._events.on_get(self, GetResult(error=error))
             elif command.type == batch.CMD_PURGE:
                 self._events.on_purged(self, 0, error)
             elif command.type == batch.CMD_RESERVATION:

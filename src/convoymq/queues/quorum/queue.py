@@ -30,7 +30,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import StorageFault
 from convoymq.queues.group_queue import GroupQueue, effects_of
-from convoymq.queues.interface import ClientEvents
+from convoymq.queues.interface import ClientEvents, Delivery
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
@@ -84,14 +84,14 @@ class QuorumQueue(GroupQueue):
         """Effects are all that is checked out from message id `since` on. False when one cannot be
         read here: what follows it would tell the client that it is not checked out any more."""
         for effect in effects:
-            _, _, consumer, first_id, index, command, first, count, acquired, delivered = effect
+            _, _, consumer, first_id, index, command, first, count, acquired, failed = effect
             if consumer and client.is_paused(consumer):
                 break
             block = self._read(index)
             if block is None:
                 return False
             client.on_deliver(
-                consumer, first_id, block, command, first, count, acquired, delivered, since
+                Delivery(consumer, first_id, block, command, first, count, acquired, failed), since
             )
             since = first_id + count
         return True
@@ -113,12 +113,12 @@ class QuorumQueue(GroupQueue):
         return due
 
     def _deliver(self, client: QuorumClient, effect: Effect) -> None:
-        _, _, consumer, first_id, index, command, first, count, acquired, delivered = effect
+        _, _, consumer, first_id, index, command, first, count, acquired, failed = effect
         block = self._read(index)
         if block is not None:
             self.delivered_local += count
             client.on_deliver(
-                consumer, first_id, block, command, first, count, acquired, delivered, -1
+                Delivery(consumer, first_id, block, command, first, count, acquired, failed), -1
             )
 
     def on_link_frame(
@@ -141,9 +141,9 @@ class QuorumQueue(GroupQueue):
                 client.on_position(b, end, int.from_bytes(body[8:16], "little"))
             client.on_asked(b, c)
             return
-        delivered = (d >> 16) & 0x7FFF
+        failed = (d >> 16) & 0x7FFF
         since = int.from_bytes(body[-8:], "little") if d & FINAL else -1
-        client.on_deliver(b, c, body, 0, 0, count, d & 0xFFFF, delivered, since)
+        client.on_deliver(Delivery(b, c, body, 0, 0, count, d & 0xFFFF, failed), since)
 
     # --- for others ----------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.model.refusals import missing, queue_subject
-from convoymq.queues.interface import QueueClient
+from convoymq.queues.interface import Delivery, GetResult, QueueClient
 from convoymq.queues.reservation_reads import (
     BROWSE,
     PAGE_RUNS_MAX,
@@ -381,7 +381,7 @@ class ReservationClient:
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """Not used."""
 
-    def on_deliver(self, client: QueueClient, *delivery: Any) -> None:
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Not used."""
 
     def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
@@ -393,7 +393,7 @@ class ReservationClient:
     def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
         """Not used."""
 
-    def on_get(self, client: QueueClient, *answer: Any) -> None:
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
         """Not used."""
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:

@@ -33,7 +33,7 @@ from convoymq.model.refusals import (
     no_ack_from_stream,
     purge_of_stream,
 )
-from convoymq.queues.interface import ClientEvents, ConsumerSpec
+from convoymq.queues.interface import ClientEvents, ConsumerSpec, Delivery, GetResult
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.stream.machine import CONSUMER_NAME_BYTES_MAX
 from convoymq.queues.stream.offsets import Start, StartAt, parse_start
@@ -316,7 +316,7 @@ class StreamClient(SessionClient):
     def get(self, *, no_ack: bool) -> None:
         """Refused."""
         error = get_from_stream(self._subject())
-        self._soon(lambda: self._events.on_get(self, None, 0, 0, 0, 0, 0, 0, error))
+        self._soon(lambda: self._events.on_get(self, GetResult(error=error)))
 
     def purge(self) -> None:
         """Refused."""
@@ -394,7 +394,9 @@ class StreamClient(SessionClient):
         reader.offset = offset + count
         reader.unacked += count
         self.queue.delivered_local += count
-        self._events.on_deliver(self, reader.number, offset, block, command, first, count, 0, 0)
+        self._events.on_deliver(
+            self, Delivery(reader.number, offset, block, command, first, count, 0, 0)
+        )
 
     def _skip(self, reader: Reader, offset: int) -> None:
         """Retention was faster than the consumer."""

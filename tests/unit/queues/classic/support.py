@@ -11,7 +11,7 @@ from convoymq.kernels.batch import record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import ClassicHost
-from convoymq.queues.interface import ConsumerSpec, QueueClient
+from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
 from convoymq.routing.types import QueueType
 from convoymq.transport.control import ControlPlane
 
@@ -55,10 +55,8 @@ class Channel:
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         self.heard.append(("published", list(tags), ok))
 
-    def on_deliver(
-        self, client: QueueClient, consumer: int, first_id: int, block: bytes, command: int,
-        first: int, count: int, acquired: int, delivery_count: int,
-    ) -> None:  # fmt: skip
+    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
+        consumer, first_id, block, command, first, count, acquired, _ = delivery
         for i in range(count):
             body = body_of(block, command, first + i)
             self.got.append((consumer, first_id + i, body, acquired))
@@ -72,10 +70,8 @@ class Channel:
     def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
         self.heard.append(("cancelled", consumer, reason))
 
-    def on_get(
-        self, client: QueueClient, block: bytes | None, command: int, record: int, get_id: int,
-        acquired: int, delivery_count: int, ready: int, error: Exception | None,
-    ) -> None:  # fmt: skip
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
+        block, command, record, get_id, acquired, _, ready, error = result
         body = None if block is None else body_of(block, command, record)
         self.heard.append(("got", body, get_id, acquired, ready, error and str(error)))
 

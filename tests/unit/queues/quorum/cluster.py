@@ -15,7 +15,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry
 from convoymq.node import log_note
 from convoymq.queues.group_queue import FlowLimits
-from convoymq.queues.interface import ConsumerSpec
+from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -81,22 +81,12 @@ class Events:
         spread = [t for i in range(0, len(tags), 2) for t in range(tags[i], tags[i + 1] + 1)]
         (self.confirmed if ok else self.refused).extend(spread)
 
-    def on_deliver(
-        self,
-        client: Any,
-        consumer: int,
-        first_id: int,
-        block: bytes,
-        command: int,
-        first: int,
-        count: int,
-        acquired: int,
-        delivery_count: int,
-    ) -> None:
+    def on_deliver(self, client: Any, delivery: Delivery) -> None:
+        consumer, first_id, block, command, first, count, acquired, failed = delivery
         for k in range(count):
             body = batch.record(block, command, first + k)
             self.messages.append((consumer, first_id + k, body))
-            self.heard.append(("message", body, acquired, delivery_count))
+            self.heard.append(("message", body, acquired, failed))
 
     def on_subscribed(self, client: Any, consumer: int, error: Exception | None) -> None:
         self.heard.append(("subscribed", consumer, error))
@@ -107,18 +97,8 @@ class Events:
     def on_cancelled(self, client: Any, consumer: int, reason: str) -> None:
         self.heard.append(("cancelled", consumer, reason))
 
-    def on_get(
-        self,
-        client: Any,
-        block: bytes | None,
-        command: int,
-        record: int,
-        get_id: int,
-        acquired: int,
-        delivery_count: int,
-        ready: int,
-        error: Exception | None,
-    ) -> None:
+    def on_get(self, client: Any, result: GetResult) -> None:
+        block, command, record, get_id, acquired, _, ready, error = result
         body = batch.record(block, command, record) if block is not None else None
         self.heard.append(("get", body, get_id, acquired, ready, error))
 
