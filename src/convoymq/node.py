@@ -26,6 +26,9 @@ from convoymq import __version__, logs
 from convoymq.admin_socket import AdminSocket, Progress
 from convoymq.cluster_entry import ClusterEntry
 from convoymq.data_directory import DataDirectory
+from convoymq.edges.acceptor import SharedPorts
+from convoymq.edges.edge import NodeParts
+from convoymq.edges.registry import import_edges, open_edges
 from convoymq.frozen_heap import FrozenHeap
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
@@ -65,8 +68,7 @@ from convoymq.transport.links import Links, since_boot_ms, wall_ms
 from convoymq.transport.listening import addresses_of
 
 if TYPE_CHECKING:
-    from convoymq.amqp.listener import Listener
-    from convoymq.fetch.edge import FetchEdge
+    from convoymq.edges.edge import Edge
     from convoymq.queues.broker import Broker
     from convoymq.trace.recorder import Traces
 
@@ -168,10 +170,11 @@ class Node:
         self.heap = FrozenHeap()
         self._free_before = 0
         self._timers: list[asyncio.TimerHandle] = []
-        self.listeners: list[Listener] = []
-        self.fetch: FetchEdge | None = None
+        self.edges: tuple[Edge, ...] = ()
+        self.ports: SharedPorts | None = None
+        self._flushes: tuple[Callable[[], None], ...] = ()
+        """Of the edges; called in every round."""
         self.broker: Broker | None = None
-        self.management: Any = None
         self.memory_limit = memory_limit(config)
 
     # -- life -------------------------------------------------------------------------------
@@ -385,13 +388,14 @@ class Node:
     async def _start_and_wait(self) -> None:
         await self._form()
         await self._open_broker()
+        self._open_edges()
         await self._listen()
         self.usable = True
         self.heap.begin()
         self.ready.set()
         self.log.info("node.ready", name=self.config.node_name, after_ms=self._age_ms())
         self._watch_resources()
-        await self._open_management()
+        await self._start_edges(after_ready=True)
         # What was read and built while starting leaves a tenth of the heap unused.
         trim_malloc()
         await self._stop.wait()
@@ -409,14 +413,12 @@ class Node:
                 self.host.transfer_all()
                 self._end_of_round()
                 await self._until(lambda: not self._leads_with_others(), 1.0)
-                if self.management is not None:
-                    await self.management.stop()
+                await self._stop_edges(after_ready=True)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLIENTS_LEAVE_S):
-                        leaving = [each.stop() for each in self.listeners]
-                        if self.fetch is not None:
-                            leaving.append(self.fetch.stop())
-                        await asyncio.gather(*leaving)
+                        if self.ports is not None:
+                            self.ports.stop()
+                        await self._stop_edges(after_ready=False)
                 if self.broker is not None:
                     await self.broker.stop(TRACES_SHARE * timeout_s)
                 await self.control.close()
@@ -483,8 +485,8 @@ class Node:
             broker.end_of_round()
         self.host.end_of_round()
         self.links.flush()
-        if broker is not None:
-            self.outbox.flush()
+        for flush in self._flushes:
+            flush()
         if self.host.release_due:
             self.host.release()
             self.links.flush()
@@ -675,7 +677,7 @@ class Node:
         return found
 
     def _make_broker(self) -> Broker:
-        from convoymq.kernels.frames import Epoch, Outbox
+        from convoymq.kernels.frames import Epoch
         from convoymq.queues.broker import Broker, BrokerSettings
 
         defaults = self.config.defaults
@@ -691,7 +693,6 @@ class Node:
             loopback_users=self.config.amqp.loopback_users,
             cluster_size_target=self.config.cluster.size_hint,
         )
-        self.outbox = Outbox(self.wake)
         return Broker(
             node_id=self.id,
             incarnation=self.data.incarnation,
@@ -725,78 +726,50 @@ class Node:
             ),
         )
 
-    async def _listen(self) -> None:
-        from convoymq.amqp.listener import Listener
-        from convoymq.amqp.settings import AmqpSettings
+    def _open_edges(self) -> None:
+        assert self.broker is not None
+        parts = NodeParts(
+            config=self.config,
+            broker=self.broker,
+            links=self.links,
+            data=self.data,
+            memory_limit=self.memory_limit,
+            wake=self.wake,
+            run_input=self.run_input,
+            activity=self._activity,
+        )
+        self.edges = tuple(open_edges(parts))
+        self._flushes = tuple(edge.flush for edge in self.edges if edge.flush is not None)
+        self.broker.edge_metrics = lambda: [row for edge in self.edges for row in edge.metrics()]
 
-        config, amqp = self.config, self.config.amqp
-        settings = AmqpSettings(
-            frame_max=amqp.frame_max,
-            channel_max=amqp.channel_max,
-            heartbeat_s=amqp.heartbeat_s,
-            handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
-            max_message_size_bytes=amqp.max_message_size,
-            consumer_timeout_ms=amqp.consumer_timeout_ms,
-            consumers_per_channel_max=amqp.consumer_max_per_channel,
+    def _activity(self) -> int:
+        # Clients of other nodes are here as what this node logs for them.
+        return self.storage.wal.bytes_written + sum(edge.activity() for edge in self.edges)
+
+    async def _listen(self) -> None:
+        config = self.config
+        await self._start_edges(after_ready=False)
+        self.ports = SharedPorts(
+            self.edges,
             connections_max=config.listeners.connections_max,
-            mechanisms=amqp.auth_mechanisms,
-            cert_login_from=amqp.cert_login_from,
+            handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
+            backlog=config.listeners.backlog,
+            run_input=self.run_input,
         )
         context = client_tls(config) if config.listeners.ssl else None
-        self._open_fetch()
         for addresses, tls in ((config.listeners.tcp, None), (config.listeners.ssl, context)):
             for address in addresses:
-                listener = Listener(
-                    broker=self.broker,
-                    settings=settings,
-                    outbox=self.outbox,
-                    host=address.host,
-                    port=address.port,
-                    backlog=config.listeners.backlog,
-                    ssl_context=tls,
-                    count=lambda: sum(len(each.connections) for each in self.listeners),
-                    run_input=self.run_input,
-                    columnar=self.fetch.door if self.fetch is not None else None,
-                )
-                await listener.start()
-                self.listeners.append(listener)
+                await self.ports.listen(address.host, address.port, tls)
 
-    def _open_fetch(self) -> None:
-        from convoymq.fetch.edge import FetchEdge
-        from convoymq.fetch.settings import FetchSettings
-        from convoymq.model.machine import machine_id
+    async def _start_edges(self, *, after_ready: bool) -> None:
+        for edge in self.edges:
+            if edge.after_ready == after_ready:
+                await edge.start()
 
-        fetch = self.config.fetch
-        if not fetch.enabled:
-            return
-        assert self.broker is not None
-        settings = FetchSettings(
-            frame_max=fetch.frame_max,
-            answer_bytes=fetch.answer_max,
-            buffer_bytes=fetch.buffer_max,
-            connections_max=fetch.connections_max,
-            write_timeout_s=fetch.write_timeout_ms / 1000,
-            request_timeout_s=fetch.request_timeout_ms / 1000,
-            slice_s=fetch.slice_us / 1_000_000,
-            rest_s=fetch.rest_us / 1_000_000,
-            message_size_max=self.config.amqp.max_message_size,
-            machine=machine_id() if fetch.local_reads else "",
+    async def _stop_edges(self, *, after_ready: bool) -> None:
+        await asyncio.gather(
+            *(edge.stop() for edge in self.edges if edge.after_ready == after_ready)
         )
-        outbox = self.outbox
-        wal = self.storage.wal
-        # Clients of other nodes are here as what this node logs for them.
-        self.fetch = FetchEdge(
-            broker=self.broker,
-            settings=settings,
-            activity=lambda: outbox.bytes_received + outbox.bytes_sent + wal.bytes_written,
-        )
-        self.broker.edge_metrics = self.fetch.metrics
-
-    async def _open_management(self) -> None:
-        from convoymq.management.server import Management
-
-        self.management = Management(self)
-        await self.management.start()
 
     # -- resources --------------------------------------------------------------------------
 
@@ -921,17 +894,6 @@ def machine_versions() -> dict[str, tuple[int, int]]:
     for name in ("metadata.machine", "queues.quorum.machine", "queues.stream.machine"):
         importlib.import_module(f"convoymq.{name}")
     return supported.supports()
-
-
-def import_edges() -> None:
-    """Imports what serving clients needs, before other nodes listen for signs of life."""
-    for name in (
-        "convoymq.queues.broker",
-        "convoymq.amqp.listener",
-        "convoymq.fetch.edge",
-        "convoymq.metadata.access",
-    ):
-        importlib.import_module(name)
 
 
 def client_tls(config: Config) -> ssl.SSLContext:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from convoymq.kernels.frames import Outbox
 from convoymq.logs import LogOutput
 from convoymq.model.config import load
 from convoymq.model.errors import Unavailable
@@ -28,7 +27,6 @@ from convoymq.node import (
 )
 from convoymq.transport.listening import addresses_of
 from tests.sockets import backlog_of
-from tests.unit.amqp.fakes import FakeBroker
 
 
 def test_the_memory_limit_is_a_share_or_a_size() -> None:
@@ -109,21 +107,18 @@ def test_all_machines_are_announced() -> None:
 async def test_listeners_are_as_configured(tmp_path: Path) -> None:
     flags = {
         "data_dir": str(tmp_path),
-        "fetch.enabled": "false",
         "listeners.tcp.default": "0",
         "tcp_listen_options.backlog": "7",
     }
     node = Node(load(flags=flags))
-    node.broker = FakeBroker()  # type: ignore[assignment]
-    node.outbox = Outbox()
     await node._listen()
+    assert node.ports is not None
     try:
-        sockets = [sock for listener in node.listeners for sock in listener._sockets]
+        sockets = node.ports.sockets
         assert [sock.getsockname()[0] for sock in sockets] == list(addresses_of("localhost"))
         assert {backlog_of(sock) for sock in sockets} == {7}
     finally:
-        for listener in node.listeners:
-            await listener.stop()
+        node.ports.stop()
 
 
 @pytest.mark.parametrize("where", ["storage", "classic"])

@@ -130,7 +130,10 @@ class Connection:
         local: tuple[str, int] = ("", 0),
         ssl: bool = False,
         certificate_name: str | None = None,
+        handshake_left_s: float | None = None,
     ) -> None:
+        """`handshake_left_s`: until `connection.open` is through; None = all that the settings
+        allow."""
         self.id = id
         self.broker = broker
         self.settings = settings
@@ -166,22 +169,15 @@ class Connection:
         self._seen_received = 0
         self._seen_sent = 0
         self._scan: Timer | None = None
-        self._timers: list[Timer] = [
-            shell.call_later(settings.handshake_timeout_s, self._handshake_late)
-        ]
+        if handshake_left_s is None:
+            handshake_left_s = settings.handshake_timeout_s
+        self._timers: list[Timer] = [shell.call_later(handshake_left_s, self._handshake_late)]
 
     # --- what the shell calls --------------------------------------------------------------
 
     def lost(self) -> None:
         """The socket is gone."""
         self._tear_down()
-
-    def hand_over(self) -> None:
-        """The first bytes were another protocol's: from now on the socket is somebody else's."""
-        self._down = True
-        self.state = State.CLOSED
-        self._cancel_timers()
-        self.buffer.close()
 
     def on_writable(self) -> None:
         """The socket takes output again."""

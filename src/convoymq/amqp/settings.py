@@ -33,8 +33,6 @@ class AmqpSettings:
     """[consumer_timeout] How long a delivery may stay unacknowledged before its channel closes."""
     consumers_per_channel_max: int = 65535
     """[consumer_max_per_channel] Consumers of one channel."""
-    connections_max: int = 65535
-    """[connection_max] Connections of the node; more are closed at once."""
     channel_backlog_bytes_max: int = 1 << 20
     """Frames kept for a channel that waits for an answer; beyond, its connection is not read."""
     output_bytes_high: int = 4 << 20

@@ -1,17 +1,20 @@
-"""All connections of the columnar protocol on one node: the door that listeners hand sockets to."""
+"""All connections of the columnar protocol on one node."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 import structlog
 
+from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts
 from convoymq.fetch.connection import FetchConnection
 from convoymq.fetch.counters import FetchCounters
 from convoymq.fetch.settings import FetchSettings
 from convoymq.fetch.turns import Budget, Turns
+from convoymq.model.columnar import PREFACE_MAGIC
+from convoymq.model.machine import machine_id
+from convoymq.queues.broker import Broker
 from convoymq.transport.listening import HangUpWatch
 
 log = structlog.get_logger()
@@ -19,13 +22,36 @@ log = structlog.get_logger()
 STOP_TIMEOUT_S = 1.0
 
 
-class FetchEdge:
+def open_edge(parts: NodeParts) -> FetchEdge | None:
+    """Makes the edge as the node's configuration wants it."""
+    fetch = parts.config.fetch
+    if not fetch.enabled:
+        return None
+    settings = FetchSettings(
+        frame_max=fetch.frame_max,
+        answer_bytes=fetch.answer_max,
+        buffer_bytes=fetch.buffer_max,
+        connections_max=fetch.connections_max,
+        write_timeout_s=fetch.write_timeout_ms / 1000,
+        request_timeout_s=fetch.request_timeout_ms / 1000,
+        slice_s=fetch.slice_us / 1_000_000,
+        rest_s=fetch.rest_us / 1_000_000,
+        message_size_max=parts.config.amqp.max_message_size,
+        machine=machine_id() if fetch.local_reads else "",
+    )
+    return FetchEdge(broker=parts.broker, settings=settings, activity=parts.activity)
+
+
+class FetchEdge(Edge):
     """See the module text. Make it on the loop it serves."""
+
+    prefaces = (PREFACE_MAGIC[:4],)
+    """Of every version: another one than this is answered."""
 
     def __init__(
         self,
         *,
-        broker: Any,
+        broker: Broker,
         settings: FetchSettings | None = None,
         activity: Callable[[], int] = int,
     ) -> None:
@@ -50,11 +76,12 @@ class FetchEdge:
         broker.on_alarms.append(self._on_alarms)
         self._on_alarms(broker.alarms)
 
-    def door(
-        self, head: bytes, id: int, peer: tuple[str, int], local: tuple[str, int], ssl: bool
-    ) -> FetchConnection:
-        """Serves a connection that began with `head`; see `amqp.listener.Door`."""
-        return FetchConnection(self, head, id, peer, local, ssl)
+    def connect(self, incoming: Incoming) -> None:
+        """See `Edge`."""
+        connection = FetchConnection(
+            self, incoming.head, incoming.id, incoming.peer, incoming.local, incoming.tls
+        )
+        incoming.attach(connection)
 
     def admit(self, connection: FetchConnection) -> bool:
         """Whether there is room for one more connection; counts the refused."""
@@ -69,7 +96,7 @@ class FetchEdge:
         """A connection's socket is closed."""
         self.connections.pop(connection.id, None)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Runs in a task that this edge owns; an error in it is logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -102,9 +129,9 @@ class FetchEdge:
         while self.connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
 
-    def metrics(self) -> list[tuple[str, str, dict[str, str], int]]:
-        """(kind, name, labels, value) of everything that is counted."""
-        found: list[tuple[str, str, dict[str, str], int]] = [
+    def metrics(self) -> list[Metric]:
+        """See `Edge`."""
+        found: list[Metric] = [
             ("gauge", "convoy_fetch_connections", {}, len(self.connections)),
             ("gauge", "convoy_fetch_buffered_bytes", {}, self.budget.used),
             ("gauge", "convoy_fetch_input_bytes", {}, self.input.used),

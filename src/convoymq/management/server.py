@@ -12,12 +12,10 @@ import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from convoymq.management.process import process_info
 from convoymq.queues.broker import Broker
 from convoymq.transport.listening import BACKLOG, listen
 
@@ -100,36 +98,6 @@ class ManagementServer:
         from convoymq.management.app import make_metrics
 
         return make_metrics(self._broker)
-
-
-class NodeParts(Protocol):
-    """What is needed of the node that the API speaks for."""
-
-    broker: Any
-    config: Any
-    data: Any
-    links: Any
-    memory_limit: int
-
-
-class Management(ManagementServer):
-    """The endpoints as a node's configuration wants them; tells the broker of the process."""
-
-    def __init__(self, node: NodeParts) -> None:
-        config = node.config
-        broker: Broker = node.broker
-        broker.node_info = partial(
-            process_info, node.data.path, node.memory_limit, config.alarms.disk_absolute
-        )
-        broker.link_info = node.links.info
-        broker.clock_skew = node.links.clock_skew
-        super().__init__(
-            broker,
-            [(address.host, address.port) for address in config.management.tcp],
-            [(address.host, address.port) for address in config.management.prometheus],
-            message_bytes_max=config.amqp.max_message_size,
-            backlog=config.listeners.backlog,
-        )
 
 
 class _Listener:

@@ -9,8 +9,9 @@ import pytest
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.connection import State
-from convoymq.amqp.listener import Listener
+from convoymq.amqp.edge import AmqpEdge
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.edges.acceptor import SharedPorts
 from convoymq.kernels.frames import Outbox
 from convoymq.model.errors import Unavailable
 from convoymq.queues.interface import Delivery
@@ -88,11 +89,15 @@ async def test_exclusive_queues_without_a_majority(
 
 
 @pytest.mark.provokes("amqp.task_failed", "amqp.accept_failed")
-async def test_a_listener_goes_on_after_faults(broker: FakeBroker) -> None:
-    listener = Listener(broker=broker, settings=AmqpSettings(), outbox=Outbox(), port=0)
-    await listener.start()
-    listener.spawn(broken())
-    full(listener._acceptors[0])
-    while listener._tasks:
+async def test_a_port_goes_on_after_faults(broker: FakeBroker) -> None:
+    made: Any = broker
+    edge = AmqpEdge(broker=made, settings=AmqpSettings(), outbox=Outbox())
+    ports = SharedPorts([edge])
+    await ports.listen("localhost", 0)
+    edge.spawn(broken())
+    ports.spawn(broken())
+    full(ports._acceptors[0])
+    while edge._tasks or ports._tasks:
         await Client(broker).settled()
-    await listener.stop()
+    ports.stop()
+    await edge.stop()

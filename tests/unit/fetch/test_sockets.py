@@ -1,4 +1,4 @@
-"""The door behind real listeners: both protocols on one port, with and without TLS, and the client
+"""The edge behind real ports: both protocols on one port, with and without TLS, and the client
 library on the other side."""
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import pytest
 import trustme
 import uvloop
 
-from convoymq.amqp.listener import Listener
+from convoymq.amqp.edge import AmqpEdge
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.client import Client, ClientConfig, TlsConfig, errors
+from convoymq.edges.acceptor import SharedPorts
 from convoymq.kernels.frames import Outbox
 from convoymq.model.columnar import PREFACE
 from tests.unit.fetch.support import Rig, values_frame
@@ -29,6 +30,11 @@ VALUES = [b"%06d" % i * 100 for i in range(5000)]
 AMQP = b"AMQP\x00\x00\x09\x01"
 
 
+def amqp_edge(rig: Rig) -> AmqpEdge:
+    outbox = Outbox(lambda: asyncio.get_running_loop().call_soon(outbox.flush))
+    return AmqpEdge(broker=rig.broker, settings=AmqpSettings(), outbox=outbox)
+
+
 def on_listener(
     tmp_path: Path,
     loop: str,
@@ -39,24 +45,18 @@ def on_listener(
 
     async def run() -> Any:
         async with Rig(tmp_path) as rig:
-            outbox = Outbox(lambda: asyncio.get_running_loop().call_soon(outbox.flush))
-            listener = Listener(
-                broker=rig.broker,
-                settings=AmqpSettings(),
-                outbox=outbox,
-                port=0,
-                ssl_context=tls,
-                columnar=rig.edge.door,
-            )
-            await listener.start()
+            amqp = amqp_edge(rig)
+            ports = SharedPorts([amqp, rig.edge])
+            port = await ports.listen("localhost", 0, tls)
             rig.stream("s", VALUES)
             await rig.queue("q")
             try:
-                return await asyncio.to_thread(work, listener.port)
+                return await asyncio.to_thread(work, port)
             finally:
+                ports.stop()
                 await rig.edge.stop()
-                await listener.stop()
-                assert not listener.connections
+                await amqp.stop()
+                assert not amqp.connections
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         return runner.run(run())
@@ -167,18 +167,19 @@ def test_amqp_is_told_apart_by_a_client_of_the_other_protocol(tmp_path: Path) ->
 
     async def run() -> None:
         async with Rig(tmp_path) as rig:
-            outbox = Outbox(lambda: asyncio.get_running_loop().call_soon(outbox.flush))
-            listener = Listener(broker=rig.broker, settings=AmqpSettings(), outbox=outbox, port=0)
-            await listener.start()
+            amqp = amqp_edge(rig)
+            ports = SharedPorts([amqp])
+            port = await ports.listen("localhost", 0)
 
             def work() -> None:
                 with (
-                    Client(config(listener.port)) as client,
+                    Client(config(port)) as client,
                     pytest.raises(errors.ProtocolError, match="does not speak"),
                 ):
                     client.metadata()
 
             await asyncio.to_thread(work)
-            await listener.stop()
+            ports.stop()
+            await amqp.stop()
 
     asyncio.run(run())

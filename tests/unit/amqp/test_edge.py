@@ -1,4 +1,4 @@
-"""The listener with real sockets on loopback and a real client library."""
+"""The edge behind a real port on loopback, and a real client library."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import trustme
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
-from convoymq.amqp.listener import Listener
+from convoymq.amqp.edge import AmqpEdge
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.edges.acceptor import SharedPorts
 from convoymq.kernels.frames import Outbox
 from convoymq.transport import listening
 from convoymq.transport.listening import has_ipv6
@@ -26,19 +27,32 @@ from tests.unit.amqp.fakes import FakeBroker
 
 
 class Edge:
-    """A listener whose rounds are driven by the loop."""
+    """An edge and its port, whose rounds are driven by the loop."""
 
-    def __init__(self, broker: FakeBroker, **options: Any) -> None:
+    def __init__(
+        self,
+        broker: FakeBroker,
+        host: str = "localhost",
+        ssl_context: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
         self.broker = broker
         self.outbox = Outbox(self.schedule)
-        self.listener = Listener(
-            broker=broker,
-            settings=options.pop("settings", AmqpSettings()),
-            outbox=self.outbox,
-            port=0,
-            **options,
-        )
+        made: Any = broker
+        self.amqp = AmqpEdge(broker=made, settings=AmqpSettings(), outbox=self.outbox)
+        self.ports = SharedPorts([self.amqp], **options)
+        self.host = host
+        self.port = 0
         self.scheduled = False
+        self._ssl_context = ssl_context
+
+    async def start(self) -> None:
+        await self.amqp.start()
+        self.port = await self.ports.listen(self.host, 0, self._ssl_context)
+
+    async def stop(self) -> None:
+        self.ports.stop()
+        await self.amqp.stop()
 
     def schedule(self) -> None:
         if not self.scheduled:
@@ -55,7 +69,7 @@ class Edge:
 
     async def run(self, work: Callable[[int], Any]) -> Any:
         """Run blocking client code beside the loop; queues are served meanwhile."""
-        task = asyncio.create_task(asyncio.to_thread(work, self.listener.port))
+        task = asyncio.create_task(asyncio.to_thread(work, self.port))
         while not task.done():
             self.schedule()
             await asyncio.wait([task], timeout=0.002)
@@ -65,10 +79,11 @@ class Edge:
 @pytest.fixture
 async def edge(broker: FakeBroker) -> AsyncIterator[Edge]:
     made = Edge(broker)
-    await made.listener.start()
+    await made.start()
     yield made
-    await made.listener.stop()
-    assert not made.listener.connections
+    await made.stop()
+    assert not made.amqp.connections
+    assert not made.ports.undecided
 
 
 def parameters(port: int, **options: Any) -> pika.ConnectionParameters:
@@ -114,17 +129,17 @@ async def test_pika_over_tls(broker: FakeBroker) -> None:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(client)
     edge = Edge(broker, ssl_context=server)
-    await edge.listener.start()
+    await edge.start()
     options = pika.SSLOptions(client, "127.0.0.1")
     await edge.run(lambda port: exchange_messages(port, ssl_options=options))
-    await edge.listener.stop()
+    await edge.stop()
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="the system has no IPv6 loopback address")
 @pytest.mark.parametrize("host", ["localhost", "::"])
 async def test_clients_of_both_families_come_in(broker: FakeBroker, host: str) -> None:
     edge = Edge(broker, host=host)
-    await edge.listener.start()
+    await edge.start()
     names = []
 
     def work(port: int) -> None:
@@ -134,10 +149,10 @@ async def test_clients_of_both_families_come_in(broker: FakeBroker, host: str) -
             connection.close()
 
     await edge.run(work)
-    local = edge.listener.port
+    local = edge.port
     assert re.fullmatch(rf"127\.0\.0\.1:\d+ -> 127\.0\.0\.1:{local}", names[0])
     assert re.fullmatch(rf"\[::1\]:\d+ -> \[::1\]:{local}", names[1])
-    await edge.listener.stop()
+    await edge.stop()
     for address in ("127.0.0.1", "::1"):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((address, local), timeout=5)
@@ -147,10 +162,10 @@ async def test_clients_of_both_families_come_in(broker: FakeBroker, host: str) -
 async def test_the_backlog_is_the_configured_one(broker: FakeBroker, tls: bool) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None
     edge = Edge(broker, backlog=9, ssl_context=context)
-    await edge.listener.start()
-    sockets = edge.listener._sockets
+    await edge.start()
+    sockets = edge.ports.sockets
     assert [backlog_of(sock) for sock in sockets] == [9] * len(sockets)
-    await edge.listener.stop()
+    await edge.stop()
 
 
 async def test_a_client_that_still_writes_gets_its_close_ok(edge: Edge) -> None:
@@ -201,7 +216,7 @@ async def test_pika_sees_errors_as_rabbitmq_sends_them(edge: Edge) -> None:
 
 async def test_stop_tells_clients_why(broker: FakeBroker) -> None:
     edge = Edge(broker)
-    await edge.listener.start()
+    await edge.start()
     connected = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -216,7 +231,7 @@ async def test_stop_tells_clients_why(broker: FakeBroker) -> None:
 
     async def stop() -> None:
         await connected.wait()
-        await edge.listener.stop()
+        await edge.stop()
 
     stopping = asyncio.create_task(stop())
     assert await edge.run(work) == (
@@ -224,15 +239,15 @@ async def test_stop_tells_clients_why(broker: FakeBroker) -> None:
         "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'",
     )
     await stopping
-    assert not edge.listener.connections
+    assert not edge.amqp.connections
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", edge.listener.port), timeout=5)
+        socket.create_connection(("127.0.0.1", edge.port), timeout=5)
 
 
 @pytest.mark.provokes("amqp.connection_limit")
 async def test_connection_limit_closes_the_newcomer(broker: FakeBroker) -> None:
-    edge = Edge(broker, settings=AmqpSettings(connections_max=1))
-    await edge.listener.start()
+    edge = Edge(broker, connections_max=1)
+    await edge.start()
 
     def work(port: int) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as first:
@@ -242,8 +257,8 @@ async def test_connection_limit_closes_the_newcomer(broker: FakeBroker) -> None:
                 return second.recv(1)
 
     assert await edge.run(work) == b""
-    assert edge.listener.refused_connections == 1
-    await edge.listener.stop()
+    assert edge.ports.refused_connections == 1
+    await edge.stop()
 
 
 async def test_a_stranger_gets_the_protocol_header(edge: Edge) -> None:
@@ -259,15 +274,15 @@ async def test_a_stranger_gets_the_protocol_header(edge: Edge) -> None:
 
 
 async def test_silent_strangers_are_dropped(broker: FakeBroker) -> None:
-    edge = Edge(broker, settings=AmqpSettings(handshake_timeout_s=0.05))
-    await edge.listener.start()
+    edge = Edge(broker, handshake_timeout_s=0.05)
+    await edge.start()
 
     def work(port: int) -> bytes:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
             return sock.recv(1)
 
     assert await edge.run(work) == b""
-    await edge.listener.stop()
+    await edge.stop()
 
 
 @pytest.mark.provokes("amqp.closed_without_close")
@@ -315,12 +330,12 @@ async def test_the_end_of_a_blocked_client_is_noticed(
     monkeypatch.setattr(listening, "HANG_UP_CHECK_S", 0.01)
     edge = Edge(broker)
     if begins == "after":
-        await edge.listener.start()
+        await edge.start()
     broker.alarms = frozenset({"memory"})
     for heard in broker.on_alarms:
         heard(broker.alarms)
     if begins == "before":
-        await edge.listener.start()
+        await edge.start()
     publish = codec.content_frames(
         1, spec.BasicPublish(routing_key="q"), spec.Properties(), b"x", frame_bytes_max=4096
     )
@@ -341,12 +356,12 @@ async def test_the_end_of_a_blocked_client_is_noticed(
 
     with await edge.run(connect) as stays, await edge.run(connect) as goes:
         async with asyncio.timeout(10):
-            while [each.is_blocked for each in edge.listener.connections.values()] != [True, True]:
+            while [each.is_blocked for each in edge.amqp.connections.values()] != [True, True]:
                 await asyncio.sleep(0.01)
             for sock in (stays, goes):
                 sock.sendall(publish)
             goes.close()
-            while len(edge.listener.connections) > 1:
+            while len(edge.amqp.connections) > 1:
                 await asyncio.sleep(0.01)
-        assert [each.is_blocked for each in edge.listener.connections.values()] == [True]
-    await edge.listener.stop()
+        assert [each.is_blocked for each in edge.amqp.connections.values()] == [True]
+    await edge.stop()

@@ -1,0 +1,106 @@
+"""The contract of a client protocol: what a node calls, and what it gives."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from convoymq.model.config import Config
+    from convoymq.queues.broker import Broker
+    from convoymq.transport.links import Links
+
+Metric = tuple[str, str, dict[str, str], int]
+"""(kind, name, labels, value)"""
+Certificate = Mapping[str, tuple[tuple[tuple[str, str], ...], ...]]
+"""A verified certificate as `ssl` decodes it; its `subject` is of that type."""
+RunInput = Callable[[Callable[[], None]], None]
+"""Calls its argument, which reads a connection, and may end the round afterwards."""
+
+
+class DataPath(Protocol):
+    """Where a node keeps its data."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """What an edge may use of its node."""
+
+    config: Config
+    broker: Broker
+    links: Links
+    data: DataPath
+    memory_limit: int
+    """Bytes above which publishers are blocked."""
+    wake: Callable[[], None]
+    """Asks for the end of a round, in which `Edge.flush` is called."""
+    run_input: RunInput
+    activity: Callable[[], int]
+    """A number that changes when clients send or receive, or something is stored here."""
+
+
+class Incoming(Protocol):
+    """A connection to a shared port, whose first bytes are known. Its edge calls either `attach`
+    or `take_socket`."""
+
+    id: int
+    """Unique in the process: connections own exclusive queues by it."""
+    head: bytes
+    """What was read so far."""
+    peer: tuple[str, int]
+    local: tuple[str, int]
+    tls: bool
+    certificate: Certificate | None
+    """The client's verified certificate."""
+
+    def handshake_left_s(self) -> float:
+        """How much of `listeners.handshake_timeout` is left."""
+
+    def attach(self, protocol: asyncio.BaseProtocol) -> None:
+        """Lets the event loop read the connection for a protocol. `head` is not repeated."""
+
+    def take_socket(self) -> socket.socket | None:
+        """Gives the caller the socket, which does not block; None with TLS: use `attach`."""
+
+
+class Edge:
+    """A client protocol of one node. Methods that an edge does not need do nothing here."""
+
+    prefaces: tuple[bytes, ...] = ()
+    """What its connections to a shared port begin with; none where it has ports of its own."""
+    takes_unknown = False
+    """Whether it answers connections that begin with no registered preface."""
+    after_ready = False
+    """Starts when clients are served, and stops before the others."""
+    flush: Callable[[], None] | None = None
+    """Writes what waits for clients; called at the end of every round."""
+
+    async def start(self) -> None:
+        """Begins to serve. Raises OSError when a port of its own cannot be bound."""
+
+    async def stop(self) -> None:
+        """Ends all connections, within a bounded time; clients are told why."""
+
+    def connect(self, incoming: Incoming) -> None:
+        """Serves a connection that begins with one of `prefaces`."""
+        raise NotImplementedError
+
+    def connection_count(self) -> int:
+        """Connections that count for `listeners.max_connections`; 0 where the edge has a bound of
+        its own."""
+        return 0
+
+    def activity(self) -> int:
+        """Bytes that were received and sent, for `NodeParts.activity`."""
+        return 0
+
+    def metrics(self) -> list[Metric]:
+        """Everything that the edge counts."""
+        return []

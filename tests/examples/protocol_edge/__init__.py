@@ -1,0 +1,1 @@
+"""A line protocol beside AMQP, on its port."""
