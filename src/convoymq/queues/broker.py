@@ -134,7 +134,7 @@ class BrokerSettings:
     loopback_users: tuple[str, ...] = ("guest",)
     """[loopback_users] Who may only come from this machine."""
     cluster_size_target: int = 0
-    """[cluster_formation.target_cluster_size_hint] How many nodes should run; 0 = all known ones."""
+    """[cluster_formation.target_cluster_size_hint] How many nodes should run; 0 = all known."""
     disconnect_timeout_ms: int = DISCONNECT_TIMEOUT_MS_DEFAULT
     """How long a node may be away before its exclusive queues end. Sooner when its process is known
     to be gone."""
