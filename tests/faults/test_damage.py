@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.storage.wal import BATCH_HEADER, BATCH_MAGIC, FILE_HEADER
+from convoymq.logformat.wal_file import BATCH_HEADER, BATCH_MAGIC, FILE_HEADER
 from tests.faults.conftest import StartCluster
 from tests.faults.traffic import counter, declare, drain, fill, in_step, log_has, until
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
-from convoymq.sim.faults import last_flush
-from convoymq.storage.wal import (
+from convoymq.logformat.wal_file import (
     BATCH_HEADER,
     BATCH_HEADER_BYTES,
     BATCH_MAGIC,
@@ -13,6 +12,7 @@ from convoymq.storage.wal import (
     FILE_MAGIC,
     MAP_BYTES,
 )
+from convoymq.sim.faults import last_flush
 
 GENERATION = 7
 RECORDS = 64

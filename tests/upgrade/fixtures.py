@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convoymq.cli.cluster import LocalCluster
-from convoymq.storage.wal import BATCH_HEADER, BATCH_MAGIC, FILE_HEADER
+from convoymq.logformat.wal_file import BATCH_HEADER, BATCH_MAGIC, FILE_HEADER
 from tests.faults.traffic import in_step, until
 from tests.ports import cluster_ports
 from tests.upgrade import dataset

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
+from convoymq.logformat.wal_file import BATCH_HEADER, BATCH_HEADER_BYTES, BATCH_MAGIC, FILE_HEADER
 from convoymq.sim.clients import ClientConfig
 from convoymq.sim.disk import DiskConfig
 from convoymq.sim.network import NetworkConfig
 from convoymq.storage.types import StorageConfig
-from convoymq.storage.wal import BATCH_HEADER, BATCH_HEADER_BYTES, BATCH_MAGIC, FILE_HEADER
 
 if TYPE_CHECKING:
     from convoymq.sim.nodes import SimNode

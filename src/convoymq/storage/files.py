@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from convoymq.streamlog.segment import FilePlace
+from convoymq.logformat.segment import FilePlace
 
 IOV_MAX = 1024
 SECTOR_BYTES = 512

@@ -8,7 +8,7 @@ from convoymq.storage.wal cimport Wal
 cdef class GroupLog:
     # So that an observer can put itself before a method, as the simulator does.
     cdef dict __dict__
-    cdef public object _store
+    cdef public object store
     cdef public Wal _wal
     cdef public int64_t group, term, voted_for, first_index, last_index, last_term, written_index
     cdef public int64_t snapshot_index, snapshot_term, base, memory_first, memory_bytes, cache_bytes

@@ -21,9 +21,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels.batch import Entry
+from convoymq.logformat.entry import KIND_VOID, KIND_VOTE, check_entry
+from convoymq.logformat.segment import ERA_SHIFT, FilePlace, Segment, read_entries
+from convoymq.logformat.wal_file import PLACE_FILE_SHIFT, PLACE_OFFSET_MASK
 from convoymq.model.errors import Misuse, Refused, check
 from convoymq.storage.receiver import SnapshotReceiver
-from convoymq.storage.segments import ERA_SHIFT
 from convoymq.storage.snapshots import read_snapshot, remove_former, write_snapshot
 from convoymq.storage.types import (
     Damage,
@@ -32,8 +34,6 @@ from convoymq.storage.types import (
     Snapshot,
     StorageFault,
 )
-from convoymq.storage.wal import KIND_VOID, KIND_VOTE, PLACE_FILE_SHIFT, PLACE_OFFSET_MASK
-from convoymq.streamlog.segment import FilePlace, Segment, read_entries
 
 if TYPE_CHECKING:
     from convoymq.storage.store import Storage
@@ -50,7 +50,8 @@ class GroupLog:
     """Entries, hard state and snapshot of one group on this node."""
 
     def __init__(self, store: Storage, group: int) -> None:
-        self._store = store
+        self.store = store
+        """The storage that the log is a part of."""
         self._wal = store.wal
         self.group = group
         self.term = 0
@@ -145,7 +146,7 @@ class GroupLog:
         self.memory_bytes += size
         self.last_index = index
         self.last_term = term
-        store = self._store
+        store = self.store
         store.memory_bytes += size
         if not self.remembered:
             store.remember(self)
@@ -275,12 +276,12 @@ class GroupLog:
         if cached is not None:
             self.cache_used = True
             return cached
-        entries = self._read_span(index, self._store.config.read_ahead_bytes)
+        entries = self._read_span(index, self.store.config.read_ahead_bytes)
         self._drop_cache()
         self._cache = {e.index: e for e in entries}
         self.cache_bytes = sum([e.size for e in entries])
         self.cache_used = True
-        self._store.cached(self)
+        self.store.cached(self)
         return entries[0]
 
     def span(self, index: int, max_bytes: int) -> list[Entry]:
@@ -334,7 +335,7 @@ class GroupLog:
         if segment is None or segment.position(index) < 0:
             return None
         try:
-            place = self._store.segment_file(segment).place()
+            place = self.store.segment_file(segment).place()
         except OSError:
             return None
         return None if place is None else (segment, place)
@@ -365,7 +366,9 @@ class GroupLog:
             position = -1 if segment is None else segment.position(index)
             if segment is None or position < 0:
                 raise EntryGone(f"group {self.group}: entry {index} is gone")
-            return self._read_segment(segment, position, limit)
+            return read_entries(
+                self.store.segment_file(segment), segment, self.group, position, limit
+            )
         except StorageFault as fault:
             self.mark_damaged(fault)
             raise
@@ -397,34 +400,15 @@ class GroupLog:
         for j in range(i, upto):
             at = (places[j] - start) << 3
             found.append(
-                self._take(
-                    data[at : at + (self.sizes[j] << 3)], self.base + j, file.name, offset + at
+                check_entry(
+                    data[at : at + (self.sizes[j] << 3)],
+                    self.group,
+                    self.base + j,
+                    file.name,
+                    offset + at,
                 )
             )
         return found
-
-    def _read_segment(self, segment: Segment, position: int, limit: int) -> list[Entry]:
-        read = read_entries(self._store.segment_file(segment), segment, position, limit)
-        return [
-            self._take(data, segment.index_at(at), segment.name, segment.offsets[at] << 3)
-            for at, data in enumerate(read, position)
-        ]
-
-    def _take(self, data: bytes, index: int, name: str, offset: int) -> Entry:
-        try:
-            entry = Entry(data)
-        except ValueError as error:
-            raise StorageFault(
-                f"entry {index} of group {self.group} is damaged: {error}", path=name, offset=offset
-            ) from None
-        if entry.index != index or entry.group != self.group:
-            raise StorageFault(
-                f"entry {entry.index} of group {entry.group} lies where {index} of {self.group}"
-                " should",
-                path=name,
-                offset=offset,
-            )
-        return entry
 
     def mark_damaged(self, fault: StorageFault) -> None:
         """Nothing of this log may be served any more, until it is wiped or replaced."""
@@ -432,7 +416,7 @@ class GroupLog:
             self.damaged = Damage(
                 file=fault.path, offset=fault.offset, group=self.group, reason=fault.text
             )
-            self._store.on_damage(self.damaged)
+            self.store.on_damage(self.damaged)
 
     # Memory.
 
@@ -457,7 +441,7 @@ class GroupLog:
         self._head = head
         self.memory_first = upto + 1
         self.memory_bytes -= freed
-        self._store.memory_bytes -= freed
+        self.store.memory_bytes -= freed
 
     def evict(self, wanted: int) -> None:
         """Drops written bodies, oldest first, until about `wanted` bytes are free."""
@@ -481,11 +465,11 @@ class GroupLog:
         freed = sum([e.size for e in self._memory[keep:] if e is not None])
         del self._memory[keep:]
         self.memory_bytes -= freed
-        self._store.memory_bytes -= freed
+        self.store.memory_bytes -= freed
 
     def _drop_cache(self) -> None:
         if self._cache:
-            self._store.uncached(self)
+            self.store.uncached(self)
             self._cache = {}
             self.cache_bytes = 0
 
@@ -508,7 +492,7 @@ class GroupLog:
             return
         epoch = self.epoch
         era = self.era
-        directory, clusters = self._store.directory, self._store.clusters
+        directory, clusters = self.store.directory, self.store.clusters
         group = self.group
 
         def work() -> None:
@@ -525,7 +509,7 @@ class GroupLog:
             answer(Refused(f"group {group}: there is a newer snapshot"))
             return
         self._snapshot_submitted = snapshot.index
-        self._store.worker.submit(work, finished)
+        self.store.worker.submit(work, finished)
 
     def _snapshot_saved(self, snapshot: Snapshot) -> None:
         self.snapshot_index = snapshot.index
@@ -552,7 +536,7 @@ class GroupLog:
         if not self.snapshot_index:
             return None  # a file there may be that of a former log, still to be removed
         try:
-            found = read_snapshot(self._store.directory, self.group, self._store.clusters)
+            found = read_snapshot(self.store.directory, self.group, self.store.clusters)
         except StorageFault as fault:
             self.mark_damaged(fault)
             raise
@@ -562,7 +546,7 @@ class GroupLog:
         """Begins to replace the log by a leader's snapshot; nothing may be appended meanwhile."""
         if self.receiver is not None:
             self.receiver.abort()
-        self.receiver = SnapshotReceiver(self, self._store, index, term)
+        self.receiver = SnapshotReceiver(self, index, term)
         return self.receiver
 
     def replaced(self, snapshot: Snapshot, segments: list[Segment]) -> None:
@@ -610,17 +594,17 @@ class GroupLog:
             self.receiver.abort()
         self._reset(0, 0)
         self.begin_era(self.new_era())
-        directory, group, era = self._store.directory, self.group, self.era
+        directory, group, era = self.store.directory, self.group, self.era
         guard = self.damaged or Damage(file="", offset=0, group=group, reason="is being wiped")
         self.damaged = guard
         answer: Done = done if done is not None else _nothing
         refused = False
 
         def remove() -> None:
-            self._store.worker.submit(work, finished)
+            self.store.worker.submit(work, finished)
 
         def work() -> None:
-            remove_former(directory, group, era, self._store.clusters)
+            remove_former(directory, group, era, self.store.clusters)
 
         def finished(_: Any, error: BaseException | None) -> None:
             nonlocal refused
@@ -629,7 +613,7 @@ class GroupLog:
                     self.damaged = None
                 answer(None)
                 return
-            self._store.repeat(remove)
+            self.store.repeat(remove)
             if not refused:
                 refused = True
                 answer(error)

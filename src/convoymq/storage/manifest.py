@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from crc32c import crc32c
 
-from convoymq.storage.identity import ClusterIds, check_version
+from convoymq.logformat.identity import ClusterIds, check_version
 from convoymq.storage.types import Directory, File
 
 MANIFEST_NAME = "wal/manifest"

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels.batch import Entry
+from convoymq.logformat.entry import KIND_VOTE
+from convoymq.logformat.segment import ERA_SHIFT, Segment, group_path
 from convoymq.model.errors import Misuse, Refused
-from convoymq.storage.segments import ERA_SHIFT, SegmentWriter, group_path
+from convoymq.storage.segments import SegmentWriter
 from convoymq.storage.snapshots import write_snapshot
 from convoymq.storage.types import Done, Snapshot
-from convoymq.storage.wal import KIND_VOTE
-from convoymq.streamlog.segment import Segment
 
 if TYPE_CHECKING:
     from convoymq.storage.log import GroupLog
-    from convoymq.storage.store import Storage
 
 
 class SnapshotReceiver:
@@ -23,14 +22,14 @@ class SnapshotReceiver:
     Nothing of the former log is touched before `finish` is durable.
     """
 
-    def __init__(self, log: GroupLog, store: Storage, index: int, term: int) -> None:
+    def __init__(self, log: GroupLog, index: int, term: int) -> None:
         self.log = log
         self.index = index
         self.term = term
         self.backlog_bytes = 0
         """Bytes taken and not yet written."""
-        self._store = store
         self._last = 0
+        store = log.store
         config = store.config
         self._era = log.new_era()
         self._writer = SegmentWriter(
@@ -65,12 +64,12 @@ class SnapshotReceiver:
             self.backlog_bytes -= size
             self._failure = self._failure or error
 
-        self._store.worker.submit(work, done)
+        self.log.store.worker.submit(work, done)
 
     def finish(self, membership: bytes, state: bytes, done: Done) -> None:
         """Makes the snapshot the log: done(None) when that is durable, done(error) when it failed
         and the former log stands."""
-        log, store = self.log, self._store
+        log, store = self.log, self.log.store
         snapshot = Snapshot(index=self.index, term=self.term, membership=membership, state=state)
         era = self._era
         writer = self._writer

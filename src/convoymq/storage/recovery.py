@@ -8,21 +8,47 @@ Formats: docs/formats/storage.md.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from convoymq.logformat.identity import ClusterIds
+from convoymq.logformat.segment import ERA_SHIFT, ORDER_MASK, Segment, group_path
+from convoymq.logformat.wal_file import PLACE_FILE_SHIFT
 from convoymq.storage.log import GroupLog
-from convoymq.storage.segments import ERA_SHIFT, ORDER_MASK, group_path, load_segment
+from convoymq.storage.manifest import Manifest
+from convoymq.storage.segments import load_segment
 from convoymq.storage.snapshots import read_snapshot, snapshot_name
-from convoymq.storage.types import Damage, RecoveryReport, Snapshot, StorageFault
-from convoymq.storage.wal import PLACE_FILE_SHIFT
+from convoymq.storage.types import (
+    Damage,
+    Directory,
+    RecoveryReport,
+    Snapshot,
+    StorageConfig,
+    StorageFault,
+)
+from convoymq.storage.wal import Wal
 from convoymq.storage.wal_reader import Found, Hole, WalReader, holds_data
-from convoymq.streamlog.segment import Segment
-
-if TYPE_CHECKING:
-    from convoymq.storage.store import Storage
 
 
-def recover(store: Storage) -> RecoveryReport:
+class Target(Protocol):
+    """What recovery reads and fills: a node's storage."""
+
+    directory: Directory
+    clusters: ClusterIds
+    config: StorageConfig
+    manifest: Manifest
+    wal: Wal
+    logs: dict[int, GroupLog]
+    suspects: int
+    suspects_end: int
+
+    def open_group(self, group: int) -> GroupLog:
+        """A new, empty log."""
+
+    def remember_removed(self, group: int, era: int, generation: int) -> None:
+        """The WAL file of that generation has the removal of a group."""
+
+
+def recover(store: Target) -> RecoveryReport:
     """Fills `store.logs` and starts its WAL behind what was found.
 
     Raises:
@@ -32,8 +58,11 @@ def recover(store: Storage) -> RecoveryReport:
     report = RecoveryReport()
     store.directory.make("wal")
     store.directory.make("groups")
-    reader = WalReader(store, report)
+    reader = WalReader(
+        store.directory, store.manifest, store.clusters, store.config.wal_max_size_bytes, report
+    )
     reader.read()
+    store.wal.files.update(reader.files)
     replaced = _load_groups(store, report, reader)
     for hole in reader.holes:
         if hole.groups or hole.fallback:
@@ -58,7 +87,7 @@ def recover(store: Storage) -> RecoveryReport:
     return report
 
 
-def _load_groups(store: Storage, report: RecoveryReport, reader: WalReader) -> list[int]:
+def _load_groups(store: Target, report: RecoveryReport, reader: WalReader) -> list[int]:
     """Makes the logs; returns groups whose WAL entries belong to a log that their snapshot
     replaced."""
     replaced = []
@@ -119,7 +148,7 @@ def _load_groups(store: Storage, report: RecoveryReport, reader: WalReader) -> l
         for file in store.wal.files.values():
             start = bisect_left(log.places, file.generation << PLACE_FILE_SHIFT)
             if start < bisect_left(log.places, (file.generation + 1) << PLACE_FILE_SHIFT):
-                file.logs[log.group] = log
+                file.groups[log.group] = None
     return replaced
 
 
@@ -130,7 +159,7 @@ def _mark(log: GroupLog, damage: Damage) -> None:
 
 
 def _load_group(
-    store: Storage, report: RecoveryReport, log: GroupLog, found: Found, *, present: bool
+    store: Target, report: RecoveryReport, log: GroupLog, found: Found, *, present: bool
 ) -> bool:
     """Joins a group's three sources; True when the WAL's entries are void. Raises StorageFault."""
     replaced = False
@@ -191,7 +220,7 @@ def _load_group(
 
 
 def _load_directory(
-    store: Storage, report: RecoveryReport, log: GroupLog, era: int
+    store: Target, report: RecoveryReport, log: GroupLog, era: int
 ) -> tuple[list[Segment], list[tuple[int, int]], Snapshot | None]:
     directory = store.directory
     path = group_path(log.group)

@@ -1,48 +1,32 @@
-"""Segment files: the entries of one group that outlived their WAL file (docs/formats/storage.md).
+"""Writing segments: the entries of one group that outlived their WAL file.
 
 A segment is written once, whole, under a temporary name; compaction replaces it by a smaller one
-of the same name. Everything here runs on the worker, but for `Segment`, which belongs to the log.
+of the same name. Everything here runs on the worker.
 """
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from crc32c import crc32c
-
-from convoymq.storage.identity import NO_CLUSTER, ClusterIds, check_version
+from convoymq.logformat.entry import check_term
+from convoymq.logformat.identity import NO_CLUSTER, ClusterIds
+from convoymq.logformat.segment import (
+    INDEX_ROW,
+    Segment,
+    group_path,
+    read_segment,
+    segment_footer,
+    segment_header,
+    segment_name,
+)
 from convoymq.storage.types import Directory, File, NoPace, Pace, StorageFault
-from convoymq.streamlog.segment import Segment
 
-SEGMENT_MAGIC = b"CVYSEGM\x02"
-SEGMENT_HEADER = struct.Struct("<8sII16sI4x")
-"""magic+version, group, spare, cluster id, crc32c of the bytes before it, spare."""
-INDEX_ROW = struct.Struct("<QQII")
-"""index, term, offset / 8, size / 8."""
-FOOTER_MAGIC = b"CVYSEGI\x01"
-FOOTER = struct.Struct("<8sIIQII")
-"""magic+version, rows, crc32c of the rows, their offset, crc32c of the bytes before, spare."""
-
-_ENTRY_HEAD = struct.Struct("<IIQQQIBB")
-ERA_SHIFT = 40
-ORDER_MASK = (1 << ERA_SHIFT) - 1
 COPY_SPAN_BYTES = 1 << 20
 PACED_BYTES = 256 << 10
 """What is written between two rests: less than what the disk takes in the time of a flush."""
 COPY_GAP_BYTES = 64 << 10
-
-
-def group_path(group: int) -> str:
-    """Directory of a group's segments and snapshot."""
-    return f"groups/{group:08x}"
-
-
-def segment_name(group: int, order: int) -> str:
-    """Path of a segment file."""
-    return f"{group_path(group)}/{order:016x}.seg"
 
 
 class Piece:
@@ -57,20 +41,6 @@ class Piece:
         self.indexes = indexes
         self.offsets = offsets
         self.sizes = sizes
-
-
-def verify_entry(view: memoryview, group: int, index: int, name: str, offset: int) -> int:
-    """Checks an entry read from disk and returns its term. Raises StorageFault."""
-    length, checksum, found, term, _, owner, _, _ = _ENTRY_HEAD.unpack_from(view)
-    if length != len(view) or crc32c(view[8:]) != checksum:
-        raise StorageFault(f"entry {index} of group {group} is damaged", path=name, offset=offset)
-    if found != index or owner != group:
-        raise StorageFault(
-            f"entry {found} of group {owner} lies where {index} of {group} should",
-            path=name,
-            offset=offset,
-        )
-    return int(term)
 
 
 def read_piece(piece: Piece, group: int) -> Iterator[tuple[int, int, memoryview]]:
@@ -95,7 +65,7 @@ def read_piece(piece: Piece, group: int) -> Iterator[tuple[int, int, memoryview]
             begin = (piece.offsets[i] - start) << 3
             view = data[begin : begin + (piece.sizes[i] << 3)]
             index = piece.indexes[i]
-            term = verify_entry(view, group, index, piece.file.name, piece.offsets[i] << 3)
+            term = check_term(view, group, index, piece.file.name, piece.offsets[i] << 3)
             yield index, term, view
         at = upto
 
@@ -159,8 +129,7 @@ class SegmentWriter:
         name = f"{group_path(self._group)}/{self._tag:x}-{len(self._finished)}.part"
         file = self._directory.open(name, create=True)
         file.truncate(0)
-        head = SEGMENT_HEADER.pack(SEGMENT_MAGIC, self._group, 0, self._cluster, 0)
-        head = head[:32] + struct.pack("<II", crc32c(head[:32]), 0)
+        head = segment_header(self._group, self._cluster)
         self._file = file
         self._buffers = [head]
         self._buffered = self._at = len(head)
@@ -190,8 +159,7 @@ class SegmentWriter:
     def _close(self) -> None:
         assert self._file is not None
         rows = bytes(self._rows)
-        foot = FOOTER.pack(FOOTER_MAGIC, len(self._indexes), crc32c(rows), self._at, 0, 0)
-        foot = foot[:24] + struct.pack("<II", crc32c(foot[:24]), 0)
+        foot = segment_footer(rows, self._at)
         self._buffers += [rows, foot]
         self._buffered += len(rows) + len(foot)
         self._at += len(rows) + len(foot)
@@ -239,35 +207,6 @@ def load_segment(
 ) -> tuple[Segment, Sequence[tuple[int, int]]]:
     """The segment's table and its runs of terms [(first index, term)]. Raises StorageFault."""
     file = directory.open(name)
-    size = file.size()
-    head = file.pread(SEGMENT_HEADER.size, 0)
-    check_version(head, SEGMENT_MAGIC, name)
-    if size < SEGMENT_HEADER.size + FOOTER.size or head[:8] != SEGMENT_MAGIC:
-        raise StorageFault("not a segment file", path=name, offset=0)
-    _, owner, _, cluster, checksum = SEGMENT_HEADER.unpack(head)
-    if crc32c(head[:32]) != checksum or owner != group:
-        raise StorageFault("the segment's header is damaged", path=name, offset=0)
-    clusters.check(cluster, name)
-    foot = file.pread(FOOTER.size, size - FOOTER.size)
-    magic, count, rows_checksum, at, checksum, _ = FOOTER.unpack(foot)
-    if magic != FOOTER_MAGIC or crc32c(foot[:24]) != checksum:
-        raise StorageFault("the segment's end is damaged", path=name, offset=size - FOOTER.size)
-    rows = file.pread(count * INDEX_ROW.size, at)
-    if crc32c(rows) != rows_checksum or len(rows) != count * INDEX_ROW.size or not count:
-        raise StorageFault("the segment's index is damaged", path=name, offset=at)
-    indexes: array[int] = array("Q")
-    offsets: array[int] = array("I")
-    sizes: array[int] = array("I")
-    terms: list[tuple[int, int]] = []
-    last_term = -1
-    for index, term, offset, length in INDEX_ROW.iter_unpack(rows):
-        indexes.append(index)
-        offsets.append(offset)
-        sizes.append(length)
-        if term != last_term:
-            terms.append((index, term))
-            last_term = term
-    order = int(name.rpartition("/")[2][:-4], 16)
-    segment = Segment(name, order, indexes, offsets, sizes)
+    found = read_segment(file, group, clusters)
     file.close()
-    return segment, terms
+    return found

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from crc32c import crc32c
 
-from convoymq.storage.identity import NO_CLUSTER, ClusterIds, check_version
-from convoymq.storage.segments import ERA_SHIFT, group_path
+from convoymq.logformat.identity import NO_CLUSTER, ClusterIds, check_version
+from convoymq.logformat.segment import ERA_SHIFT, group_path
 from convoymq.storage.types import Directory, Snapshot, StorageFault
 
 SNAPSHOT_MAGIC = b"CVYSNAP\x02"

@@ -13,17 +13,22 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from convoymq.storage.identity import ClusterIds
+from convoymq.logformat.entry import KIND_FENCE, KIND_REMOVED, NO_GROUP
+from convoymq.logformat.identity import ClusterIds
+from convoymq.logformat.segment import Segment, group_path
+from convoymq.logformat.wal_file import (
+    MAP_BITS,
+    MAP_BYTES,
+    PLACE_FILE_SHIFT,
+    ROW_DAMAGED,
+    ROW_IN_FILES,
+    ROW_VOTE_LOST,
+    TABLE_ROW,
+)
 from convoymq.storage.log import GroupLog
 from convoymq.storage.manifest import Manifest
 from convoymq.storage.recovery import recover
-from convoymq.storage.segments import (
-    Piece,
-    SegmentWriter,
-    copy_to_segments,
-    group_path,
-    read_piece,
-)
+from convoymq.storage.segments import Piece, SegmentWriter, copy_to_segments, read_piece
 from convoymq.storage.snapshots import remove_former
 from convoymq.storage.types import (
     Damage,
@@ -38,21 +43,7 @@ from convoymq.storage.types import (
     StorageFault,
     Worker,
 )
-from convoymq.storage.wal import (
-    KIND_FENCE,
-    KIND_REMOVED,
-    MAP_BITS,
-    MAP_BYTES,
-    NO_GROUP,
-    PLACE_FILE_SHIFT,
-    ROW_DAMAGED,
-    ROW_IN_FILES,
-    ROW_VOTE_LOST,
-    TABLE_ROW,
-    Wal,
-    WalFile,
-)
-from convoymq.streamlog.segment import Segment
+from convoymq.storage.wal import Wal, WalFile
 
 SEGMENT_FILES_OPEN_MAX = 256
 GIVE_BACK_BYTES = 16 << 20
@@ -405,7 +396,7 @@ class Storage:
         file = self.wal.oldest_full()
         if file is not None:
             self._rolling = file
-            self._rolling_logs = list(file.logs.values())
+            self._rolling_logs = self._logs_in(file)
             self._roll_next()
 
     def _roll_next(self) -> None:
@@ -441,8 +432,12 @@ class Storage:
         next_file = self.wal.oldest_full()
         if next_file is not None:
             self._rolling = next_file
-            self._rolling_logs = list(next_file.logs.values())
+            self._rolling_logs = self._logs_in(next_file)
             self._roll_again = True
+
+    def _logs_in(self, file: WalFile) -> list[GroupLog]:
+        """The logs of the groups with entries in the file; removed groups need nothing of it."""
+        return [self.logs[group] for group in file.groups if group in self.logs]
 
     def _count_in(self, log: GroupLog, file: WalFile) -> int:
         """Number of the log's first entries that lie in that file, the oldest one."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from convoymq.logformat.segment import FilePlace
 from convoymq.model.errors import EntryGone, StorageFault
-from convoymq.streamlog.segment import FilePlace
 
 __all__ = [
     "Damage",
@@ -29,6 +29,7 @@ __all__ = [
     "StorageConfig",
     "StorageFault",
     "SyncMethod",
+    "WalClient",
     "Worker",
 ]
 
@@ -130,6 +131,22 @@ class NoPace:
 
     def rest(self, count: int) -> None:
         """Never."""
+
+
+class WalClient(Protocol):
+    """A group's log as the WAL knows it: who hears when its entries and votes are durable."""
+
+    group: int
+    last_index: int
+    last_term: int
+    dirty: bool
+    """Has entries in the open batch."""
+
+    def entries_written(self, index: int) -> None:
+        """The entries up to `index` are durable."""
+
+    def vote_written(self, term: int, voted_for: int) -> None:
+        """The vote is durable."""
 
 
 class SyncMethod(Enum):

@@ -7,7 +7,7 @@ cdef class WalFile:
     cdef public str name
     cdef public int64_t generation, size, tail, first_sequence
     cdef public bint recovered, started
-    cdef public dict logs
+    cdef public dict groups
 
 cdef class Batch:
     cdef public WalFile file

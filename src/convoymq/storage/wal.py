@@ -13,68 +13,45 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import struct
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from crc32c import crc32c
+from typing import Any
 
 from convoymq.kernels.batch import make_entry, wal_batch_frame
-from convoymq.storage.identity import ClusterIds
+from convoymq.logformat.entry import (
+    KIND_FENCE,
+    KIND_REMOVED,
+    KIND_TABLE,
+    KIND_VOID,
+    NO_GROUP,
+)
+from convoymq.logformat.identity import ClusterIds
+from convoymq.logformat.wal_file import (
+    BATCH_HEADER_BYTES,
+    BATCH_MAGIC,
+    FILE_HEADER,
+    MAP_BYTES,
+    PLACE_FILE_SHIFT,
+    PLACE_OFFSET_MASK,
+    directory_bytes,
+    file_header,
+    wal_name,
+)
 from convoymq.storage.manifest import Manifest
-from convoymq.storage.types import Directory, File, Flusher, StorageConfig, StorageFault, Worker
+from convoymq.storage.types import (
+    Directory,
+    File,
+    Flusher,
+    StorageConfig,
+    StorageFault,
+    WalClient,
+    Worker,
+)
 
-if TYPE_CHECKING:
-    from convoymq.storage.log import GroupLog
-
-RECORD_HEADER_BYTES = 48
-
-FILE_MAGIC = b"CVYWALF\x03"
-FILE_HEADER = struct.Struct("<8sQQQQQ16sII")
-"""magic+version, generation, first sequence, previous generation, its last sequence, its tail,
-cluster id, crc32c of the bytes before it, spare."""
-FILE_HEADER_CHECKED = 64
-"""Bytes of the header that its checksum covers."""
-
-BATCH_MAGIC = b"CVYWALB\x03"
-BATCH_HEADER = struct.Struct("<8sQQQQ64sIIII")
-"""magic+version, generation, sequence, bytes of records, where what the map covers begins, map of
-the groups with records in the batches from there on, count of records, position in its flush,
-crc32c of the directory, crc32c of the header bytes before it."""
-BATCH_HEADER_BYTES = 120
-DIRECTORY_ROW = struct.Struct("<III")
-"""A record's group, its size in words, and its checksum: bytes of a recycled file's former life
-that a torn write left in the record's place are whole as well, but not these."""
-MAP_BYTES = 64
-MAP_BITS = 8 * MAP_BYTES
-"""Bit `group % MAP_BITS` stands for a group."""
 MAP_COVERS_BYTES = 64 << 10
 """A batch's map covers at least so much before it, or all of the file before it."""
-NO_GROUP = 0xFFFFFFFF
-"""In a directory: the record is of no group."""
-
-KIND_CONTROL = 128
-"""Record kinds from here on are storage's own."""
-KIND_VOTE = 128
-KIND_TABLE = 129
-KIND_REMOVED = 130
-KIND_VOID = 131
-KIND_FENCE = 132
-
-TABLE_ROW = struct.Struct("<IIQIIQQ")
-"""A row of the table: group, voted for, term, era, flags; last index and its term as the files
-before have them."""
-ROW_DAMAGED = 1
-ROW_VOTE_LOST = 2
-ROW_IN_FILES = 4
-"""The files before have entries of the group, which are not in segments yet."""
 TABLE_GAP_BYTES = 8 << 10
 """Lies between the two copies of the table: what destroys one spares the other."""
-
-PLACE_FILE_SHIFT = 40
-PLACE_OFFSET_MASK = (1 << PLACE_FILE_SHIFT) - 1
-
 PREALLOCATE_CHUNK_BYTES = 256 << 10
 """Flushes wait for no more than this much of preallocation."""
 PREALLOCATE_GROWTH = 4
@@ -89,25 +66,6 @@ been filled: an idle node writes nothing."""
 POOL_FILES_MAX = 2
 
 
-def file_header(
-    generation: int, first_sequence: int, previous: tuple[int, int, int], cluster: bytes
-) -> bytes:
-    """The first bytes of a WAL file. `previous` = (generation, last sequence, tail) or zeros."""
-    head = FILE_HEADER.pack(FILE_MAGIC, generation, first_sequence, *previous, cluster, 0, 0)
-    head = head[:FILE_HEADER_CHECKED]
-    return head + struct.pack("<II", crc32c(head), 0)
-
-
-def directory_bytes(count: int) -> int:
-    """Length of the directory of so many records."""
-    return (DIRECTORY_ROW.size * count + 7) & ~7
-
-
-def wal_name(generation: int) -> str:
-    """Path of the WAL file of a generation."""
-    return f"wal/{generation:016x}.wal"
-
-
 class WalFile:
     """A WAL file on disk and what lies in it."""
 
@@ -115,7 +73,7 @@ class WalFile:
         "file",
         "first_sequence",
         "generation",
-        "logs",
+        "groups",
         "name",
         "recovered",
         "size",
@@ -135,7 +93,7 @@ class WalFile:
         """Was found at start."""
         self.started = False
         """True when its first batch has been queued."""
-        self.logs: dict[int, GroupLog] = {}
+        self.groups: dict[int, None] = {}
         """Groups with entries in this file."""
 
 
@@ -158,7 +116,7 @@ class Batch:
         self.buffers: list[bytes] = []
         self.directory: list[int] = []
         """Group and size in words of every record, in turn."""
-        self.dirty: list[GroupLog] = []
+        self.dirty: list[WalClient] = []
         self.votes: list[Any] = []
         """(log, term, voted for), or a callable: told when the batch is durable."""
         self.notes: list[list[Any]] = []
@@ -271,7 +229,7 @@ class Wal:
         self.backlog_bytes += size
         return batch.place | (end >> 3)
 
-    def add_entry(self, log: GroupLog, data: bytes) -> int:
+    def add_entry(self, log: WalClient, data: bytes) -> int:
         """As `add`, for an entry of a group that wants to hear when it is written."""
         place = self.add(data, log.group)
         if not log.dirty:
@@ -361,12 +319,12 @@ class Wal:
         file = batch.file
         for log in batch.dirty:
             log.dirty = False
-            file.logs[log.group] = log
+            file.groups[log.group] = None
             batch.notes.append([log, log.last_index, log.last_term])
         file.tail = batch.end + directory_bytes(len(batch.buffers))
         self._sealed.append(batch)
 
-    def notes_after(self, log: GroupLog, index: int) -> None:
+    def notes_after(self, log: WalClient, index: int) -> None:
         """The log loses entries >= index: batches under way must not report them."""
         batches = [*self._sealed, *self._completing]
         if self._flight is not None:
@@ -787,7 +745,3 @@ class Wal:
         if len(data) != length:
             raise StorageFault("the file ends early", path=file.name, offset=offset)
         return data
-
-
-assert FILE_HEADER.size == 72
-assert BATCH_HEADER.size == BATCH_HEADER_BYTES

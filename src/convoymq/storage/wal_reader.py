@@ -17,53 +17,53 @@ The rules (docs/formats/storage.md gives the formats):
 
 from __future__ import annotations
 
-import struct
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from crc32c import crc32c
 
-from convoymq.storage.identity import check_version
-from convoymq.storage.manifest import MANIFEST_NAME
-from convoymq.storage.types import Damage, Directory, RecoveryReport, StorageFault
-from convoymq.storage.wal import (
-    BATCH_HEADER,
-    BATCH_HEADER_BYTES,
-    BATCH_MAGIC,
-    DIRECTORY_ROW,
-    FILE_HEADER,
-    FILE_HEADER_CHECKED,
-    FILE_MAGIC,
+from convoymq.logformat.entry import (
+    ENTRY_HEADER,
+    ENTRY_HEADER_SIZE,
     KIND_CONTROL,
     KIND_FENCE,
     KIND_REMOVED,
     KIND_TABLE,
     KIND_VOID,
     KIND_VOTE,
+    NO_GROUP,
+)
+from convoymq.logformat.identity import ClusterIds, check_version
+from convoymq.logformat.wal_file import (
+    BATCH_HEADER_BYTES,
+    FILE_HEADER,
+    FILE_HEADER_CHECKED,
+    FILE_MAGIC,
     MAP_BITS,
     MAP_BYTES,
-    NO_GROUP,
     PLACE_FILE_SHIFT,
-    RECORD_HEADER_BYTES,
     ROW_DAMAGED,
     ROW_IN_FILES,
     ROW_VOTE_LOST,
     TABLE_ROW,
-    WalFile,
+    BatchHeader,
+    batch_prefix,
+    directory_before,
     directory_bytes,
+    directory_rows,
+    read_batch_header,
+    split_records,
     wal_name,
+    walk_records,
 )
-
-if TYPE_CHECKING:
-    from convoymq.storage.store import Storage
+from convoymq.storage.manifest import MANIFEST_NAME, Manifest
+from convoymq.storage.types import Damage, Directory, RecoveryReport, StorageFault
+from convoymq.storage.wal import WalFile
 
 WINDOW_BYTES = 8 << 20
 EVERY_GROUP = (1 << MAP_BITS) - 1
 NAMED_MAX = 16
 """A report names so many groups."""
-RECORD_HEAD = struct.Struct("<IIQQQIBB")
-"""The fields of an entry's header that recovery needs: length, crc, index, term, time, group, kind,
-version."""
 
 
 class Hole:
@@ -185,20 +185,6 @@ class Header(NamedTuple):
 UNREAD = Header(0, 0, 0, 0)
 
 
-class _Batch(NamedTuple):
-    """A valid batch header."""
-
-    sequence: int
-    length: int
-    records: int
-    checksum: int
-    """Of the directory."""
-    flush: int
-    """First sequence of its flush."""
-    covered_from: int
-    map: int
-
-
 class _Window:
     """Reads a file in big steps."""
 
@@ -219,11 +205,21 @@ class _Window:
 class WalReader:
     """Goes through the WAL files and collects `found` for each group."""
 
-    def __init__(self, store: Storage, report: RecoveryReport) -> None:
-        self._store = store
-        self._directory = store.directory
-        self._manifest = store.manifest
+    def __init__(
+        self,
+        directory: Directory,
+        manifest: Manifest,
+        clusters: ClusterIds,
+        size_max: int,
+        report: RecoveryReport,
+    ) -> None:
+        self._directory = directory
+        self._manifest = manifest
+        self._clusters = clusters
+        self._size_max = size_max
         self._report = report
+        self.files: dict[int, WalFile] = {}
+        """Generation -> file, in order: those that were used."""
         self.found: dict[int, Found] = {}
         self.suspects = 0
         """Map of groups in doubt, found or not."""
@@ -271,7 +267,7 @@ class WalReader:
                 self._lose_all(
                     Hole(file.name, FILE_HEADER.size, "the table of groups cannot be read")
                 )
-            self._store.wal.files[file.generation] = file
+            self.files[file.generation] = file
             self.previous = (file.generation, max(self.sequence, 0), file.tail)
         for names in missing.values():
             for name in names:
@@ -321,7 +317,7 @@ class WalReader:
                     used.append((file, size, header))
                     continue
             handle.close()
-            self.leftovers.append((path, size >= self._store.config.wal_max_size_bytes))
+            self.leftovers.append((path, size >= self._size_max))
         missing: dict[int, list[str]] = {}
         at = len(used) - 1
         while at >= 0:
@@ -352,7 +348,7 @@ class WalReader:
             if magic == FILE_MAGIC and crc32c(head[:FILE_HEADER_CHECKED]) == checksum:
                 if generation != file.generation or not first:
                     return None  # has the header of its former life, or that of preparation
-                self._store.clusters.check(cluster, file.name)
+                self._clusters.check(cluster, file.name)
                 return Header(first, *link)
             if crc32c(FILE_MAGIC + head[8:FILE_HEADER_CHECKED]) != checksum:
                 check_version(head, FILE_MAGIC, file.name)
@@ -362,18 +358,10 @@ class WalReader:
             return None
         return UNREAD
 
-    def _batch(self, file: WalFile, window: _Window, offset: int) -> _Batch | None:
+    def _batch(self, file: WalFile, window: _Window, offset: int) -> BatchHeader | None:
         """The batch header there, when it is valid."""
         head = bytes(window.get(offset, BATCH_HEADER_BYTES))
-        if len(head) < BATCH_HEADER_BYTES or head[:8] != BATCH_MAGIC:
-            return None
-        _, generation, sequence, length, covered, groups, count, position, directory, checksum = (
-            BATCH_HEADER.unpack(head)
-        )
-        if generation != file.generation or crc32c(head[:-4]) != checksum:
-            return None
-        touched = int.from_bytes(groups, "little")
-        return _Batch(sequence, length, count, directory, sequence - position, covered, touched)
+        return read_batch_header(head, file.generation)
 
     def _find_batch(
         self,
@@ -388,7 +376,7 @@ class WalReader:
         """Where the next valid batch begins whose flush started above the sequence `after`: at
         `offset` or later. When that flush started, everything up to `after` was durable.
         `same_flush`: any batch with a sequence above `after`."""
-        needle = BATCH_MAGIC + struct.pack("<Q", file.generation)
+        needle = batch_prefix(file.generation)
         at = offset
         while at < size:
             data = bytes(window.get(at, min(WINDOW_BYTES, size - at)))
@@ -444,7 +432,7 @@ class WalReader:
         if known_tail is not None:
             self.sequence = max(self.sequence, link.previous_sequence)
 
-    def _begin_batch(self, file: WalFile, at: int, batch: _Batch) -> None:
+    def _begin_batch(self, file: WalFile, at: int, batch: BatchHeader) -> None:
         """A batch can be read: says who may be in the hole before it."""
         gap = self.sequence >= 0 and batch.sequence != self.sequence + 1
         if gap and self._open_hole is None:
@@ -476,8 +464,8 @@ class WalReader:
 
     def _note_torn(self, file: WalFile, window: _Window, at: int) -> None:
         """Reports a torn tail where the bytes at the end are a beginning of this generation."""
-        head = bytes(window.get(at, 16))
-        if head[:8] == BATCH_MAGIC and head[8:] == struct.pack("<Q", file.generation):
+        prefix = batch_prefix(file.generation)
+        if window.get(at, len(prefix)) == prefix:
             self._report.torn_tail = (file.name, at)
 
     def _read_batch(
@@ -485,7 +473,7 @@ class WalReader:
         file: WalFile,
         window: _Window,
         at: int,
-        batch: _Batch,
+        batch: BatchHeader,
         limit: int,
     ) -> int:
         """Takes a batch whose header is right; returns its end, -1 when it is the torn tail."""
@@ -502,10 +490,10 @@ class WalReader:
         sound = crc32c(data[length:]) == batch.checksum
         bad: list[tuple[int, int]] = []
         if sound:
-            records, bad = _split(data[:length], _rows(data[length:], count))
+            records, bad = split_records(data[:length], directory_rows(data[length:], count))
             unknown = False
         else:
-            records, reached = _walk(data[:length])
+            records, reached = walk_records(data[:length])
             unknown = reached != length or len(records) != count
         if bad or not sound:
             follows = self._find_batch(file, window, end, file.size, batch.sequence)
@@ -537,9 +525,9 @@ class WalReader:
         single = upto == self.sequence + 1 or self.sequence < 0
         if single and end > start and end - start <= 1 << 32:
             data = window.get(start, end - start)
-            rows = _directory_before(data)
+            rows = directory_before(data)
             if rows is not None:
-                records, bad = _split(data[: len(data) - directory_bytes(len(rows))], rows)
+                records, bad = split_records(data[: len(data) - directory_bytes(len(rows))], rows)
                 if self.sequence >= 0 or records:
                     if not bad:
                         self._note(
@@ -581,7 +569,7 @@ class WalReader:
 
     def _apply(self, file: WalFile, view: memoryview, offset: int, size: int) -> None:
         """Takes one record that is whole."""
-        _, _, index, term, order, group, kind, _ = RECORD_HEAD.unpack_from(view)
+        _, _, index, term, order, group, kind, _ = ENTRY_HEADER.unpack_from(view)
         if kind < KIND_CONTROL:
             place = file.generation << PLACE_FILE_SHIFT | offset >> 3
             self._of(group).add(index, term, place, size)
@@ -627,7 +615,7 @@ class WalReader:
         if self._table_of == file.generation:
             return  # the second copy
         self._table_of = file.generation
-        body = view[RECORD_HEADER_BYTES : RECORD_HEADER_BYTES + MAP_BYTES + count * TABLE_ROW.size]
+        body = view[ENTRY_HEADER_SIZE : ENTRY_HEADER_SIZE + MAP_BYTES + count * TABLE_ROW.size]
         listed = set()
         for row in TABLE_ROW.iter_unpack(body[MAP_BYTES:]):
             listed.add(row[0])
@@ -735,70 +723,3 @@ def holds_data(directory: Directory, name: str) -> bool:
     """True when a group's directory has a snapshot or a segment."""
     names = directory.list(f"groups/{name}")
     return any(name == "snapshot" or name.endswith(".seg") for name in names)
-
-
-Row = tuple[int, int, int]
-"""Of a directory: group, size in words and checksum of a record."""
-
-
-def _is_record(view: memoryview, size: int, group: int, checked: int) -> bool:
-    if len(view) != size or size < RECORD_HEADER_BYTES:
-        return False
-    length, checksum, _, _, _, owner, _, _ = RECORD_HEAD.unpack_from(view)
-    same = length == size and owner == group and checksum == checked
-    return bool(same and crc32c(view[8:]) == checksum)
-
-
-def _rows(directory: memoryview, count: int) -> list[Row]:
-    return list(DIRECTORY_ROW.iter_unpack(directory[: DIRECTORY_ROW.size * count]))
-
-
-def _split(
-    data: memoryview, rows: list[Row]
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(offset, size) of the records that are whole, (offset, group) of the others."""
-    records = []
-    bad = []
-    offset = 0
-    for group, words, checksum in rows:
-        size = words << 3
-        view = data[offset : min(offset + size, len(data))]
-        if _is_record(view, size, group, checksum):
-            records.append((offset, size))
-        else:
-            bad.append((offset, group))
-        offset += size
-    return records, bad
-
-
-def _directory_before(data: memoryview) -> list[Row] | None:
-    """The directory at the end of a whole batch's records and directory; None when there is none
-    that fits."""
-    for padding in (0, 4):
-        at = left = len(data) - padding
-        count = 0
-        while at >= DIRECTORY_ROW.size:
-            at -= DIRECTORY_ROW.size
-            count += 1
-            size = DIRECTORY_ROW.unpack_from(data, at)[1] << 3
-            left -= size + DIRECTORY_ROW.size
-            if size < RECORD_HEADER_BYTES or left < 0:
-                break
-            if not left and directory_bytes(count) == len(data) - at:
-                return _rows(data[at:], count)
-    return None
-
-
-def _walk(data: memoryview) -> tuple[list[tuple[int, int]], int]:
-    """(offset, size) of the whole records from the start on, and where they end."""
-    records = []
-    at = 0
-    while at + RECORD_HEADER_BYTES <= len(data):
-        length, checksum, *_ = RECORD_HEAD.unpack_from(data, at)
-        if length < RECORD_HEADER_BYTES or length % 8 or at + length > len(data):
-            break
-        if crc32c(data[at + 8 : at + length]) != checksum:
-            break
-        records.append((at, length))
-        at += length
-    return records, at

@@ -19,10 +19,10 @@ from typing import Annotated
 import msgspec
 
 from convoymq.kernels.batch import Entry
+from convoymq.logformat.segment import FilePlace, Readable, Segment, read_entries
 from convoymq.model.errors import StorageFault
 from convoymq.model.words import words_from_bytes, words_to_bytes
 from convoymq.streamlog.chunks import ChunkIndex
-from convoymq.streamlog.segment import FilePlace, Readable, Segment, read_entries
 
 BYTES_MAX = 64 << 20
 """Bodies of one excerpt, about. More would let clients read on for long what retention drops."""
@@ -71,16 +71,7 @@ class Excerpt:
         position = self.segment.position(index)
         if position < 0:
             raise StorageFault(f"entry {index} is not in the excerpt", path=file.name)
-        found = []
-        for at, data in enumerate(read_entries(file, self.segment, position, max_bytes), position):
-            try:
-                entry = Entry(data)
-            except ValueError as error:
-                raise StorageFault(f"an entry is damaged: {error}", path=file.name) from None
-            if entry.group != self.group or entry.index != self.segment.index_at(at):
-                raise StorageFault("another entry lies in its place", path=file.name)
-            found.append(entry)
-        return found
+        return read_entries(file, self.segment, self.group, position, max_bytes)
 
     def pack(self) -> bytes:
         """For a client."""

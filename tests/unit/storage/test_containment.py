@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from convoymq.logformat.entry import ENTRY_HEADER, NO_GROUP
+from convoymq.logformat.wal_file import BATCH_HEADER, FILE_HEADER, directory_bytes
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.manifest import MANIFEST_NAME, MANIFEST_NAMES
 from convoymq.storage.types import EntryGone, Snapshot
-from convoymq.storage.wal import BATCH_HEADER, FILE_HEADER, NO_GROUP, directory_bytes
-from convoymq.storage.wal_reader import RECORD_HEAD
 from tests.unit.storage.disk import Node
 from tests.unit.storage.test_damage import copy_of, filled
 
@@ -51,7 +51,7 @@ def records(data: bytes, limit: int) -> Iterator[tuple[int, int, int]]:
         *_, count, _, _, _ = BATCH_HEADER.unpack_from(data, at)
         record = at + BATCH_HEADER.size
         for _ in range(count):
-            fields = RECORD_HEAD.unpack_from(data, record)
+            fields = ENTRY_HEADER.unpack_from(data, record)
             yield fields[5], record, record + fields[0]
             record += fields[0]
         at = record + directory_bytes(count)

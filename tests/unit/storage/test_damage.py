@@ -10,13 +10,8 @@ from collections.abc import Iterator
 import pytest
 from crc32c import crc32c
 
-from convoymq.model.errors import StorageFault
-from convoymq.storage.files import MemoryDirectory
-from convoymq.storage.log import GroupLog
-from convoymq.storage.snapshots import snapshot_name
-from convoymq.storage.store import Storage
-from convoymq.storage.types import Damage, EntryGone
-from convoymq.storage.wal import (
+from convoymq.logformat.entry import ENTRY_HEADER
+from convoymq.logformat.wal_file import (
     BATCH_HEADER,
     DIRECTORY_ROW,
     FILE_HEADER,
@@ -25,7 +20,12 @@ from convoymq.storage.wal import (
     directory_bytes,
     wal_name,
 )
-from convoymq.storage.wal_reader import RECORD_HEAD
+from convoymq.model.errors import StorageFault
+from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.log import GroupLog
+from convoymq.storage.snapshots import snapshot_name
+from convoymq.storage.store import Storage
+from convoymq.storage.types import Damage, EntryGone
 from tests.unit.storage.disk import Node
 
 
@@ -83,7 +83,7 @@ def places(data: bytes) -> Iterator[tuple[str, int]]:
             yield "batch header", offset
         record = at + BATCH_HEADER.size
         for _ in range(count):
-            size = RECORD_HEAD.unpack_from(data, record)[0]
+            size = ENTRY_HEADER.unpack_from(data, record)[0]
             for offset in [*range(record, record + 38), record + size - 1]:
                 yield "record", offset
             record += size

@@ -9,11 +9,11 @@ import pytest
 from crc32c import crc32c
 
 from convoymq.kernels.batch import make_entry
+from convoymq.logformat.identity import ClusterIds
+from convoymq.logformat.segment import segment_name
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
-from convoymq.storage.identity import ClusterIds
 from convoymq.storage.inline import InlineFlusher, InlineWorker
-from convoymq.storage.segments import segment_name
 from convoymq.storage.snapshots import read_snapshot, snapshot_chunks, snapshot_name, write_snapshot
 from convoymq.storage.store import Storage
 from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig

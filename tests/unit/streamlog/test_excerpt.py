@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from convoymq.kernels.batch import make_entry
+from convoymq.logformat.segment import FilePlace, Segment
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.segments import SegmentWriter
 from convoymq.streamlog import excerpt as module
 from convoymq.streamlog.chunks import ChunkIndex
 from convoymq.streamlog.excerpt import Excerpt, excerpt
-from convoymq.streamlog.segment import FilePlace, Segment
 
 GROUP = 7
 PLACE = FilePlace("/somewhere/0001.seg", 3, 4)
@@ -140,10 +140,10 @@ def test_entries_are_checked_one_by_one() -> None:
     assert [entry.index for entry in made.read(file, 3, 1)] == [3]
     with pytest.raises(StorageFault, match="not in the excerpt"):
         made.read(file, 21, 1)
-    with pytest.raises(StorageFault, match="another entry"):
+    with pytest.raises(StorageFault, match="lies where"):
         Excerpt(PLACE, GROUP + 1, segment, made.chunks, 50, 700).read(file, 3, 1)
     moved = Segment("1.seg", 1, array("Q", range(2, 22)), segment.offsets, segment.sizes)
-    with pytest.raises(StorageFault, match="another entry"):
+    with pytest.raises(StorageFault, match="lies where"):
         Excerpt(PLACE, GROUP, moved, made.chunks, 50, 700).read(file, 3, 1)
     file.pwrite([b"\x00"], (segment.offsets[4] << 3) + 50)
     with pytest.raises(StorageFault, match="damaged"):

@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from convoymq.logformat.entry import ENTRY_HEADER_SIZE
 from convoymq.model.errors import PeerError, check
 from convoymq.replication.raft.membership import Learner, Membership, decode_membership
 from convoymq.replication.raft.progress import Progress
@@ -68,7 +69,6 @@ from convoymq.replication.raft.types import (
 )
 
 ENTRY_MEMBERSHIP = 2
-ENTRY_HEADER_SIZE = 48
 QUICK_DELAY_SHARE = 0.5
 """A follower whose leader just failed waits up to half of this share of the base, and the whole of
 it for each member that should stand before; retries wait longer."""

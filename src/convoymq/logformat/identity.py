@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from convoymq.storage.types import StorageFault
+from convoymq.model.errors import StorageFault
 
 CLUSTER_BYTES = 16
 NO_CLUSTER = bytes(CLUSTER_BYTES)

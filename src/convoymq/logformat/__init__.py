@@ -1,0 +1,1 @@
+"""Layout of the log on disk, and its readers: entries, WAL files, segments."""
