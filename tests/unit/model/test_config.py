@@ -67,7 +67,7 @@ def test_values_at_the_bound_and_one_past_it(key: str, good: list[str], bad: lis
 
 
 def test_every_bound_is_enforced_and_every_default_lies_inside() -> None:
-    for (section, name), key in config._fields().items():
+    for (section, name), key in config.key_table().items():
         default = getattr(getattr(config.Config(), section), name)
         if key.low is None or key.high is None or default is None:
             continue

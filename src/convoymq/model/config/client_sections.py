@@ -1,0 +1,421 @@
+"""Sections about clients and operators: protocols, defaults, traces, alarms, HTTP, log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convoymq.model.config.keys import key
+from convoymq.model.config.values import (
+    Address,
+    parse_bool,
+    parse_bytes,
+    parse_float,
+    parse_int,
+    parse_listener,
+    parse_optional_int,
+    parse_words,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmqpConfig:
+    """What AMQP clients negotiate and may do."""
+
+    heartbeat_s: int = key(
+        "heartbeat",
+        60,
+        "Heartbeat interval offered to clients; 0 = none: dead clients stay until TCP notices.",
+        parse=parse_int,
+        unit="s",
+        low=0,
+        high=65535,
+    )
+    frame_max: int = key(
+        "frame_max",
+        131_072,
+        "Largest frame offered to clients, 8 bytes of framing included.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=8192,
+        high=131_072,
+    )
+    channel_max: int = key(
+        "channel_max",
+        2047,
+        "Channels of a connection offered to clients.",
+        parse=parse_int,
+        low=1,
+        high=65535,
+    )
+    max_message_size: int = key(
+        "max_message_size",
+        16 << 20,
+        "A larger message closes its channel. Large messages hold up everything behind them.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1024,
+        high=512 << 20,
+    )
+    consumer_timeout_ms: int | None = key(
+        "consumer_timeout",
+        1_800_000,
+        """A delivery not acknowledged for this long closes its channel; `none` = never, then a
+        hanging consumer keeps its messages for ever.""",
+        parse=parse_optional_int,
+        unit="ms",
+        low=10_000,
+        high=10**10,
+    )
+    consumer_max_per_channel: int = key(
+        "consumer_max_per_channel",
+        65_535,
+        "Consumers of one channel.",
+        parse=parse_int,
+        low=1,
+        high=1_000_000,
+    )
+    auth_mechanisms: tuple[str, ...] = key(
+        "auth_mechanisms",
+        ("PLAIN", "AMQPLAIN", "ANONYMOUS"),
+        """SASL mechanisms offered to clients: `PLAIN`, `AMQPLAIN`, `ANONYMOUS` (as guest, from
+        where guest may come), `EXTERNAL` (by TLS certificate, on connections that have one).
+        `auth_mechanisms.N` for single ones.""",
+        parse=parse_words,
+        collects="auth_mechanisms.",
+    )
+    cert_login_from: str = key(
+        "ssl_cert_login_from",
+        "distinguished_name",
+        "Which part of a client's certificate is its user name for `EXTERNAL`.",
+        choices=("distinguished_name", "common_name"),
+    )
+    loopback_users: tuple[str, ...] = key(
+        "loopback_users",
+        ("guest",),
+        """Users that may only connect from this machine; `none` = nobody is restricted.
+        `loopback_users.NAME = false` takes one out. Opening up `guest` opens the broker to
+        everybody.""",
+        parse=parse_words,
+        collects="loopback_users.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    """The columnar protocol on the AMQP port (`fetch.*`)."""
+
+    enabled: bool = key(
+        "fetch.enabled",
+        True,
+        """Whether connections that begin with the columnar protocol's preface are served. `false`:
+        they are closed like any stranger's.""",
+        parse=parse_bool,
+    )
+    local_reads: bool = key(
+        "fetch.local_reads",
+        True,
+        """Whether clients on this machine may be told in which files of this node a stream's
+        messages lie, to read them there. Only who may open the files can; `false`: all rows go
+        through the node.""",
+        parse=parse_bool,
+    )
+    frame_max: int = key(
+        "fetch.frame_max",
+        64 << 20,
+        """Largest request or answer. A message that does not fit cannot be fetched; a connection
+        may cost twice as much memory.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 30,
+    )
+    answer_max: int = key(
+        "fetch.answer_max",
+        4 << 20,
+        """Rows are added to an answer up to this size, whatever a client asks for. Larger: fewer
+        round trips, but longer pauses for the AMQP clients of this node while one is finished.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=64 << 10,
+        high=1 << 30,
+    )
+    buffer_max: int = key(
+        "fetch.buffer_max",
+        256 << 20,
+        """Bytes of answers that are being built or not yet read by their clients, of all
+        connections, and as many of large requests that are read or worked on; further ones wait for
+        their turn.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 40,
+    )
+    connections_max: int = key(
+        "fetch.connections_max",
+        1_000,
+        "Connections of this protocol; more are refused with an error.",
+        parse=parse_int,
+        low=1,
+        high=1_000_000,
+    )
+    write_timeout_ms: int = key(
+        "fetch.write_timeout",
+        30_000,
+        """A client that reads nothing of its answer for this long is dropped. Shorter: drivers in a
+        long pause have to connect again.""",
+        parse=parse_int,
+        unit="ms",
+        low=100,
+        high=3_600_000,
+    )
+    request_timeout_ms: int = key(
+        "fetch.request_timeout",
+        60_000,
+        """A request that has no answer by then gets an error: a queue without a majority must not
+        hold its clients for ever.""",
+        parse=parse_int,
+        unit="ms",
+        low=1_000,
+        high=3_600_000,
+    )
+    slice_us: int = key(
+        "fetch.slice",
+        500,
+        """How long work for this protocol may keep the event loop before AMQP has its turn; four
+        times that while nobody else is active. Longer: more rows per second, higher latency of
+        everything else.""",
+        parse=parse_int,
+        unit="µs",
+        low=50,
+        high=100_000,
+    )
+    rest_us: int = key(
+        "fetch.rest",
+        1_000,
+        """How long this protocol's work rests after each slice while AMQP clients are active, of
+        this node or of others that it logs for. 0: one drain takes a whole core, and the system
+        lets AMQP's bytes wait for it.""",
+        parse=parse_int,
+        unit="µs",
+        low=0,
+        high=100_000,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """What the trace keeps (`trace.*`): runs that were published, delivered, settled (ADR 0009)."""
+
+    vhosts: tuple[str, ...] = key(
+        "trace.vhosts",
+        (),
+        """Virtual hosts whose replicated queues are all traced, as if each had been declared with
+        `x-trace`. Takes effect when the node starts; needs the extra `trace` (pyarrow).""",
+        parse=parse_words,
+    )
+    directory: str = key(
+        "trace.directory",
+        "",
+        """Where the segments go; empty = `trace` in `data_dir`. Emptied by hand, it leaves a gap
+        that the audit reports as not proved.""",
+        type_name="path",
+    )
+    segment_max_bytes: int = key(
+        "trace.segment_max_bytes",
+        64 << 20,
+        "A queue's open segment is completed when its journal is this large.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=64 << 10,
+        high=4 << 30,
+    )
+    segment_max_age_ms: int = key(
+        "trace.segment_max_age",
+        60_000,
+        """An open segment is completed after this time, and then readable for the audit. Shorter:
+        more and smaller files, each with a state snapshot of what is in the queue.""",
+        parse=parse_int,
+        unit="ms",
+        low=100,
+        high=86_400_000,
+    )
+    retention_bytes: int = key(
+        "trace.retention_bytes",
+        10 << 30,
+        "Segments of this node that are kept, of all queues; the oldest go first.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 50,
+    )
+    backlog_max_bytes: int = key(
+        "trace.backlog_max_bytes",
+        64 << 20,
+        """Rows that may wait in memory for the disk. Beyond it rows are dropped and counted, and
+        the audit reports the gap: the trace never holds a queue up.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=16 << 30,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultsConfig:
+    """What a new cluster contains, and what is used where a client says nothing."""
+
+    user: str = key("default_user", "guest", "Administrator made when a cluster forms.")
+    password: str = key(
+        "default_pass",
+        "guest",
+        "Its password. Well known: keep `loopback_users` or change it.",
+        secret=True,
+    )
+    vhost: str = key("default_vhost", "/", "Virtual host made when a cluster forms.")
+    queue_type: str = key(
+        "default_queue_type",
+        "auto",
+        """Type of a queue declared without `x-queue-type`. `auto`: quorum where its properties fit
+        (durable, not exclusive, not auto-delete, named by the client), classic otherwise.""",
+        choices=("auto", "quorum", "classic"),
+    )
+    quorum_group_size: int = key(
+        "quorum_queue.initial_cluster_size",
+        3,
+        """Replicas of a new quorum queue, at most one per node. 1 or 2 lose a node's messages
+        with it.""",
+        parse=parse_int,
+        low=1,
+        high=64,
+    )
+    leader_locator: str = key(
+        "queue_leader_locator",
+        "client-local",
+        "Which node leads a new queue: the one the client is on, or one that leads few.",
+        choices=("client-local", "balanced"),
+    )
+    operation_timeout_ms: int = key(
+        "operation_timeout",
+        30_000,
+        """How long declare, delete, consume, get and purge wait for a majority before they are
+        refused. Shorter: an election may already refuse them.""",
+        parse=parse_int,
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    publish_register_timeout_ms: int = key(
+        "quorum_queue.publish_register_timeout",
+        65_000,
+        """How long the first publishes of a channel wait for a quorum queue without a majority
+        before they are nacked. Publishes of a channel that the queue has answered once wait for
+        as long as it takes.""",
+        parse=parse_int,
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    publish_pending_max_bytes: int = key(
+        "publish_pending_max",
+        128 << 20,
+        """What this node has taken from publishers for quorum queues and streams and what is not
+        applied yet, all channels and queues together: above it who publishes waits, until it is
+        half. One message of each connection comes on top. Larger costs memory, when a majority is
+        slow or one message goes to many queues.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 36,
+    )
+    publish_pending_messages: int = key(
+        "publish_pending_messages",
+        1024,
+        """Messages of one channel for one quorum queue or stream that are not applied yet: above it
+        the channel is not read, until it is half. Larger lets a fast publisher fill the queue's log
+        ahead of acknowledgements, so that consumers fall behind. Smaller than what is published in
+        a round trip to the followers costs throughput of a single channel: raise it for links
+        between sites.""",
+        parse=parse_int,
+        low=64,
+        high=1 << 20,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmsConfig:
+    """When publishers are held back."""
+
+    memory_relative: float = key(
+        "vm_memory_high_watermark.relative vm_memory_high_watermark",
+        0.6,
+        """Publishers are blocked on the whole cluster while a node uses more than this share of its
+        memory (of the cgroup's limit where there is one). Too high: the system kills the node.""",
+        parse=parse_float,
+        low=0.01,
+        high=1.0,
+    )
+    memory_absolute: int = key(
+        "vm_memory_high_watermark.absolute",
+        0,
+        "The same as a size; 0 = use the share.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
+    disk_absolute: int = key(
+        "disk_free_limit.absolute",
+        50_000_000,
+        """Publishers are blocked while less than this is free where the data lies. Too low: the
+        disk fills and nothing is confirmed until there is room.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=0,
+        high=1 << 50,
+    )
+    interval_ms: int = key(
+        "alarms.interval",
+        1_000,
+        "How often memory and disk are looked at.",
+        parse=parse_int,
+        unit="ms",
+        low=50,
+        high=60_000,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementConfig:
+    """The HTTP API and the metrics."""
+
+    tcp: tuple[Address, ...] = key(
+        "management.tcp.port",
+        (Address("localhost", 15672),),
+        "HTTP API: a port, an address and port, or `none`, as `listeners.tcp.default`.",
+        parse=parse_listener,
+    )
+    prometheus: tuple[Address, ...] = key(
+        "prometheus.tcp.port",
+        (Address("localhost", 15692),),
+        "Metrics for Prometheus: a port, an address and port, or `none`, as the others.",
+        parse=parse_listener,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """What is written to the log."""
+
+    level: str = key(
+        "log.level log.console.level log.default.level",
+        "info",
+        "Least important level that is written.",
+        choices=("debug", "info", "warning", "error", "none"),
+    )
+    format: str = key(
+        "log.format log.console.formatter",
+        "auto",
+        "`auto`: plain text in a terminal, JSON lines otherwise.",
+        choices=("auto", "json", "plain", "plaintext"),
+    )
+    file: str = key("log.file", "", "File the log is appended to; empty = standard error.")

@@ -1,0 +1,82 @@
+"""One key: its names, how its text becomes a value, bounds and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from convoymq.model.config.values import (
+    parse_address,
+    parse_addresses,
+    parse_bool,
+    parse_bytes,
+    parse_float,
+    parse_int,
+    parse_listener,
+    parse_optional_int,
+    parse_words,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    names: tuple[str, ...]
+    parse: Callable[[str], object]
+    type_name: str
+    unit: str
+    low: float | None
+    high: float | None
+    doc: str
+    choices: tuple[str, ...]
+    collects: str
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+def key(
+    names: str,
+    default: object,
+    doc: str,
+    *,
+    parse: Callable[[str], object] = str,
+    type_name: str = "",
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    collects: str = "",
+    secret: bool = False,
+) -> Any:
+    labels: dict[Callable[[str], object], str] = {
+        str: "text",
+        parse_int: "number",
+        parse_float: "number",
+        parse_bool: "true or false",
+        parse_bytes: "size",
+        parse_optional_int: "number or none",
+        parse_listener: "port, address or none",
+        parse_addresses: "addresses",
+        parse_address: "address",
+        parse_words: "words",
+    }
+    key = Key(
+        tuple(names.split()),
+        parse,
+        type_name or labels[parse],
+        unit,
+        low,
+        high,
+        " ".join(doc.split()),
+        choices,
+        collects,
+    )
+    return field(default=default, repr=not secret, metadata={"key": key})
+
+
+def number_text(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,369 @@
+"""Sections about the node and its cluster: identity, listeners, TLS, cluster, Raft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convoymq.model.config.keys import key
+from convoymq.model.config.values import (
+    Address,
+    parse_address,
+    parse_addresses,
+    parse_bool,
+    parse_bytes,
+    parse_int,
+    parse_listener,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Who this node is and where its data lies."""
+
+    id: int = key(
+        "node.id",
+        1,
+        """Number of this node, unique in its cluster. Two nodes with one number refuse each other;
+        changing it on a node that has data makes it a different node.""",
+        parse=parse_int,
+        low=1,
+        high=255,
+    )
+    name: str = key(
+        "node.name nodename",
+        "",
+        """Name shown to people and in the HTTP API; empty = `convoy-ID@host`. Changing it does no
+        harm.""",
+    )
+    data_dir: str = key(
+        "data_dir",
+        "./convoy-data",
+        """Directory of everything this node must not lose. One node per directory (it is locked).
+        Pointing an existing node to an empty one makes it forget all its messages.""",
+        type_name="path",
+    )
+    loop: str = key(
+        "node.event_loop",
+        "uvloop",
+        "Event loop implementation. `asyncio` is slower and only meant for looking for faults.",
+        choices=("uvloop", "asyncio"),
+    )
+    stop_timeout_ms: int = key(
+        "node.stop_timeout",
+        5_000,
+        """How long an orderly stop may take. Shorter: clients may have to wait for an election
+        instead of a transfer of leadership.""",
+        parse=parse_int,
+        unit="ms",
+        low=0,
+        high=600_000,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenersConfig:
+    """Where clients connect."""
+
+    tcp: tuple[Address, ...] = key(
+        "listeners.tcp.default listeners.tcp",
+        (Address("localhost", 5672),),
+        """AMQP without TLS: a port, an address and port, or `none`; `listeners.tcp.NAME` for
+        several. A port alone (or `localhost`) listens on the loopback addresses, 127.0.0.1 and,
+        where the system has IPv6, ::1; other machines reach only what is listed with an address.
+        `[::]:5672` listens on all addresses of both families, `0.0.0.0:5672` on those of IPv4.""",
+        parse=parse_listener,
+        collects="listeners.tcp.",
+    )
+    ssl: tuple[Address, ...] = key(
+        "listeners.ssl.default listeners.ssl",
+        (),
+        "AMQP with TLS, as `listeners.tcp.default`. Needs `ssl_options.certfile` and `.keyfile`.",
+        parse=parse_listener,
+        collects="listeners.ssl.",
+    )
+    backlog: int = key(
+        "tcp_listen_options.backlog",
+        1024,
+        """Connections that the system accepts ahead of the node, on each listening socket (AMQP,
+        HTTP, metrics, links); too few are refused in a storm. The system has its own bound.""",
+        parse=parse_int,
+        low=1,
+        high=65535,
+    )
+    handshake_timeout_ms: int = key(
+        "handshake_timeout",
+        10_000,
+        """A connection that has not authenticated by then is closed. Longer lets silent strangers
+        hold more connections.""",
+        parse=parse_int,
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    connections_max: int = key(
+        "connection_max",
+        65_536,
+        """Client connections of this node; more are refused. Bounded by the open-files limit as
+        well.""",
+        parse=parse_int,
+        low=1,
+        high=1_000_000,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SslConfig:
+    """TLS for clients (`ssl_options.*`)."""
+
+    certfile: str = key("ssl_options.certfile", "", "The node's certificate chain, PEM.")
+    keyfile: str = key("ssl_options.keyfile", "", "Private key of the certificate, PEM.")
+    cacertfile: str = key(
+        "ssl_options.cacertfile",
+        "",
+        "Authorities that client certificates are checked against, PEM.",
+    )
+    verify: str = key(
+        "ssl_options.verify",
+        "verify_none",
+        "Whether clients' certificates are checked.",
+        choices=("verify_none", "verify_peer"),
+    )
+    fail_if_no_peer_cert: bool = key(
+        "ssl_options.fail_if_no_peer_cert",
+        False,
+        "Refuse clients that show no certificate (with `verify_peer`).",
+        parse=parse_bool,
+    )
+    password: str = key("ssl_options.password", "", "Password of the private key.", secret=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """How nodes find and trust each other."""
+
+    name: str = key(
+        "cluster_name cluster.name",
+        "convoy",
+        """Name of the cluster; nodes of differently named clusters refuse each other. Change it
+        on all nodes at once or not at all.""",
+    )
+    address: Address = key(  # noqa: RUF009
+        "cluster.listen",
+        Address("127.0.0.1", 25672),
+        "Where this node accepts the links of other nodes.",
+        parse=parse_address,
+    )
+    port: int = key(
+        "cluster.port",
+        0,
+        "Port of `cluster.listen` alone; 0 = the one given there.",
+        parse=parse_int,
+        low=0,
+        high=65535,
+    )
+    advertise: str = key(
+        "cluster.advertise",
+        "",
+        "`host:port` by which other nodes reach this one; empty = `cluster.listen`.",
+    )
+    peers: tuple[Address, ...] = key(
+        "cluster.peers",
+        (),
+        """The nodes of the cluster, this one included: `id@host:port` separated by commas.
+        Without ids the nodes tell theirs when they link, and
+        `cluster_formation.target_cluster_size_hint` says how many there are. Without ids, without
+        that number and without its own address a node only joins a cluster that exists. Only read
+        when a cluster forms; later the members are in the metadata.""",
+        parse=parse_addresses,
+        collects="cluster_formation.classic_config.nodes.",
+    )
+    dns_name: str = key(
+        "cluster_formation.dns.hostname",
+        "",
+        "A DNS name with one address per node, on the port of `cluster.listen`.",
+    )
+    size_hint: int = key(
+        "cluster_formation.target_cluster_size_hint",
+        0,
+        """How many nodes make the first cluster when `cluster.peers` has no ids; 0 = as many as
+        there are peers. Too small a number may let two clusters form. Later the health check
+        `reached-target-cluster-size` asks for so many running nodes; 0 = all that are known.""",
+        parse=parse_int,
+        low=0,
+        high=255,
+    )
+    secret: str = key(
+        "cluster.secret",
+        "",
+        """Shared secret that nodes prove to know when they link. Who has it is a node; empty only
+        works on loopback addresses.""",
+        secret=True,
+    )
+    secret_file: str = key(
+        "cluster.secret_file", "", "File that holds the secret, readable by its owner alone."
+    )
+    tls_certfile: str = key(
+        "cluster.tls.certfile", "", "Certificate chain of this node for links, PEM; empty = no TLS."
+    )
+    tls_keyfile: str = key("cluster.tls.keyfile", "", "Private key for links, PEM.")
+    tls_cacertfile: str = key(
+        "cluster.tls.cacertfile",
+        "",
+        "Authorities that other nodes' certificates must come from, PEM.",
+    )
+    heartbeat_ms: int = key(
+        "cluster.heartbeat_interval",
+        100,
+        """A link that is silent this long carries a heartbeat. Longer: less idle CPU, later
+        suspicion.""",
+        parse=parse_int,
+        unit="ms",
+        low=10,
+        high=10_000,
+    )
+    suspect_min_ms: int = key(
+        "cluster.suspect_after_min",
+        400,
+        """A node is never suspected for a shorter silence. Too short: pauses of a busy machine look
+        like failures and leaders change for nothing.""",
+        parse=parse_int,
+        unit="ms",
+        low=50,
+        high=60_000,
+    )
+    suspect_max_ms: int = key(
+        "cluster.suspect_after_max",
+        2_000,
+        "A node is always suspected after this silence, however irregular it was before.",
+        parse=parse_int,
+        unit="ms",
+        low=100,
+        high=600_000,
+    )
+    link_frame_max_bytes: int = key(
+        "cluster.link_frame_max",
+        (512 << 20) + (128 << 10),
+        "A longer frame on a link is refused before memory is set aside for it.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 31,
+    )
+    link_backlog_max_bytes: int = key(
+        "cluster.link_backlog_max",
+        256 << 20,
+        """Bytes queued for a node that does not read; above it the link is broken and made anew.
+        Entries, deliveries and snapshots wait while an eighth of it is under way, those through
+        another node from a 32nd: smaller costs throughput over distances, larger costs memory.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 20,
+        high=1 << 36,
+    )
+    peers_max: int = key(
+        "cluster.nodes_max", 64, "Nodes of a cluster.", parse=parse_int, low=1, high=255
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftConfig:
+    """The replicated log and its files."""
+
+    wal_max_size_bytes: int = key(
+        "raft.wal_max_size_bytes",
+        128 << 20,
+        """A write-ahead file is full at this size. Smaller: more, smaller segment files; larger:
+        more to read at a restart.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 16,
+        high=1 << 38,
+    )
+    segment_max_entries: int = key(
+        "raft.segment_max_entries",
+        4096,
+        "Entries in a segment file. Large messages want fewer.",
+        parse=parse_int,
+        low=1,
+        high=65535,
+    )
+    wal_sync_method: str = key(
+        "raft.wal_sync_method",
+        "datasync",
+        "How a write is made durable before it counts. `none` loses messages at a power failure.",
+        choices=("datasync", "sync", "o_sync", "none"),
+    )
+    wal_preallocate: bool = key(
+        "raft.wal_preallocate",
+        True,
+        "Prepare write-ahead files in the background; without it every flush costs about double.",
+        parse=parse_bool,
+    )
+    wal_inline_flush: bool = key(
+        "raft.wal_inline_flush",
+        True,
+        """Flush small batches on the event loop while the disk is quick and mostly idle; a slow
+        flush
+        turns this off for five seconds. `false`: always on the thread, at a quarter more CPU.""",
+        parse=parse_bool,
+    )
+    mem_table_max_bytes: int = key(
+        "raft.mem_table_max_bytes",
+        16 << 20,
+        """Message bodies kept in memory that are already on disk. Smaller: a consumer that lags
+        reads from disk earlier.""",
+        parse=parse_bytes,
+        unit="bytes",
+        low=0,
+        high=1 << 40,
+    )
+    election_timeout_ms: int = key(
+        "raft.election_timeout",
+        150,
+        """Base of the random wait before a follower of a failed leader stands for election; the
+        wait lies between half and double. Too short: several stand at once.""",
+        parse=parse_int,
+        unit="ms",
+        low=10,
+        high=60_000,
+    )
+    quorum_timeout_ms: int = key(
+        "raft.quorum_timeout",
+        5000,
+        """A leader that waits so long for an answer of a majority, although it is linked to one,
+        steps down: disks are stuck, or replicas have stopped. Too short: slow disks cost
+        elections.""",
+        parse=parse_int,
+        unit="ms",
+        low=1000,
+        high=600_000,
+    )
+    hold_versions: bool = key(
+        "raft.hold_versions",
+        False,
+        """Leaders on this node raise no machine version. Set it on every node before an upgrade
+        that may have to be taken back: a node does not go back to a release that does not support
+        the versions in force (docs/upgrade.md).""",
+        parse=parse_bool,
+    )
+    link_window_bytes: int = key(
+        "raft.link_window_bytes",
+        8 << 20,
+        "Log entries are held back while more than this waits on the link to a follower.",
+        parse=parse_bytes,
+        unit="bytes",
+        low=1 << 16,
+        high=1 << 32,
+    )
+    deferral_ms: int = key(
+        "raft.deferral",
+        10,
+        """At low rates a follower that no majority and no client waits for gets its log entries
+        together, and acknowledgements that free nothing anybody waits for are logged with what
+        comes next; late by this at most (double when nothing else happens). 0: everything at once,
+        at a third more CPU.""",
+        parse=parse_int,
+        unit="ms",
+        low=0,
+        high=1000,
+    )
