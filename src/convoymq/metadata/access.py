@@ -33,11 +33,6 @@ def hash_sha256(password: bytes, salt: bytes | None = None) -> str:
     return base64.b64encode(chosen + hashlib.sha256(chosen + password).digest()).decode()
 
 
-def hash_argon2(password: bytes) -> str:
-    """Returns an argon2id hash in its PHC text form. Cost: tens of milliseconds; off the loop."""
-    return str(_argon2().hash(password))
-
-
 def is_known_hash(password_hash: str, algorithm: str) -> bool:
     """Whether `verify` can judge this hash: the check before a hash is stored."""
     if algorithm == SHA256:

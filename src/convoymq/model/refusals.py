@@ -312,20 +312,6 @@ REPLY_ALREADY_SET = "reply consumer already set"
 REPLY_CONSUMER_MISSING = "fast reply consumer does not exist"
 
 
-def queue_limit(name: str, vhost: str, limit: int) -> PreconditionFailed:
-    """The virtual host has as many queues as it may."""
-    return PreconditionFailed(
-        f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached"
-    )
-
-
-def exchange_limit(subject: Subject, limit: int) -> PreconditionFailed:
-    """The node has as many exchanges as it may."""
-    return PreconditionFailed(
-        f"cannot declare {subject}: exchange limit of {limit} is reached", subject=subject
-    )
-
-
 # --- rules of the connection ---------------------------------------------------------------
 
 

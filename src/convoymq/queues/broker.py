@@ -75,7 +75,6 @@ from convoymq.queues.group_queue import TICK_MS, FlowLimits
 from convoymq.queues.interface import SINGLE_ACTIVE, Queue
 from convoymq.queues.local_queues import TRACE_ARGUMENT, GroupHost, LocalQueues, Questions
 from convoymq.queues.quorum.machine import DISCONNECT_TIMEOUT_MS_DEFAULT
-from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
 from convoymq.queues.slices import in_slices
@@ -1325,16 +1324,6 @@ class Broker:
         return queue.local_counts()
 
     # --- for management ------------------------------------------------------------------
-
-    def quorum_queue(self, group: int) -> QuorumQueue | None:
-        """This node's handle of a quorum queue, if it is open."""
-        found = self._groups.get(group)
-        return found if isinstance(found, QuorumQueue) else None
-
-    def stream_queue(self, group: int) -> StreamQueue | None:
-        """This node's handle of a stream, if it is open."""
-        found = self._groups.get(group)
-        return found if isinstance(found, StreamQueue) else None
 
     def deliveries(self) -> tuple[int, int]:
         """Messages of quorum queues that this node handed to its own clients, and that it sent, as

@@ -244,12 +244,6 @@ class Topology:
         """
         return self._remove(queues=(name,)) if name in self._queues else Removed()
 
-    def delete_queues_of(self, owner: str) -> Removed:
-        """Delete the exclusive queues of a connection that is gone."""
-        return self._remove(
-            queues=tuple(queue.name for queue in self.queues() if queue.exclusive_owner == owner)
-        )
-
     def queues(self) -> Iterator[Queue]:
         """All queues, by name."""
         return (self._queues[name] for name in sorted(self._queues))
@@ -309,12 +303,6 @@ class Topology:
         The implicit ones, from the default exchange to each queue, are not among them.
         """
         return self._bindings.select(source=source, destination=destination)
-
-    def is_durable(self, binding: Binding) -> bool:
-        """Whether both ends of a binding are durable."""
-        kind, name = binding.destination
-        ends = self._queues if kind is DestinationKind.QUEUE else self._exchanges
-        return self._exchanges[binding.source].durable and ends[name].durable
 
     # --- routing -----------------------------------------------------------------------------
 

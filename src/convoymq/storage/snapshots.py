@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 from crc32c import crc32c
 
@@ -15,7 +14,6 @@ SNAPSHOT_MAGIC = b"CVYSNAP\x02"
 SNAPSHOT_HEADER = struct.Struct("<8sIIQQQQ16sII")
 """magic+version, group, bytes of membership, index, term, era, bytes of state, cluster id, crc32c
 of membership and state, crc32c of the header bytes before."""
-CHUNK_BYTES = 1_000_000
 
 
 def snapshot_name(group: int) -> str:
@@ -123,15 +121,3 @@ def _snapshot_era(directory: Directory, group: int, clusters: ClusterIds) -> int
     if head[:8] != SNAPSHOT_MAGIC or not clusters.accepts(SNAPSHOT_HEADER.unpack(head)[7]):
         return -1
     return int(SNAPSHOT_HEADER.unpack(head)[5])
-
-
-def snapshot_chunks(state: bytes, size: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes, bool]]:
-    """(offset, bytes, is last) pieces of a state, at least one."""
-    at = 0
-    while True:
-        piece = state[at : at + size]
-        last = at + size >= len(state)
-        yield at, piece, last
-        if last:
-            return
-        at += size

@@ -31,6 +31,7 @@ from convoymq.model.errors import (
 )
 from convoymq.model.tables import Field, Table
 from convoymq.queues.broker import Broker, BrokerSettings
+from convoymq.queues.stream.queue import StreamQueue
 from tests.provocation import Observed
 from tests.unit.queues.classic.support import Channel
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
@@ -580,9 +581,8 @@ async def test_a_stream_is_published_to_and_read_on_every_node(
         reader.consume(number, prefetch=5, stream_offset=Field("S", b"first"))
         await until(lambda n=number: reader.deliveries(n) == [b"a", b"b"])
     assert (await broker.passive_declare("/", "s"))[:2] == ("s", 2)
-    stream = broker.stream_queue(record.group)
-    assert stream is not None
-    assert broker.quorum_queue(record.group) is None
+    stream = broker.find_queue("/", "s")
+    assert isinstance(stream, StreamQueue)
     assert await stream.offsets("latest", None) == (2, None)
     chunks = await stream.fetch_chunks(1, None, 10, 1000, 0)
     assert (chunks.first, chunks.high, chunks.next) == (0, 2, 2)

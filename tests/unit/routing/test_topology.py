@@ -19,7 +19,7 @@ from convoymq.model.errors import (
     StorageFault,
 )
 from convoymq.model.tables import EMPTY, Table
-from convoymq.routing import Binding, Destination, DestinationKind
+from convoymq.routing import Destination, DestinationKind
 from tests.unit.routing.checked import CheckedTopology as Topology
 
 LOCKED = (
@@ -212,9 +212,7 @@ class TestQueues:
         unbind = lambda: tables.unbind("amq.direct", queue("q"), owner="c2")  # noqa: E731
         assert text_of(ResourceLocked, unbind) == LOCKED
         tables.declare_queue("other", exclusive_owner="c2")
-        assert [q.name for q in tables.delete_queues_of("c1").queues] == ["q"]
-        assert [q.name for q in tables.queues()] == ["other"]
-        assert not tables.delete_queues_of("c1")
+        assert {q.name: q.exclusive_owner for q in tables.queues()} == {"other": "c2", "q": "c1"}
 
     def test_reserved_names_are_for_the_server(self, tables: Topology) -> None:
         assert text_of(AccessRefused, lambda: tables.declare_queue("amq.x")) == (
@@ -310,17 +308,6 @@ class TestBindings:
         assert tables.bind("amq.direct", queue("q"), "#.#.#")
         with pytest.raises(PreconditionFailed, match="Invalid x-match field value"):
             tables.bind("amq.headers", queue("q"), "", Table.of({"x-match": "none"}))
-
-    def test_a_binding_is_durable_when_both_ends_are(self, tables: Topology) -> None:
-        tables.declare_queue("d", durable=True)
-        tables.declare_exchange("x", "fanout")
-        for source, end, expected in [
-            ("amq.direct", queue("d"), True),
-            ("amq.direct", queue("q"), False),
-            ("x", queue("d"), False),
-            ("amq.direct", exchange("amq.fanout"), True),
-        ]:
-            assert tables.is_durable(Binding(source, end, "", EMPTY)) is expected
 
 
 class TestRoutes:
@@ -498,7 +485,9 @@ class ReplicatedTopology(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(["c1", "c2"]))
     def lose_connection(self, owner: str) -> None:
-        self.both(lambda t: t.delete_queues_of(owner))
+        for queue in list(self.tables.queues()):
+            if queue.exclusive_owner == owner:
+                self.both(lambda t, name=queue.name: t.delete_queue(name))
 
     @rule()
     def restart(self) -> None:

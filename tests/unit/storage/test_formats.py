@@ -14,7 +14,7 @@ from convoymq.logformat.segment import segment_name
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
-from convoymq.storage.snapshots import read_snapshot, snapshot_chunks, snapshot_name, write_snapshot
+from convoymq.storage.snapshots import read_snapshot, snapshot_name, write_snapshot
 from convoymq.storage.store import Storage
 from convoymq.storage.types import GroupPlan, Snapshot, StorageConfig
 
@@ -139,16 +139,6 @@ def test_a_snapshot_is_replaced_whole_and_found_damaged() -> None:
     del inode.content[-1]
     with pytest.raises(StorageFault):
         read_snapshot(disk, 7, ClusterIds())
-
-
-def test_a_state_is_cut_into_chunks() -> None:
-    assert list(snapshot_chunks(b"")) == [(0, b"", True)]
-    assert list(snapshot_chunks(b"abcde", 2)) == [
-        (0, b"ab", False),
-        (2, b"cd", False),
-        (4, b"e", True),
-    ]
-    assert list(snapshot_chunks(b"abcd", 2))[-1] == (2, b"cd", True)
 
 
 def test_orders_sort_by_era_then_number() -> None:
