@@ -25,13 +25,13 @@ import tempfile
 import time
 import zipfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import distribution
 from io import TextIOWrapper
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pika
 import pika.exceptions
@@ -40,7 +40,10 @@ from rich.live import Live
 from rich.table import Table
 
 from convoymq.cli.cluster import LocalCluster
+from convoymq.model.errors import Unavailable
 from convoymq.spark.pipelines.manifest import Archive
+
+Answer = TypeVar("Answer")
 
 EXCHANGE = "flights"
 QUEUE = "flights"
@@ -50,6 +53,12 @@ PREFETCH = 500
 ACK_EVERY = 100
 DRAIN_DEADLINE_S = 60.0
 SPARK_DEADLINE_S = 180.0
+ANSWER_DEADLINE_S = 120.0
+"""A question to the HTTP API is repeated for so long: a machine may be starved."""
+WORKERS_DEADLINE_S = 30.0
+"""Publisher and consumers tell what they saw within this time after their work is done."""
+GIVE_UP_S = 5.0
+"""What may end in an orderly way when the demo has failed is killed after this time."""
 
 
 def flights() -> Iterator[tuple[str, bytes]]:
@@ -418,6 +427,35 @@ def judge(outcomes: list[Outcome], events: int) -> tuple[int, int, int, int, int
     return consumed, sum(1 for flag in seen if flag), violations, unflagged, flagged
 
 
+def answered(question: Callable[[], Answer], deadline_s: float = ANSWER_DEADLINE_S) -> Answer:
+    """The answer of the HTTP API. Raises Unavailable when there is none before the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        try:
+            return question()
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
+def received(pipe: Pipe, what: str, deadline_s: float = WORKERS_DEADLINE_S) -> Any:
+    """What a worker has sent. Raises RuntimeError when nothing comes before the deadline."""
+    if not pipe.poll(deadline_s):
+        raise RuntimeError(f"no word from the {what}")
+    return pipe.recv()
+
+
+def end(workers: list[Any], within_s: float) -> None:
+    """Ends the workers: waits for all together, and kills those that are left."""
+    deadline = time.monotonic() + within_s
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
 def progress(
     phase: str,
     events: int,
@@ -469,7 +507,7 @@ def run(cluster: LocalCluster, events: int, console: Console, spark: SparkHalf |
     )
     for worker in workers:
         worker.start()
-    leader = cluster.leader_of(QUEUE)
+    leader = 0
     restarted = False
     killed_at = 0.0
     deadline = 0.0
@@ -483,7 +521,7 @@ def run(cluster: LocalCluster, events: int, console: Console, spark: SparkHalf |
                 archived = spark.rows if spark is not None else None
                 live.update(progress(phase, events, confirmed, consumed, archived, began))
                 if killed_at == 0.0 and confirmed.value >= events // 2:
-                    leader = cluster.leader_of(QUEUE)
+                    leader = answered(lambda: cluster.leader_of(QUEUE))
                     cluster.kill(leader, signal.SIGKILL)
                     killed_at = time.monotonic()
                     phase = f"node {leader} (the leader) killed with SIGKILL"
@@ -493,20 +531,18 @@ def run(cluster: LocalCluster, events: int, console: Console, spark: SparkHalf |
                     phase = f"node {leader} restarted"
                 if confirmed.value == events and restarted:
                     deadline = deadline or time.monotonic() + DRAIN_DEADLINE_S
-                    if cluster.messages_in(QUEUE) == 0 or time.monotonic() > deadline:
+                    left = answered(lambda: cluster.messages_in(QUEUE))
+                    if left == 0 or time.monotonic() > deadline:
                         break
                 if not workers[-1].is_alive() and confirmed.value < events:
                     raise RuntimeError("the publisher ended early")
-        count, pause, resent = published_here.recv()
+        count, pause, resent = received(published_here, "publisher")
         traffic = cluster.traffic()
         stop.value = 1
-        outcomes = [pipe.recv() for pipe in pipes]
+        outcomes = [received(pipe, "consumer") for pipe in pipes]
     finally:
         stop.value = 1
-        for worker in workers:
-            worker.join(10)
-            if worker.is_alive():
-                worker.kill()
+        end(workers, GIVE_UP_S)
     total, distinct, violations, unflagged, flagged = judge(outcomes, events)
     return Report(
         published=events,
@@ -600,20 +636,24 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="convoy-demo-") as scratch:
         data = options.data or Path(scratch)
         with LocalCluster(data=data, nodes=3, base_port=options.base_port) as cluster:
-            cluster.wait_ready(timeout=30.0)
-            pids = ", ".join(f"node {n.number} pid {n.pid}" for n in cluster.nodes)
-            console.print(f"three nodes are up: {pids}")
-            declare(cluster.nodes[0].amqp_port)
             spark = None
-            if not options.no_spark:
-                shutil.rmtree(options.out, ignore_errors=True)
-                spark = SparkHalf(cluster, options.out, options.events)
             try:
+                cluster.wait_ready(timeout=ANSWER_DEADLINE_S)
+                pids = ", ".join(f"node {n.number} pid {n.pid}" for n in cluster.nodes)
+                console.print(f"three nodes are up: {pids}")
+                declare(cluster.nodes[0].amqp_port)
+                if not options.no_spark:
+                    shutil.rmtree(options.out, ignore_errors=True)
+                    spark = SparkHalf(cluster, options.out, options.events)
                 report = run(cluster, options.events, console, spark)
                 if spark is not None:
                     console.print("Spark archives the rest, computes delays, audits the trace")
                     report.spark = spark.finish()
                     report.driver_killed_at = spark.killed_at
+            except BaseException:
+                # Nobody needs what the nodes would write in an orderly stop.
+                cluster.stop(GIVE_UP_S)
+                raise
             finally:
                 if spark is not None:
                     spark.kill()

@@ -163,17 +163,19 @@ class LocalCluster:
             process.wait()
         self.poll()
 
-    def stop(self) -> None:
-        """Ends all nodes: asks first, and kills those that need twice the time of an orderly stop
-        and ten seconds."""
+    def stop(self, allowed_s: float | None = None) -> None:
+        """Ends all nodes: asks first, and kills those that need longer than `allowed_s`; None =
+        twice the time of an orderly stop and ten seconds."""
         for process in self._processes.values():
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGCONT)
                     process.terminate()
-        allowed = self.settings.get("node.stop_timeout", "")
-        allowed_ms = int(allowed) if allowed.isdigit() else NodeConfig().stop_timeout_ms
-        deadline = time.monotonic() + 10 + 2 * allowed_ms / 1000
+        if allowed_s is None:
+            orderly = self.settings.get("node.stop_timeout", "")
+            orderly_ms = int(orderly) if orderly.isdigit() else NodeConfig().stop_timeout_ms
+            allowed_s = 10 + 2 * orderly_ms / 1000
+        deadline = time.monotonic() + allowed_s
         for process in self._processes.values():
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +95,21 @@ def test_a_directory_holds_one_running_cluster(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no node"):
         first.api("overview")
     first.stop()
+
+
+def test_nodes_that_do_not_end_are_killed_in_time(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, 1, BASE_PORT)
+    # It ignores SIGTERM, and says so when it does.
+    program = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+    stubborn = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert stubborn.stdout is not None
+    assert stubborn.stdout.readline() == b"\n"
+    cluster._processes[1] = stubborn
+    cluster.nodes[0].pid = stubborn.pid
+    cluster.stop(0.1)
+    stubborn.stdout.close()
+    assert stubborn.wait(0) == -signal.SIGKILL
+    assert cluster.pids() == []
 
 
 def test_rates_need_two_samples_and_survive_a_restart() -> None:
