@@ -126,6 +126,8 @@ class Channel:
         """Consumer number -> message ids not settled yet, ascending."""
         self.blocked = False
         self.closed = False
+        self.lost = False
+        """Its node has forgotten it; nobody has closed its session."""
         self.draining = False
         self._gets = 0
         self.client: QueueClient = queue.client(session, self)
@@ -411,6 +413,7 @@ class Channel:
         self.closed = True
         if self.config.lose_chance and self._scheduler.chance(self.config.lose_chance):
             self._trace.add(self.name, "is lost")
+            self.lost = True
             queue: Any = self.client.queue
             queue.forget(self.client)
         else:

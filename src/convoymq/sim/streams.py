@@ -257,6 +257,9 @@ class StreamChannel(Channel):
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Messages arrive."""
+        if self.lost:
+            # Nobody reads any more, and nobody would say that a recovery took entries back.
+            return
         consumer, first_id, block, command, first, count, _, _ = delivery
         if consumer in self._asked:
             raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
