@@ -12,10 +12,10 @@ import codecs
 import json
 import math
 from json.decoder import scanstring  # type: ignore[attr-defined]
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from convoymq.management.json_values import JsonObject
 from convoymq.model.errors import BrokerError
 
 BODY_BYTES_MAX = 1 << 20
@@ -61,7 +61,7 @@ class Bodies:
         self._timeout_s = timeout_s
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
-    async def read(self, request: Request, most: int) -> Any:
+    async def read(self, request: Request, most: int) -> object:
         """Returns the body's JSON value; None when it is empty.
 
         Raises:
@@ -133,7 +133,7 @@ class _Reader:
         return bad_request(f"a body of this request has at most {most} bytes")
 
 
-def parse(text: str) -> Any:
+def parse(text: str) -> object:
     """Returns the JSON value in `text`.
 
     Raises:
@@ -152,11 +152,11 @@ def parse(text: str) -> Any:
     return value
 
 
-def _check(value: Any) -> None:
+def _check(value: object) -> None:
     """Raises ApiError for what Python's parser takes and nobody can use."""
     level = [value]
     for _ in range(DEPTH_MAX):
-        below: list[Any] = []
+        below: list[object] = []
         for each in level:
             if isinstance(each, dict):
                 below += each
@@ -192,7 +192,7 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+def _value(text: str, at: int, depth: int) -> tuple[object, int]:
     """The value at `at`, and where it ends. Raises ValueError."""
     if depth > DEPTH_MAX:
         raise ValueError("nested too deeply")
@@ -214,8 +214,8 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     return value, at + used
 
 
-def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
-    made: list[Any] = []
+def _array(text: str, at: int, depth: int) -> tuple[list[object], int]:
+    made: list[object] = []
     at = _skip(text, at)
     if text[at : at + 1] == "]":
         return made, at + 1
@@ -227,8 +227,8 @@ def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
             return made, at
 
 
-def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
-    made: dict[str, Any] = {}
+def _object(text: str, at: int, depth: int) -> tuple[JsonObject, int]:
+    made: JsonObject = {}
     at = _skip(text, at)
     if text[at : at + 1] == "}":
         return made, at + 1

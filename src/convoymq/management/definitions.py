@@ -8,11 +8,12 @@ before anything is changed; empty lists and objects of it are fine, as exports h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from convoymq import __version__
 from convoymq.management import resources
+from convoymq.management.fields import tags_of, truth
+from convoymq.management.json_values import JsonObject
 from convoymq.management.messages import table_from_json
 from convoymq.metadata.access import SHA256
 from convoymq.metadata.commands import (
@@ -44,7 +45,7 @@ _GLOBAL_PARAMETERS = frozenset(("cluster_name", "internal_cluster_id", "cluster_
 _ENTITY = ("name", "vhost", "durable", "auto_delete", "arguments")
 
 
-def export(broker: Broker, vhost: str | None = None) -> dict[str, Any]:
+def export(broker: Broker, vhost: str | None = None) -> JsonObject:
     """Returns all definitions, or those of one virtual host. Messages, exclusive queues and what is
     always there are left out."""
     tree = broker.metadata.tree
@@ -65,7 +66,7 @@ def export(broker: Broker, vhost: str | None = None) -> dict[str, Any]:
     exchanges = [
         {key: row[key] for key in (*_ENTITY, "type", "internal")}
         for row in resources.exchanges(broker, visible)
-        if row["name"] and not row["name"].startswith(RESERVED_PREFIX)
+        if row["name"] and not str(row["name"]).startswith(RESERVED_PREFIX)
     ]
     bindings = [
         {key: value for key, value in row.items() if key != "properties_key"}
@@ -73,7 +74,7 @@ def export(broker: Broker, vhost: str | None = None) -> dict[str, Any]:
         if row["source"]
         and (row["destination_type"] != "queue" or (row["vhost"], row["destination"]) in kept)
     ]
-    document: dict[str, Any] = {
+    document: JsonObject = {
         "rabbit_version": COMPATIBLE_VERSION,
         "rabbitmq_version": COMPATIBLE_VERSION,
         "product_name": "ConvoyMQ",
@@ -108,7 +109,7 @@ def export(broker: Broker, vhost: str | None = None) -> dict[str, Any]:
     return document | {"queues": queues, "exchanges": exchanges, "bindings": bindings}
 
 
-async def load(broker: Broker, document: Mapping[str, Any], vhost: str | None = None) -> None:
+async def load(broker: Broker, document: Mapping[str, object], vhost: str | None = None) -> None:
     """Creates what the document describes; with `vhost`, everything goes there.
 
     Raises:
@@ -124,7 +125,7 @@ async def load(broker: Broker, document: Mapping[str, Any], vhost: str | None = 
     await _load_topology(broker, document, vhost)
 
 
-def unserved(document: Mapping[str, Any], *, single: bool = False) -> Iterator[str]:
+def unserved(document: Mapping[str, object], *, single: bool = False) -> Iterator[str]:
     """Yields the names of what a document asks for and this broker does not do.
 
     Raises:
@@ -135,25 +136,23 @@ def unserved(document: Mapping[str, Any], *, single: bool = False) -> Iterator[s
         if not known and value not in ([], {}, None, ""):
             yield key
     for key in (*_PARTS, *_ACCESS):
-        rows = document.get(key) or ()
-        if not isinstance(rows, list | tuple) or not all(isinstance(row, dict) for row in rows):
-            raise PreconditionFailed(f"malformed definitions: {key} is not a list of objects")
-    for row in document.get("policies") or ():
+        _rows(document, key)
+    for row in _rows(document, "policies"):
         yield _place("policy", row)
-    for row in document.get("parameters") or ():
+    for row in _rows(document, "parameters"):
         yield _place(f"parameter of {row.get('component')}", row)
-    for row in document.get("global_parameters") or ():
+    for row in _rows(document, "global_parameters"):
         if str(row.get("name")) not in _GLOBAL_PARAMETERS:
             yield _place("global parameter", row)
     for word, key in (("user", "users"), ("virtual host", "vhosts")):
-        for row in document.get(key) or ():
+        for row in _rows(document, key):
             if row.get("limits"):
                 yield f"limits of {word} '{row.get('name')}'"
-    for row in document.get("vhosts") or ():
+    for row in _rows(document, "vhosts"):
         yield from unserved_of_vhost(str(row.get("name")), row)
 
 
-def unserved_of_vhost(name: str, row: Mapping[str, Any]) -> Iterator[str]:
+def unserved_of_vhost(name: str, row: Mapping[str, object]) -> Iterator[str]:
     """Yields the names of what a virtual host's JSON asks for and this broker does not do."""
     meta = row.get("metadata")
     if row.get("tracing") in (True, "true"):
@@ -163,18 +162,18 @@ def unserved_of_vhost(name: str, row: Mapping[str, Any]) -> Iterator[str]:
             yield f"protection from deletion of virtual host '{name}'"
 
 
-def _place(word: str, row: Mapping[str, Any]) -> str:
+def _place(word: str, row: Mapping[str, object]) -> str:
     where = f" in virtual host '{row['vhost']}'" if "vhost" in row else ""
     return f"{word} '{row.get('name')}'{where}"
 
 
-async def _load_access(broker: Broker, document: Mapping[str, Any]) -> None:
+async def _load_access(broker: Broker, document: Mapping[str, object]) -> None:
     store = broker.metadata
-    for row in document.get("global_parameters") or ():
+    for row in _rows(document, "global_parameters"):
         if row.get("name") == "cluster_name":
             name = _text(row, "value")
             await store.execute(PutSetting(name="cluster_name", value=name))
-    for user in document.get("users") or ():
+    for user in _rows(document, "users"):
         await store.execute(
             PutUser(
                 name=_text(user, "name"),
@@ -183,21 +182,21 @@ async def _load_access(broker: Broker, document: Mapping[str, Any]) -> None:
                 tags=tags_of(user.get("tags", ())),
             )
         )
-    for vhost in document.get("vhosts") or ():
+    for vhost in _rows(document, "vhosts"):
         name = _text(vhost, "name")
         if name not in store.tree.vhosts:
             await store.execute(vhost_command(name, vhost))
-    for rule in document.get("permissions") or ():
+    for rule in _rows(document, "permissions"):
         keys = ("user", "vhost", "configure", "write", "read")
         await store.execute(PutPermission(**{key: _text(rule, key) for key in keys}))
-    for rule in document.get("topic_permissions") or ():
+    for rule in _rows(document, "topic_permissions"):
         keys = ("user", "vhost", "exchange", "write", "read")
         await store.execute(PutTopicPermission(**{key: _text(rule, key) for key in keys}))
 
 
-async def _load_topology(broker: Broker, document: Mapping[str, Any], only: str | None) -> None:
+async def _load_topology(broker: Broker, document: Mapping[str, object], only: str | None) -> None:
     tree = broker.metadata.tree
-    for row in document.get("exchanges") or ():
+    for row in _rows(document, "exchanges"):
         vhost, name = only or _text(row, "vhost"), _text(row, "name")
         known = tree.vhosts.get(vhost)
         if known is None or known.topology.find_exchange(name) is None:
@@ -210,7 +209,7 @@ async def _load_topology(broker: Broker, document: Mapping[str, Any], only: str 
                 internal=truth(row.get("internal", False)),
                 arguments=_table(row),
             )
-    for row in document.get("queues") or ():
+    for row in _rows(document, "queues"):
         vhost, name = only or _text(row, "vhost"), _text(row, "name")
         known = tree.vhosts.get(vhost)
         if known is None or name not in known.queues:
@@ -222,7 +221,7 @@ async def _load_topology(broker: Broker, document: Mapping[str, Any], only: str 
                 auto_delete=truth(row.get("auto_delete", False)),
                 arguments=_table(row),
             )
-    for row in document.get("bindings") or ():
+    for row in _rows(document, "bindings"):
         kind = _text(row, "destination_type")
         if kind not in ("queue", "exchange"):
             raise PreconditionFailed("malformed definitions: destination_type of a binding")
@@ -236,26 +235,28 @@ async def _load_topology(broker: Broker, document: Mapping[str, Any], only: str 
         )
 
 
-def _text(row: Mapping[str, Any], key: str, default: str | None = None) -> str:
+def _rows(document: Mapping[str, object], key: str) -> Sequence[JsonObject]:
+    rows = document.get(key) or ()
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, dict) for row in rows):
+        raise PreconditionFailed(f"malformed definitions: {key} is not a list of objects")
+    return rows
+
+
+def _text(row: Mapping[str, object], key: str, default: str | None = None) -> str:
     value = row.get(key, default)
     if not isinstance(value, str):
         raise PreconditionFailed(f"malformed definitions: {key} is missing or not a string")
     return value
 
 
-def _table(row: Mapping[str, Any]) -> Table:
+def _table(row: Mapping[str, object]) -> Table:
     value = row.get("arguments") or {}
     if not isinstance(value, dict):
         raise PreconditionFailed("malformed definitions: arguments are not an object")
     return table_from_json(value)
 
 
-def truth(value: Any) -> bool:
-    """Returns a boolean that may have been written as text."""
-    return value is True or value == "true"
-
-
-def vhost_command(name: str, body: Mapping[str, Any]) -> PutVhost:
+def vhost_command(name: str, body: Mapping[str, object]) -> PutVhost:
     """Returns the command for a virtual host's JSON."""
     refused = list(unserved_of_vhost(name, body))
     if refused:
@@ -270,11 +271,3 @@ def vhost_command(name: str, body: Mapping[str, Any]) -> PutVhost:
         tags=tags_of(body.get("tags") or meta.get("tags") or ()),
         default_queue_type="" if default == "undefined" else str(default),
     )
-
-
-def tags_of(value: Any) -> tuple[str, ...]:
-    """Returns tags given as a list or as words between commas. Raises PreconditionFailed."""
-    if not isinstance(value, str | list | tuple):
-        raise PreconditionFailed("tags are neither a list nor words between commas")
-    words = value.split(",") if isinstance(value, str) else value
-    return tuple(str(word).strip() for word in words if str(word).strip())

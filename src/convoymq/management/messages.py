@@ -8,9 +8,10 @@ import binascii
 import contextlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from convoymq.kernels.batch import record as record_of
+from convoymq.management.json_values import JsonObject
 from convoymq.metadata.machine import User
 from convoymq.model.errors import Misuse, PreconditionFailed, Unavailable
 from convoymq.model.refusals import (
@@ -60,7 +61,7 @@ _PROPERTIES: tuple[tuple[str, int, str], ...] = (
 
 
 def build_record(
-    exchange: str, routing_key: str, properties: Mapping[str, Any], body: bytes
+    exchange: str, routing_key: str, properties: Mapping[str, object], body: bytes
 ) -> bytes:
     """Returns a message record (docs/formats/entries-and-frames.md).
 
@@ -90,14 +91,19 @@ def build_record(
     return b"".join(parts)
 
 
-def _of_type(name: str, value: Any, wanted: type[_Kind]) -> _Kind:
+def _of_type(name: str, value: object, wanted: type[_Kind]) -> _Kind:
     if type(value) is not wanted:
         word = "a string" if wanted is str else "a number"
         raise PreconditionFailed(f"property {name} is not {word}")
     return value
 
 
-def _headers(value: Any) -> Table:
+def _text(properties: Mapping[str, object], name: str) -> str | None:
+    value = properties.get(name)
+    return None if value is None else _of_type(name, value, str)
+
+
+def _headers(value: object) -> Table:
     if isinstance(value, Table):
         return value
     if isinstance(value, Mapping):
@@ -107,13 +113,13 @@ def _headers(value: Any) -> Table:
     raise PreconditionFailed("property headers is not an object")
 
 
-def read_record(data: bytes) -> tuple[str, str, dict[str, Any], bytes]:
+def read_record(data: bytes) -> tuple[str, str, JsonObject, bytes]:
     """Returns (exchange, routing key, properties, body). Raises BrokerError when malformed."""
     exchange, at = _read_short(data, 0)
     routing_key, at = _read_short(data, at)
     payload, at = _read_frame(data, at)
     flags = int.from_bytes(payload[12:14], "big")
-    properties: dict[str, Any] = {}
+    properties: JsonObject = {}
     place = 14
     for name, bit, kind in _PROPERTIES:
         if not flags >> bit & 1:
@@ -136,7 +142,7 @@ def read_record(data: bytes) -> tuple[str, str, dict[str, Any], bytes]:
     return exchange, routing_key, properties, bytes(body)
 
 
-def table_from_json(values: Mapping[str, Any]) -> Table:
+def table_from_json(values: Mapping[str, object]) -> Table:
     """Returns arguments as they come in JSON: numbers `l`, strings `S`, booleans `t`.
 
     Raises:
@@ -148,7 +154,7 @@ def table_from_json(values: Mapping[str, Any]) -> Table:
         raise PreconditionFailed(error.text) from error
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Returns a table, or what is in one, as JSON values."""
     match value:
         case Table():
@@ -168,10 +174,10 @@ class OneShot:
 
     def __init__(self, broker: Broker, queue: Queue) -> None:
         self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[Any] = self._loop.create_future()
+        self._answer: asyncio.Future[object] = self._loop.create_future()
         self.client = queue.client(broker.new_session(), self)
 
-    async def wait(self) -> Any:
+    async def wait(self) -> object:
         """The next answer. Raises the queue's refusal, or Unavailable."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -187,7 +193,7 @@ class OneShot:
         if not await self.wait():
             raise Unavailable("the queue was lost")
 
-    def _tell(self, result: Any, error: Exception | None = None) -> None:
+    def _tell(self, result: object, error: Exception | None = None) -> None:
         if self._answer.done():
             return
         if error is not None:
@@ -213,11 +219,7 @@ class OneShot:
 
     def on_get(self, client: QueueClient, result: GetResult) -> None:
         """See `ClientEvents`."""
-        found = None
-        if result.block is not None:
-            content = record_of(result.block, result.command, result.record)
-            found = (content, result.get_id, result.acquired_count, result.ready)
-        self._tell(found, result.error)
+        self._tell(result, result.error)
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """See `ClientEvents`."""
@@ -232,7 +234,9 @@ async def purge(broker: Broker, vhost: str, name: str) -> int:
     shot = OneShot(broker, broker.find_queue(vhost, name))
     try:
         shot.client.purge()
-        return int(await shot.wait())
+        count = await shot.wait()
+        assert isinstance(count, int)
+        return count
     finally:
         shot.client.close()
 
@@ -246,7 +250,7 @@ async def get_messages(
     ack_mode: str,
     encoding: str,
     truncate: int | None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Takes up to `count` messages, and settles or returns them as `ack_mode` says: by the time
     that this returns, unless the queue does not answer for ANSWER_TIMEOUT_S."""
     if ack_mode not in ACK_MODES:
@@ -254,17 +258,18 @@ async def get_messages(
     if encoding not in ("auto", "base64"):
         raise PreconditionFailed("encoding must be auto or base64")
     shot = OneShot(broker, broker.find_queue(vhost, name))
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     ids: list[int] = []
     try:
         for _ in range(min(count, GET_COUNT_MAX)):
             shot.client.get(no_ack=False)
             found = await shot.wait()
-            if found is None:
+            assert isinstance(found, GetResult)
+            if found.block is None:
                 break
-            data, number, acquired, ready = found
-            ids += (number, number)
-            rows.append(_row(data, acquired, ready, encoding, truncate))
+            data = record_of(found.block, found.command, found.record)
+            ids += (found.get_id, found.get_id)
+            rows.append(_row(data, found.acquired_count, found.ready, encoding, truncate))
         if ids:
             if ack_mode == "ack_requeue_false":
                 shot.client.settle(0, ids)
@@ -286,7 +291,7 @@ async def publish(
     exchange: str,
     *,
     routing_key: str,
-    properties: Mapping[str, Any],
+    properties: Mapping[str, object],
     payload: str,
     payload_encoding: str,
     user: User,
@@ -312,9 +317,9 @@ async def publish(
     if len(body) > size_max:
         raise message_too_big(len(body), size_max)
     for name, _, kind in _PROPERTIES:
-        if kind == "s" and properties.get(name) is not None:
-            _short(_of_type(name, properties[name], str))
-    claimed, expiration = properties.get("user_id"), properties.get("expiration")
+        if kind == "s":
+            _short(_text(properties, name) or "")
+    claimed, expiration = _text(properties, "user_id"), _text(properties, "expiration")
     if claimed is not None and claimed != user.name and IMPERSONATOR not in user.tags:
         raise wrong_user_id(claimed, user.name)
     if expiration is not None:
@@ -358,9 +363,7 @@ def _copies(headers: Table, name: str) -> list[str]:
     return [str(plain(item)) for item in items]
 
 
-def _row(
-    data: bytes, acquired: int, ready: int, encoding: str, truncate: int | None
-) -> dict[str, Any]:
+def _row(data: bytes, acquired: int, ready: int, encoding: str, truncate: int | None) -> JsonObject:
     exchange, routing_key, properties, body = read_record(data)
     shown = body if truncate is None else body[:truncate]
     payload, used = base64.b64encode(shown).decode(), "base64"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq import __version__
+from convoymq.management.json_values import JsonObject, count_in
 from convoymq.management.metric_help import HELP
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.queues.broker import Broker
@@ -75,7 +76,7 @@ def _escaped(text: str) -> str:
 
 async def render(
     broker: Broker,
-    node_info: dict[str, Any],
+    node_info: JsonObject,
     *,
     per_object: bool = False,
     open_metrics: bool = False,
@@ -167,9 +168,9 @@ def _edges(text: _Text, broker: Broker) -> None:
 
 
 async def _queues(
-    text: _Text, broker: Broker, found: list[dict[str, Any]], *, per_object: bool
+    text: _Text, broker: Broker, found: list[JsonObject], *, per_object: bool
 ) -> None:
-    infos = {row["group"]: row for row in found}
+    infos = {count_in(row, "group"): row for row in found}
     records = broker.metadata.tree.queue_index.by_group
     # A queue that is being deleted is here for a moment longer than in the tree.
     rows = [(records[group], row) for group, row in infos.items() if group in records]
@@ -178,10 +179,10 @@ async def _queues(
         async for record, row in in_slices(rows):
             labels = {"vhost": record.vhost, "queue": record.name}
             for metric, key in QUEUE_METRICS:
-                text.gauge(metric, row.get(key) or 0, labels)
+                text.gauge(metric, _value(row, key), labels)
     else:
         for metric, key in QUEUE_METRICS:
-            text.gauge(metric, sum(row.get(key) or 0 for _, row in rows))
+            text.gauge(metric, sum(_value(row, key) for _, row in rows))
     leaderless = sum(
         1
         for record in records.values()
@@ -192,7 +193,13 @@ async def _queues(
     text.gauge("convoy_queues_leaderless", leaderless)
 
 
-def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
+def _value(row: JsonObject, key: str) -> float:
+    value = row.get(key) or 0
+    assert isinstance(value, int | float)
+    return value
+
+
+def _process(text: _Text, broker: Broker, info: JsonObject) -> None:
     for metric, key in (
         ("process_open_fds", "fd_used"),
         ("convoy_process_threads", "proc_used"),
@@ -203,12 +210,12 @@ def _process(text: _Text, broker: Broker, info: dict[str, Any]) -> None:
         ("disk_space_available_limit_bytes", "disk_free_limit"),
     ):
         if key in info:
-            text.gauge(metric, float(info[key]))
+            text.gauge(metric, float(count_in(info, key)))
     text.gauge("erlang_uptime_seconds", broker.uptime_ms / 1000)
     alarms = broker.alarms_of(broker.node_id)
     text.gauge("alarms_memory_used_watermark", int("memory" in alarms))
     text.gauge("alarms_free_disk_space_watermark", int("disk" in alarms))
-    used, most = info.get("fd_used", 0), info.get("fd_total", 1)
+    used, most = count_in(info, "fd_used"), count_in(info, "fd_total", 1)
     text.gauge("alarms_file_descriptor_limit", int(used >= most))
     text.gauge("convoy_clock_skew_ms", broker.clock_skew()[0])
 

@@ -7,8 +7,8 @@ import os
 import resource
 from functools import cache
 from pathlib import Path
-from typing import Any
 
+from convoymq.management.json_values import JsonObject
 from convoymq.model.process import PAGE_BYTES, RESIDENT_PAGES, THREADS, process_stat
 
 _OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE))
@@ -36,11 +36,11 @@ def threads_max() -> int:
 
 def process_info(
     data_directory: Path | None = None, memory_limit: int = 0, disk_limit: int = 0
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns memory, files, threads and disk under the names that the HTTP API uses; sizes in
     bytes. Its processes are threads here."""
     stat = process_stat()
-    info: dict[str, Any] = {
+    info: JsonObject = {
         "os_pid": str(os.getpid()),
         "mem_used": stat[RESIDENT_PAGES] * PAGE_BYTES,
         "mem_limit": memory_limit,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote
 
 from convoymq import __version__
+from convoymq.management.json_values import JsonObject, count_in, part
 from convoymq.metadata.machine import QueueRecord, User, Vhost
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.tables import Table
@@ -30,7 +30,7 @@ class Rates:
         self._known: dict[str, tuple[float, dict[str, float], dict[str, float]]] = {}
         """What has counters -> when they were looked at, what they were then, their rates."""
 
-    def rates(self, key: str, counters: dict[str, Any]) -> dict[str, float]:
+    def rates(self, key: str, counters: Mapping[str, float]) -> dict[str, float]:
         """Returns the latest rates of the counters that something has, per second. Those that
         were not there before have none."""
         now = time.monotonic()
@@ -50,17 +50,17 @@ class Rates:
             self._known[key] = (now, dict(counters), rates)
         return rates
 
-    def with_details(self, key: str, counters: dict[str, Any]) -> dict[str, Any]:
+    def with_details(self, key: str, counters: Mapping[str, float]) -> JsonObject:
         """Returns the counters, each with its `_details`."""
         rates = self.rates(key, counters)
-        made: dict[str, Any] = {}
+        made: JsonObject = {}
         for name, value in counters.items():
             made[name] = value
             made[f"{name}_details"] = {"rate": rates.get(name, 0.0)}
         return made
 
 
-def message_stats(counters: dict[str, int]) -> dict[str, int]:
+def message_stats(counters: Mapping[str, int]) -> dict[str, int]:
     """Totals of a node under the API's names."""
     stats = {
         "publish": counters.get("published", 0),
@@ -81,7 +81,7 @@ def message_stats(counters: dict[str, int]) -> dict[str, int]:
     return stats
 
 
-def exchange_types() -> list[dict[str, Any]]:
+def exchange_types() -> list[JsonObject]:
     """The exchange types that are served."""
     return [
         {"name": kind.value, "description": f"{kind.value} exchange", "enabled": True}
@@ -89,7 +89,7 @@ def exchange_types() -> list[dict[str, Any]]:
     ]
 
 
-async def overview(broker: Broker, rates: Rates, visible: set[str]) -> dict[str, Any]:
+async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObject:
     """The first page: versions, totals, listeners."""
     nodes = await broker.list_nodes()
     rows = [row for row in await queues(broker, rates) if row["vhost"] in visible]
@@ -97,7 +97,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> dict[str,
     for node in nodes.values():
         for name, value in message_stats(node.get("counters", {})).items():
             stats[name] = stats.get(name, 0) + value
-    totals = {name: sum(row.get(name, 0) for row in rows) for name in MESSAGE_COUNTS}
+    totals = {name: sum(count_in(row, name) for row in rows) for name in MESSAGE_COUNTS}
     channels = await broker.list_channels()
     return {
         "management_version": COMPATIBLE_VERSION,
@@ -120,7 +120,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> dict[str,
                 1 for vhost in vhosts_of(broker, visible) for _ in vhost.topology.exchanges()
             ),
             "queues": len(rows),
-            "consumers": sum(row.get("consumers", 0) for row in rows),
+            "consumers": sum(count_in(row, "consumers") for row in rows),
         },
         "listeners": listeners(broker),
         "contexts": contexts(broker),
@@ -133,7 +133,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> dict[str,
     }
 
 
-def churn(nodes: dict[str, dict[str, Any]], rates: Rates) -> dict[str, Any]:
+def churn(nodes: dict[str, JsonObject], rates: Rates) -> JsonObject:
     """How often things come and go."""
     made: dict[str, int] = {}
     for api_name, counter in (
@@ -145,11 +145,11 @@ def churn(nodes: dict[str, dict[str, Any]], rates: Rates) -> dict[str, Any]:
         ("queue_created", "queues_created"),
         ("queue_deleted", "queues_deleted"),
     ):
-        made[api_name] = sum(n.get("counters", {}).get(counter, 0) for n in nodes.values())
+        made[api_name] = sum(count_in(part(n, "counters"), counter) for n in nodes.values())
     return rates.with_details("churn", made)
 
 
-def listeners(broker: Broker) -> list[dict[str, Any]]:
+def listeners(broker: Broker) -> list[JsonObject]:
     """Where the nodes listen, as they announced it."""
     names = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "metrics": "http/prometheus"}
     rows = []
@@ -169,7 +169,7 @@ def listeners(broker: Broker) -> list[dict[str, Any]]:
     return rows
 
 
-def contexts(broker: Broker, node: str | None = None) -> list[dict[str, Any]]:
+def contexts(broker: Broker, node: str | None = None) -> list[JsonObject]:
     """The HTTP servers of all nodes, or of one."""
     words = {"http": "RabbitMQ Management", "http/prometheus": "RabbitMQ Prometheus"}
     return [
@@ -186,13 +186,13 @@ def contexts(broker: Broker, node: str | None = None) -> list[dict[str, Any]]:
     ]
 
 
-async def nodes(broker: Broker) -> list[dict[str, Any]]:
+async def nodes(broker: Broker) -> list[JsonObject]:
     """All nodes of the cluster, those that are down too."""
     known = await broker.list_nodes()
     rows = []
     for record in sorted(broker.metadata.tree.nodes.values(), key=lambda node: node.id):
         live = known.get(record.name)
-        row: dict[str, Any] = {
+        row: JsonObject = {
             "name": record.name,
             "type": "disc",
             "running": live is not None,
@@ -226,7 +226,7 @@ def vhosts_of(broker: Broker, visible: set[str]) -> Iterator[Vhost]:
             yield broker.metadata.tree.vhosts[name]
 
 
-async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[dict[str, Any]]:
+async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[JsonObject]:
     """Virtual hosts with what they hold."""
     rows = await queues(broker, rates)
     running = {broker.node_name_of(node): "running" for node in broker.running_nodes()}
@@ -237,13 +237,13 @@ async def vhosts(broker: Broker, rates: Rates, visible: set[str]) -> list[dict[s
             {
                 **vhost_row(vhost),
                 "cluster_state": running,
-                **{name: sum(row.get(name, 0) for row in own) for name in MESSAGE_COUNTS},
+                **{name: sum(count_in(row, name) for row in own) for name in MESSAGE_COUNTS},
             }
         )
     return made
 
 
-def vhost_row(vhost: Vhost) -> dict[str, Any]:
+def vhost_row(vhost: Vhost) -> JsonObject:
     """A virtual host's own properties."""
     default = vhost.default_queue_type or "undefined"
     return {
@@ -260,7 +260,7 @@ def vhost_row(vhost: Vhost) -> dict[str, Any]:
     }
 
 
-async def queues(broker: Broker, rates: Rates) -> list[dict[str, Any]]:
+async def queues(broker: Broker, rates: Rates) -> list[JsonObject]:
     """All queues, with what their leading nodes say of them."""
     live = await broker.queue_infos()
     records = [
@@ -277,8 +277,8 @@ async def queues(broker: Broker, rates: Rates) -> list[dict[str, Any]]:
 
 
 def queue_row(
-    broker: Broker, record: QueueRecord, live: dict[str, Any] | None, rates: Rates
-) -> dict[str, Any] | None:
+    broker: Broker, record: QueueRecord, live: JsonObject | None, rates: Rates
+) -> JsonObject | None:
     """One queue; None when it is gone.
 
     The state of a replicated queue is its `group_state`; a classic queue is `down` while its node
@@ -288,7 +288,7 @@ def queue_row(
     declared = vhost.topology.find_queue(record.name) if vhost is not None else None
     if declared is None:
         return None
-    row: dict[str, Any] = {
+    row: JsonObject = {
         "name": record.name,
         "vhost": record.vhost,
         "type": record.type.value,
@@ -304,19 +304,23 @@ def queue_row(
     }
     facts = dict(live or {})
     leader = facts.get("leader")
+    assert leader is None or isinstance(leader, int)
     replicated = record.type.is_replicated
     if replicated:
+        online = [broker.node_name_of(node) for node in record.members if broker.is_up(node)]
         row["members"] = [broker.node_name_of(node) for node in record.members]
-        row["online"] = [broker.node_name_of(node) for node in record.members if broker.is_up(node)]
-        row["state"] = group_state(leader, len(row["online"]), len(row["members"]))
+        row["online"] = online
+        row["state"] = group_state(leader, len(online), len(record.members))
         facts.pop("state", None)
     elif record.home == broker.node_id and record.group in broker.classic.damaged:
         row["state"] = "crashed"
     if live is None:
         return row
     stopped = facts.pop("stopped_members", {})
+    assert isinstance(stopped, dict)
     row["stopped"] = {broker.node_name_of(node): reason for node, reason in stopped.items()}
     totals = facts.pop("totals", None) or facts.pop("message_stats", None) or {}
+    assert isinstance(totals, dict)
     for hidden in ("leader", "members", "online", "group", "consumer_details", "vhost", "name"):
         facts.pop(hidden, None)
     row |= {key: value for key, value in facts.items() if value is not None}
@@ -327,11 +331,11 @@ def queue_row(
     counters = {key: value for key, value in totals.items() if isinstance(value, int)}
     key = f"queue.{record.group}"
     row["message_stats"] = rates.with_details(key, counters)
-    held = {name: row.get(name, 0) for name in MESSAGE_COUNTS}
+    held = {name: count_in(row, name) for name in MESSAGE_COUNTS}
     return row | rates.with_details(f"{key}.messages", held)
 
 
-def exchange_row(vhost: str, exchange: Exchange) -> dict[str, Any]:
+def exchange_row(vhost: str, exchange: Exchange) -> JsonObject:
     """One exchange."""
     return {
         "name": exchange.name,
@@ -346,7 +350,7 @@ def exchange_row(vhost: str, exchange: Exchange) -> dict[str, Any]:
     }
 
 
-def exchanges(broker: Broker, visible: set[str]) -> list[dict[str, Any]]:
+def exchanges(broker: Broker, visible: set[str]) -> list[JsonObject]:
     """All exchanges."""
     return [
         exchange_row(vhost.name, exchange)
@@ -366,7 +370,7 @@ def properties_key(routing_key: str, arguments: Table) -> str:
     return f"{quote(routing_key, safe='')}~{zlib.crc32(arguments.encoded):08x}"
 
 
-def binding_row(vhost: str, binding: Binding) -> dict[str, Any]:
+def binding_row(vhost: str, binding: Binding) -> JsonObject:
     """One binding."""
     return {
         "source": binding.source,
@@ -379,7 +383,7 @@ def binding_row(vhost: str, binding: Binding) -> dict[str, Any]:
     }
 
 
-def bindings(broker: Broker, visible: set[str]) -> list[dict[str, Any]]:
+def bindings(broker: Broker, visible: set[str]) -> list[JsonObject]:
     """All bindings, the implicit ones of the default exchange included."""
     rows = []
     for vhost in vhosts_of(broker, visible):
@@ -388,7 +392,16 @@ def bindings(broker: Broker, visible: set[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def default_binding(vhost: str, queue: str) -> dict[str, Any]:
+def bindings_at(broker: Broker, vhost: str, kind: str, name: str) -> list[JsonObject]:
+    """The bindings of one destination."""
+    return [
+        row
+        for row in bindings(broker, {vhost})
+        if row["destination_type"] == kind and row["destination"] == name
+    ]
+
+
+def default_binding(vhost: str, queue: str) -> JsonObject:
     """The implicit binding of a queue to the default exchange."""
     return {
         "source": "",
@@ -401,7 +414,7 @@ def default_binding(vhost: str, queue: str) -> dict[str, Any]:
     }
 
 
-def user_row(user: User) -> dict[str, Any]:
+def user_row(user: User) -> JsonObject:
     """One user; the hash is shown, as definitions need it."""
     return {
         "name": user.name,
@@ -412,7 +425,7 @@ def user_row(user: User) -> dict[str, Any]:
     }
 
 
-def permissions(broker: Broker) -> list[dict[str, Any]]:
+def permissions(broker: Broker) -> list[JsonObject]:
     """All permissions."""
     return [
         {
@@ -426,7 +439,7 @@ def permissions(broker: Broker) -> list[dict[str, Any]]:
     ]
 
 
-def topic_permissions(broker: Broker) -> list[dict[str, Any]]:
+def topic_permissions(broker: Broker) -> list[JsonObject]:
     """All topic permissions."""
     tree = broker.metadata.tree
     return [
@@ -442,6 +455,6 @@ def topic_permissions(broker: Broker) -> list[dict[str, Any]]:
     ]
 
 
-def visible_rows(rows: Iterable[dict[str, Any]], visible: set[str]) -> list[dict[str, Any]]:
+def visible_rows(rows: Iterable[JsonObject], visible: set[str]) -> list[JsonObject]:
     """Rows of virtual hosts that the user may see."""
     return [row for row in rows if row.get("vhost") in visible]

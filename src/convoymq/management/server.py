@@ -12,7 +12,7 @@ import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -20,6 +20,7 @@ from convoymq.queues.broker import Broker
 from convoymq.transport.listening import BACKLOG, listen
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp
 
 log = structlog.get_logger()
@@ -115,7 +116,7 @@ class _Listener:
         self._make_app = make_app
         self._backlog = backlog
         self._sockets: list[socket.socket] = []
-        self._server: Any = None
+        self._server: uvicorn.Server | None = None
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 
@@ -175,7 +176,7 @@ class _Listener:
             sock.close()
 
 
-def _import_server() -> Callable[[ASGIApp, Times, int], Any]:
+def _import_server() -> Callable[[ASGIApp, Times, int], uvicorn.Server]:
     import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol

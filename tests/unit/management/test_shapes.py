@@ -126,7 +126,7 @@ def mutated(draw: st.DrawFn, value: Any) -> Any:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, str, dict[str, str], bytes]:
-    method, pattern, _, _ = draw(st.sampled_from(ROUTES))
+    method, pattern, _ = draw(st.sampled_from(ROUTES))
     parts = []
     for part in pattern:
         likely = PLACES.get(part[1:-1], []) if draw(st.integers(0, 4)) else []

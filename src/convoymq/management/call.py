@@ -1,0 +1,101 @@
+"""One request to the HTTP API, and what a handler answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from convoymq.management.bodies import BODY_BYTES_MAX, ApiError, Bodies, bad_request
+from convoymq.management.json_values import JsonObject
+from convoymq.management.resources import Rates
+from convoymq.metadata.commands import Command
+from convoymq.queues.broker import Broker, User
+
+CREATED = 201
+DONE = 204
+
+
+def object_not_found() -> ApiError:
+    """The path names something that does not exist."""
+    return ApiError(404, "Object Not Found", "Not Found")
+
+
+class Status:
+    """A result that is only a status, with headers."""
+
+    def __init__(self, status: int, location: str = "") -> None:
+        self.status = status
+        self.location = location
+
+
+def put_status(created: bool) -> Status:
+    """What a PUT answers."""
+    return Status(CREATED if created else DONE)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, with its user."""
+
+    broker: Broker
+    rates: Rates
+    bodies: Bodies
+    request: Request
+    user: User
+    path: dict[str, str]
+    message_bytes_max: int
+
+    @property
+    def is_administrator(self) -> bool:
+        """May change users, virtual hosts, everything."""
+        return "administrator" in self.user.tags
+
+    @property
+    def is_monitor(self) -> bool:
+        """May see all nodes, connections and virtual hosts."""
+        return self.is_administrator or "monitoring" in self.user.tags
+
+    @property
+    def visible(self) -> set[str]:
+        """Virtual hosts that the user may see."""
+        tree = self.broker.metadata.tree
+        if self.is_monitor:
+            return set(tree.vhosts)
+        return {vhost for user, vhost in tree.permissions if user == self.user.name}
+
+    def need(self, allowed: bool) -> None:
+        """Raises 401 unless allowed."""
+        if not allowed:
+            raise ApiError(401, "not_authorized", "Not permitted")
+
+    def vhost(self) -> str:
+        """The path's virtual host. Raises 404 or 401."""
+        name = self.path["vhost"]
+        if name not in self.broker.metadata.tree.vhosts:
+            raise object_not_found()
+        self.need(name in self.visible)
+        return name
+
+    def may(self, permission: str, kind: str, name: str) -> None:
+        """Checks the user's permission in the path's virtual host."""
+        self.broker.check_permission(self.user, self.path["vhost"], permission, kind, name)
+
+    def flag(self, name: str) -> bool:
+        """A query parameter that is true."""
+        return self.request.query_params.get(name, "") == "true"
+
+    async def json(self, most: int = BODY_BYTES_MAX) -> JsonObject:
+        """The body as an object; empty means none of its keys. To be called after the permission
+        checks: only who may do it makes the node read and parse. Raises ApiError."""
+        body = await self.bodies.read(self.request, most)
+        if body is None:
+            return {}
+        if not isinstance(body, dict):
+            raise bad_request("the body must be a JSON object")
+        return body
+
+
+async def change(call: Call, command: Command) -> bool:
+    """Changes the tree; False when nothing was created or removed."""
+    return bool(await call.broker.metadata.execute(command))

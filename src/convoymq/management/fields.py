@@ -1,0 +1,73 @@
+"""Reads fields of request bodies and parts of paths. What cannot be used is refused by name."""
+
+from __future__ import annotations
+
+from convoymq.management.bodies import bad_request
+from convoymq.management.json_values import JsonObject
+from convoymq.management.messages import table_from_json
+from convoymq.model.errors import PreconditionFailed
+from convoymq.model.tables import Table
+
+NUMBER_DIGITS_MAX = 18
+DEFAULT_EXCHANGE = "amq.default"
+"""How paths name the exchange without a name."""
+
+
+def number(text: str) -> int | None:
+    """The number that `text` is in decimal digits, or None."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= NUMBER_DIGITS_MAX):
+        return None
+    return int(text)
+
+
+def number_in(body: JsonObject, key: str, default: int | None) -> int | None:
+    """Returns a number, or text that is one; not negative. Raises ApiError."""
+    value = body.get(key, default)
+    found = number(value) if isinstance(value, str) else value
+    if value is None:
+        return None
+    if type(found) is int and found >= 0:
+        return found
+    raise bad_request(f"key {key} is not a number")
+
+
+def text_in(body: JsonObject, key: str, default: str | None = None) -> str:
+    """Returns text. Raises ApiError."""
+    value = body.get(key, default)
+    if not isinstance(value, str):
+        raise bad_request(f"key {key} is missing or not a string")
+    return value
+
+
+def object_in(body: JsonObject, key: str) -> JsonObject:
+    """Returns an object, empty without one. Raises ApiError."""
+    value = body.get(key)
+    if value is None or value == []:
+        # An empty list is what clients in PHP and Lua make of an empty object.
+        return {}
+    if not isinstance(value, dict):
+        raise bad_request(f"key {key} is not an object")
+    return value
+
+
+def table_in(body: JsonObject, key: str = "arguments") -> Table:
+    """Returns arguments. Raises BrokerError."""
+    return table_from_json(object_in(body, key))
+
+
+def exchange_name(name: str) -> str:
+    """Returns the name of the exchange that a path means."""
+    return "" if name == DEFAULT_EXCHANGE else name
+
+
+def truth(value: object) -> bool:
+    """Returns a boolean that may have been written as text."""
+    return value is True or value == "true"
+
+
+def tags_of(value: object) -> tuple[str, ...]:
+    """Returns tags given as a list or as words between commas. Raises PreconditionFailed."""
+    if not isinstance(value, str | list | tuple):
+        raise PreconditionFailed("tags are neither a list nor words between commas")
+    words = value.split(",") if isinstance(value, str) else value
+    return tuple(str(word).strip() for word in words if str(word).strip())

@@ -1,0 +1,38 @@
+"""What each path of the HTTP API does: one module per subject, joined into `ROUTES`."""
+
+from __future__ import annotations
+
+from convoymq.management.handlers import (
+    bindings,
+    cluster,
+    connections,
+    definitions,
+    exchanges,
+    health,
+    messages,
+    nodes,
+    permissions,
+    queues,
+    unserved,
+    users,
+    vhosts,
+)
+from convoymq.management.routes import Route
+
+ROUTES: tuple[Route, ...] = (
+    *cluster.routes,
+    *nodes.routes,
+    *unserved.routes,
+    *definitions.routes,
+    *connections.routes,
+    *exchanges.routes,
+    *messages.routes,
+    *queues.routes,
+    *bindings.routes,
+    *vhosts.routes,
+    *users.routes,
+    *permissions.routes,
+    *health.routes,
+)
+
+__all__ = ["ROUTES"]

@@ -1,0 +1,74 @@
+"""The cluster: overview, versions, name, and what every installation is asked for."""
+
+from __future__ import annotations
+
+from convoymq.management import resources
+from convoymq.management.call import DONE, Call, Status, change, object_not_found
+from convoymq.management.fields import text_in
+from convoymq.management.json_values import JsonObject
+from convoymq.management.routes import Routes
+from convoymq.metadata.commands import PutSetting
+from convoymq.model.compatibility import COMPATIBLE_VERSION
+
+routes = Routes()
+
+
+@routes.add("GET", "overview")
+async def overview(call: Call) -> JsonObject:
+    return await resources.overview(call.broker, call.rates, call.visible)
+
+
+@routes.add("GET", "whoami")
+async def whoami(call: Call) -> JsonObject:
+    return {"name": call.user.name, "tags": list(call.user.tags)}
+
+
+@routes.add("GET", "version")
+async def version(call: Call) -> str:
+    return COMPATIBLE_VERSION
+
+
+@routes.add("GET", "cluster-name")
+async def cluster_name(call: Call) -> JsonObject:
+    return {"name": call.broker.cluster_name}
+
+
+@routes.add("PUT", "cluster-name")
+async def set_cluster_name(call: Call) -> Status:
+    call.need(call.is_administrator)
+    name = text_in(await call.json(), "name")
+    await change(call, PutSetting(name="cluster_name", value=name))
+    return Status(DONE)
+
+
+@routes.add("GET", "extensions")
+async def extensions(call: Call) -> list[JsonObject]:
+    return []
+
+
+@routes.add("GET", "auth")
+async def auth(call: Call) -> JsonObject:
+    return {"oauth_enabled": False}
+
+
+@routes.listing("feature-flags")
+async def feature_flags(call: Call) -> list[JsonObject]:
+    return []
+
+
+@routes.listing("deprecated-features")
+async def deprecated_features(call: Call) -> list[JsonObject]:
+    return []
+
+
+@routes.listing("global-parameters")
+async def global_parameters(call: Call) -> list[JsonObject]:
+    return [{"name": "cluster_name", "value": call.broker.cluster_name}]
+
+
+@routes.add("GET", "global-parameters/{name}")
+async def global_parameter(call: Call) -> JsonObject:
+    for row in await global_parameters(call):
+        if row["name"] == call.path["name"]:
+            return row
+    raise object_not_found()

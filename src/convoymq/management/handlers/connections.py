@@ -1,0 +1,106 @@
+"""Connections, channels and consumers."""
+
+from __future__ import annotations
+
+from convoymq.management import resources
+from convoymq.management.call import DONE, Call, Status, object_not_found
+from convoymq.management.json_values import JsonObject, part
+from convoymq.management.routes import Routes
+
+REASON_CHARS_MAX = 100
+"""Of why a connection is closed: with the rest of the text it has to fit into a short string."""
+
+routes = Routes()
+
+
+def _owned_by_caller(call: Call, rows: list[JsonObject]) -> list[JsonObject]:
+    """The rows of the user's own connections; all for who may see all."""
+    if call.is_monitor:
+        return rows
+    return [row for row in rows if row.get("user") == call.user.name]
+
+
+@routes.listing("connections")
+async def connections(call: Call) -> list[JsonObject]:
+    return _owned_by_caller(call, await call.broker.list_connections())
+
+
+@routes.listing("vhosts/{vhost}/connections")
+async def connections_in(call: Call) -> list[JsonObject]:
+    vhost = call.vhost()
+    return resources.visible_rows(await connections(call), {vhost})
+
+
+@routes.listing("connections/username/{user}")
+async def connections_by(call: Call) -> list[JsonObject]:
+    return [row for row in await connections(call) if row.get("user") == call.path["user"]]
+
+
+@routes.add("GET", "connections/{name}")
+async def connection(call: Call) -> JsonObject:
+    for row in await connections(call):
+        if row.get("name") == call.path["name"]:
+            return row
+    raise object_not_found()
+
+
+@routes.add("DELETE", "connections/username/{user}")
+async def close_connections_of(call: Call) -> Status:
+    call.need(call.is_administrator or call.path["user"] == call.user.name)
+    for row in await connections_by(call):
+        await call.broker.close_connection(str(row["name"]), _reason(call))
+    return Status(DONE)
+
+
+@routes.add("DELETE", "connections/{name}")
+async def close_connection(call: Call) -> Status:
+    row = await connection(call)
+    call.need(call.is_administrator or row.get("user") == call.user.name)
+    if not await call.broker.close_connection(call.path["name"], _reason(call)):
+        raise object_not_found()
+    return Status(DONE)
+
+
+def _reason(call: Call) -> str:
+    given = call.request.headers.get("x-reason") or "Closed via management plugin"
+    return given[:REASON_CHARS_MAX]
+
+
+@routes.listing("connections/{name}/channels")
+async def channels_of(call: Call) -> list[JsonObject]:
+    name = call.path["name"]
+    return [
+        row for row in await channels(call) if part(row, "connection_details").get("name") == name
+    ]
+
+
+@routes.listing("channels")
+async def channels(call: Call) -> list[JsonObject]:
+    return _owned_by_caller(call, await call.broker.list_channels())
+
+
+@routes.listing("vhosts/{vhost}/channels")
+async def channels_in(call: Call) -> list[JsonObject]:
+    vhost = call.vhost()
+    return resources.visible_rows(await channels(call), {vhost})
+
+
+@routes.add("GET", "channels/{name}")
+async def channel(call: Call) -> JsonObject:
+    for row in await channels(call):
+        if row.get("name") == call.path["name"]:
+            return row
+    raise object_not_found()
+
+
+@routes.listing("consumers")
+async def consumers(call: Call) -> list[JsonObject]:
+    visible = call.visible
+    rows = await call.broker.list_consumers()
+    return [row for row in rows if part(row, "queue").get("vhost") in visible]
+
+
+@routes.listing("consumers/{vhost}")
+async def consumers_in(call: Call) -> list[JsonObject]:
+    vhost = call.vhost()
+    return [row for row in await consumers(call) if part(row, "queue")["vhost"] == vhost]

@@ -1,0 +1,38 @@
+"""Export and import of definitions."""
+
+from __future__ import annotations
+
+from convoymq.management import definitions
+from convoymq.management.bodies import LARGE_BODY_BYTES_MAX
+from convoymq.management.call import DONE, Call, Status
+from convoymq.management.json_values import JsonObject
+from convoymq.management.routes import Routes
+
+routes = Routes()
+
+
+@routes.add("GET", "definitions")
+async def get_definitions(call: Call) -> JsonObject:
+    call.need(call.is_administrator)
+    return definitions.export(call.broker)
+
+
+@routes.add("POST", "definitions")
+async def post_definitions(call: Call) -> Status:
+    call.need(call.is_administrator)
+    await definitions.load(call.broker, await call.json(LARGE_BODY_BYTES_MAX))
+    return Status(DONE)
+
+
+@routes.add("GET", "definitions/{vhost}")
+async def get_definitions_of(call: Call) -> JsonObject:
+    call.need(call.is_administrator)
+    return definitions.export(call.broker, call.vhost())
+
+
+@routes.add("POST", "definitions/{vhost}")
+async def post_definitions_of(call: Call) -> Status:
+    call.need(call.is_administrator)
+    vhost = call.vhost()
+    await definitions.load(call.broker, await call.json(LARGE_BODY_BYTES_MAX), vhost)
+    return Status(DONE)

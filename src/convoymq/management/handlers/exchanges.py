@@ -1,0 +1,77 @@
+"""Exchanges."""
+
+from __future__ import annotations
+
+from convoymq.management import resources
+from convoymq.management.call import DONE, Call, Status, object_not_found, put_status
+from convoymq.management.fields import exchange_name, table_in, text_in, truth
+from convoymq.management.json_values import JsonObject
+from convoymq.management.routes import Routes
+from convoymq.model.errors import NotFound
+
+routes = Routes()
+
+
+@routes.listing("exchanges")
+async def exchanges(call: Call) -> list[JsonObject]:
+    return resources.exchanges(call.broker, call.visible)
+
+
+@routes.listing("exchanges/{vhost}")
+async def exchanges_in(call: Call) -> list[JsonObject]:
+    return resources.exchanges(call.broker, {call.vhost()})
+
+
+@routes.add("GET", "exchanges/{vhost}/{name}")
+async def exchange(call: Call) -> JsonObject:
+    vhost = call.vhost()
+    topology = call.broker.metadata.tree.vhosts[vhost].topology
+    try:
+        found = topology.exchange(exchange_name(call.path["name"]))
+    except NotFound:
+        raise object_not_found() from None
+    return resources.exchange_row(vhost, found)
+
+
+@routes.add("PUT", "exchanges/{vhost}/{name}")
+async def put_exchange(call: Call) -> Status:
+    vhost = call.vhost()
+    name = exchange_name(call.path["name"])
+    call.may("configure", "exchange", name)
+    body = await call.json()
+    created = await call.broker.declare_exchange(
+        vhost,
+        name,
+        text_in(body, "type", "direct"),
+        durable=truth(body.get("durable", True)),
+        auto_delete=truth(body.get("auto_delete", False)),
+        internal=truth(body.get("internal", False)),
+        arguments=table_in(body),
+        user=call.user,
+    )
+    return put_status(created)
+
+
+@routes.add("DELETE", "exchanges/{vhost}/{name}")
+async def delete_exchange(call: Call) -> Status:
+    await exchange(call)
+    name = exchange_name(call.path["name"])
+    call.may("configure", "exchange", name)
+    await call.broker.delete_exchange(call.vhost(), name, if_unused=call.flag("if-unused"))
+    return Status(DONE)
+
+
+@routes.listing("exchanges/{vhost}/{name}/bindings/source")
+async def bindings_from(call: Call) -> list[JsonObject]:
+    await exchange(call)
+    name = exchange_name(call.path["name"])
+    rows = resources.bindings(call.broker, {call.vhost()})
+    return [row for row in rows if row["source"] == name]
+
+
+@routes.listing("exchanges/{vhost}/{name}/bindings/destination")
+async def bindings_to(call: Call) -> list[JsonObject]:
+    await exchange(call)
+    return resources.bindings_at(
+        call.broker, call.vhost(), "exchange", exchange_name(call.path["name"])
+    )

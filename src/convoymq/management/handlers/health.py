@@ -1,0 +1,234 @@
+"""Health checks."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from convoymq.management import messages, resources
+from convoymq.management.bodies import ApiError, bad_request
+from convoymq.management.call import Call
+from convoymq.management.fields import number
+from convoymq.management.handlers.queues import queues, queues_in
+from convoymq.management.json_values import JsonObject
+from convoymq.management.lists import matching
+from convoymq.management.routes import Routes
+from convoymq.model.errors import BrokerError
+from convoymq.queues.slices import in_slices
+from convoymq.routing.types import QueueType
+
+ALIVENESS_QUEUE = "aliveness-test"
+
+Verdict: TypeAlias = JsonObject | tuple[int, JsonObject]
+"""What a check answers, with a status when it fails."""
+
+routes = Routes()
+
+
+def _healthy() -> JsonObject:
+    return {"status": "ok"}
+
+
+def _unhealthy(reason: str, **more: object) -> Verdict:
+    return 503, {"status": "failed", "reason": reason, **more}
+
+
+@routes.add("GET", "aliveness-test/{vhost}")
+async def aliveness(call: Call) -> Verdict:
+    """Declares a queue, publishes a message and gets it: with the user's permissions."""
+    vhost = call.vhost()
+    for permission in ("configure", "write", "read"):
+        call.may(permission, "queue", ALIVENESS_QUEUE)
+    call.may("write", "exchange", "")
+    broker = call.broker
+    try:
+        await broker.declare_queue(
+            vhost, ALIVENESS_QUEUE, durable=False, exclusive=False, auto_delete=False,
+            arguments=messages.table_from_json({"x-queue-type": QueueType.CLASSIC.value}),
+        )  # fmt: skip
+        await messages.publish(
+            broker, vhost, "", routing_key=ALIVENESS_QUEUE, properties={}, payload="test_message",
+            payload_encoding="string", user=call.user, size_max=call.message_bytes_max,
+        )  # fmt: skip
+        rows = await messages.get_messages(
+            broker, vhost, ALIVENESS_QUEUE, count=1, ack_mode="ack_requeue_false", encoding="auto",
+            truncate=None,
+        )  # fmt: skip
+    except BrokerError as error:
+        return _unhealthy(error.text)
+    return _healthy() if rows else _unhealthy("the message did not come back")
+
+
+@routes.add("GET", "health/checks/alarms")
+async def check_alarms(call: Call) -> Verdict:
+    broker = call.broker
+    alarms = [
+        {"node": broker.node_name_of(node), "resource": name}
+        for node in broker.metadata.tree.nodes
+        for name in sorted(broker.alarms_of(node))
+    ]
+    return _unhealthy("resource alarm(s) in effect", alarms=alarms) if alarms else _healthy()
+
+
+@routes.add("GET", "health/checks/local-alarms")
+async def check_local_alarms(call: Call) -> Verdict:
+    alarms = sorted(call.broker.alarms_of(call.broker.node_id))
+    return _unhealthy("resource alarm(s) in effect", alarms=alarms) if alarms else _healthy()
+
+
+@routes.add("GET", "health/checks/virtual-hosts")
+async def check_virtual_hosts(call: Call) -> Verdict:
+    """Fails when a queue of a virtual host is not served on this node because of its files."""
+    broken = _broken_here(call)
+    if broken:
+        hosts = sorted({str(row["virtual_host"]) for row in broken})
+        reason = "Some virtual hosts have queues that are stopped on this node"
+        return _unhealthy(reason, **{"virtual-hosts": hosts, "queues": broken})
+    return _healthy()
+
+
+def _broken_here(call: Call) -> list[JsonObject]:
+    """Queues with damaged files, or with a replica that was stopped, on this node."""
+    broker = call.broker
+    groups = {*broker.classic.damaged, *broker.host.stopped}
+    return [
+        {"name": record.name, "virtual_host": record.vhost, "type": record.type.value}
+        for record in broker.metadata.tree.records()
+        if record.group in groups
+    ]
+
+
+@routes.add("GET", "health/checks/is-in-service")
+async def check_in_service(call: Call) -> Verdict:
+    """Fails while this node can't change anything, or takes no AMQP clients."""
+    return _metadata_health(call) if _takes_clients(call) else _unhealthy("no AMQP listener")
+
+
+@routes.add("GET", "health/checks/ready-to-serve-clients")
+async def check_ready(call: Call) -> Verdict:
+    """As is-in-service, and publishers are not blocked."""
+    alarms = sorted(call.broker.alarms)
+    if alarms:
+        return _unhealthy("publishers are blocked by an alarm", alarms=alarms)
+    return await check_in_service(call)
+
+
+def _takes_clients(call: Call) -> bool:
+    return any(row["protocol"] in ("amqp", "amqp/ssl") for row in _own_listeners(call))
+
+
+@routes.add("GET", "health/checks/metadata-store/initialized")
+async def check_metadata(call: Call) -> Verdict:
+    return _metadata_health(call)
+
+
+@routes.add("GET", "health/checks/metadata-store/initialized/with-data")
+async def check_metadata_data(call: Call) -> Verdict:
+    tree = call.broker.metadata.tree
+    if not tree.vhosts or call.broker.node_id not in tree.nodes:
+        return _unhealthy("the metadata store has no data")
+    return _metadata_health(call)
+
+
+def _metadata_health(call: Call) -> Verdict:
+    if call.broker.metadata.leader is None:
+        return _unhealthy("the metadata store has no leader")
+    return _healthy()
+
+
+@routes.add("GET", "health/checks/reached-target-cluster-size")
+async def check_cluster_size(call: Call) -> Verdict:
+    broker = call.broker
+    wanted = broker.settings.cluster_size_target or len(broker.metadata.tree.nodes)
+    running = len(broker.running_nodes())
+    return _healthy() if running >= wanted else _unhealthy(f"{running} of {wanted} nodes run")
+
+
+@routes.add("GET", "health/checks/node-is-quorum-critical")
+async def check_quorum_critical(call: Call) -> Verdict:
+    broker = call.broker
+    behind = await broker.replicas_behind()
+    critical = []
+    async for record in in_slices(list(broker.metadata.tree.records())):
+        members = record.members
+        if not record.type.is_replicated or broker.node_id not in members:
+            continue
+        # A replica that runs and lacks something can't stand in for this one.
+        others = [
+            node
+            for node in members
+            if node != broker.node_id and broker.is_up(node) and (record.group, node) not in behind
+        ]
+        # Without this node no majority would be left; a lone member has nobody to hand over to.
+        if len(members) > 1 and len(others) < len(members) // 2 + 1:
+            critical.append(
+                {"readable_name": f"queue '{record.name}' in vhost '{record.vhost}'",
+                 "name": record.name, "virtual_host": record.vhost, "type": record.type.value}
+            )  # fmt: skip
+    if critical:
+        return _unhealthy("There are quorum queues that would lose their quorum if the target "
+                          "node is shut down", queues=critical)  # fmt: skip
+    return _healthy()
+
+
+@routes.add("GET", "health/checks/node-is-mirror-sync-critical")
+async def check_mirrors(call: Call) -> Verdict:
+    raise ApiError(
+        404,
+        "Object Not Found",
+        "this check is not served: there are no mirrored queues; ask node-is-quorum-critical",
+    )
+
+
+@routes.add("GET", "health/checks/port-listener/{port}")
+async def check_port(call: Call) -> Verdict:
+    ports = [row["port"] for row in _own_listeners(call)]
+    wanted = number(call.path["port"])
+    if wanted is None:
+        raise bad_request("not a port")
+    if wanted in ports:
+        return {"status": "ok", "port": wanted}
+    return _unhealthy("No active listener", missing=wanted, ports=ports)
+
+
+@routes.add("GET", "health/checks/protocol-listener/{protocol}")
+async def check_protocol(call: Call) -> Verdict:
+    protocols = sorted({str(row["protocol"]) for row in _own_listeners(call)})
+    wanted = {"amqp091": "amqp", "amqps": "amqp/ssl"}.get(
+        call.path["protocol"], call.path["protocol"]
+    )
+    if wanted in protocols:
+        return {"status": "ok", "protocol": call.path["protocol"]}
+    return _unhealthy("No active listener", missing=call.path["protocol"], protocols=protocols)
+
+
+def _own_listeners(call: Call) -> list[JsonObject]:
+    return [row for row in resources.listeners(call.broker) if row["node"] == call.broker.node_name]
+
+
+@routes.add("GET", "health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}/pattern/{p}")
+async def check_leaders(call: Call) -> Verdict:
+    return await _leaderless(await queues_in(call), call.path["p"])
+
+
+@routes.add("GET", "health/checks/quorum-queues-without-elected-leaders/all-vhosts/pattern/{p}")
+async def check_all_leaders(call: Call) -> Verdict:
+    return await _leaderless(await queues(call), call.path["p"])
+
+
+async def _leaderless(rows: list[JsonObject], pattern: str) -> Verdict:
+    missing = [
+        {"name": row["name"], "virtual_host": row["vhost"], "type": "quorum"}
+        for row in await matching(rows, pattern, ignore_case=False)
+        if row["type"] == "quorum" and row.get("leader") is None
+    ]
+    return _unhealthy("queues without a leader", queues=missing) if missing else _healthy()
+
+
+@routes.add("GET", "healthchecks/node")
+async def health_node(call: Call) -> JsonObject:
+    """The old check of everything: 200 in any case, as there."""
+    for check in (check_local_alarms, check_virtual_hosts, check_metadata_data):
+        found = await check(call)
+        if isinstance(found, tuple):
+            return {"status": "failed", "reason": found[1]["reason"]}
+    return _healthy()

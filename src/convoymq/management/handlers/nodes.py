@@ -1,0 +1,128 @@
+"""Nodes: what they are and use, and removing one."""
+
+from __future__ import annotations
+
+import platform
+
+from convoymq import __version__
+from convoymq.groups.replica import Replica
+from convoymq.management import resources
+from convoymq.management.bodies import ApiError
+from convoymq.management.call import DONE, Call, Status, object_not_found
+from convoymq.management.fields import number
+from convoymq.management.json_values import JsonObject
+from convoymq.management.routes import Routes
+from convoymq.metadata.commands import ForgetNode
+from convoymq.model.errors import PreconditionFailed
+from convoymq.queues.broker import Broker
+from convoymq.replication import versions as supported
+
+routes = Routes()
+
+
+@routes.listing("nodes")
+async def nodes(call: Call) -> list[JsonObject]:
+    call.need(call.is_monitor)
+    return await resources.nodes(call.broker)
+
+
+@routes.add("GET", "nodes/{node}")
+async def node(call: Call) -> JsonObject:
+    call.need(call.is_monitor)
+    for row in await resources.nodes(call.broker):
+        if row["name"] == call.path["node"]:
+            return row
+    raise object_not_found()
+
+
+@routes.add("GET", "nodes/{node}/memory")
+async def node_memory(call: Call) -> JsonObject:
+    row = await node(call)
+    return {"memory": {"total": {"rss": row.get("mem_used", 0)}}}
+
+
+@routes.add("DELETE", "convoy/nodes/{node}")
+async def forget_node(call: Call) -> Status:
+    """Removes a node, by number or name, from the cluster. `force`: even if it runs."""
+    call.need(call.is_administrator)
+    text, tree = call.path["node"], call.broker.metadata.tree
+    number = next((n.id for n in tree.nodes.values() if text in (n.name, str(n.id))), None)
+    if number is None or call.broker.keeper is None:
+        raise object_not_found()
+    try:
+        call.broker.keeper.check_forget(number, force=call.flag("force"))
+        await call.broker.metadata.execute(ForgetNode(id=number))
+    except PreconditionFailed as error:
+        raise ApiError(409, "conflict", error.text) from None
+    return Status(DONE)
+
+
+@routes.add("GET", "convoy/nodes/{node}/groups")
+async def groups_of_node(call: Call) -> JsonObject:
+    """How many groups have the node as a member; a forgotten one should end with 0."""
+    call.need(call.is_monitor)
+    node = number(call.path["node"])
+    if node is None or call.broker.keeper is None:
+        raise object_not_found()
+    return {"groups": call.broker.keeper.groups_with(node)}
+
+
+@routes.add("GET", "convoy/node")
+async def own_node(call: Call) -> JsonObject:
+    """What `convoy status` shows of the node that answers."""
+    call.need(call.is_monitor)
+    broker = call.broker
+    replicas = list(broker.host.groups.values())
+    led = sum(1 for replica in replicas if replica.is_leader)
+    local, proxied = broker.deliveries()
+    counters = broker.counters
+    skew_ms, skewed = broker.clock_skew()
+    return {
+        "state": "running" if broker.metadata.leader is not None else "no majority",
+        "id": broker.node_id,
+        "name": broker.node_name,
+        "cluster_name": broker.cluster_name,
+        "metadata_leader": broker.metadata.leader,
+        "groups_led": led,
+        "groups_followed": len(replicas) - led,
+        "replicas_behind": sum(map(_behind, replicas)) + len(broker.host.stopped),
+        "replicas_stopped": broker.stopped_replicas(),
+        "versions": _versions(broker),
+        "connections": len(broker.connections),
+        "published": counters.published,
+        "confirmed": counters.confirmed,
+        "delivered": counters.delivered + counters.delivered_no_ack,
+        "deliveries_local": local,
+        "deliveries_proxied": proxied,
+        "alarms": sorted({*broker.alarms, *(("clock",) if skewed else ())}),
+        "clock_skew_ms": skew_ms,
+        "uptime_ms": broker.uptime_ms,
+        "build": f"{__version__}, compiled kernels, Python {platform.python_version()}",
+        "links": broker.link_info(),
+        **broker.node_info(),
+    }
+
+
+def _versions(broker: Broker) -> dict[str, dict[str, int]]:
+    """Per kind of machine what this build supports, and the lowest and highest version that is in
+    force in a group with a replica here."""
+    found = {}
+    replicas = list(broker.host.groups.values())
+    for kind, (oldest, newest) in sorted(supported.supports().items()):
+        here = [each.machine.version for each in replicas if kind == each.machine.KIND]
+        found[kind] = {"oldest": oldest, "newest": newest}
+        if here:
+            found[kind] |= {"in_force_min": min(here), "in_force_max": max(here)}
+    return found
+
+
+def _behind(replica: Replica) -> int:
+    """Replicas that cannot replace another one yet, as far as this node knows: a leader's followers
+    that lack something committed or have no vote, and an own one that lost its data and catches up.
+    A restart elsewhere had better wait."""
+    core = replica.core
+    own = int(replica.faulty != "" or core.lost_state or core.quarantined)
+    if not replica.is_leader:
+        return own
+    peers = core.progress.values()
+    return own + sum(1 for peer in peers if not peer.voter or peer.match < core.commit_index)

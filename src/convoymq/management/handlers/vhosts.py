@@ -1,0 +1,65 @@
+"""Virtual hosts."""
+
+from __future__ import annotations
+
+from convoymq.management import definitions, resources
+from convoymq.management.call import (
+    DONE,
+    Call,
+    Status,
+    change,
+    object_not_found,
+    put_status,
+)
+from convoymq.management.json_values import JsonObject
+from convoymq.management.routes import Routes
+from convoymq.metadata.commands import DeleteVhost, PutPermission
+
+routes = Routes()
+
+
+@routes.listing("vhosts")
+async def vhosts(call: Call) -> list[JsonObject]:
+    return await resources.vhosts(call.broker, call.rates, call.visible)
+
+
+@routes.add("GET", "vhosts/{vhost}")
+async def vhost(call: Call) -> JsonObject:
+    rows = await resources.vhosts(call.broker, call.rates, {call.vhost()})
+    if not rows:
+        # It went away meanwhile.
+        raise object_not_found()
+    return rows[0]
+
+
+@routes.add("PUT", "vhosts/{vhost}")
+async def put_vhost(call: Call) -> Status:
+    call.need(call.is_administrator)
+    name = call.path["vhost"]
+    created = await change(call, definitions.vhost_command(name, await call.json()))
+    if created:
+        # As RabbitMQ does: who makes a virtual host through the API may use it.
+        await change(
+            call,
+            PutPermission(user=call.user.name, vhost=name, configure=".*", write=".*", read=".*"),
+        )
+    return put_status(created)
+
+
+@routes.add("DELETE", "vhosts/{vhost}")
+async def delete_vhost(call: Call) -> Status:
+    call.need(call.is_administrator)
+    await change(call, DeleteVhost(name=call.vhost()))
+    return Status(DONE)
+
+
+@routes.listing("vhosts/{vhost}/permissions")
+async def vhost_permissions(call: Call) -> list[JsonObject]:
+    call.need(call.is_administrator)
+    return resources.visible_rows(resources.permissions(call.broker), {call.vhost()})
+
+
+@routes.listing("vhosts/{vhost}/topic-permissions")
+async def vhost_topic_permissions(call: Call) -> list[JsonObject]:
+    call.need(call.is_administrator)
+    return resources.visible_rows(resources.topic_permissions(call.broker), {call.vhost()})
