@@ -900,31 +900,32 @@ def _tree() -> Any:
 
 @plant("the number of a deleted queue is given out again", "none", "cluster")
 def number_given_out_again() -> None:
-    tree = _tree()
-    remove = tree._remove_record
+    from convoymq.metadata.queues import Queues
+
+    remove = Queues._remove_record
 
     def planted(self: Any, vhost: Any, record: Any) -> Any:
         removed = remove(self, vhost, record)
-        if record.group == self.next_group - 1:
-            self.next_group -= 1
+        if record.group == self._tree.next_group - 1:
+            self._tree.next_group -= 1
         return removed
 
-    tree._remove_record = planted
+    Queues._remove_record = planted  # type: ignore[method-assign]
 
 
 @plant("one node's tables refuse a queue that the others declare", "none", "cluster")
 def tables_decide_on_apply() -> None:
+    from convoymq.metadata.queues import Queues
     from convoymq.model.errors import PreconditionFailed
 
-    tree = _tree()
-    declare = tree._declare_queue
+    declare = Queues.declare
 
     def planted(self: Any, command: Any, *more: Any) -> Any:
-        if self.node.number == 2 and command.name == "b":
+        if self._tree.node.number == 2 and command.name == "b":
             raise PreconditionFailed("unknown argument")
         return declare(self, command, *more)
 
-    tree._declare_queue = planted
+    Queues.declare = planted  # type: ignore[method-assign]
 
 
 @plant("a restored tree has forgotten who was forgotten", "forget,crash,kill", "cluster")
@@ -1069,10 +1070,10 @@ def recovered_queues_stay_small() -> None:
     first=400,
 )
 def lives_come_again() -> None:
-    from convoymq.metadata import machine as metadata
+    from convoymq.metadata import nodes
     from convoymq.sim import metadata_referee
 
-    metadata.LIVES_UNSEEN = metadata_referee.LIVES_UNSEEN = 0
+    nodes.STARTS_UNSEEN = metadata_referee.STARTS_UNSEEN = 0
 
 
 def _relay() -> Any:

@@ -38,6 +38,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from convoymq.metadata.records import JOIN_LEARNER
 from convoymq.transport.identity import Founding, NodeIdentity, is_id
 
 ASK_AGAIN_MS = 200
@@ -46,10 +47,6 @@ FOUNDED_MS = 10_000
 the driver then calls `founded`."""
 WAIT_SAID_MS = 1000
 """A wait that ends sooner is not worth a word."""
-JOIN_LEARNER = "learner"
-"""Not a member yet: it gets a vote when it has caught up."""
-JOIN_WIPED = "wiped"
-"""A member without its data: it has no say before the leader has taken it in anew."""
 
 
 class Hello(Protocol):

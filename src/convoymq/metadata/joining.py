@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from convoymq.metadata.commands import Join
-from convoymq.metadata.formation import JOIN_LEARNER, Formation
+from convoymq.metadata.formation import Formation
+from convoymq.metadata.records import JOIN_LEARNER
 from convoymq.metadata.store import MetadataStore
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError

@@ -25,10 +25,7 @@ changes say what is now, and watchers compare with what they have. Source: ADR 0
 from __future__ import annotations
 
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, assert_never
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -68,7 +65,8 @@ from convoymq.metadata.commands import (
     Unbind,
     decode_command,
 )
-from convoymq.metadata.index import QueueIndex
+from convoymq.metadata.nodes import METADATA_KIND, Nodes
+from convoymq.metadata.queues import Queues
 from convoymq.metadata.records import (
     Change,
     ChangeKind,
@@ -80,36 +78,22 @@ from convoymq.metadata.records import (
     User,
     Vhost,
 )
+from convoymq.metadata.sessions import Sessions
 from convoymq.metadata.snapshot import FORMAT, fill, to_builtins
+from convoymq.metadata.topology import Exchanges
+from convoymq.metadata.tree import Tree
+from convoymq.metadata.users import Users
+from convoymq.metadata.vhosts import Vhosts
 from convoymq.model.errors import (
-    NotFound,
-    PeerError,
-    PreconditionFailed,
     Refused,
     StorageFault,
     UnknownCommand,
     check,
     refusal_to_builtins,
 )
-from convoymq.model.tables import Table, decode_body
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, FLAG_NODE_GONE, NEVER, Effect
-from convoymq.routing.topology import Topology
-from convoymq.routing.types import (
-    Destination,
-    DestinationKind,
-    ExchangeType,
-    QueueType,
-    Removed,
-)
 
-REPLIES_KEPT = 64
-"""More than a client may have outstanding (`metadata_store.WINDOW`), so no answer is ever lost."""
-RECOVERIES_KEPT = 8
-"""Recoveries from a lost majority that the tree remembers: the newest. Queues that an older one cut
-short are not filled up by themselves any more."""
-LIVES_UNSEEN = 1 << 16
-"""So many times at most may a node have started in what a lost majority took with it."""
 STATUS_OK = 0
 STATUS_REFUSED = 1
 
@@ -120,65 +104,55 @@ COMMAND_TYPES = {
     ),
 }
 
-JOIN_FOUNDER = "founder"
-"""A member that never ran: nothing of it can be missing."""
-JOIN_LEARNER = "learner"
-"""Not a member yet: it gets a vote when it has caught up."""
-JOIN_WIPED = "wiped"
-"""A member that has lost its data: it has no say before the leader has taken it in anew."""
-
-
-class _Session:
-    __slots__ = ("replies", "seq")
-
-    def __init__(self) -> None:
-        self.seq = 0
-        self.replies: deque[tuple[int, int, Any]] = deque(maxlen=REPLIES_KEPT)
-
 
 def owner_text(node: int, incarnation: int, connection: int) -> str:
     """How the owner of an exclusive queue is written in the tree."""
     return f"{node}.{incarnation}.{connection}"
 
 
-class MetadataMachine:
-    """State and rules of the tree."""
+class MetadataMachine(Tree):
+    """The tree, and which command changes what. The rules are in `users`, `vhosts`, `topology`,
+    `queues` and `nodes`."""
 
-    KIND = "metadata"
+    KIND = METADATA_KIND
     VERSION = 1
     OLDEST_VERSION = 1
 
     def __init__(self) -> None:
+        super().__init__()
         self.effects: list[Effect] = []
         #: The tree keeps no times of its own.
         self.time_ms = 0
-        self.changes: list[Change] = []
-        self._clear()
-
-    def _clear(self) -> None:
-        self.vhosts: dict[str, Vhost] = {}
-        self.queue_index = QueueIndex()
-        self.users: dict[str, User] = {}
-        self.permissions: dict[tuple[str, str], PermissionSet] = {}
-        self.topic_permissions: dict[tuple[str, str], dict[str, TopicPermission]] = {}
-        self.nodes: dict[int, NodeRecord] = {}
-        self.forgotten: set[int] = set()
-        """Nodes that were removed; refused until they come back with nothing."""
-        self.directories: dict[int, str] = {}
-        """The data directory that each node number belongs to."""
-        self.joins: dict[int, Joined] = {}
-        self.incarnations: dict[int, int] = {}
-        """The highest of each node number, also of forgotten ones: what is older is ignored."""
-        self.cluster_id = ""
-        self.recoveries: list[dict[str, Any]] = []
-        """What is known of losses of the majority that were recovered from, oldest first."""
-        self.settings: dict[str, str] = {}
-        self.next_group = 1
-        self.applied_index = 0
-        self.version = 1
-        """The machine version in force."""
-        self.change_count = 0
-        self._sessions: dict[int, _Session] = {}
+        self._sessions = Sessions()
+        self._queues = Queues(self)
+        self._users = Users(self)
+        self._vhosts = Vhosts(self, self._queues)
+        self._nodes = Nodes(self, self._queues, self._sessions)
+        exchanges = Exchanges(self)
+        #: What carries a command out, by its type.
+        self._rules: dict[type[Command], Callable[..., object]] = {
+            Bootstrap: self._bootstrap,
+            PutVhost: self._vhosts.put,
+            DeleteVhost: self._vhosts.delete,
+            PutUser: self._users.put,
+            DeleteUser: self._users.delete,
+            PutPermission: self._users.put_permission,
+            DeletePermission: self._users.delete_permission,
+            PutTopicPermission: self._users.put_permission,
+            DeleteTopicPermission: self._users.delete_topic_permission,
+            DeclareExchange: exchanges.declare,
+            DeleteExchange: exchanges.delete,
+            Bind: exchanges.bind,
+            Unbind: exchanges.unbind,
+            DeleteQueue: self._queues.delete,
+            SetMembers: self._queues.set_members,
+            OwnerGone: self._queues.owner_gone,
+            Join: self._nodes.join,
+            PutNode: self._nodes.put,
+            RecordRecovery: self._nodes.record_recovery,
+            ForgetNode: self._nodes.forget,
+            PutSetting: self._put_setting,
+        }
 
     # --- Machine -------------------------------------------------------------------------
 
@@ -200,25 +174,23 @@ class MetadataMachine:
             elif kind == CMD_NODE_DOWN:
                 # Who is only suspected may have its clients still, and they their queues.
                 if flags & FLAG_NODE_GONE:
-                    self._node_gone(arg or count)
+                    self._nodes.gone(arg or count)
             elif kind == CMD_NODE_UP:
                 incarnation = int.from_bytes(command_body(data, offset)[:8], "little")
-                self._drop_sessions(arg or count, incarnation)
+                self._sessions.drop(arg or count, incarnation)
             elif kind == CMD_SESSION_DOWN:
                 gone = int.from_bytes(command_body(data, offset)[:8], "little")
-                self._sessions.pop(gone, None)
+                self._sessions.close(gone)
             elif kind == CMD_SESSION_CLOSE:
-                self._sessions.pop(session_id, None)
+                self._sessions.close(session_id)
             elif kind != CMD_TICK:
                 raise UnknownCommand(f"metadata entry {index} has a command of type {kind}")
 
     def snapshot(self) -> bytes:
         """The whole tree."""
-        sessions = [
-            [session, state.seq, list(state.replies)]
-            for session, state in sorted(self._sessions.items())
-        ]
-        return msgspec.msgpack.encode(to_builtins(self) | {"sessions": sessions})
+        return msgspec.msgpack.encode(
+            to_builtins(self) | {"sessions": self._sessions.to_builtins()}
+        )
 
     def restore(self, state: bytes) -> None:
         """Replaces the tree.
@@ -230,19 +202,17 @@ class MetadataMachine:
         raw = msgspec.msgpack.decode(state)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise StorageFault("metadata snapshot of an unknown format")
-        self._clear()
+        self.clear()
+        self._sessions.clear()
         self.set_version(raw["version"])
         fill(self, raw)
-        for session_id, seq, replies in raw["sessions"]:
-            session = self._sessions[session_id] = _Session()
-            session.seq = seq
-            session.replies.extend(tuple(reply) for reply in replies)
+        self._sessions.fill(raw["sessions"])
         self.effects.clear()
         self.changes = [Change(ChangeKind.RESTORED)]
 
     def resend(self, session_node: int) -> None:
         """Repeats the kept answers of that node's sessions."""
-        for session_id, session in self._sessions.items():
+        for session_id, session in self._sessions:
             if session_id >> 56 == session_node:
                 for seq, status, reply in session.replies:
                     self.effects.append((EFFECT_APPLIED, session_id, seq, status, reply))
@@ -253,7 +223,7 @@ class MetadataMachine:
 
     def session_nodes(self) -> frozenset[int]:
         """Nodes with a session: they wait for answers."""
-        return frozenset(session >> 56 for session in self._sessions)
+        return self._sessions.nodes()
 
     def next_due_ms(self) -> int | None:
         """Nothing: no rule of the tree waits for a time."""
@@ -271,46 +241,11 @@ class MetadataMachine:
         """Equal on replicas that applied the same index."""
         return zlib.crc32(self.snapshot())
 
-    # --- reading -------------------------------------------------------------------------
-
-    def records(self) -> Iterator[QueueRecord]:
-        """All queues of all virtual hosts."""
-        for vhost in self.vhosts.values():
-            yield from vhost.queues.values()
-
-    def vhost(self, name: str) -> Vhost:
-        """A virtual host. Raises NotFound."""
-        vhost = self.vhosts.get(name)
-        if vhost is None:
-            raise NotFound(f"vhost {name} not found")
-        return vhost
-
-    def check_access(self, user: str, vhost: str) -> None:
-        """Raises NotFound unless both exist."""
-        if user not in self.users:
-            raise NotFound(f"user '{user}' not found")
-        self.vhost(vhost)
-
-    def check_invariants(self) -> None:
-        """Asserts what the module text promises. Cost: O(everything)."""
-        groups: set[int] = set()
-        for vhost in self.vhosts.values():
-            vhost.topology.check_invariants()
-            assert {queue.name for queue in vhost.topology.queues()} == set(vhost.queues)
-            for record in vhost.queues.values():
-                assert 0 < record.group < self.next_group
-                assert record.group not in groups
-                groups.add(record.group)
-        self.queue_index.check_invariants(list(self.records()))
-        for user, where in (*self.permissions, *self.topic_permissions):
-            assert user in self.users
-            assert where in self.vhosts
-
-    # --- sessions ------------------------------------------------------------------------
+    # --- commands ------------------------------------------------------------------------
 
     def _command(self, session_id: int, seq: int, time_ms: int, body: bytes) -> None:
         node, incarnation = session_id >> 56, session_id >> 24 & 0xFFFFFFFF
-        refusal = self._refuse_life(node, incarnation)
+        refusal = self._nodes.refusal_of(node, incarnation)
         if refusal is not None:
             # Told, so that it does not ask for ever; nothing of it becomes state.
             answer = refusal_to_builtins(refusal)
@@ -320,7 +255,7 @@ class MetadataMachine:
         if session is None:
             if seq != 1:
                 return
-            session = self._sessions[session_id] = _Session()
+            session = self._sessions.open(session_id)
         if seq > session.seq + 1:
             self.effects.append((EFFECT_GAP, session_id, session.seq))
             return
@@ -338,112 +273,10 @@ class MetadataMachine:
         session.replies.append((seq, status, result))
         self.effects.append((EFFECT_APPLIED, session_id, seq, status, result))
 
-    def _refuse_life(self, node: int, incarnation: int) -> Refused | None:
-        if node in self.forgotten:
-            return PreconditionFailed(f"node {node} was removed from the cluster")
-        known = self.incarnations.get(node, 0)
-        if incarnation < known:
-            return PreconditionFailed(
-                f"node {node} has a later incarnation: {known}, this is {incarnation}"
-            )
-        return None
-
-    def _drop_sessions(self, node: int, below_incarnation: int) -> None:
-        for session in list(self._sessions):
-            if session >> 56 == node and (session >> 24) & 0xFFFFFFFF < below_incarnation:
-                del self._sessions[session]
-
-    def _node_gone(self, node: int) -> None:
-        # Its connections are gone for everybody who could ask: names of exclusive queues get free.
-        self._delete_all([record for record in self.queue_index.owned() if record.home == node])
-
-    # --- commands ------------------------------------------------------------------------
-
-    def _execute(self, command: Command, time_ms: int) -> Any:
-        match command:
-            case Bootstrap():
-                return self._bootstrap(command)
-            case PutVhost():
-                return self._put_vhost(command)
-            case DeleteVhost():
-                return self._delete_vhost(command.name)
-            case PutUser():
-                return self._put_user(command)
-            case DeleteUser():
-                return self._delete_user(command.name)
-            case PutPermission() | PutTopicPermission():
-                return self._put_permission(command)
-            case DeletePermission():
-                gone = self.permissions.pop((command.user, command.vhost), None)
-                return self._changed(gone is not None, command.vhost)
-            case DeleteTopicPermission():
-                return self._delete_topic_permission(command)
-            case DeclareExchange():
-                topology = self.vhost(command.vhost).topology
-                created = topology.declare_exchange(
-                    command.name,
-                    ExchangeType(command.type),
-                    durable=command.durable,
-                    auto_delete=command.auto_delete,
-                    internal=command.internal,
-                    arguments=_arguments(command),
-                )
-                return self._changed(created, command.vhost)
-            case DeleteExchange():
-                topology = self.vhost(command.vhost).topology
-                removed = topology.delete_exchange(command.name, if_unused=command.if_unused)
-                return self._changed(bool(removed), command.vhost)
-            case DeclareQueue():
-                return self._declare_queue(command, time_ms)
-            case DeleteQueue():
-                return self._delete_queue(command)
-            case SetMembers():
-                return self._set_members(command)
-            case Bind():
-                made = self.vhost(command.vhost).topology.bind(
-                    command.source,
-                    _destination(command),
-                    command.routing_key,
-                    _arguments(command),
-                    owner=command.owner,
-                )
-                return self._changed(made, command.vhost)
-            case Unbind():
-                removed = self.vhost(command.vhost).topology.unbind(
-                    command.source,
-                    _destination(command),
-                    command.routing_key,
-                    _arguments(command),
-                    owner=command.owner,
-                )
-                return self._changed(bool(removed), command.vhost)
-            case OwnerGone():
-                return self._delete_all(self.queue_index.owned_by(command.owner))
-            case Join():
-                return self._join(command)
-            case PutNode():
-                return self._put_node(command)
-            case RecordRecovery():
-                return self._record_recovery(command)
-            case ForgetNode():
-                return self._forget_node(command.id)
-            case PutSetting():
-                if command.value is None:
-                    self.settings.pop(command.name, None)
-                else:
-                    self.settings[command.name] = command.value
-                return self._changed(True)
-            case _:
-                assert_never(command)
-
-    def _changed(self, changed: bool, vhost: str = "") -> bool:
-        if changed:
-            self._note(Change(ChangeKind.OTHER, vhost=vhost))
-        return changed
-
-    def _note(self, change: Change) -> None:
-        self.change_count += 1
-        self.changes.append(change)
+    def _execute(self, command: Command, time_ms: int) -> object:
+        if isinstance(command, DeclareQueue):
+            return self._queues.declare(command, time_ms)
+        return self._rules[type(command)](command)
 
     def _bootstrap(self, command: Bootstrap) -> bool:
         if "bootstrapped" in self.settings:
@@ -452,9 +285,9 @@ class MetadataMachine:
         self.settings["cluster_name"] = command.cluster_name
         self.cluster_id = command.cluster_id
         if not self.vhosts:
-            self._put_vhost(PutVhost(name=command.vhost, description="Default virtual host"))
+            self._vhosts.put(PutVhost(name=command.vhost, description="Default virtual host"))
         if not self.users:
-            self._put_user(
+            self._users.put(
                 PutUser(
                     name=command.user,
                     password_hash=command.password_hash,
@@ -463,7 +296,7 @@ class MetadataMachine:
                 )
             )
             if command.vhost in self.vhosts:
-                self._put_permission(
+                self._users.put_permission(
                     PutPermission(
                         user=command.user,
                         vhost=command.vhost,
@@ -472,296 +305,14 @@ class MetadataMachine:
                         read=".*",
                     )
                 )
-        return self._changed(True)
+        return self.changed(True)
 
-    def _put_vhost(self, command: PutVhost) -> bool:
-        vhost = self.vhosts.get(command.name)
-        created = vhost is None
-        if vhost is None:
-            vhost = self.vhosts[command.name] = Vhost(command.name, Topology(command.name))
-        vhost.description = command.description
-        vhost.tags = command.tags
-        vhost.default_queue_type = command.default_queue_type
-        self._changed(True, command.name)
-        return created
-
-    def _delete_vhost(self, name: str) -> bool:
-        if name not in self.vhosts:
-            return False
-        self._delete_where(lambda record: record.vhost == name)
-        del self.vhosts[name]
-        for table in (self.permissions, self.topic_permissions):
-            for key in [key for key in table if key[1] == name]:
-                del table[key]
-        return self._changed(True, name)
-
-    def _put_user(self, command: PutUser) -> bool:
-        created = command.name not in self.users
-        self.users[command.name] = User(
-            name=command.name,
-            password_hash=command.password_hash,
-            algorithm=command.algorithm,
-            tags=command.tags,
-        )
-        self._changed(True)
-        return created
-
-    def _delete_user(self, name: str) -> bool:
-        if self.users.pop(name, None) is None:
-            return False
-        for table in (self.permissions, self.topic_permissions):
-            for key in [key for key in table if key[0] == name]:
-                del table[key]
-        return self._changed(True)
-
-    def _put_permission(self, command: PutPermission | PutTopicPermission) -> bool:
-        self.check_access(command.user, command.vhost)
-        key = (command.user, command.vhost)
-        if isinstance(command, PutPermission):
-            created = key not in self.permissions
-            self.permissions[key] = PermissionSet(
-                configure=command.configure, write=command.write, read=command.read
-            )
+    def _put_setting(self, command: PutSetting) -> bool:
+        if command.value is None:
+            self.settings.pop(command.name, None)
         else:
-            rules = self.topic_permissions.setdefault(key, {})
-            created = command.exchange not in rules
-            rules[command.exchange] = TopicPermission(write=command.write, read=command.read)
-        self._changed(True, command.vhost)
-        return created
-
-    def _delete_topic_permission(self, command: DeleteTopicPermission) -> bool:
-        key = (command.user, command.vhost)
-        rules = self.topic_permissions.get(key)
-        if rules is None:
-            return False
-        if command.exchange is None:
-            del self.topic_permissions[key]
-            return self._changed(True, command.vhost)
-        gone = rules.pop(command.exchange, None) is not None
-        if not rules:
-            del self.topic_permissions[key]
-        return self._changed(gone, command.vhost)
-
-    # --- queues --------------------------------------------------------------------------
-
-    def _declare_queue(self, command: DeclareQueue, time_ms: int) -> dict[str, Any]:
-        vhost = self.vhost(command.vhost)
-        if not command.members:
-            raise PreconditionFailed("a queue needs a node")
-        created = vhost.topology.declare_queue(
-            command.name,
-            QueueType(command.type),
-            durable=command.durable,
-            exclusive_owner=command.owner,
-            auto_delete=command.auto_delete,
-            arguments=_arguments(command),
-        )
-        if created:
-            record = QueueRecord(
-                vhost=command.vhost,
-                name=command.name,
-                group=self.next_group,
-                type=QueueType(command.type),
-                durable=command.durable,
-                members=command.members,
-                owner=command.owner,
-                created_ms=time_ms,
-                # Who starts again does not know whether it has led before.
-                founder=(command.members[0], self.incarnations.get(command.members[0], 0)),
-            )
-            self.next_group += 1
-            vhost.queues[command.name] = record
-            self.queue_index.put(record)
-            self._note(Change(ChangeKind.QUEUE_CREATED, record, vhost=command.vhost))
-        record = vhost.queues[command.name]
-        return {"created": created, "group": record.group}
-
-    def _delete_queue(self, command: DeleteQueue) -> bool:
-        vhost = self.vhost(command.vhost)
-        record = vhost.queues.get(command.name)
-        if record is None or command.group not in (0, record.group):
-            return False
-        vhost.topology.queue(command.name, command.owner if command.group == 0 else record.owner)
-        self._remove_record(vhost, record)
-        return True
-
-    def _remove_record(self, vhost: Vhost, record: QueueRecord) -> Removed:
-        removed = vhost.topology.delete_queue(record.name)
-        del vhost.queues[record.name]
-        self.queue_index.drop(record)
-        self._note(Change(ChangeKind.QUEUE_DELETED, record, vhost=vhost.name))
-        return removed
-
-    def _delete_where(self, condition: Callable[[QueueRecord], bool]) -> int:
-        return self._delete_all([record for record in self.records() if condition(record)])
-
-    def _delete_all(self, found: Sequence[QueueRecord]) -> int:
-        for record in sorted(found, key=lambda record: record.group):
-            self._remove_record(self.vhosts[record.vhost], record)
-        return len(found)
-
-    def _set_members(self, command: SetMembers) -> bool:
-        vhost = self.vhost(command.vhost)
-        record = vhost.queues.get(command.name)
-        if record is None or record.group != command.group or not command.members:
-            return False
-        if command.config <= record.config:
-            return False
-        joined = {*record.joined, *command.members} - {
-            member for member in record.members if member not in record.joined
-        }
-        changed = replace(
-            record,
-            members=command.members,
-            config=command.config,
-            joined=tuple(member for member in command.members if member in joined),
-        )
-        vhost.queues[command.name] = changed
-        self.queue_index.put(changed)
-        self._note(Change(ChangeKind.QUEUE_MEMBERS, changed, vhost=vhost.name))
-        return True
-
-    # --- nodes ---------------------------------------------------------------------------
-
-    def _join(self, command: Join) -> dict[str, Any]:
-        """Lets a node with an empty log in, and says as what."""
-        node = command.id
-        if not supported.is_supported(command.supports, self.KIND, self.version):
-            raise PreconditionFailed(
-                f"node {node} cannot join: its release does not support version {self.version} of "
-                "the metadata machine, which is in force"
-            )
-        if command.reachable and self.directories.get(node, "") not in ("", command.directory):
-            raise PreconditionFailed(
-                f"node {node} cannot join: another process with this number is running"
-            )
-        if node in self.forgotten:
-            held = any(node in record.members for record in self.records())
-            if held or node in command.members:
-                # Groups that count on its former data must have let go of it.
-                raise PreconditionFailed(
-                    f"node {node} cannot join yet: groups still have the node that was removed"
-                )
-            self.forgotten.discard(node)
-        known = self.joins.get(node)
-        if known is None or known.directory != command.directory:
-            known = None
-        elif command.incarnation < known.asked:
-            raise PreconditionFailed(f"node {node} was started again since it asked to join")
-        if known is None or known.asked != command.incarnation:
-            # Votes and entries that a member once promised to keep are gone.
-            role = JOIN_WIPED if node in self.incarnations else JOIN_FOUNDER
-            known = Joined(
-                directory=command.directory,
-                asked=command.incarnation,
-                granted=max(command.incarnation, self.incarnations.get(node, 0) + 1),
-                role=role if node in command.members else JOIN_LEARNER,
-            )
-            self.joins[node] = known
-            self.directories[node] = command.directory
-            self._live(node, known.granted)
-        role = known.role if node in command.members else JOIN_LEARNER
-        self._note(Change(ChangeKind.NODE, node=node))
-        return {
-            "role": role,
-            "members": sorted(command.members),
-            "groups": self.next_group - 1,
-            "incarnation": known.granted,
-            "cluster_id": self.cluster_id,
-        }
-
-    def _live(self, node: int, incarnation: int) -> None:
-        """Ends what earlier lives of a node left behind."""
-        self.incarnations[node] = incarnation
-        self._drop_sessions(node, incarnation)
-
-    def _put_node(self, command: PutNode) -> bool:
-        if command.id in self.forgotten:
-            raise PreconditionFailed(f"node {command.id} was removed from the cluster")
-        admitted = self.directories.get(command.id, command.directory)
-        if admitted != command.directory:
-            raise PreconditionFailed(
-                f"node {command.id} has another data directory: {admitted or 'unnamed'}"
-            )
-        if command.incarnation < self.incarnations.get(command.id, 0):
-            return False
-        known = self.nodes.get(command.id)
-        self.directories[command.id] = command.directory
-        self.nodes[command.id] = NodeRecord(
-            id=command.id,
-            name=command.name,
-            incarnation=command.incarnation,
-            addresses=dict(command.addresses),
-            release=command.release,
-            supports=dict(command.supports),
-        )
-        if known is None or command.incarnation > known.incarnation:
-            self._live(command.id, command.incarnation)
-            self._delete_where(
-                lambda record: (
-                    record.type is QueueType.CLASSIC
-                    and record.home == command.id
-                    and (not record.durable or record.owner is not None)
-                    and _incarnation(record) != command.incarnation
-                )
-            )
-        self._note(Change(ChangeKind.NODE, node=command.id))
-        return True
-
-    def _forget_node(self, node: int) -> bool:
-        if self.nodes.pop(node, None) is None:
-            return False
-        self.forgotten.add(node)
-        self.directories.pop(node, None)
-        self.joins.pop(node, None)
-        self._drop_sessions(node, 1 << 32)
-        # What only that node has is lost.
-        self._delete_where(lambda record: record.members == (node,))
-        self._note(Change(ChangeKind.NODE_FORGOTTEN, node=node))
-        return True
-
-    def _record_recovery(self, command: RecordRecovery) -> bool:
-        if command.cluster_id == self.cluster_id:
-            return False
-        if command.former_id != self.cluster_id:
-            raise PreconditionFailed(
-                f"the cluster has the id {self.cluster_id}, not {command.former_id}"
-            )
-        self.cluster_id = command.cluster_id
-        for node in command.lost_nodes:
-            # Nobody knows how often it was started since this log was cut off.
-            self.incarnations[node] = self.incarnations.get(node, 0) + LIVES_UNSEEN
-            self._forget_node(node)
-        self.recoveries.append(
-            {
-                "cluster_id": command.cluster_id,
-                "former_id": command.former_id,
-                "lost_nodes": list(command.lost_nodes),
-                "time_ms": command.time_ms,
-                "groups": list(command.groups),
-            }
-        )
-        del self.recoveries[:-RECOVERIES_KEPT]
-        return self._changed(True)
-
-
-def _incarnation(record: QueueRecord) -> int:
-    """Incarnation of the node at which an exclusive queue was declared; -1 for others."""
-    return int(record.owner.split(".")[1]) if record.owner is not None else -1
-
-
-def _arguments(command: DeclareQueue | DeclareExchange | Bind | Unbind) -> Table:
-    try:
-        return decode_body(command.arguments)
-    except PeerError as error:
-        raise UnknownCommand(f"arguments that this release cannot decode: {error.text}") from error
-
-
-def _destination(command: Bind | Unbind) -> Destination:
-    try:
-        return Destination(DestinationKind(command.kind), command.destination)
-    except ValueError:
-        raise UnknownCommand(f"a binding to a {command.kind}") from None
+            self.settings[command.name] = command.value
+        return self.changed(True)
 
 
 supported.register(MetadataMachine)

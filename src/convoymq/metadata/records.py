@@ -8,6 +8,13 @@ from enum import Enum
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
 
+JOIN_FOUNDER = "founder"
+"""A member that never ran: nothing of it can be missing."""
+JOIN_LEARNER = "learner"
+"""Not a member yet: it gets a vote when it has caught up."""
+JOIN_WIPED = "wiped"
+"""A member that has lost its data: it has no say before the leader has taken it in anew."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
@@ -77,8 +84,8 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """The latest answer to a node that asked to be let in. Who asks twice in one life, because an
-    answer was lost or late, gets the same one."""
+    """The latest answer to a node that asked to be let in. Who asks twice in one incarnation,
+    because an answer was lost or late, gets the same one."""
 
     directory: str
     asked: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from convoymq.metadata.records import (
     Joined,
@@ -13,16 +13,14 @@ from convoymq.metadata.records import (
     User,
     Vhost,
 )
+from convoymq.metadata.tree import Tree
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
-
-if TYPE_CHECKING:
-    from convoymq.metadata.machine import MetadataMachine
 
 FORMAT = 1
 
 
-def to_builtins(tree: MetadataMachine) -> dict[str, Any]:
+def to_builtins(tree: Tree) -> dict[str, Any]:
     """Returns all but the sessions, in a fixed order."""
     return {
         "format": FORMAT,
@@ -91,7 +89,7 @@ def to_builtins(tree: MetadataMachine) -> dict[str, Any]:
     }
 
 
-def fill(tree: MetadataMachine, raw: dict[str, Any]) -> None:
+def fill(tree: Tree, raw: dict[str, Any]) -> None:
     """Puts what `to_builtins` returned into an empty tree."""
     tree.applied_index = raw["index"]
     tree.change_count = raw["changes"]

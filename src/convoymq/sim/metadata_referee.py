@@ -29,7 +29,8 @@ from convoymq.metadata.commands import (
     SetMembers,
     decode_command,
 )
-from convoymq.metadata.machine import LIVES_UNSEEN, STATUS_OK, MetadataMachine
+from convoymq.metadata.machine import STATUS_OK, MetadataMachine
+from convoymq.metadata.nodes import STARTS_UNSEEN
 from convoymq.model.tables import Table, decode_body
 from convoymq.replication.machine import EFFECT_APPLIED, Effect
 from convoymq.sim.delivery_model import InvariantBroken
@@ -158,7 +159,7 @@ class MetadataReferee:
                 for node in command.lost_nodes:
                     if node in self.nodes:
                         self._forget(node)
-                    self.incarnations[node] = self.incarnations.get(node, 0) + LIVES_UNSEEN
+                    self.incarnations[node] = self.incarnations.get(node, 0) + STARTS_UNSEEN
         elif isinstance(command, Join):
             if status == STATUS_OK:
                 self._lives(command.id, reply["incarnation"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -37,12 +37,11 @@ from convoymq.metadata.commands import (
     encode_command,
 )
 from convoymq.metadata.machine import (
-    LIVES_UNSEEN,
-    RECOVERIES_KEPT,
     ChangeKind,
     MetadataMachine,
     owner_text,
 )
+from convoymq.metadata.nodes import RECOVERIES_KEPT, STARTS_UNSEEN
 from convoymq.metadata.validation import validated
 from convoymq.model.errors import (
     NotFound,
@@ -412,7 +411,7 @@ def test_a_recovery_forgets_lost_nodes_and_begins_new_lives_behind_unseen_ones(t
     joined = tree.do(
         Join(id=2, directory="e" * 32, incarnation=1, supports={"metadata": (1, 1)}, members=(1,))
     )
-    assert joined["incarnation"] > 3 + LIVES_UNSEEN
+    assert joined["incarnation"] > 3 + STARTS_UNSEEN
     assert joined["cluster_id"] == "d1" * 16
 
 
@@ -477,3 +476,9 @@ def test_a_snapshot_restores_everything(tree: Tree) -> None:
 def test_a_snapshot_of_another_format_is_refused() -> None:
     with pytest.raises(StorageFault):
         MetadataMachine().restore(b"\x80")
+
+
+def test_every_command_has_one_rule() -> None:
+    rules = MetadataMachine()._rules
+    assert {*rules, DeclareQueue} == set(get_args(Command))
+    assert DeclareQueue not in rules

@@ -1,0 +1,191 @@
+"""Rules about nodes: joining, starting, leaving, and incarnations."""
+
+from __future__ import annotations
+
+from convoymq.metadata.commands import ForgetNode, Join, PutNode, RecordRecovery
+from convoymq.metadata.queues import Queues
+from convoymq.metadata.records import (
+    JOIN_FOUNDER,
+    JOIN_LEARNER,
+    JOIN_WIPED,
+    Change,
+    ChangeKind,
+    Joined,
+    NodeRecord,
+    QueueRecord,
+)
+from convoymq.metadata.sessions import Sessions
+from convoymq.metadata.tree import Tree
+from convoymq.model.errors import PreconditionFailed, Refused
+from convoymq.replication import versions as supported
+from convoymq.routing.types import QueueType
+
+METADATA_KIND = "metadata"
+"""The kind of machine that every node must support."""
+RECOVERIES_KEPT = 8
+"""Recoveries from a lost majority that the tree remembers: the newest. Queues that an older one cut
+short are not filled up by themselves any more."""
+STARTS_UNSEEN = 1 << 16
+"""So many times at most may a node have started in what a lost majority took with it."""
+
+
+class Nodes:
+    """Changes nodes, incarnations and what ends with them."""
+
+    def __init__(self, tree: Tree, queues: Queues, sessions: Sessions) -> None:
+        self._tree = tree
+        self._queues = queues
+        self._sessions = sessions
+
+    def join(self, command: Join) -> dict[str, object]:
+        """Lets a node with an empty log in, and says as what."""
+        node = command.id
+        if not supported.is_supported(command.supports, METADATA_KIND, self._tree.version):
+            raise PreconditionFailed(
+                f"node {node} cannot join: its release does not support version "
+                f"{self._tree.version} of the metadata machine, which is in force"
+            )
+        if command.reachable and self._tree.directories.get(node, "") not in (
+            "",
+            command.directory,
+        ):
+            raise PreconditionFailed(
+                f"node {node} cannot join: another process with this number is running"
+            )
+        if node in self._tree.forgotten:
+            held = any(node in record.members for record in self._tree.records())
+            if held or node in command.members:
+                # Groups that count on its former data must have let go of it.
+                raise PreconditionFailed(
+                    f"node {node} cannot join yet: groups still have the node that was removed"
+                )
+            self._tree.forgotten.discard(node)
+        known = self._tree.joins.get(node)
+        if known is None or known.directory != command.directory:
+            known = None
+        elif command.incarnation < known.asked:
+            raise PreconditionFailed(f"node {node} was started again since it asked to join")
+        if known is None or known.asked != command.incarnation:
+            # Votes and entries that a member once promised to keep are gone.
+            role = JOIN_WIPED if node in self._tree.incarnations else JOIN_FOUNDER
+            known = Joined(
+                directory=command.directory,
+                asked=command.incarnation,
+                granted=max(command.incarnation, self._tree.incarnations.get(node, 0) + 1),
+                role=role if node in command.members else JOIN_LEARNER,
+            )
+            self._tree.joins[node] = known
+            self._tree.directories[node] = command.directory
+            self._begin_incarnation(node, known.granted)
+        role = known.role if node in command.members else JOIN_LEARNER
+        self._tree.note(Change(ChangeKind.NODE, node=node))
+        return {
+            "role": role,
+            "members": sorted(command.members),
+            "groups": self._tree.next_group - 1,
+            "incarnation": known.granted,
+            "cluster_id": self._tree.cluster_id,
+        }
+
+    def put(self, command: PutNode) -> bool:
+        """Records a node that has started. Raises PreconditionFailed."""
+        if command.id in self._tree.forgotten:
+            raise PreconditionFailed(f"node {command.id} was removed from the cluster")
+        admitted = self._tree.directories.get(command.id, command.directory)
+        if admitted != command.directory:
+            raise PreconditionFailed(
+                f"node {command.id} has another data directory: {admitted or 'unnamed'}"
+            )
+        if command.incarnation < self._tree.incarnations.get(command.id, 0):
+            return False
+        known = self._tree.nodes.get(command.id)
+        self._tree.directories[command.id] = command.directory
+        self._tree.nodes[command.id] = NodeRecord(
+            id=command.id,
+            name=command.name,
+            incarnation=command.incarnation,
+            addresses=dict(command.addresses),
+            release=command.release,
+            supports=dict(command.supports),
+        )
+        if known is None or command.incarnation > known.incarnation:
+            self._begin_incarnation(command.id, command.incarnation)
+            self._queues.delete_where(
+                lambda record: (
+                    record.type is QueueType.CLASSIC
+                    and record.home == command.id
+                    and (not record.durable or record.owner is not None)
+                    and _incarnation(record) != command.incarnation
+                )
+            )
+        self._tree.note(Change(ChangeKind.NODE, node=command.id))
+        return True
+
+    def forget(self, command: ForgetNode) -> bool:
+        """Removes a node; what only that node has is lost."""
+        return self._remove(command.id)
+
+    def _remove(self, node: int) -> bool:
+        if self._tree.nodes.pop(node, None) is None:
+            return False
+        self._tree.forgotten.add(node)
+        self._tree.directories.pop(node, None)
+        self._tree.joins.pop(node, None)
+        self._sessions.drop(node, 1 << 32)
+        # What only that node has is lost.
+        self._queues.delete_where(lambda record: record.members == (node,))
+        self._tree.note(Change(ChangeKind.NODE_FORGOTTEN, node=node))
+        return True
+
+    def record_recovery(self, command: RecordRecovery) -> bool:
+        """Records that a lost majority was recovered from. Raises PreconditionFailed."""
+        if command.cluster_id == self._tree.cluster_id:
+            return False
+        if command.former_id != self._tree.cluster_id:
+            raise PreconditionFailed(
+                f"the cluster has the id {self._tree.cluster_id}, not {command.former_id}"
+            )
+        self._tree.cluster_id = command.cluster_id
+        for node in command.lost_nodes:
+            # Nobody knows how often it was started since this log was cut off.
+            self._tree.incarnations[node] = self._tree.incarnations.get(node, 0) + STARTS_UNSEEN
+            self._remove(node)
+        self._tree.recoveries.append(
+            {
+                "cluster_id": command.cluster_id,
+                "former_id": command.former_id,
+                "lost_nodes": list(command.lost_nodes),
+                "time_ms": command.time_ms,
+                "groups": list(command.groups),
+            }
+        )
+        del self._tree.recoveries[:-RECOVERIES_KEPT]
+        return self._tree.changed(True)
+
+    def gone(self, node: int) -> None:
+        """Deletes the exclusive queues of a node that is known to have stopped."""
+        # Its connections are gone for everybody who could ask: names of exclusive queues get free.
+        self._queues.delete_all(
+            [record for record in self._tree.queue_index.owned() if record.home == node]
+        )
+
+    def refusal_of(self, node: int, incarnation: int) -> Refused | None:
+        """Says why commands of a node's incarnation are not heard any more, or None."""
+        if node in self._tree.forgotten:
+            return PreconditionFailed(f"node {node} was removed from the cluster")
+        known = self._tree.incarnations.get(node, 0)
+        if incarnation < known:
+            return PreconditionFailed(
+                f"node {node} has a later incarnation: {known}, this is {incarnation}"
+            )
+        return None
+
+    def _begin_incarnation(self, node: int, incarnation: int) -> None:
+        """Ends what earlier incarnations of a node left behind."""
+        self._tree.incarnations[node] = incarnation
+        self._sessions.drop(node, incarnation)
+
+
+def _incarnation(record: QueueRecord) -> int:
+    """Incarnation of the node at which an exclusive queue was declared; -1 for others."""
+    return int(record.owner.split(".")[1]) if record.owner is not None else -1

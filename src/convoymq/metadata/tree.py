@@ -1,0 +1,96 @@
+"""The state of the replicated tree: tables, which the rules of each subject change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from convoymq.metadata.index import QueueIndex
+from convoymq.metadata.records import (
+    Change,
+    ChangeKind,
+    Joined,
+    NodeRecord,
+    PermissionSet,
+    QueueRecord,
+    TopicPermission,
+    User,
+    Vhost,
+)
+from convoymq.model.errors import NotFound
+
+
+class Tree:
+    """All tables, and what has changed since the watchers were last told."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Empties all tables."""
+        self.vhosts: dict[str, Vhost] = {}
+        self.queue_index = QueueIndex()
+        self.users: dict[str, User] = {}
+        self.permissions: dict[tuple[str, str], PermissionSet] = {}
+        self.topic_permissions: dict[tuple[str, str], dict[str, TopicPermission]] = {}
+        self.nodes: dict[int, NodeRecord] = {}
+        self.forgotten: set[int] = set()
+        """Nodes that were removed; refused until they come back with nothing."""
+        self.directories: dict[int, str] = {}
+        """The data directory that each node number belongs to."""
+        self.joins: dict[int, Joined] = {}
+        self.incarnations: dict[int, int] = {}
+        """The highest of each node number, also of forgotten ones: what is older is ignored."""
+        self.cluster_id = ""
+        self.recoveries: list[dict[str, object]] = []
+        """What is known of losses of the majority that were recovered from, oldest first."""
+        self.settings: dict[str, str] = {}
+        self.next_group = 1
+        self.applied_index = 0
+        self.version = 1
+        """The machine version in force."""
+        self.change_count = 0
+
+    def note(self, change: Change) -> None:
+        """Notes a change for the watchers."""
+        self.change_count += 1
+        self.changes.append(change)
+
+    def changed(self, changed: bool, vhost: str = "") -> bool:
+        """Notes a change of something that is neither a queue nor a node, and returns `changed`."""
+        if changed:
+            self.note(Change(ChangeKind.OTHER, vhost=vhost))
+        return changed
+
+    def records(self) -> Iterator[QueueRecord]:
+        """All queues of all virtual hosts."""
+        for vhost in self.vhosts.values():
+            yield from vhost.queues.values()
+
+    def vhost(self, name: str) -> Vhost:
+        """A virtual host. Raises NotFound."""
+        vhost = self.vhosts.get(name)
+        if vhost is None:
+            raise NotFound(f"vhost {name} not found")
+        return vhost
+
+    def check_access(self, user: str, vhost: str) -> None:
+        """Raises NotFound unless both exist."""
+        if user not in self.users:
+            raise NotFound(f"user '{user}' not found")
+        self.vhost(vhost)
+
+    def check_invariants(self) -> None:
+        """Asserts what the module text promises. Cost: O(everything)."""
+        groups: set[int] = set()
+        for vhost in self.vhosts.values():
+            vhost.topology.check_invariants()
+            assert {queue.name for queue in vhost.topology.queues()} == set(vhost.queues)
+            for record in vhost.queues.values():
+                assert 0 < record.group < self.next_group
+                assert record.group not in groups
+                groups.add(record.group)
+        self.queue_index.check_invariants(list(self.records()))
+        for user, where in (*self.permissions, *self.topic_permissions):
+            assert user in self.users
+            assert where in self.vhosts
