@@ -137,7 +137,9 @@ class LoopClock:
         """Never falls."""
         return time.monotonic_ns() // 1_000_000
 
-    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
+    def call_later(
+        self, delay_ms: int, callback: Callable[..., object], *arguments: object
+    ) -> asyncio.TimerHandle:
         """Calls back once after the delay."""
         return self._loop.call_later(max(0, delay_ms) / 1000, callback, *arguments)
 

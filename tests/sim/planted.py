@@ -1064,7 +1064,7 @@ def recovered_queues_stay_small() -> None:
 
 
 @plant(
-    "a node that was lost comes back in a life that was before",
+    "a node that was lost comes back in an incarnation that was before",
     "lost_majority,kill",
     "cluster",
     first=400,

@@ -67,7 +67,9 @@ def test_a_term_is_led_in_one_life() -> None:
     group.on_recovered(1, recovered(0, 0))
     group.on_poll(1, leader(1))
     group.on_recovered(1, recovered(0, 0))
-    with pytest.raises(InvariantBroken, match="leads in term 1, which it led in an earlier life"):
+    with pytest.raises(
+        InvariantBroken, match="leads in term 1, which it led in an earlier incarnation"
+    ):
         group.on_poll(1, leader(1))
 
 

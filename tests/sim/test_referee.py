@@ -10,7 +10,7 @@ import pytest
 from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.sim.clients import ClientConfig, Workload
-from convoymq.sim.clock import Life, Scheduler
+from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken, Place
 from convoymq.sim.referee import Referee
 from convoymq.sim.reservations import ReservationChannel, ReservedReferee
@@ -108,7 +108,7 @@ def test_entries_may_be_gone_only_from_a_log_that_a_snapshot_has_replaced(
     owner = ReservationChannel(
         scheduler=Scheduler(1),
         trace=Trace(lambda: 0),
-        life=Life("node1"),
+        process=Process("node1"),
         node=1,
         group=1,
         queue=queue,
@@ -154,7 +154,7 @@ def test_a_named_producer_repeats_what_was_refused_before_it_goes_on() -> None:
     owner = StreamChannel(
         scheduler=Scheduler(1),
         trace=Trace(lambda: 0),
-        life=Life("node1"),
+        process=Process("node1"),
         node=1,
         group=1,
         queue=queue,

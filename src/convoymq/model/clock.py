@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVarTuple
+
+Arguments = TypeVarTuple("Arguments")
+
+
+class Timer(Protocol):
+    """A call that is due."""
+
+    def cancel(self) -> None:
+        """Prevents the call."""
 
 
 class Clock(Protocol):
@@ -14,8 +24,10 @@ class Clock(Protocol):
     def monotonic_ms(self) -> int:
         """Never falls."""
 
-    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Any:
-        """Calls back once after the delay; the handle has `cancel()`."""
+    def call_later(
+        self, delay_ms: int, callback: Callable[[*Arguments], object], *arguments: *Arguments
+    ) -> Timer:
+        """Calls back once after the delay."""
 
     def random(self) -> float:
         """Uniform in [0, 1): seeded in the simulator."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from convoymq.kernels import batch
 from convoymq.model.errors import Unavailable
+from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, Queue, QueueClient
-from convoymq.sim.clock import Life, Scheduler
+from convoymq.queues.quorum.client import QuorumClient
+from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken, identity_of
 from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
@@ -67,6 +69,13 @@ class Workload:
         """Those that a leader sent to another node, instead or as well."""
 
 
+class ChannelReferee(Protocol):
+    """What hears from a channel which of its messages are safe."""
+
+    def on_confirmed(self, identity: bytes) -> None:
+        """A publisher was told that a message is safe."""
+
+
 class Channel:
     """One channel of one node into one queue; implements `ClientEvents`.
 
@@ -80,21 +89,21 @@ class Channel:
         *,
         scheduler: Scheduler,
         trace: Trace,
-        life: Life,
+        process: Process,
         node: int,
         group: int,
         queue: Queue,
         session: int,
         config: ClientConfig,
         workload: Workload,
-        referee: Referee,
+        referee: ChannelReferee,
         publishes: bool,
         consumes: bool,
         on_closed: Callable[[Channel], None],
     ) -> None:
         self._scheduler = scheduler
         self._trace = trace
-        self._life = life
+        self._process = process
         self.node = node
         self.group = group
         self.config = config
@@ -130,15 +139,24 @@ class Channel:
         """Its node has forgotten it; nobody has closed its session."""
         self.draining = False
         self._gets = 0
+        self._prepare()
         self.client: QueueClient = queue.client(session, self)
         self._session: int = self.client.session
         self._next_turn()
+
+    def _prepare(self) -> None:
+        """Sets what a kind of channel has of its own."""
+
+    @property
+    def _deliveries(self) -> Referee:
+        assert isinstance(self._referee, Referee)
+        return self._referee
 
     # Turns.
 
     def _next_turn(self) -> None:
         delay_us = self._scheduler.between(self.config.turn_min_us, self.config.turn_max_us)
-        self._scheduler.after(delay_us, self._life, self._turn)
+        self._scheduler.after(delay_us, self._process, self._turn)
 
     def _turn(self) -> None:
         if self.closed:
@@ -268,7 +286,7 @@ class Channel:
             self._consumers.pop(consumer, None)
             if isinstance(error, Unavailable):
                 # Nobody knows whether it was subscribed: an AMQP channel ends by that.
-                self._scheduler.after(0, self._life, self._give_up)
+                self._scheduler.after(0, self._process, self._give_up)
 
     def _give_up(self) -> None:
         if not self.closed:
@@ -287,7 +305,7 @@ class Channel:
             )
         session = self.client.session
         if first_id > last + 1:
-            self._referee.on_skipped(session, consumer, last + 1, first_id - 1)
+            self._deliveries.on_skipped(session, consumer, last + 1, first_id - 1)
         self._last_id[consumer] = first_id + count - 1
         for i in range(count):
             identity = identity_of(batch.record(block, command, first + i))
@@ -312,7 +330,7 @@ class Channel:
         self, consumer: int, message_id: int, identity: bytes, acquired: int, delivered: int
     ) -> None:
         session = self.client.session
-        self._referee.on_received(session, consumer, message_id, identity, acquired, delivered)
+        self._deliveries.on_received(session, consumer, message_id, identity, acquired, delivered)
         if acquired <= self._seen.get(identity, -1):
             raise InvariantBroken(
                 f"{self.name}: {identity.hex()} came again, returned {acquired} times as before"
@@ -330,8 +348,8 @@ class Channel:
             return
         identity = identity_of(batch.record(block, command, record))
         # The client counts on over sessions; the queue begins again.
-        known: Any = client
-        self._receive(0, get_id - known._get_shift, identity, acquired, failed)
+        assert isinstance(client, QuorumClient)
+        self._receive(0, get_id - client._get_shift, identity, acquired, failed)
         self._workload.delivered += 1
         ids = self.held.setdefault(0, [])
         ids.append(get_id)
@@ -399,7 +417,7 @@ class Channel:
         """Flow control."""
         self.blocked = blocked
 
-    def on_rewound(self, referee: Referee) -> None:
+    def on_rewound(self, referee: ChannelReferee) -> None:
         """What was decided lately is lost with those who had decided it: messages may come again
         as if they had never come."""
         self._referee = referee
@@ -414,7 +432,8 @@ class Channel:
         if self.config.lose_chance and self._scheduler.chance(self.config.lose_chance):
             self._trace.add(self.name, "is lost")
             self.lost = True
-            queue: Any = self.client.queue
+            queue = self.client.queue
+            assert isinstance(queue, GroupQueue)
             queue.forget(self.client)
         else:
             self._trace.add(self.name, "close")

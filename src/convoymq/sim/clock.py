@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
+from typing import TypeVarTuple
 
 from convoymq.transport.cluster_clock import ClusterClock
+
+Arguments = TypeVarTuple("Arguments")
 
 EPOCH_MS = 1_767_225_600_000
 """Wall clock at the start of a simulation: 2026-01-01 UTC."""
 
 
-class Life:
-    """One run of a node, from start to crash: what belongs to it dies with it."""
+class Process:
+    """One process of a node, from start to crash: what belongs to it ends with it."""
 
     __slots__ = ("alive", "cluster", "frozen_until_us", "name", "wall_offset_ms")
 
@@ -34,13 +36,16 @@ class Life:
 class Timer:
     """A scheduled call."""
 
-    __slots__ = ("arguments", "callback", "life")
+    __slots__ = ("arguments", "callback", "process")
 
     def __init__(
-        self, life: Life | None, callback: Callable[..., Any], arguments: tuple[Any, ...]
+        self,
+        process: Process | None,
+        callback: Callable[..., object],
+        arguments: tuple[object, ...],
     ) -> None:
-        self.life = life
-        self.callback: Callable[..., Any] | None = callback
+        self.process = process
+        self.callback: Callable[..., object] | None = callback
         self.arguments = arguments
 
     def cancel(self) -> None:
@@ -61,10 +66,14 @@ class Scheduler:
         self._counter = 0
 
     def after(
-        self, delay_us: int, life: Life | None, callback: Callable[..., Any], *arguments: Any
+        self,
+        delay_us: int,
+        process: Process | None,
+        callback: Callable[[*Arguments], object],
+        *arguments: *Arguments,
     ) -> Timer:
-        """Calls back after the delay, unless `life` has ended by then."""
-        timer = Timer(life, callback, arguments)
+        """Calls back after the delay, unless `process` has ended by then."""
+        timer = Timer(process, callback, arguments)
         self._counter += 1
         due_us = self.now_us + delay_us if delay_us > 0 else self.now_us
         heappush(self._heap, (due_us, self._counter, timer))
@@ -78,13 +87,13 @@ class Scheduler:
             callback = timer.callback
             if callback is None:
                 continue
-            life = timer.life
-            if life is not None:
-                if not life.alive:
+            process = timer.process
+            if process is not None:
+                if not process.alive:
                     continue
-                if life.frozen_until_us > due_us:
+                if process.frozen_until_us > due_us:
                     # The process is stopped: everything waits, in its order.
-                    heappush(heap, (life.frozen_until_us, number, timer))
+                    heappush(heap, (process.frozen_until_us, number, timer))
                     continue
             if due_us > self.now_us:
                 self.now_us = due_us
@@ -96,9 +105,9 @@ class Scheduler:
         self.now_us = max(self.now_us, until_us)
         return True
 
-    def wall_ms(self, life: Life) -> int:
+    def wall_ms(self, process: Process) -> int:
         """A node's own wall clock."""
-        return EPOCH_MS + self.now_us // 1000 + life.wall_offset_ms
+        return EPOCH_MS + self.now_us // 1000 + process.wall_offset_ms
 
     # Draws.
 
@@ -118,22 +127,24 @@ class Scheduler:
 class NodeClock:
     """The `Clock` that one run of a node sees."""
 
-    def __init__(self, scheduler: Scheduler, life: Life) -> None:
+    def __init__(self, scheduler: Scheduler, process: Process) -> None:
         self._scheduler = scheduler
-        self._life = life
+        self._process = process
 
     def now_ms(self) -> int:
         """Wall clock, with this node's error, held to those of the others."""
-        life = self._life
-        return life.cluster.now_ms(self._scheduler.wall_ms(life), self.monotonic_ms())
+        process = self._process
+        return process.cluster.now_ms(self._scheduler.wall_ms(process), self.monotonic_ms())
 
     def monotonic_ms(self) -> int:
         """Simulated time."""
         return self._scheduler.now_us // 1000
 
-    def call_later(self, delay_ms: int, callback: Any, *arguments: Any) -> Timer:
-        """Calls back in this life, or never."""
-        return self._scheduler.after(int(delay_ms * 1000), self._life, callback, *arguments)
+    def call_later(
+        self, delay_ms: int, callback: Callable[[*Arguments], object], *arguments: *Arguments
+    ) -> Timer:
+        """Calls back in this process, or never."""
+        return self._scheduler.after(int(delay_ms * 1000), self._process, callback, *arguments)
 
     def random(self) -> float:
         """Uniform in [0, 1)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +19,7 @@ from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.formation import (
     FOUNDED_MS,
     Accept,
+    Action,
     AskToFound,
     AskToJoin,
     Fail,
@@ -43,7 +44,9 @@ from convoymq.replication import versions as supported
 from convoymq.routing.types import QueueType
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.lost_majority import RecoveryPort
+from convoymq.sim.network import Receiver
 from convoymq.sim.nodes import AUDIT_MS, SimNode, WatchedMachine, WatchedStream
+from convoymq.storage.log import GroupLog
 from convoymq.transport.control import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
 from convoymq.transport.handshake import Hello, LinkRefused, PeerHello, read_hello
 from convoymq.transport.identity import Founding, NodeIdentity
@@ -141,14 +144,12 @@ class ClusterNode(SimNode):
         self.local: LocalQueues | None = None
         self.store: MetadataStore | None = None
         self.keeper: MemberKeeper | None = None
-        self.tree: Any = None
         self.formation: Formation | None = None
         self.desk: JoinDesk | None = None
-        self.recovery: Any = None
-        self.metadata: Any = None
+        self.metadata: MetadataStore | None = None
         self._reconciling = False
 
-    # Life.
+    # Start.
 
     def _new_life(self) -> None:
         world = self.world
@@ -203,7 +204,7 @@ class ClusterNode(SimNode):
         )
         self._form()
 
-    def watch_log(self, group: int, log: Any) -> None:
+    def watch_log(self, group: int, log: GroupLog) -> None:
         """Has the group's checker follow this log."""
         if not self.is_stranger:
             super().watch_log(group, log)
@@ -217,9 +218,12 @@ class ClusterNode(SimNode):
 
     # Recovery.
 
-    def _on_note(self, event: str, fields: dict[str, Any]) -> None:
+    def _on_note(self, event: str, fields: dict[str, object]) -> None:
         if event == "raft.membership_forced":
-            self.world.on_forced(self, fields["group"], fields["last_index"])
+            group, last_index = fields["group"], fields["last_index"]
+            assert isinstance(group, int)
+            assert isinstance(last_index, int)
+            self.world.on_forced(self, group, last_index)
 
     def switch_cluster(self, cluster: str, delay_us: int) -> None:
         """Gives the cluster another id, after a recovery; links are made anew after the delay."""
@@ -229,7 +233,7 @@ class ClusterNode(SimNode):
             former, cluster=cluster, former=(*former.former, former.cluster)
         )
         self._name_storage()
-        self.world.scheduler.after(delay_us, self.life, self._link_anew)
+        self.world.scheduler.after(delay_us, self.process, self._link_anew)
 
     def _link_anew(self) -> None:
         self.linked_as = self.identity
@@ -253,9 +257,9 @@ class ClusterNode(SimNode):
             return
         self._act(formation.step(self.clock.monotonic_ms(), self.hellos))
         if not formation.opened:
-            self.world.scheduler.after(FORM_TICK_US, self.life, self._form)
+            self.world.scheduler.after(FORM_TICK_US, self.process, self._form)
 
-    def _act(self, actions: list[Any]) -> None:
+    def _act(self, actions: list[Action]) -> None:
         formation = self.formation
         saved = self.saved
         assert formation is not None
@@ -305,12 +309,12 @@ class ClusterNode(SimNode):
         self.world.trace.add(self.name, f"is {identity}")
         self._redial()
 
-    def _on_found(self, node: int, answer: Any, error: BrokerError | None) -> None:
+    def _on_found(self, node: int, answer: object, error: BrokerError | None) -> None:
         assert self.formation is not None
         reason = error.text if error is not None else ""
         self._act(self.formation.on_found_answer(node, answer, reason))
 
-    def _on_join_answer(self, node: int, answer: Any, error: BrokerError | None) -> None:
+    def _on_join_answer(self, node: int, answer: object, error: BrokerError | None) -> None:
         assert self.formation is not None
         reason = error.text if error is not None else ""
         self._act(self.formation.on_join_answer(node, answer, reason))
@@ -348,15 +352,15 @@ class ClusterNode(SimNode):
         )
         self.metadata = self.desk.store = self.store
         sink.attach(self.store)
-        world.scheduler.after(0, self.life, self._register)
+        world.scheduler.after(0, self.process, self._register)
         self.wake()
 
     def _register(self) -> None:
-        """Has the tree know this life, then opens what it says."""
+        """Has the tree know this incarnation, then opens what it says."""
         store = self.store
         assert store is not None
         if store.leader is None:
-            self.world.scheduler.after(50_000, self.life, self._register)
+            self.world.scheduler.after(50_000, self.process, self._register)
             return
         if not self.tree.vhosts:
             bootstrap = Bootstrap(
@@ -377,7 +381,7 @@ class ClusterNode(SimNode):
         )
         store.submit(put, self._on_registered, REGISTER_MS)
 
-    def _on_registered(self, reply: Any, error: BrokerError | None) -> None:
+    def _on_registered(self, reply: object, error: BrokerError | None) -> None:
         if error is None and not reply:
             raise InvariantBroken(f"{self.name} is an older copy of itself")
         if error is None:
@@ -386,7 +390,7 @@ class ClusterNode(SimNode):
         if error is None and self.tree.vhosts:
             self._open_queues()
         elif error is None or isinstance(error, Unavailable):
-            self.world.scheduler.after(20_000, self.life, self._register)
+            self.world.scheduler.after(20_000, self.process, self._register)
         else:
             self.world.trace.add(self.name, f"is refused: {error}")
             self._on_removed()
@@ -420,30 +424,30 @@ class ClusterNode(SimNode):
             self.identity.directory,
         )
         world.scheduler.after(
-            world.scheduler.between(0, KEEPER_TICK_US), self.life, self._tick_keeper
+            world.scheduler.between(0, KEEPER_TICK_US), self.process, self._tick_keeper
         )
         world.trace.add(self.name, "serves")
         world.on_serving(self)
         self.wake()
 
     def _on_removed(self) -> None:
-        self.world.scheduler.after(0, None, self.world.on_removed, self, self.life)
+        self.world.scheduler.after(0, None, self.world.on_removed, self, self.process)
 
-    def _machine_for(self, record: QueueRecord, arguments: Table) -> Any:
+    def _machine_for(self, record: QueueRecord, arguments: Table) -> WatchedMachine | WatchedStream:
         """The machine that production would make, watched, and less patient with lost nodes."""
         self.world.on_open(self, record)
         made = make_machine(record, arguments)
         settings = dict(made.settings)
         if record.type is QueueType.QUORUM:
             settings["disconnect_timeout_ms"] = self.world.plan.settings["disconnect_timeout_ms"]
-        kind: Any = WatchedStream if record.type is QueueType.STREAM else WatchedMachine
+        kind = WatchedStream if record.type is QueueType.STREAM else WatchedMachine
         return kind(settings, self, record.group)
 
     def _on_change(self, change: Change) -> None:
         assert self.local is not None
         if self.local.on_change(change) and not self._reconciling:
             self._reconciling = True
-            self.world.scheduler.after(0, self.life, self._reconcile)
+            self.world.scheduler.after(0, self.process, self._reconcile)
 
     def _reconcile(self) -> None:
         self._reconciling = False
@@ -452,12 +456,12 @@ class ClusterNode(SimNode):
         self.wake()
 
     def _tick_queues(self) -> None:
-        self.world.scheduler.after(TICK_MS * 1000, self.life, self._tick_queues)
+        self.world.scheduler.after(TICK_MS * 1000, self.process, self._tick_queues)
         if self.local is not None:
             self.local.tick()
 
     def _tick_keeper(self) -> None:
-        self.world.scheduler.after(KEEPER_TICK_US, self.life, self._tick_keeper)
+        self.world.scheduler.after(KEEPER_TICK_US, self.process, self._tick_keeper)
         assert self.keeper is not None
         self.keeper.tick()
 
@@ -479,7 +483,9 @@ class ClusterNode(SimNode):
 
     # Requests.
 
-    def on_request(self, peer: int, kind: int, body: Any, reply: Callable[[Any], None]) -> None:
+    def on_request(
+        self, peer: int, kind: int, body: object, reply: Callable[[object], None]
+    ) -> None:
         """Another node asks something."""
         if kind == KIND_FOUND:
             assert self.formation is not None
@@ -504,7 +510,7 @@ class ClusterNode(SimNode):
         """Whether a node is reached."""
         return bool(self.transport.is_connected(node))
 
-    def hello(self) -> dict[str, Any]:
+    def hello(self) -> dict[str, object]:
         """What this node says of itself."""
         said = Hello(
             cluster=NAME,
@@ -515,8 +521,9 @@ class ClusterNode(SimNode):
         )
         return said.to_builtins()
 
-    def may_link(self, peer: Any) -> bool:
+    def may_link(self, peer: Receiver) -> bool:
         """Whether HELLO with another running node ends well."""
+        assert isinstance(peer, ClusterNode)
         if self.is_stranger != peer.is_stranger and not (
             self.linked_as.cluster and peer.linked_as.cluster
         ):
@@ -551,8 +558,10 @@ class ClusterNode(SimNode):
         """A peer is reached through another one."""
         self._meet(peer, incarnation, msgspec.msgpack.decode(said))
 
-    def _meet(self, peer: int, incarnation: int, said: dict[str, Any]) -> None:
-        self.world.on_linked(self, peer, said["cluster_id"])
+    def _meet(self, peer: int, incarnation: int, said: dict[str, object]) -> None:
+        cluster = said["cluster_id"]
+        assert isinstance(cluster, str)
+        self.world.on_linked(self, peer, cluster)
         self.hellos[peer] = read_hello(said, self.hello())
         super().on_link_up(peer, incarnation)
 

@@ -12,31 +12,35 @@ What holds for every group and queue holds here as well (`invariants`, `referee`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
+from convoymq.groups.replica import Replica
 from convoymq.kernels.batch import ENTRY_MEMBERSHIP, HEADER_SIZE, Entry
-from convoymq.metadata.commands import DeclareQueue, DeleteQueue, ForgetNode
+from convoymq.metadata.commands import Command, DeclareQueue, DeleteQueue, ForgetNode
 from convoymq.metadata.formation import Joined
 from convoymq.metadata.machine import QueueRecord
 from convoymq.metadata.placement import CLIENT_LOCAL
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
+from convoymq.queues.group_queue import GroupQueue
+from convoymq.queues.interface import QueueClient
 from convoymq.queues.local_queues import machine_settings
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.membership import decode_membership
 from convoymq.sim.clients import Channel
-from convoymq.sim.clock import Life
+from convoymq.sim.clock import Process
 from convoymq.sim.cluster_node import ClusterNode
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.lost_majority import Disaster, Operator
 from convoymq.sim.metadata_referee import KnownQueue, MetadataReferee
 from convoymq.sim.nodes import SimNode
-from convoymq.sim.referee import Referee
+from convoymq.sim.referee import GroupReferee, IndexedMachine, Referee
 from convoymq.sim.streams import StreamChannel, StreamReferee
+from convoymq.sim.trace import Trace
 from convoymq.sim.world import World
+from convoymq.storage.log import GroupLog
 
 NAMES = ("a", "b", "c")
 STRANGER = 99
@@ -49,32 +53,41 @@ LOSING = {"wipe", "rot", "rot_page", "lose_wal_file", "forget", "lost_majority"}
 """Faults that take copies: groups have three voters then, so that a majority survives the loss."""
 
 
-class EndedChannel:
+Entered = tuple[int, bytes, list[Effect]]
+"""Index, bytes and effects of a committed entry."""
+
+
+class EndedChannel(Channel):
     """Of a channel: what it hears when its queue is deleted is no promise."""
 
-    client: Any
+    @property
+    def is_over(self) -> bool:
+        """Whether its queue is deleted."""
+        queue = self.client.queue
+        assert isinstance(queue, GroupQueue)
+        return queue.deleted
 
     def _turn(self) -> None:
         """Does nothing more once the queue is gone: no route leads there."""
-        if not self.client.queue.deleted:
-            super()._turn()  # type: ignore[misc]
+        if not self.is_over:
+            super()._turn()
 
     def drain(self) -> None:
         """The quiet phase: only where there is a queue."""
-        if not self.client.queue.deleted:
-            super().drain()  # type: ignore[misc]
+        if not self.is_over:
+            super().drain()
 
-    def on_published(self, client: Any, tags: Any, ok: bool) -> None:
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """Confirms; those of a deleted queue say that nobody has to wait."""
-        if client.queue.deleted:
+        if self.is_over:
             for i in range(0, len(tags), 2):
                 for tag in range(tags[i], tags[i + 1] + 1):
-                    self.unconfirmed.pop(tag)  # type: ignore[attr-defined]
+                    self.unconfirmed.pop(tag)
             return
-        super().on_published(client, tags, ok)  # type: ignore[misc]
+        super().on_published(client, tags, ok)
 
 
-class QueueChannel(EndedChannel, Channel):
+class QueueChannel(EndedChannel):
     """A channel into a quorum queue that may be deleted."""
 
 
@@ -85,8 +98,8 @@ class StreamQueueChannel(EndedChannel, StreamChannel):
 class ClusterChecker(GroupChecker):
     """Watches one Raft group, which may end, and remembers its configurations."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, group: int, referee: GroupReferee, hash_every: int, trace: Trace) -> None:
+        super().__init__(group, referee, hash_every, trace)
         self.ended = False
         """Its queue is deleted: copies go at any time."""
         self.memberships: dict[tuple[int, int], frozenset[int]] = {}
@@ -101,9 +114,9 @@ class ClusterChecker(GroupChecker):
         its disk."""
         self.forced: dict[tuple[int, int], int] = {}
         """(index, term) -> node, of the entries by which one did."""
-        self.on_recovered_alone: Callable[[ClusterChecker, int, Any, int], None]
+        self.on_recovered_alone: Callable[[ClusterChecker, int, GroupLog, int], None]
 
-    def on_append(self, node: int, log: Any, entry: Entry) -> None:
+    def on_append(self, node: int, log: GroupLog, entry: Entry) -> None:
         """See `GroupChecker`."""
         if entry.kind == ENTRY_MEMBERSHIP:
             found = decode_membership(entry.data[HEADER_SIZE:])
@@ -119,7 +132,7 @@ class ClusterChecker(GroupChecker):
                 self.entries = {at: seen for at, seen in self.entries.items() if at[0] < log.term}
         super().on_append(node, log, entry)
 
-    def _on_leader(self, node: int, replica: Any, term: int) -> None:
+    def _on_leader(self, node: int, replica: Replica, term: int) -> None:
         if node in {n for (_, at), n in self.forced.items() if at == term}:
             # What it does not have is lost: that is seen when it commits its first entry.
             self.leaders[term] = node
@@ -127,7 +140,7 @@ class ClusterChecker(GroupChecker):
             return
         super()._on_leader(node, replica, term)
 
-    def _commits(self, node: int, replica: Any, upto: int) -> None:
+    def _commits(self, node: int, replica: Replica, upto: int) -> None:
         seen = self.commit_seen.get(node, 0)
         log = replica.log
         for index, term in list(self.forced):
@@ -138,7 +151,7 @@ class ClusterChecker(GroupChecker):
                 self.on_recovered_alone(self, node, log, index)
         super()._commits(node, replica, upto)
 
-    def agrees_upto(self, log: Any, limit: int) -> int:
+    def agrees_upto(self, log: GroupLog, limit: int) -> int:
         """The last committed entry up to which a log has what was committed."""
         for index in range(log.first_index, min(self.commit_index, limit) + 1):
             if self.committed.get(index) != log.term_at(index):
@@ -167,7 +180,7 @@ class ClusterChecker(GroupChecker):
         self.led = {(node, at) for node, at in self.led if at < term}
         self.owed = {node: min(owed, index) for node, owed in self.owed.items()}
 
-    def _check_majority(self, node: int, replica: Any, term: int, index: int) -> None:
+    def _check_majority(self, node: int, replica: Replica, term: int, index: int) -> None:
         if not self.ended:
             super()._check_majority(node, replica, term, index)
 
@@ -190,23 +203,23 @@ class ClusterChecker(GroupChecker):
 class ClusterWorld(World):
     """A cluster under test, with its metadata group."""
 
-    channels: list[Any]
     nodes: dict[int, ClusterNode]
-    groups: dict[int, Any]
-    """Group -> `KnownQueue`, of those that are not deleted."""
-    checkers: dict[int, Any]
-    """Group -> `ClusterChecker`, also of those that are."""
+    checkers: dict[int, ClusterChecker]
+    """Of groups that are deleted, too."""
 
     def _make_world(self) -> None:
         plan = self.plan
+        self.checkers = {}
         self.strangers: dict[int, ClusterNode] = {}
+        self.groups: dict[int, KnownQueue] = {}
+        """Queues that are not deleted."""
         founders = tuple(range(1, plan.nodes + 1))
         self.nodes = {number: ClusterNode(self, number, founders) for number in founders}
         self.founders = founders
         self.metadata = MetadataReferee(self._on_created, self._on_deleted, self._members_at)
         self.referees[0] = self.metadata
         self._watch_group(0, founder=0)
-        self.lives: set[tuple[int, int]] = set()
+        self.served: set[tuple[int, int]] = set()
         """(node, incarnation) of all that have served; sessions are numbered by it."""
         self.lost: set[int] = set()
         """Nodes whose copies are gone, and not rebuilt yet."""
@@ -216,7 +229,7 @@ class ClusterWorld(World):
         """Nodes of whose files a bit was flipped."""
         self.disaster: Disaster | None = None
         self.recovered_groups: set[int] = set()
-        self.history: dict[int, list[tuple[int, bytes, list[Effect]]]] = {}
+        self.history: dict[int, list[Entered]] = {}
         """Group -> what was committed, where some of it may be lost."""
         self.trace.add("world", f"founders {founders} faults {' '.join(sorted(plan.faults))}")
 
@@ -231,6 +244,10 @@ class ClusterWorld(World):
         """32 random hex digits."""
         return f"{self.scheduler.rng.getrandbits(128):032x}"
 
+    def group_numbers(self) -> list[int]:
+        """Groups whose members may be changed, ascending."""
+        return sorted(self.groups)
+
     # What the log of the tree says.
 
     def _on_created(self, queue: KnownQueue) -> None:
@@ -240,7 +257,7 @@ class ClusterWorld(World):
         self.groups[group] = queue
         self.trace.add("world", f"queue {queue.name} is group {group} on {queue.members}")
 
-    def _new_referee(self, queue: KnownQueue) -> Any:
+    def _new_referee(self, queue: KnownQueue) -> Referee | StreamReferee:
         kind = queue.arguments.get("x-queue-type")
         assert kind is not None
         if kind.term() == "stream":
@@ -269,13 +286,18 @@ class ClusterWorld(World):
             super().poll(node)
 
     def on_applied(
-        self, node: SimNode, group: int, machine: Any, data: bytes, effects: Any
+        self,
+        node: SimNode,
+        group: int,
+        machine: IndexedMachine,
+        data: bytes,
+        effects: list[Effect],
     ) -> None:
         """A replica applied an entry of commands."""
         if not self._is_stranger(node):
             super().on_applied(node, group, machine, data, effects)
 
-    def on_restored(self, node: SimNode, group: int, machine: Any) -> None:
+    def on_restored(self, node: SimNode, group: int, machine: IndexedMachine) -> None:
         """A replica took its state from a snapshot."""
         if not self._is_stranger(node):
             super().on_restored(node, group, machine)
@@ -313,11 +335,13 @@ class ClusterWorld(World):
             raise InvariantBroken(f"{node.name} deletes its replica of {known}")
 
     def on_serving(self, node: ClusterNode) -> None:
-        """A node takes part as a broker, in a life that was not before."""
-        life = (node.number, node.incarnation)
-        if life in self.lives:
-            raise InvariantBroken(f"{node.name} is back in life {node.incarnation}, which was")
-        self.lives.add(life)
+        """A node takes part as a broker, in an incarnation that was not before."""
+        served = (node.number, node.incarnation)
+        if served in self.served:
+            raise InvariantBroken(
+                f"{node.name} is back in incarnation {node.incarnation}, which was"
+            )
+        self.served.add(served)
 
     def on_joined(self, node: ClusterNode, joined: Joined) -> None:
         """A node was told that it is let in."""
@@ -334,18 +358,18 @@ class ClusterWorld(World):
         if self.recovering and not node.identity.cluster:
             # Some nodes it sees have the new id of the cluster by now, some have not.
             self.trace.add(node.name, f"ends: {text}")
-            self.scheduler.after(0, None, self._restart, node, node.life)
+            self.scheduler.after(0, None, self._restart, node, node.process)
             return
         raise InvariantBroken(f"{node.name} refuses to start: {text}")
 
-    def _restart(self, node: ClusterNode, life: Life) -> None:
-        if life.alive:
+    def _restart(self, node: ClusterNode, process: Process) -> None:
+        if process.alive:
             self.crash(node, restart_us=500_000, keep=1.0, refuses=True)
 
-    def on_removed(self, node: ClusterNode, life: Life) -> None:
+    def on_removed(self, node: ClusterNode, process: Process) -> None:
         """A node heard that it is no part of the cluster, and ends. Perhaps it comes back, with
         nothing."""
-        if not life.alive:
+        if not process.alive:
             return
         if node.number not in self.metadata.forgotten and not node.is_stranger:
             known = self.nodes[node.number].tree.directories.get(node.number)
@@ -357,8 +381,8 @@ class ClusterWorld(World):
 
     def _take_down(self, node: ClusterNode) -> None:
         node.removed = True
-        if node.life.alive:
-            node.life.alive = False
+        if node.process.alive:
+            node.process.alive = False
             self.network.stop(node.number, refuses=True)
             node.disk.lose_power(lambda: True)
         self.channels = [c for c in self.channels if c.node != node.number]
@@ -369,7 +393,8 @@ class ClusterWorld(World):
         self._on_wiped(node)
         self.scheduler.after(self.scheduler.between(1000, 2_000_000), None, self._start, node)
 
-    def _on_wiped(self, node: Any) -> None:
+    def _on_wiped(self, node: SimNode) -> None:
+        assert isinstance(node, ClusterNode)
         node.removed = False
         node.wipe()
         for checker in self.checkers.values():
@@ -399,14 +424,14 @@ class ClusterWorld(World):
                     self._open_channel(node, group, bool(mine))
                     return
 
-    def _channel_kind(self, group: int) -> Any:
+    def _channel_kind(self, group: int) -> type[Channel]:
         is_stream = isinstance(self.referees[group], StreamReferee)
         return StreamQueueChannel if is_stream else QueueChannel
 
     def _end_channels(self) -> None:
         """Whoever had a channel into a deleted queue was told all, and goes."""
         for channel in list(self.channels):
-            if not channel.client.queue.deleted:
+            if not isinstance(channel, EndedChannel) or not channel.is_over:
                 continue
             waits = channel.unconfirmed or channel._asked or channel._gets
             if waits:
@@ -431,7 +456,7 @@ class ClusterWorld(World):
             group = record.group if record is not None and self.scheduler.chance(0.5) else 0
             self._submit(node, DeleteQueue(vhost="/", name=name, group=group))
             return
-        arguments: dict[str, Any] = {"x-queue-type": "quorum"}
+        arguments: dict[str, object] = {"x-queue-type": "quorum"}
         if self.scheduler.chance(STREAM_SHARE):
             arguments["x-queue-type"] = "stream"
         else:
@@ -457,9 +482,9 @@ class ClusterWorld(World):
         self._submit(node, DeleteQueue(vhost="/", name=name, group=group))
 
     def _submit(
-        self, node: ClusterNode, command: Any, then: Callable[[Any], None] | None = None
+        self, node: ClusterNode, command: Command, then: Callable[[object], None] | None = None
     ) -> None:
-        def done(reply: Any, error: BrokerError | None) -> None:
+        def done(reply: object, error: BrokerError | None) -> None:
             self.trace.add(node.name, f"{type(command).__name__} -> {error or reply}")
             if error is None and then is not None:
                 then(reply)
@@ -606,7 +631,9 @@ class ClusterWorld(World):
         checker = self.checkers[group]
         checker.forcing[node.number] = last_index
 
-    def _on_recovered_alone(self, checker: ClusterChecker, node: int, log: Any, index: int) -> None:
+    def _on_recovered_alone(
+        self, checker: ClusterChecker, node: int, log: GroupLog, index: int
+    ) -> None:
         """The first entry of a recovered leader is committed: what it did not have is lost."""
         group = checker.group
         last = checker.agrees_upto(log, index - 1)
@@ -623,7 +650,7 @@ class ClusterWorld(World):
         else:
             self._rewind_queue(group, history)
 
-    def _rewind_tree(self, history: list[Any]) -> None:
+    def _rewind_tree(self, history: list[Entered]) -> None:
         fresh = self.metadata = MetadataReferee(_ignore, _ignore, None)
         for entry in history:
             fresh.on_entry(*entry)
@@ -637,14 +664,15 @@ class ClusterWorld(World):
         for group, checker in self.checkers.items():
             checker.ended = group > 0 and group not in self.groups
 
-    def _rewind_queue(self, group: int, history: list[Any]) -> None:
+    def _rewind_queue(self, group: int, history: list[Entered]) -> None:
         former = self.referees[group]
         fresh = self._new_referee(self.metadata.by_group[group])
         if isinstance(fresh, Referee):
+            assert isinstance(former, Referee)
             fresh.received = former.received
         for entry in history:
             fresh.on_entry(*entry)
-        if isinstance(fresh, Referee):
+        if isinstance(fresh, Referee) and isinstance(former, Referee):
             fresh.received = {
                 (session, consumer, message_id)
                 for session, consumer, message_id in former.received
@@ -652,7 +680,7 @@ class ClusterWorld(World):
             }
         self.referees[group] = self.checkers[group].referee = fresh
         for channel in self.channels:
-            if channel.group == group:
+            if isinstance(channel, EndedChannel) and channel.group == group:
                 channel.on_rewound(fresh)
 
     def _follow(self, group: int, index: int, data: bytes, effects: list[Effect]) -> None:
@@ -676,7 +704,7 @@ class ClusterWorld(World):
         leading = self.leader_of(group)
         if leading is None:
             return
-        node, replica = leading
+        node, replica = self.nodes[leading[0].number], leading[1]
         if not node.is_serving:
             return
         members = set(replica.core.members.nodes)
@@ -749,8 +777,9 @@ class ClusterWorld(World):
         wanted = set(self.groups[group].members) if group else set(self.nodes)
         if set(members.voters) != wanted or set(members.nodes) != wanted:
             return [f"members of {group} are {members}, not {sorted(wanted)}"]
-        replicas = [self.nodes[n].host.groups.get(group) for n in sorted(wanted)]
-        if None in replicas:
+        here = [self.nodes[n].host.groups.get(group) for n in sorted(wanted)]
+        replicas = [replica for replica in here if replica is not None]
+        if len(replicas) < len(here):
             return [f"group {group} is not open everywhere"]
         states = {(r.last_applied, r.log.last_index) for r in replicas}
         if len(states) > 1:

@@ -12,9 +12,9 @@ than those it computes with: `_check_turn` and `_check_activation`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Any, NoReturn
+from typing import NoReturn, TypedDict, cast
 
 from convoymq.kernels import batch
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
@@ -25,7 +25,35 @@ Key = tuple[int, int, int]
 HandOut = tuple[int, int, int, Key, int, int]
 """(session, consumer, message id, message, acquired, failed): one message is given out."""
 
-Answer = tuple[int, int, int, Any]
+
+class CheckoutSpec(TypedDict, total=False):
+    """What a consumer asks for."""
+
+    prefetch: int
+    no_ack: bool
+    priority: int
+
+
+ReservationOp = TypedDict(
+    "ReservationOp",
+    {
+        "op": str,
+        "reservation": str,
+        "owner": str,
+        "ttl_ms": int,
+        "max": int,
+        "after": int,
+        "epoch": int,
+        "fencing_token": int,
+        "from": int,
+        "upto": int,
+        "failed": bool,
+    },
+    total=False,
+)
+"""An op on a reservation (ADR 0008)."""
+
+Answer = tuple[int, int, int, object]
 """(session, seq, status, reply) of a command that asked something."""
 
 SESSION_OPEN = batch.CMD_SESSION_OPEN
@@ -140,12 +168,12 @@ class DeliveryModel:
         settings: as of `QuorumMachine`; what a queue is declared with.
     """
 
-    def __init__(self, group: int, settings: dict[str, Any]) -> None:
+    def __init__(self, group: int, settings: Mapping[str, int]) -> None:
         self.group = group
         self.delivery_limit: int = settings.get("delivery_limit", 20)
         self.disconnect_timeout_ms: int = settings.get("disconnect_timeout_ms", 60_000)
-        self.single_active: bool = settings.get("single_active", False)
-        self.strict: bool = self.single_active and settings.get("single_active_strict", True)
+        self.single_active = bool(settings.get("single_active", False))
+        self.strict = self.single_active and bool(settings.get("single_active_strict", True))
         self.in_order = self.strict
         """Everybody took one message at a time so far, so they are given in the order of the log,
         repeats included."""
@@ -227,12 +255,12 @@ class DeliveryModel:
         return session
 
     def _hear_of(self, node: int, incarnation: int) -> None:
-        """Older lives of the node open nothing any more."""
+        """Older incarnations of the node open nothing any more."""
         if node not in self.openings or self.openings[node][0] < incarnation:
             self.openings[node] = (incarnation, set())
 
     def _opens(self, session_id: int, number: int) -> bool:
-        """An opening number counts once, and only for the newest life of its node."""
+        """An opening number counts once, and only for the newest incarnation of its node."""
         incarnation, used = self.openings[session_id >> 56]
         if incarnation != incarnation_of(session_id) or number in used:
             return False
@@ -258,7 +286,8 @@ class DeliveryModel:
                 for first, last in zip(ranges[::2], ranges[1::2], strict=True):
                     self._release(consumer, kind, flags & 1, first, last)
         elif kind == batch.CMD_CHECKOUT:
-            self._checkout(session, arg, decode_map(batch.command_body(data, offset), count))
+            spec = decode_map(batch.command_body(data, offset), count)
+            self._checkout(session, arg, cast(CheckoutSpec, spec))
         elif kind == batch.CMD_CREDIT:
             if consumer is not None and not consumer.cancelled and consumer.number:
                 body = decode_map(batch.command_body(data, offset), count)
@@ -279,7 +308,8 @@ class DeliveryModel:
         elif kind == batch.CMD_SESSION_CLOSE:
             self._end(session)
         elif kind == batch.CMD_RESERVATION:
-            self._reservation(session, decode_map(batch.command_body(data, offset), count))
+            op = decode_map(batch.command_body(data, offset), count)
+            self._reservation(session, cast(ReservationOp, op))
         elif kind != SESSION_OPEN:
             self.fail(f"the model has no rule for command {kind}")
 
@@ -309,7 +339,7 @@ class DeliveryModel:
         elif kind not in self.without_effect:
             self.fail(f"the model has no rule for command {kind} of a leader")
 
-    def _answer(self, session: Session, status: int, reply: Any) -> None:
+    def _answer(self, session: Session, status: int, reply: object) -> None:
         self.answers.append((session.id, session.seq, status, reply))
 
     # Messages.
@@ -447,7 +477,7 @@ class DeliveryModel:
         """Those that are not cancelled."""
         return sum(1 for c in self.consumers() if c.number and not c.cancelled)
 
-    def _checkout(self, session: Session, number: int, spec: dict[str, Any]) -> None:
+    def _checkout(self, session: Session, number: int, spec: CheckoutSpec) -> None:
         if number == 0 or number in session.consumers:
             self._answer(session, APPLIED_REJECTED, "consumer_exists")
             return
@@ -498,7 +528,7 @@ class DeliveryModel:
 
     # Reservations.
 
-    def _reservation(self, session: Session, op: dict[str, Any]) -> None:
+    def _reservation(self, session: Session, op: ReservationOp) -> None:
         self.fail("this model has no reservations")
 
     def _expire_reservations(self) -> None:

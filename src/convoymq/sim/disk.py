@@ -19,11 +19,13 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from convoymq.sim.clock import Life, Scheduler
+from convoymq.sim.clock import Process, Scheduler
 from convoymq.storage.files import CAPACITY_MAX, MemoryDirectory
 from convoymq.storage.types import File
+
+Result = TypeVar("Result")
 
 
 class PowerLost(BaseException):
@@ -120,14 +122,14 @@ class SimFlusher:
     def __init__(
         self,
         scheduler: Scheduler,
-        life: Life,
+        process: Process,
         config: DiskConfig,
         slow: list[int],
         wake: Callable[[], None],
     ) -> None:
-        self.on_completed: Callable[[Any, int], None] | None = None
+        self.on_completed: Callable[[object, int], None] | None = None
         self._scheduler = scheduler
-        self._life = life
+        self._process = process
         self._config = config
         self._slow = slow
         self._wake = wake
@@ -137,7 +139,7 @@ class SimFlusher:
         self.skips_sync = False
         """A planted bug: answers before anything is durable."""
 
-    def submit(self, file: File, offset: int, buffers: Sequence[bytes], token: Any) -> None:
+    def submit(self, file: File, offset: int, buffers: Sequence[bytes], token: object) -> None:
         """Starts a flush."""
         assert not self._busy, "one flush at a time"
         self._busy = True
@@ -150,9 +152,9 @@ class SimFlusher:
         delay_us = self._scheduler.between(config.flush_min_us, config.flush_max_us) + self._slow[0]
         if self._scheduler.chance(config.spike_chance):
             delay_us += self._scheduler.skewed(0, config.spike_max_us)
-        self._scheduler.after(delay_us, self._life, self._complete, file, token, code)
+        self._scheduler.after(delay_us, self._process, self._complete, file, token, code)
 
-    def _complete(self, file: File, token: Any, code: int) -> None:
+    def _complete(self, file: File, token: object, code: int) -> None:
         if not code and not self.skips_sync:
             try:
                 file.sync()
@@ -171,23 +173,23 @@ class SimWorker:
     def __init__(
         self,
         scheduler: Scheduler,
-        life: Life,
+        process: Process,
         config: DiskConfig,
         slow: list[int],
         wake: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
-        self._life = life
+        self._process = process
         self._config = config
         self._slow = slow
         self._wake = wake
-        self._jobs: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = (
-            deque()
-        )
+        self._jobs: deque[tuple[Callable[[], object], Callable[..., None]]] = deque()
         self._busy = False
 
     def submit(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+        self,
+        work: Callable[[], Result],
+        done: Callable[[Result | None, BaseException | None], None],
     ) -> None:
         """Queues a job."""
         self._jobs.append((work, done))
@@ -198,11 +200,11 @@ class SimWorker:
             return
         self._busy = True
         delay_us = self._scheduler.skewed(50, self._config.work_max_us) + self._slow[0]
-        self._scheduler.after(delay_us, self._life, self._run)
+        self._scheduler.after(delay_us, self._process, self._run)
 
     def _run(self) -> None:
         work, done = self._jobs.popleft()
-        result: Any = None
+        result: object = None
         failure: BaseException | None = None
         try:
             result = work()
@@ -210,12 +212,12 @@ class SimWorker:
             failure = error
         # The answer takes its own way back: the caller goes on meanwhile.
         delay_us = self._scheduler.skewed(10, 5000)
-        self._scheduler.after(delay_us, self._life, self._answer, done, result, failure)
+        self._scheduler.after(delay_us, self._process, self._answer, done, result, failure)
 
     def _answer(
         self,
-        done: Callable[[Any, BaseException | None], None],
-        result: Any,
+        done: Callable[..., None],
+        result: object,
         failure: BaseException | None,
     ) -> None:
         self._busy = False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -75,7 +75,7 @@ class Plan:
     clients: ClientConfig
     channels_max: int
     """Channels a node and group."""
-    settings: dict[str, Any]
+    settings: dict[str, int]
     """Of the queue machines."""
     round_us_max: int
     hash_every: int
@@ -168,7 +168,7 @@ def draw_plan(
         pause_chance=Random(seed ^ 0x9A5E).choice((0.0, 0.0, 0.05)),
         lose_chance=Random(seed ^ 0x105E).choice((0.0, 0.0, 0.3)),
     )
-    settings: dict[str, Any] = {
+    settings: dict[str, int] = {
         "delivery_limit": rng.choice((20, 20, 2, -1)),
         "disconnect_timeout_ms": rng.choice((500, 3000)),
         "single_active": rng.random() < 0.25,
@@ -339,9 +339,9 @@ class Injector:
 
     # Nodes.
 
-    def _down(self, kind: str, node: SimNode, **how: Any) -> None:
+    def _down(self, kind: str, node: SimNode, *, keep: float, refuses: bool = False) -> None:
         self.world.trace.fault(kind, node.name)
-        self.world.crash(node, restart_us=self._outage_us(), **how)
+        self.world.crash(node, restart_us=self._outage_us(), keep=keep, refuses=refuses)
 
     def _crash(self) -> None:
         node = self._node()
@@ -376,7 +376,7 @@ class Injector:
         if node is not None:
             duration_us = self._outage_us()
             self.world.trace.fault("freeze", node.name, f"for {duration_us / 1e6:.3f} s")
-            node.life.frozen_until_us = self.world.scheduler.now_us + duration_us
+            node.process.frozen_until_us = self.world.scheduler.now_us + duration_us
             self.world.network.silence(node.number)
 
     def _wipe(self) -> None:
@@ -488,11 +488,12 @@ class Injector:
             )
             self.world.trace.fault("clock", node.name, f"{jump_ms} ms")
             node.wall_offset_ms += jump_ms
-            node.life.wall_offset_ms += jump_ms
+            node.process.wall_offset_ms += jump_ms
 
     def _membership(self) -> None:
-        if self.world.groups:
-            group = self.world.scheduler.rng.choice(sorted(self.world.groups))
+        groups = self.world.group_numbers()
+        if groups:
+            group = self.world.scheduler.rng.choice(groups)
             self.world.change_membership(group)
 
     def _cluster(self, kind: str) -> None:

@@ -2,7 +2,7 @@
 
 | invariant | how it is watched |
 |---|---|
-| election safety | at most one node leads in a term, and in one of its lives only |
+| election safety | at most one node leads in a term, and in one of its incarnations only |
 | founders | in term 1 nobody votes, and only the founder leads, where there is one |
 | one vote a term | the votes on the wire, and requests for them: one a term, over restarts too |
 | a void vote elects nobody | who lost its vote, and was taken in anew, may give another one |
@@ -22,15 +22,16 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import msgspec
 
+from convoymq.groups.replica import Replica
 from convoymq.kernels.batch import Entry
-from convoymq.replication.machine import Effect
+from convoymq.replication.machine import Effect, Machine
 from convoymq.sim.delivery_model import InvariantBroken
-from convoymq.sim.referee import Referee
+from convoymq.sim.referee import GroupReferee
 from convoymq.sim.trace import Trace
+from convoymq.storage.log import GroupLog
 
 
 class GroupChecker:
@@ -40,7 +41,7 @@ class GroupChecker:
         hash_every: state hashes are compared at indexes that this divides.
     """
 
-    def __init__(self, group: int, referee: Referee, hash_every: int, trace: Trace) -> None:
+    def __init__(self, group: int, referee: GroupReferee, hash_every: int, trace: Trace) -> None:
         self.group = group
         self.trace = trace
         self.referee = referee
@@ -48,7 +49,7 @@ class GroupChecker:
         self.founder = 0
         """The node that leads term 1 without an election."""
         self.led: set[tuple[int, int]] = set()
-        """(node, term) that nodes led in lives that are over."""
+        """(node, term) that nodes led in incarnations that are over."""
         self.leaders: dict[int, int] = {}
         """Term -> node."""
         self.entries: dict[tuple[int, int], tuple[int, int]] = {}
@@ -67,16 +68,16 @@ class GroupChecker:
         self.votes: dict[tuple[int, int], int] = {}
         """(node, term) -> candidate. Who asks for votes has voted for itself."""
         self.former: set[tuple[int, int]] = set()
-        """Those of `votes` that were given in lives whose data are gone."""
+        """Those of `votes` that were given in incarnations whose data are gone."""
         self.void: set[tuple[int, int]] = set()
-        """(term, candidate): somebody who voted for it in a former life has voted otherwise."""
+        """(term, candidate): who voted for it in a former incarnation has voted otherwise."""
         self.answered: dict[int, int] = {}
         """Node -> highest term that it has answered in."""
         self.terms: dict[int, int] = {}
-        """Node -> term in its present life."""
+        """Node -> term in its present incarnation."""
         self.configurations: list[frozenset[int]] = []
-        self.logs: dict[int, Any] = {}
-        """Node -> its log, also of the last life of a node that is down."""
+        self.logs: dict[int, GroupLog] = {}
+        """Node -> its log, also of the last incarnation of a node that is down."""
         self.excused: set[int] = set()
         """Nodes whose disk lost what it had written: wiped, or damaged."""
         self.promised: dict[int, tuple[int, int]] = {}
@@ -90,7 +91,7 @@ class GroupChecker:
 
     # The log.
 
-    def on_append(self, node: int, log: Any, entry: Entry) -> None:
+    def on_append(self, node: int, log: GroupLog, entry: Entry) -> None:
         """A node appends an entry."""
         index, term = entry.index, entry.term
         previous = log.last_term if log.last_index else 0
@@ -100,7 +101,7 @@ class GroupChecker:
             what = "content" if known[0] != seen[0] else "predecessor"
             self.fail(f"entry {index} of term {term} has another {what} on node {node}")
 
-    def on_truncate(self, node: int, log: Any, index: int) -> None:
+    def on_truncate(self, node: int, log: GroupLog, index: int) -> None:
         """A node drops its entries from `index` on."""
         self.trace.add(
             f"node{node}", f"truncates group {self.group} from {index}, it ends at {log.last_index}"
@@ -112,7 +113,9 @@ class GroupChecker:
             if committed == log.term_at(at):
                 self.fail(f"node {node} truncates {at} of term {committed}, which is committed")
 
-    def on_apply(self, node: int, replica: Any, index: int, term: int, data: bytes) -> None:
+    def on_apply(
+        self, node: int, replica: Replica | None, index: int, term: int, data: bytes
+    ) -> None:
         """A node applies an entry."""
         if replica is not None:
             self._commits(node, replica, index)
@@ -125,7 +128,7 @@ class GroupChecker:
         if content is not None and content[0] != zlib.crc32(data):
             self.fail(f"node {node} applies another content of entry {index} than was appended")
 
-    def _commits(self, node: int, replica: Any, upto: int) -> None:
+    def _commits(self, node: int, replica: Replica, upto: int) -> None:
         """A node holds everything up to `upto` for committed."""
         seen = self.commit_seen.get(node, 0)
         if upto <= seen:
@@ -144,7 +147,7 @@ class GroupChecker:
             elif known != term:
                 self.fail(f"node {node} commits {index} of term {term}, others that of {known}")
 
-    def _check_majority(self, node: int, replica: Any, term: int, index: int) -> None:
+    def _check_majority(self, node: int, replica: Replica, term: int, index: int) -> None:
         voters = frozenset(replica.members)
         if not self.configurations or self.configurations[-1] != voters:
             self.configurations.append(voters)
@@ -172,7 +175,7 @@ class GroupChecker:
 
     # Roles and terms.
 
-    def on_poll(self, node: int, replica: Any) -> None:
+    def on_poll(self, node: int, replica: Replica) -> None:
         """After a node did something."""
         core = replica.core
         seen = (core.term, core.commit_index, core.role)
@@ -198,11 +201,13 @@ class GroupChecker:
                     self.fail(f"leader {node} of term {term} commits {commit} of term {own}")
         if replica.is_leader:
             if (node, term) in self.led:
-                self.fail(f"node {node} leads in term {term}, which it led in an earlier life")
+                self.fail(
+                    f"node {node} leads in term {term}, which it led in an earlier incarnation"
+                )
             if self.leaders.get(term) != node:
                 self._on_leader(node, replica, term)
 
-    def _on_leader(self, node: int, replica: Any, term: int) -> None:
+    def _on_leader(self, node: int, replica: Replica, term: int) -> None:
         other = self.leaders.get(term)
         if other is not None:
             self.fail(f"nodes {other} and {node} both lead in term {term}")
@@ -272,9 +277,9 @@ class GroupChecker:
         if term > self.answered.get(node, 0):
             self.answered[node] = term
 
-    # Lives.
+    # Starts and losses.
 
-    def on_recovered(self, node: int, log: Any) -> None:
+    def on_recovered(self, node: int, log: GroupLog) -> None:
         """A node has read its log from disk."""
         old = self.logs.get(node)
         self.logs[node] = log
@@ -336,7 +341,7 @@ class GroupChecker:
 
     # States.
 
-    def on_state(self, node: int, machine: Any, index: int, *, restored: bool = False) -> None:
+    def on_state(self, node: int, machine: Machine, index: int, *, restored: bool = False) -> None:
         """A machine is at `index`."""
         if index % self.hash_every and not restored:
             return
@@ -352,7 +357,7 @@ class GroupChecker:
             self.fail(f"node {node} gives other effects for entry {index}: {effects}")
 
 
-def observe_log(checker: GroupChecker, node: int, log: Any) -> None:
+def observe_log(checker: GroupChecker, node: int, log: GroupLog) -> None:
     """Has the checker hear of every change of a node's log."""
     append, truncate = log.append, log.truncate_from
 
@@ -364,5 +369,5 @@ def observe_log(checker: GroupChecker, node: int, log: Any) -> None:
         checker.on_truncate(node, log, index)
         truncate(index)
 
-    log.append = watched_append
-    log.truncate_from = watched_truncate
+    log.append = watched_append  # type: ignore[method-assign]
+    log.truncate_from = watched_truncate  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""An event loop for coroutines of production, on simulated time and in one life of a node.
+"""An event loop for coroutines of production, on simulated time and in one process of a node.
 
 It has what tasks, futures, `asyncio.gather`, `asyncio.sleep` and `asyncio.timeout` need. What is
 not an error of a coroutine, such as a power failure, leaves through the scheduler at once.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Never, TypeVar, TypeVarTuple, cast
 
 from convoymq.model.errors import BrokerError
-from convoymq.sim.clock import Life, Scheduler
+from convoymq.sim.clock import Process, Scheduler
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 class _Handle:
@@ -23,12 +26,12 @@ class _Handle:
     def __init__(
         self,
         due_s: float,
-        callback: Callable[..., Any],
-        arguments: tuple[Any, ...],
+        callback: Callable[..., object],
+        arguments: tuple[object, ...],
         context: contextvars.Context | None,
     ) -> None:
         self.due_s = due_s
-        self.callback: Callable[..., Any] | None = callback
+        self.callback: Callable[..., object] | None = callback
         self.arguments = arguments
         self.context = context if context is not None else contextvars.copy_context()
 
@@ -48,20 +51,22 @@ class _Handle:
 class SimLoop:
     """See the module text."""
 
-    def __init__(self, scheduler: Scheduler, life: Life) -> None:
+    def __init__(self, scheduler: Scheduler, process: Process) -> None:
         self._scheduler = scheduler
-        self._life = life
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._process = process
+        self._tasks: set[asyncio.Task[object]] = set()
+        # It has what tasks and futures use of a loop, and no more.
+        self._as_loop = cast(asyncio.AbstractEventLoop, self)
 
     def start(
         self,
-        work: Coroutine[Any, Any, Any],
-        done: Callable[[Any, BrokerError | None], None],
+        work: Coroutine[object, Never, Result],
+        done: Callable[[Result | None, BrokerError | None], None],
     ) -> None:
         """Runs a coroutine; `done` hears its result, or the refusal that ended it. Any other error
         ends the run."""
 
-        def ended(task: asyncio.Task[Any]) -> None:
+        def ended(task: asyncio.Task[Result]) -> None:
             self._tasks.discard(task)
             error = task.exception()
             if error is None:
@@ -81,21 +86,44 @@ class SimLoop:
         """Simulated seconds."""
         return self._scheduler.now_us / 1e6
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_soon(
+        self,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: contextvars.Context | None = None,
+    ) -> _Handle:
         """Calls back at this simulated time."""
         return self._call(0, callback, args, context)
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        """Calls back in this life, or never."""
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: contextvars.Context | None = None,
+    ) -> _Handle:
+        """Calls back in this process, or never."""
         return self._call(int(delay * 1e6), callback, args, context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Arguments], object],
+        *args: *Arguments,
+        context: contextvars.Context | None = None,
+    ) -> _Handle:
         """Calls back at a time of the loop."""
         return self._call(int(when * 1e6) - self._scheduler.now_us, callback, args, context)
 
-    def _call(self, delay_us: int, callback: Any, args: Any, context: Any) -> Any:
+    def _call(
+        self,
+        delay_us: int,
+        callback: Callable[..., object],
+        args: tuple[object, ...],
+        context: contextvars.Context | None,
+    ) -> _Handle:
         handle = _Handle(self.time() + delay_us / 1e6, callback, args, context)
-        self._scheduler.after(delay_us, self._life, self._run, handle)
+        self._scheduler.after(delay_us, self._process, self._run, handle)
         return handle
 
     def _run(self, handle: _Handle) -> None:
@@ -103,22 +131,25 @@ class SimLoop:
             return
         # A test may run in a loop of its own.
         outer = asyncio._get_running_loop()
-        own: Any = self
-        asyncio._set_running_loop(own)
+        asyncio._set_running_loop(self._as_loop)
         try:
             handle.context.run(handle.callback, *handle.arguments)
         finally:
             asyncio._set_running_loop(outer)
 
-    def create_future(self) -> asyncio.Future[Any]:
+    def create_future(self) -> asyncio.Future[object]:
         """A future of this loop."""
-        own: Any = self
-        return asyncio.Future(loop=own)
+        return asyncio.Future(loop=self._as_loop)
 
-    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    def create_task(
+        self,
+        coro: Coroutine[object, Never, Result],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Result]:
         """A task of this loop."""
-        own: Any = self
-        return asyncio.Task(coro, loop=own, **options)
+        return asyncio.Task(coro, loop=self._as_loop, name=name, context=context)
 
     def get_debug(self) -> bool:
         """No."""
@@ -128,5 +159,5 @@ class SimLoop:
         """It runs as long as the simulation does."""
         return True
 
-    def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Tasks of a life that is over are never awaited."""
+    def call_exception_handler(self, context: dict[str, object]) -> None:
+        """Tasks of a process that is over are never awaited."""

@@ -10,18 +10,27 @@ That place must not lie before the floor, and nobody may strike anything out oth
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Never, TypeVar
 
+from convoymq.metadata.commands import Command
+from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import BrokerError, Misuse, Unavailable
 from convoymq.recovery import CONFIRMATION, Recovery
+from convoymq.sim.clock import Process
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.loop import SimLoop
+from convoymq.transport.handshake import PeerHello
+from convoymq.transport.identity import NodeIdentity
 
 if TYPE_CHECKING:
     from convoymq.sim.cluster_node import ClusterNode
     from convoymq.sim.cluster_world import ClusterWorld
+
+Result = TypeVar("Result")
+Answer = Callable[[object, BrokerError | None], None]
+"""Hears what was answered, or why nothing was."""
 
 LOOK_US = 300_000
 """An operator looks again."""
@@ -44,8 +53,8 @@ class RecoveryPort:
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
-        self._loop = SimLoop(node.world.scheduler, node.life)
-        self._handler: Callable[[int, Any], Awaitable[Any]] | None = None
+        self._loop = SimLoop(node.world.scheduler, node.process)
+        self._handler: Callable[[int, object], Coroutine[object, None, object]] | None = None
         self.id = node.number
         self.clock = node.clock
         self.control = self.links = self.store = self
@@ -54,7 +63,7 @@ class RecoveryPort:
         self.recovery = Recovery(self, node.world.new_id)
 
     @property
-    def identity(self) -> Any:
+    def identity(self) -> NodeIdentity:
         """What `node.json` says."""
         return self._node.identity
 
@@ -64,7 +73,7 @@ class RecoveryPort:
         return self._node.is_serving
 
     @property
-    def machine(self) -> Any:
+    def machine(self) -> MetadataMachine:
         """The tree."""
         return self._node.tree
 
@@ -78,13 +87,13 @@ class RecoveryPort:
         """Nodes that are reached."""
         return [n for n in sorted(self._node.hellos) if self._node.transport.is_connected(n)]
 
-    def hello_of(self, node: int) -> Any:
+    def hello_of(self, node: int) -> PeerHello | None:
         """What a node said of itself when it was linked."""
         return self._node.hellos.get(node)
 
     # `AsyncMetadataStore`.
 
-    async def execute(self, command: Any, timeout: float) -> Any:
+    async def execute(self, command: Command, timeout: float) -> object:
         """Applies a command in the whole cluster."""
         store = self._node.store
         if store is None:
@@ -93,31 +102,35 @@ class RecoveryPort:
 
     # `ControlPlane`.
 
-    def handle(self, _kind: int, handler: Callable[[int, Any], Awaitable[Any]]) -> None:
+    def handle(
+        self, _kind: int, handler: Callable[[int, object], Coroutine[object, None, object]]
+    ) -> None:
         """Registers who answers."""
         self._handler = handler
 
-    async def request(self, node: int, kind: int, body: Any, timeout: float) -> Any:
+    async def request(self, node: int, kind: int, body: object, timeout: float) -> object:
         """Asks a node, this one included."""
         if node != self.id:
             wait_ms = int(timeout * 1000)
-            sound, found = await self._answer(
+            answered = await self._answer(
                 lambda done: self._node.ask(node, kind, body, wait_ms, done)
             )
         else:
-            sound, found = await self._answer(
+            answered = await self._answer(
                 lambda done: self._node.clock.call_later(
                     0, lambda: done(self.serve(node, body), None)
                 )
             )
+        assert isinstance(answered, list)
+        sound, found = answered
         if not sound:
             raise Misuse(found)
         return found
 
-    def serve(self, asker: int, body: Any) -> list[Any]:
+    def serve(self, asker: int, body: object) -> list[object]:
         """[True, answer], or [False, why there is none]."""
         assert self._handler is not None
-        work: Any = self._handler(asker, body)
+        work = self._handler(asker, body)
         try:
             work.send(None)
         except StopIteration as end:
@@ -126,10 +139,10 @@ class RecoveryPort:
             return [False, error.text]
         raise AssertionError("answers of a recovery wait for nothing")
 
-    async def _answer(self, ask: Callable[[Callable[[Any, BrokerError | None], None]], Any]) -> Any:
+    async def _answer(self, ask: Callable[[Answer], object]) -> object:
         answer = self._loop.create_future()
 
-        def done(reply: Any, error: BrokerError | None) -> None:
+        def done(reply: object, error: BrokerError | None) -> None:
             if answer.done():
                 return
             if error is not None:
@@ -142,7 +155,11 @@ class RecoveryPort:
 
     # The operator.
 
-    def start(self, work: Any, done: Callable[[Any, BrokerError | None], None]) -> None:
+    def start(
+        self,
+        work: Coroutine[object, Never, Result],
+        done: Callable[[Result | None, BrokerError | None], None],
+    ) -> None:
         """Runs what an operator has typed at this node."""
         self._loop.start(work, done)
 
@@ -154,8 +171,8 @@ class Operator:
     def __init__(self, world: ClusterWorld, disaster: Disaster) -> None:
         self._world = world
         self._disaster = disaster
-        self._busy: Any = None
-        """Life of the node at which something was typed."""
+        self._busy: Process | None = None
+        """The process at which something was typed."""
         self._again()
 
     def _again(self) -> None:
@@ -177,7 +194,7 @@ class Operator:
         if not able or not all(node.alive and node.formation is not None for node in nodes):
             return
         node = world.scheduler.rng.choice(able)
-        self._busy = node.life
+        self._busy = node.process
         world.trace.add(node.name, "convoy recover")
         node.recovery.start(self._recover(node), self._on_done)
 
@@ -210,7 +227,7 @@ class Operator:
     def _progress(self, text: str) -> None:
         self._world.trace.add("operator", text)
 
-    def _on_done(self, finished: Any, error: BrokerError | None) -> None:
+    def _on_done(self, finished: bool | None, error: BrokerError | None) -> None:
         self._busy = None
         if error is not None:
             self._world.trace.add("operator", f"is refused: {error}")

@@ -1,6 +1,6 @@
 """The referee of the metadata group: a naive model of the tree, fed with the committed log.
 
-It keeps queues by name, the numbers that were given out, and the lives of nodes, by its own rules.
+It keeps queues by name, the numbers that were given out, and incarnations, by its own rules.
 What it asserts:
 
 - a command is carried out once, whatever was resent, and answered the same every time;
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from convoymq.kernels import batch
 from convoymq.metadata.commands import (
     Bootstrap,
+    Command,
     DeclareQueue,
     DeleteQueue,
     ForgetNode,
@@ -32,7 +32,7 @@ from convoymq.metadata.commands import (
 from convoymq.metadata.machine import STATUS_OK, MetadataMachine
 from convoymq.metadata.nodes import STARTS_UNSEEN
 from convoymq.model.tables import Table, decode_body
-from convoymq.replication.machine import EFFECT_APPLIED, Effect
+from convoymq.replication.machine import EFFECT_APPLIED, Effect, Machine
 from convoymq.sim.delivery_model import InvariantBroken
 
 
@@ -75,7 +75,7 @@ class MetadataReferee:
         self.incarnations: dict[int, int] = {}
         self.joins: set[tuple[int, str, int]] = set()
         """(node, directory, incarnation) of everybody who was let in."""
-        self.replies: dict[tuple[int, int], tuple[int, Any]] = {}
+        self.replies: dict[tuple[int, int], tuple[int, object]] = {}
         self.seqs: dict[int, int] = {}
         self.commands = 0
         self._on_created = on_created
@@ -100,7 +100,7 @@ class MetadataReferee:
     def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
         """A committed entry of commands, in order of the log."""
         self.index = index
-        answers: dict[tuple[int, int], list[tuple[int, Any]]] = {}
+        answers: dict[tuple[int, int], list[tuple[int, object]]] = {}
         for effect in effects:
             if effect[0] == EFFECT_APPLIED:
                 answers.setdefault((effect[1], effect[2]), []).append((effect[3], effect[4]))
@@ -112,7 +112,9 @@ class MetadataReferee:
             if incarnation < self.incarnations.get(node, 0) or node in self.forgotten:
                 known = self.replies.get((session, seq))
                 if any(status == STATUS_OK and (status, reply) != known for status, reply in found):
-                    self.fail(f"command {seq} of a life of node {node} that is over is carried out")
+                    self.fail(
+                        f"command {seq} of node {node} is carried out, of incarnation {incarnation}"
+                    )
                 continue
             known = self.replies.get((session, seq))
             if known is not None:
@@ -131,7 +133,7 @@ class MetadataReferee:
             body = batch.command_body(data, offset)[:arg]
             self._command(decode_command(body), *found[0])
 
-    def _command(self, command: Any, status: int, reply: Any) -> None:
+    def _command(self, command: Command, status: int, reply: object) -> None:
         if isinstance(command, Bootstrap):
             if status == STATUS_OK and reply:
                 if self.cluster_id not in ("", command.cluster_id):
@@ -162,7 +164,8 @@ class MetadataReferee:
                     self.incarnations[node] = self.incarnations.get(node, 0) + STARTS_UNSEEN
         elif isinstance(command, Join):
             if status == STATUS_OK:
-                self._lives(command.id, reply["incarnation"])
+                assert isinstance(reply, dict)
+                self._start(command.id, reply["incarnation"])
                 self.forgotten.discard(command.id)
                 self.joins.add((command.id, command.directory, reply["incarnation"]))
         elif isinstance(command, PutNode) and status == STATUS_OK and reply:
@@ -170,7 +173,7 @@ class MetadataReferee:
                 self.fail(f"node {command.id} is forgotten, and counts")
             self.nodes.add(command.id)
             if command.incarnation > self.incarnations.get(command.id, 0):
-                self._lives(command.id, command.incarnation)
+                self._start(command.id, command.incarnation)
 
     def _forget(self, node: int) -> None:
         self.forgotten.add(node)
@@ -179,17 +182,20 @@ class MetadataReferee:
             if queue.members == (node,):
                 self._delete(queue)
 
-    def _lives(self, node: int, incarnation: int) -> None:
+    def _start(self, node: int, incarnation: int) -> None:
         if incarnation < self.incarnations.get(node, 0):
-            self.fail(f"node {node} is back in life {incarnation}: {self.incarnations[node]} was")
+            self.fail(
+                f"node {node} is back in incarnation {incarnation}: {self.incarnations[node]} was"
+            )
         self.incarnations[node] = incarnation
 
-    def _declare(self, command: DeclareQueue, status: int, reply: Any) -> None:
+    def _declare(self, command: DeclareQueue, status: int, reply: object) -> None:
         queue = self.queues.get(command.name)
         if status != STATUS_OK:
             if queue is None:
                 self.fail(f"{command.name} is refused, and there is none: {reply}")
             return
+        assert isinstance(reply, dict)
         if queue is not None:
             if reply["created"] or reply["group"] != queue.group:
                 self.fail(f"{command.name} is declared as {reply}, but is {queue.group}")
@@ -206,7 +212,7 @@ class MetadataReferee:
         queue.deleted = True
         self._on_deleted(queue)
 
-    def _set_members(self, command: SetMembers, status: int, reply: Any) -> None:
+    def _set_members(self, command: SetMembers, status: int, reply: object) -> None:
         queue = self.queues.get(command.name)
         if status != STATUS_OK or not reply:
             return
@@ -225,8 +231,9 @@ class MetadataReferee:
         queue.out_ever.update(set(queue.members) - set(command.members))
         queue.members = command.members
 
-    def check_machine(self, machine: MetadataMachine) -> None:
+    def check_machine(self, machine: Machine) -> None:
         """Compares with a machine that applied the same index."""
+        assert isinstance(machine, MetadataMachine)
         machine.check_invariants()
         queues = {r.name: (r.group, r.members) for r in machine.records()}
         if queues != {q.name: (q.group, q.members) for q in self.queues.values()}:

@@ -14,13 +14,14 @@ Source: ADR 0016.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
 from convoymq.queues.quorum.machine import COMMAND_TYPES
 from convoymq.replication.versions import command_table
 from convoymq.sim.nodes import SimNode, WatchedMachine
+from convoymq.sim.referee import IndexedMachine, Referee
 from convoymq.sim.world import NotLive, World
 
 PRESENT = 1
@@ -38,7 +39,7 @@ class NextMachine(WatchedMachine):
 
     VERSION = NEXT
 
-    def __init__(self, settings: dict[str, Any], node: SimNode, group: int) -> None:
+    def __init__(self, settings: Mapping[str, int], node: SimNode, group: int) -> None:
         self.marks = 0
         super().__init__(settings, node, group)
 
@@ -76,11 +77,13 @@ class NextMachine(WatchedMachine):
 class MixedNode(SimNode):
     """A node that runs one of two releases."""
 
+    world: MixedWorld
+
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
         self.release = PRESENT
 
-    def make_machine(self, settings: dict[str, Any], group: int) -> Any:
+    def make_machine(self, settings: Mapping[str, int], group: int) -> WatchedMachine:
         """The machine of the release that this node runs."""
         kind = NextMachine if self.release == NEXT else WatchedMachine
         return kind(settings, self, group)
@@ -100,10 +103,12 @@ class MixedWorld(World):
     """See the module text."""
 
     node_class = MixedNode
+    nodes: dict[int, MixedNode]
 
     def _make_world(self) -> None:
         super()._make_world()
         for referee in self.referees.values():
+            assert isinstance(referee, Referee)
             referee.model.without_effect = frozenset({MARK})
         for node in self.nodes.values():
             # Some clusters begin with a part of the nodes upgraded.
@@ -139,13 +144,13 @@ class MixedWorld(World):
 
     def _final_checks(self) -> None:
         super()._final_checks()
-        for group, place in self.groups.items():
+        for group, place in self.places.items():
             for number in sorted(place.members):
                 machine = self.nodes[number].host.groups[group].machine
                 if machine.version != NEXT:
                     raise NotLive(f"group {group} on node {number} has version {machine.version}")
 
-    def on_restored(self, node: SimNode, group: int, machine: Any) -> None:
+    def on_restored(self, node: SimNode, group: int, machine: IndexedMachine) -> None:
         """See `World`. A snapshot may be younger than the machine's last entry by the one that
         raised the version: what is applied next is compared."""
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from convoymq.sim.clock import Life, Scheduler, Timer
+from convoymq.sim.clock import Process, Scheduler, Timer
 from convoymq.sim.relays import is_urgent_frame
 from convoymq.sim.trace import Trace
 
@@ -29,10 +29,15 @@ CREDIT_US = 300
 class Receiver(Protocol):
     """What a running node hears from the network."""
 
-    life: Life
-    incarnation: int
+    @property
+    def process(self) -> Process:
+        """The process that hears it."""
 
-    def may_link(self, peer: Any) -> bool:
+    @property
+    def incarnation(self) -> int:
+        """Of the node."""
+
+    def may_link(self, peer: Receiver) -> bool:
         """Whether HELLO with another running node ends well."""
 
     def on_frame(self, peer: int, data: bytes) -> None:
@@ -147,8 +152,8 @@ class Network:
         if refuses:
             for peer in sorted(self.receivers):
                 delay_us = self.scheduler.between(1000, 500_000)
-                life = self.receivers[peer].life
-                self.scheduler.after(delay_us, life, self._refused, peer, node)
+                process = self.receivers[peer].process
+                self.scheduler.after(delay_us, process, self._refused, peer, node)
         for key in [k for k in self._seen if k[0] == node]:
             del self._seen[key]
         self._suspected = {k for k in self._suspected if k[0] != node}
@@ -205,7 +210,9 @@ class Network:
             direction.last_us = direction.urgent_us = self.scheduler.now_us
             delay_us = self.scheduler.between(0, 2000)
             receiver = self.receivers[target]
-            self.scheduler.after(delay_us, receiver.life, self._linked, target, source, epoch + 1)
+            self.scheduler.after(
+                delay_us, receiver.process, self._linked, target, source, epoch + 1
+            )
 
     def _linked(self, node: int, peer: int, epoch: int) -> None:
         if self._epochs[_pair(node, peer)] != epoch or peer not in self.receivers:
@@ -235,13 +242,15 @@ class Network:
         self.trace.add(f"node{node}", f"link down {peer}")
         receiver = self.receivers.get(node)
         if receiver is not None:
-            receiver.life.cluster.lost(peer)
+            receiver.process.cluster.lost(peer)
             receiver.on_link_down(peer, False)
 
     def _tell_clock(self, node: int, peer: int) -> None:
         """What a heartbeat says of the peer's wall clock."""
-        self.receivers[node].life.cluster.heard(
-            peer, self.scheduler.wall_ms(self.receivers[peer].life), self.scheduler.now_us // 1000
+        self.receivers[node].process.cluster.heard(
+            peer,
+            self.scheduler.wall_ms(self.receivers[peer].process),
+            self.scheduler.now_us // 1000,
         )
 
     def break_link(self, a: int, b: int) -> None:
@@ -265,7 +274,9 @@ class Network:
                     self._stale[(source, target)] = kept[:STALE_FRAMES_MAX]
             if (target, source) in self._seen:
                 delay_us = self.scheduler.skewed(0, 100_000)
-                self.scheduler.after(delay_us, receiver.life, self._unlinked, target, source, epoch)
+                self.scheduler.after(
+                    delay_us, receiver.process, self._unlinked, target, source, epoch
+                )
         if a in self.receivers and b in self.receivers:
             self._connect_later(a, b)
 
@@ -363,7 +374,7 @@ class Network:
         direction.pumping = True
         delay_us = direction.frames[0][0] - self.scheduler.now_us
         epoch = self._epochs[_pair(source, target)]
-        # Not bound to the receiver's life: the flag must fall whoever lives then.
+        # Not bound to the receiver's process: the flag must fall whoever lives then.
         direction.timer = self.scheduler.after(delay_us, None, self._arrive, source, target, epoch)
 
     def _arrive(self, source: int, target: int, epoch: int) -> None:
@@ -380,10 +391,10 @@ class Network:
             # The receiver has not finished connecting: `_linked` goes on.
             return
         now_us = self.scheduler.now_us
-        if receiver.life.frozen_until_us > now_us:
+        if receiver.process.frozen_until_us > now_us:
             direction.pumping = True
             self.scheduler.after(
-                receiver.life.frozen_until_us - now_us, None, self._arrive, source, target, epoch
+                receiver.process.frozen_until_us - now_us, None, self._arrive, source, target, epoch
             )
             return
         if direction.frames and direction.frames[0][0] <= now_us:
@@ -394,9 +405,9 @@ class Network:
             if source in self.receivers:
                 self._tell_clock(target, source)
             if target in self.full_of(source) and direction.bytes <= self.config.window_bytes:
-                life = self.receivers[source].life if source in self.receivers else None
-                if life is not None:
-                    self.scheduler.after(CREDIT_US, life, self._tell_room, source, target, epoch)
+                process = self.receivers[source].process if source in self.receivers else None
+                if process is not None:
+                    self.scheduler.after(CREDIT_US, process, self._tell_room, source, target, epoch)
             receiver.on_frame(source, data)
         self._pump(source, target)
 
@@ -406,7 +417,7 @@ class Network:
 
     def is_frozen(self, node: int) -> bool:
         """Whether the process stands still."""
-        return self.receivers[node].life.frozen_until_us > self.scheduler.now_us
+        return self.receivers[node].process.frozen_until_us > self.scheduler.now_us
 
     def may_link(self, a: int, b: int) -> bool:
         """Whether HELLO between two running nodes ends well at both ends."""
@@ -481,15 +492,15 @@ class Network:
         if receiver is None:
             return
         delay_us = self.scheduler.between(self.config.suspect_min_us, self.config.suspect_max_us)
-        self.scheduler.after(delay_us, receiver.life, self._suspect_if_silent, node, peer)
+        self.scheduler.after(delay_us, receiver.process, self._suspect_if_silent, node, peer)
 
     def _suspect_if_silent(self, node: int, peer: int) -> None:
         other = self.receivers.get(peer)
-        frozen = other is not None and other.life.frozen_until_us > self.scheduler.now_us
+        frozen = other is not None and other.process.frozen_until_us > self.scheduler.now_us
         if frozen or (peer, node) in self._cut:
             self._suspect(node, peer)
             if frozen and other is not None:
-                wait_us = other.life.frozen_until_us - self.scheduler.now_us
+                wait_us = other.process.frozen_until_us - self.scheduler.now_us
                 self.scheduler.after(wait_us + 1000, None, self._trust, node, peer)
 
     def _suspect(self, node: int, peer: int) -> None:
@@ -505,12 +516,12 @@ class Network:
         receiver = self.receivers.get(node)
         if receiver is None or (node, peer) not in self._suspected or (peer, node) in self._cut:
             return
-        if receiver.life.frozen_until_us > self.scheduler.now_us:
+        if receiver.process.frozen_until_us > self.scheduler.now_us:
             self._trust_later(node, peer)
             return
         other = self.receivers.get(peer)
-        if other is not None and other.life.frozen_until_us > self.scheduler.now_us:
-            wait_us = other.life.frozen_until_us - self.scheduler.now_us
+        if other is not None and other.process.frozen_until_us > self.scheduler.now_us:
+            wait_us = other.process.frozen_until_us - self.scheduler.now_us
             self.scheduler.after(wait_us + 1000, None, self._trust, node, peer)
             return
         self._suspected.discard((node, peer))
@@ -521,15 +532,15 @@ class Network:
 class NodeTransport:
     """One node's `Transport`."""
 
-    def __init__(self, network: Network, node: int, life: Life) -> None:
+    def __init__(self, network: Network, node: int, process: Process) -> None:
         self._network = network
         self._node = node
-        self._life = life
+        self._process = process
         self.full = network.full_of(node)
 
     def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
         """Hands a frame to the link."""
-        if self._life.alive:
+        if self._process.alive:
             self._network.send(self._node, node, frame, body)
 
     def is_connected(self, node: int) -> bool:

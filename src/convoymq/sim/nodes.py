@@ -1,13 +1,14 @@
 """A simulated node: the real replica host, storage and queues on simulated disk, clock and network.
 
 It does what `node` does in production: hands events in, ends rounds, ticks. Its disk, its clock's
-error and its incarnation outlive its lives.
+error and its incarnation outlive its processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,13 +22,14 @@ from convoymq.queues.session_audit import SessionWatch
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication.raft.types import RaftConfig
-from convoymq.sim.clock import Life, NodeClock
+from convoymq.sim.clock import NodeClock, Process, Timer
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
 from convoymq.sim.invariants import observe_log
-from convoymq.sim.network import NodeTransport
+from convoymq.sim.network import NodeTransport, Receiver
 from convoymq.sim.relays import RelayedLinks
 from convoymq.sim.senders import WatchedQueue
+from convoymq.storage.log import GroupLog
 from convoymq.storage.store import Storage
 from convoymq.transport.control import FLAG_ANSWER, KIND_SESSIONS, KIND_STREAM
 
@@ -43,7 +45,7 @@ FIRST_INCARNATION = 30_000_000
 class WatchedMachine(QuorumMachine):
     """A quorum queue's machine that reports what it applies."""
 
-    def __init__(self, settings: dict[str, Any], node: SimNode, group: int) -> None:
+    def __init__(self, settings: Mapping[str, int], node: SimNode, group: int) -> None:
         super().__init__(settings)
         self.node = node
         self.group = group
@@ -63,7 +65,7 @@ class WatchedMachine(QuorumMachine):
 class WatchedStream(StreamMachine):
     """A stream's machine that reports what it applies."""
 
-    def __init__(self, settings: dict[str, Any], node: SimNode, group: int) -> None:
+    def __init__(self, settings: Mapping[str, int], node: SimNode, group: int) -> None:
         super().__init__(settings)
         self.node = node
         self.group = group
@@ -83,12 +85,12 @@ class WatchedStream(StreamMachine):
 class WatchedStorage(Storage):
     """Storage whose logs report to the checkers, those that are opened later too."""
 
-    def __init__(self, node: SimNode, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, node: SimNode, flusher: SimFlusher, worker: SimWorker) -> None:
+        super().__init__(node.disk, flusher, worker, node.world.plan.storage)
         self._node = node
         self.recovered = False
 
-    def open_group(self, group: int) -> Any:
+    def open_group(self, group: int) -> GroupLog:
         """Opens, and watches what is new."""
         new = group not in self.logs
         log = super().open_group(group)
@@ -113,15 +115,12 @@ class SimNode:
         self.disk = SimDisk()
         self.disk.owner = number
         self.slow = [0]
-        self.life = Life(self.name)
-        self.life.alive = False
+        self.process = Process(self.name)
+        self.process.alive = False
         self.incarnation = FIRST_INCARNATION
         self.wall_offset_ms = 0
         self.incarnations: dict[int, int] = {}
         self.queues: dict[int, GroupQueue] = {}
-        self.host: Any = None
-        self.storage: Any = None
-        self.flusher: Any = None
         self.wiped: set[int] = set()
         """Groups whose data this node lost, and does not know yet that it did."""
         self._sessions = 0
@@ -130,34 +129,36 @@ class SimNode:
     @property
     def alive(self) -> bool:
         """True while it runs."""
-        return self.life.alive
+        return self.process.alive
 
-    # Life.
+    # Start.
 
     def start(self) -> None:
         """Starts, or starts again: recovers and joins. A crash may come in the middle."""
         world = self.world
         self._new_life()
-        self.life = Life(self.name, self.wall_offset_ms)
+        self.process = Process(self.name, self.wall_offset_ms)
         world.trace.add(self.name, f"start {self.incarnation}")
         scheduler = world.scheduler
         disk_config = world.plan.disk
-        self.clock = NodeClock(scheduler, self.life)
-        self.flusher = SimFlusher(scheduler, self.life, disk_config, self.slow, self.wake)
-        worker = SimWorker(scheduler, self.life, disk_config, self.slow, self.wake)
+        self.clock = NodeClock(scheduler, self.process)
+        self.flusher = SimFlusher(scheduler, self.process, disk_config, self.slow, self.wake)
+        worker = SimWorker(scheduler, self.process, disk_config, self.slow, self.wake)
         self.incarnations = {self.number: self.incarnation}
         self.queues = {}
         self.watch: SessionWatch | None = None
         self._asked = self.incarnation << 32
         #: number -> (node, who waits, timer)
-        self._questions: dict[int, tuple[int, Answer, Any]] = {}
+        self._questions: dict[int, tuple[int, Answer, Timer]] = {}
         self._sessions = 0
         self._round_due = False
         self.relays: RelayedLinks | None = None
         if world.relay_book is not None:
             self.relays = RelayedLinks(self, world.network, world.relay_book)
-        self.transport: Any = self.relays or NodeTransport(world.network, self.number, self.life)
-        self.storage = WatchedStorage(self, self.disk, self.flusher, worker, world.plan.storage)
+        self.transport: RelayedLinks | NodeTransport = self.relays or NodeTransport(
+            world.network, self.number, self.process
+        )
+        self.storage = WatchedStorage(self, self.flusher, worker)
         self._name_storage()
         report = self.storage.recover()
         self.storage.recovered = True
@@ -178,11 +179,12 @@ class SimNode:
         self.answers = LargeAnswers(self.transport, self.host.await_room, self.clock)
         self._open_groups()
         self._watch_sessions()
-        scheduler.after(scheduler.between(0, HOST_TICK_MS * 1000), self.life, self._tick_host)
-        scheduler.after(scheduler.between(0, STORAGE_TICK_MS * 1000), self.life, self._tick_storage)
-        scheduler.after(scheduler.between(0, TICK_MS * 1000), self.life, self._tick_queues)
-        end: Any = self.relays or self
-        world.network.start(self.number, end)
+        scheduler.after(scheduler.between(0, HOST_TICK_MS * 1000), self.process, self._tick_host)
+        scheduler.after(
+            scheduler.between(0, STORAGE_TICK_MS * 1000), self.process, self._tick_storage
+        )
+        scheduler.after(scheduler.between(0, TICK_MS * 1000), self.process, self._tick_queues)
+        world.network.start(self.number, self.relays or self)
         self.wake()
 
     def _watch_sessions(self) -> None:
@@ -203,7 +205,7 @@ class SimNode:
         """Tells the storage whose it is."""
 
     def _open_groups(self) -> None:
-        for group in sorted(self.world.groups):
+        for group in sorted(self.world.places):
             self.open_group(group)
 
     def on_replica_stopped(self, group: int, reason: str) -> None:
@@ -213,7 +215,7 @@ class SimNode:
     def on_log_removed(self, group: int) -> None:
         """The storage is about to remove a log."""
 
-    def may_link(self, peer: Any) -> bool:
+    def may_link(self, peer: Receiver) -> bool:
         """Whether HELLO with another running node ends well."""
         return True
 
@@ -228,30 +230,10 @@ class SimNode:
 
     def open_group(self, group: int) -> None:
         """Becomes what the metadata say: a member of the group, or one who watches."""
-        known = self.world.groups[group]
+        known = self.world.places[group]
         queue = self.queues.get(group)
         if queue is None:
-            common: dict[str, Any] = {
-                "vhost": "/",
-                "name": f"q{group}",
-                "group": group,
-                "node": self.number,
-                "host": self.host,
-                "transport": self.transport,
-                "clock": self.clock,
-                "incarnations": self.incarnations,
-                "members": sorted(known.members),
-                "new_session": self.new_session,
-            }
-            if self.world.plan.streams:
-                queue = StreamQueue(ask_node=self._ask_node, answers=self.answers, **common)
-            else:
-                queue = WatchedQueue(
-                    workload=self.world.workload,
-                    lag_entries_max=self.world.plan.lag_entries_max,
-                    **common,
-                )
-            self.queues[group] = queue
+            queue = self.queues[group] = self._new_queue(group, sorted(known.members))
         queue.members = tuple(sorted(known.members))
         if not known.has_replica(self.number):
             if group in self.storage.logs:
@@ -277,7 +259,29 @@ class SimNode:
             wiped=group in self.wiped,
         )
 
-    def make_machine(self, settings: dict[str, Any], group: int) -> Any:
+    def _new_queue(self, group: int, members: list[int]) -> GroupQueue:
+        make: Callable[..., StreamQueue | WatchedQueue] = WatchedQueue
+        if self.world.plan.streams:
+            make = partial(StreamQueue, ask_node=self._ask_node, answers=self.answers)
+        queue = make(
+            vhost="/",
+            name=f"q{group}",
+            group=group,
+            node=self.number,
+            host=self.host,
+            transport=self.transport,
+            clock=self.clock,
+            incarnations=self.incarnations,
+            members=members,
+            new_session=self.new_session,
+        )
+        if isinstance(queue, WatchedQueue):
+            queue.watch(self.world.workload, self.world.plan.lag_entries_max)
+        return queue
+
+    def make_machine(
+        self, settings: Mapping[str, int], group: int
+    ) -> WatchedMachine | WatchedStream:
         """The machine of a replica on this node."""
         return (WatchedStream if self.world.plan.streams else WatchedMachine)(settings, self, group)
 
@@ -290,18 +294,18 @@ class SimNode:
         self.wiped.discard(group)
         self.world.checkers[group].on_removed(self.number)
         if group in self.host.groups:
-            self.host.leave_group(group, sorted(self.world.groups[group].members))
+            self.host.leave_group(group, sorted(self.world.places[group].members))
         else:
             self.open_group(group)
 
     def members_changed(self, group: int) -> None:
         """The metadata name other members: a node that watches asks those for the leader."""
-        known = self.world.groups[group]
+        known = self.world.places[group]
         self.queues[group].members = tuple(sorted(known.members))
         if group in self.host.watched:
             self.host.watch_group(group, sorted(known.members), self.queues[group])
 
-    def watch_log(self, group: int, log: Any) -> None:
+    def watch_log(self, group: int, log: GroupLog) -> None:
         """Has the group's checker follow this log."""
         checker = self.world.checkers[group]
         checker.on_recovered(self.number, log)
@@ -331,7 +335,7 @@ class SimNode:
         if not self._round_due:
             self._round_due = True
             delay_us = self.world.scheduler.between(0, self.world.plan.round_us_max)
-            self.world.scheduler.after(delay_us, self.life, self._end_round)
+            self.world.scheduler.after(delay_us, self.process, self._end_round)
 
     def _end_round(self) -> None:
         self._round_due = False
@@ -341,16 +345,16 @@ class SimNode:
         self.world.poll(self)
 
     def _tick_host(self) -> None:
-        self.world.scheduler.after(HOST_TICK_MS * 1000, self.life, self._tick_host)
+        self.world.scheduler.after(HOST_TICK_MS * 1000, self.process, self._tick_host)
         self.host.tick()
         self.world.poll(self)
 
     def _tick_storage(self) -> None:
-        self.world.scheduler.after(STORAGE_TICK_MS * 1000, self.life, self._tick_storage)
+        self.world.scheduler.after(STORAGE_TICK_MS * 1000, self.process, self._tick_storage)
         self.storage.tick()
 
     def _tick_queues(self) -> None:
-        self.world.scheduler.after(TICK_MS * 1000, self.life, self._tick_queues)
+        self.world.scheduler.after(TICK_MS * 1000, self.process, self._tick_queues)
         for queue in self.queues.values():
             queue.tick()
         if self.watch is not None:
@@ -358,14 +362,14 @@ class SimNode:
 
     # Questions about streams, as the control plane carries them in production.
 
-    def _ask_node(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
+    def _ask_node(self, node: int, request: list[object], wait_ms: int, answer: Answer) -> None:
         self.ask(node, KIND_STREAM, request, wait_ms, answer)
 
-    def ask_sessions(self, node: int, request: list[Any], wait_ms: int, answer: Answer) -> None:
+    def ask_sessions(self, node: int, request: list[object], wait_ms: int, answer: Answer) -> None:
         """Asks a node which of its sessions are not live (`queues.session_audit`)."""
         self.ask(node, KIND_SESSIONS, request, wait_ms, answer)
 
-    def ask(self, node: int, kind: int, request: Any, wait_ms: int, answer: Answer) -> None:
+    def ask(self, node: int, kind: int, request: object, wait_ms: int, answer: Answer) -> None:
         """Sends a request to another node; `answer` hears what it says, or why it does not."""
         self._asked += 1
         number = self._asked
@@ -395,7 +399,7 @@ class SimNode:
                 asked[1](body, None)
             return
 
-        def reply(found: Any) -> None:
+        def reply(found: object) -> None:
             made = msgspec.msgpack.encode(found)
             self.transport.send(
                 peer, frame(FRAME_CONTROL, FLAG_ANSWER, 0, number, kind, 0, 0, made)
@@ -403,9 +407,12 @@ class SimNode:
 
         self.on_request(peer, kind, body, reply)
 
-    def on_request(self, peer: int, kind: int, body: Any, reply: Callable[[Any], None]) -> None:
+    def on_request(
+        self, peer: int, kind: int, body: object, reply: Callable[[object], None]
+    ) -> None:
         """Another node asks something."""
         if kind == KIND_STREAM:
+            assert isinstance(body, list)
             queue = self.queues.get(body[1])
             if isinstance(queue, StreamQueue):
                 queue.serve(body, reply, peer)

@@ -16,11 +16,14 @@ and every delivery and answer that a client got. What it asserts:
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn, Protocol
 
 from convoymq.queues.quorum.invariants import check_invariants
-from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, Effect
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, Effect, Machine
 from convoymq.sim.delivery_model import (
+    Answer,
     DeliveryModel,
     HandOut,
     Key,
@@ -32,6 +35,31 @@ from convoymq.sim.delivery_model import (
 DIFFERENCES_SHOWN = 3
 
 
+class IndexedMachine(Machine, Protocol):
+    """A machine that knows what it has applied."""
+
+    @property
+    def index(self) -> int:
+        """The last entry that it applied."""
+
+
+class GroupReferee(Protocol):
+    """The model of what is in one group, by the group's log."""
+
+    @property
+    def index(self) -> int:
+        """The last entry that was seen."""
+
+    def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
+        """A committed entry of commands, in order of the log."""
+
+    def check_machine(self, machine: Machine) -> None:
+        """Compares with a machine that applied the same index."""
+
+    def waits_for(self) -> str:
+        """What has to happen before the end; empty when nothing has."""
+
+
 class Referee:
     """Compares one group's queue with its model.
 
@@ -40,7 +68,7 @@ class Referee:
         clients: clients report to this referee what they receive, so it knows what they did not.
     """
 
-    def __init__(self, group: int, settings: dict[str, Any], *, clients: bool = False) -> None:
+    def __init__(self, group: int, settings: Mapping[str, int], *, clients: bool = False) -> None:
         self.group = group
         self.model = self._new_model(group, settings)
         self._clients = clients
@@ -49,7 +77,7 @@ class Referee:
         self.received: set[tuple[int, int, int]] = set()
         """(session, consumer, message id)"""
 
-    def _new_model(self, group: int, settings: dict[str, Any]) -> DeliveryModel:
+    def _new_model(self, group: int, settings: Mapping[str, int]) -> DeliveryModel:
         return DeliveryModel(group, settings)
 
     @property
@@ -130,7 +158,7 @@ class Referee:
         """Every question is answered as the model answers it, and every session hears how far it
         got; nobody hears that a command counts that was not accepted."""
         model = self.model
-        told: list[Any] = []
+        told: list[Answer] = []
         last: dict[int, int] = {}
         for effect in effects:
             if effect[0] != EFFECT_APPLIED:
@@ -158,8 +186,9 @@ class Referee:
         if effect[3:] != (0, None):
             self.fail(f"a session that never was hears {effect}")
 
-    def check_machine(self, machine: Any) -> None:
+    def check_machine(self, machine: Machine) -> None:
         """Compares counters with those of a machine that applied the same index."""
+        assert isinstance(machine, QuorumMachine)
         check_invariants(machine)
         model = self.model
         places = model.places

@@ -1,11 +1,11 @@
 """Relayed links in the simulated network: the real `transport.relay.RelayTable` on simulated links.
 
-`RelayedLinks` stands between the network and one life of a node, where `Links` does in production.
+`RelayedLinks` stands between the network and a process of a node, where `Links` does in production.
 `RelayBook` watches all of them from outside:
 
-- in one stretch between up and down, a node gets the frames that the other end sent in one of its
-  own stretches, from the first one on, in order, each once, urgent and bulk ones apart;
-- no stretch is received twice, and none after a later one;
+- in one session between up and down, a node gets the frames that the other end sent in one of its
+  own sessions, from the first one on, in order, each once, urgent and bulk ones apart;
+- no session is received twice, and none after a later one;
 - a node that is cut off from another one, while a third is linked to both, reaches it within
   `REACHED_US`.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,7 +30,7 @@ from convoymq.transport import relay
 from convoymq.transport.links import FLAG_NEIGHBOURS, is_urgent
 
 if TYPE_CHECKING:
-    from convoymq.sim.network import Network
+    from convoymq.sim.network import Network, Receiver
     from convoymq.sim.nodes import SimNode
     from convoymq.sim.world import World
 
@@ -39,10 +39,13 @@ WAIT_MS = 200
 """Shorter than in production, for cuts that are shorter, too."""
 REACHED_US = 3_000_000
 """A silent link is suspected after 1 s at most."""
-STRETCHES_KEPT = 8
+SESSIONS_KEPT = 8
 
-Stretch = tuple[list[int], list[int]]
+RelaySession = tuple[list[int], list[int]]
 """CRCs of bulk and urgent frames, in order."""
+
+Path = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Who relays, the epochs of the links on the way, and the incarnations of the nodes."""
 
 
 class RelayBook:
@@ -50,24 +53,24 @@ class RelayBook:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._sent: dict[tuple[int, int], list[tuple[int, Stretch]]] = {}
-        """(from, to) -> the last stretches, with their numbers."""
-        self._stretches = 0
-        self._open: dict[tuple[int, int], tuple[list[tuple[int, Stretch]], list[int]]] = {}
-        """(at, from) -> stretches that the present one may be, and frames of it so far."""
+        self._sent: dict[tuple[int, int], list[tuple[int, RelaySession]]] = {}
+        """(from, to) -> the last sessions, with their numbers."""
+        self._sessions = 0
+        self._open: dict[tuple[int, int], tuple[list[tuple[int, RelaySession]], list[int]]] = {}
+        """(at, from) -> sessions that the present one may be, and frames of it so far."""
         self._received: dict[tuple[int, int], int] = {}
-        """(at, from) -> number of the last stretch of which something came."""
-        self._cut_since: dict[tuple[int, int], tuple[int, Any]] = {}
+        """(at, from) -> number of the last session of which something came."""
+        self._cut_since: dict[tuple[int, int], tuple[int, Path]] = {}
         """(a, b) -> since when they could be relayed and are not, and by which links."""
         world.scheduler.after(TICK_US, None, self._look)
 
     def on_up(self, node: int, peer: int) -> None:
         """A node has begun to reach another one."""
         self._world.trace.faults["relayed"] += 1
-        self._stretches += 1
+        self._sessions += 1
         kept = self._sent.setdefault((node, peer), [])
-        kept.append((self._stretches, ([], [])))
-        del kept[:-STRETCHES_KEPT]
+        kept.append((self._sessions, ([], [])))
+        del kept[:-SESSIONS_KEPT]
         self._open.pop((node, peer), None)
 
     def on_sent(self, node: int, peer: int, data: bytes) -> None:
@@ -104,7 +107,7 @@ class RelayBook:
         world.scheduler.after(TICK_US, None, self._look)
         network, now_us = world.network, world.scheduler.now_us
         running = sorted(network.receivers)
-        since: dict[tuple[int, int], tuple[int, Any]] = {}
+        since: dict[tuple[int, int], tuple[int, Path]] = {}
         for a in running:
             for b in running:
                 if a == b or not (network.is_cut(a, b) and network.is_cut(b, a)):
@@ -112,7 +115,8 @@ class RelayBook:
                 by = next((how for c in running if (how := self._path(a, c, b))), None)
                 if by is None or not network.may_link(a, b):
                     continue
-                end: Any = network.receivers[a]
+                end = network.receivers[a]
+                assert isinstance(end, RelayedLinks)
                 if end.is_connected(b):
                     # Who relayed may be lost any time: only from then on another one is due.
                     continue
@@ -126,7 +130,7 @@ class RelayBook:
                     )
         self._cut_since = since
 
-    def _path(self, a: int, c: int, b: int) -> Any:
+    def _path(self, a: int, c: int, b: int) -> Path | None:
         """The links from a to b through c, where they stand and nobody is doubted; None."""
         network = self._world.network
         if c in (a, b):
@@ -142,11 +146,11 @@ class RelayBook:
 
 
 class RelayedLinks:
-    """One life of a node at the network: links, and nodes that others relay to."""
+    """One process of a node at the network: links, and nodes that others relay to."""
 
     def __init__(self, node: SimNode, network: Network, book: RelayBook) -> None:
         self.node = node
-        self.life = node.life
+        self.process = node.process
         self._network = network
         self._book = book
         self._direct: set[int] = set()
@@ -162,22 +166,23 @@ class RelayedLinks:
             lambda peer: network.backlog_bytes(number, peer),
             wait_ms=WAIT_MS,
         )
-        scheduler.after(scheduler.between(0, TICK_US), self.life, self._tick)
+        scheduler.after(scheduler.between(0, TICK_US), self.process, self._tick)
 
     @property
     def incarnation(self) -> int:
         """Of the node."""
         return self.node.incarnation
 
-    def may_link(self, peer: Any) -> bool:
+    def may_link(self, peer: Receiver) -> bool:
         """Whether HELLO with another running node ends well."""
+        assert isinstance(peer, RelayedLinks)
         return self.node.may_link(peer.node)
 
     def _now_ms(self) -> int:
         return self.node.clock.monotonic_ms()
 
     def _tick(self) -> None:
-        self.node.world.scheduler.after(TICK_US, self.life, self._tick)
+        self.node.world.scheduler.after(TICK_US, self.process, self._tick)
         self._perform(self.table.tick(self._now_ms()))
 
     def forget(self, peer: int) -> None:
@@ -260,7 +265,7 @@ class RelayedLinks:
 
     def send(self, node: int, frame: bytes, body: Sequence[bytes] = ()) -> None:
         """Hands a frame to a link."""
-        if not self.life.alive:
+        if not self.process.alive:
             return
         number = self.node.number
         if node in self._direct:

@@ -14,14 +14,16 @@ What the referee asserts, beyond what holds for every queue:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, ReservationRefused
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
+from convoymq.queues.quorum.client import QuorumClient
+from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.reservations import (
     FINISHED_KEPT_MAX,
     NO_RESERVATION,
@@ -35,13 +37,15 @@ from convoymq.queues.reservations import (
     Refusal,
 )
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
+from convoymq.replication.machine import Machine
 from convoymq.sim.clients import ClientConfig, Workload
-from convoymq.sim.clock import Life, Scheduler
+from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.delivery_model import (
     DeliveryModel,
     InvariantBroken,
     Key,
     Place,
+    ReservationOp,
     Session,
     identity_of,
 )
@@ -89,10 +93,15 @@ class _Reservation:
         }
 
 
+if TYPE_CHECKING:
+    from convoymq.groups.replica import Replica
+    from convoymq.sim.nodes import SimNode
+
+
 class ReservedModel(DeliveryModel):
     """A queue with reservations, by the rules of ADR 0008."""
 
-    def __init__(self, group: int, settings: dict[str, Any]) -> None:
+    def __init__(self, group: int, settings: Mapping[str, int]) -> None:
         super().__init__(group, settings)
         self.reservations: dict[str, _Reservation] = {}
         self.settled_leases: dict[str, tuple[int, int]] = {}
@@ -110,9 +119,9 @@ class ReservedModel(DeliveryModel):
                 self._give_back(reservation, 0, 1)
                 del self.reservations[name]
 
-    def _reservation(self, session: Session, op: dict[str, Any]) -> None:
+    def _reservation(self, session: Session, op: ReservationOp) -> None:
         name, kind = op["reservation"], op["op"]
-        reply: Any
+        reply: str | dict[str, int]
         if kind in ("open", "lease"):
             reply = self._begin(name, op)
         elif kind == "close" and name not in self.reservations:
@@ -129,7 +138,7 @@ class ReservedModel(DeliveryModel):
         status = APPLIED_REJECTED if isinstance(reply, str) else APPLIED_OK
         self._answer(session, status, reply)
 
-    def _begin(self, name: str, op: dict[str, Any]) -> str | dict[str, int]:
+    def _begin(self, name: str, op: ReservationOp) -> str | dict[str, int]:
         is_lease = op["op"] == "lease"
         owner = op.get("owner", "")
         reservation = self.reservations.get(name)
@@ -160,7 +169,7 @@ class ReservedModel(DeliveryModel):
                 del self.reservations[name]
         return reservation.answer()
 
-    def _act(self, name: str, op: dict[str, Any]) -> str | dict[str, int]:
+    def _act(self, name: str, op: ReservationOp) -> str | dict[str, int]:
         """An op on a reservation that is there; a refused one changes nothing."""
         kind = op["op"]
         reservation = self.reservations.get(name)
@@ -247,12 +256,13 @@ class ReservedReferee(Referee):
 
     model: ReservedModel
 
-    def _new_model(self, group: int, settings: dict[str, Any]) -> DeliveryModel:
+    def _new_model(self, group: int, settings: Mapping[str, int]) -> DeliveryModel:
         return ReservedModel(group, settings)
 
-    def check_machine(self, machine: Any) -> None:
+    def check_machine(self, machine: Machine) -> None:
         """See `Referee`; and reservations hold what the log says, under the same offsets."""
         super().check_machine(machine)
+        assert isinstance(machine, QuorumMachine)
         reservations = self.model.reservations
         if list(reservations) != list(machine.reservations.by_name):
             self.fail(
@@ -298,7 +308,7 @@ class ReservationChannel:
         *,
         scheduler: Scheduler,
         trace: Trace,
-        life: Life,
+        process: Process,
         node: int,
         group: int,
         queue: Queue,
@@ -308,12 +318,12 @@ class ReservationChannel:
         referee: ReservedReferee,
         publishes: bool,
         consumes: bool,
-        on_closed: Callable[[Any], None],
-        replicas: Callable[[int], list[tuple[Any, Any]]],
+        on_closed: Callable[[ReservationChannel], None],
+        replicas: Callable[[int], list[tuple[SimNode, Replica]]],
     ) -> None:
         self._scheduler = scheduler
         self._trace = trace
-        self._life = life
+        self._process = process
         self.node = node
         self.group = group
         self._config = config
@@ -324,7 +334,8 @@ class ReservationChannel:
         workload.publishers += 1
         workload.channels += 1
         self.name = f"owner{workload.publishers}"
-        self.client: Any = queue.client(session, self)
+        # Only quorum queues have reservations here.
+        self.client = cast(QuorumClient, queue.client(session, self))
         self.closed = False
         self.draining = False
         self._leases = 0
@@ -334,9 +345,9 @@ class ReservationChannel:
         self._first = 0
         self._next = 0
         self._read = 0
-        self._asked: dict[str, Any] | None = None
+        self._asked: ReservationOp | None = None
         """The op under way."""
-        self._again: dict[str, Any] | None = None
+        self._again: ReservationOp | None = None
         """What to ask once more: its answer got lost, or to see that it does no harm."""
         self._next_turn()
 
@@ -344,7 +355,7 @@ class ReservationChannel:
 
     def _next_turn(self) -> None:
         delay_us = self._scheduler.between(self._config.turn_min_us, self._config.turn_max_us)
-        self._scheduler.after(delay_us, self._life, self._turn)
+        self._scheduler.after(delay_us, self._process, self._turn)
 
     def _turn(self) -> None:
         if self.closed:
@@ -414,16 +425,16 @@ class ReservationChannel:
 
     # Ops.
 
-    def _mine(self) -> dict[str, Any]:
+    def _mine(self) -> ReservationOp:
         return {"epoch": self._epoch, "fencing_token": self._fencing_token}
 
-    def _ask(self, op: dict[str, Any]) -> None:
+    def _ask(self, op: ReservationOp) -> None:
         self._asked = op
         op = {"reservation": self._reservation, **op}
         self._trace.add(self.name, f"asks {op}")
         self.client.reservation(msgspec.msgpack.encode(op), self._on_answer)
 
-    def _on_answer(self, reply: Any, error: BrokerError | None) -> None:
+    def _on_answer(self, reply: dict[str, int] | None, error: BrokerError | None) -> None:
         asked, self._asked = self._asked, None
         assert asked is not None
         if isinstance(error, ReservationRefused):
@@ -437,11 +448,12 @@ class ReservationChannel:
         elif asked["op"] == "close":
             self._epoch = 0
         else:
+            assert reply is not None
             self._learn(asked, reply)
             if self._scheduler.chance(REPEAT_CHANCE):
                 self._again = asked
 
-    def _learn(self, asked: dict[str, Any], reply: dict[str, int]) -> None:
+    def _learn(self, asked: ReservationOp, reply: dict[str, int]) -> None:
         op = asked["op"]
         if not self._epoch and op not in ("open", "lease"):
             # The repeat of what ended a lease.
@@ -472,7 +484,7 @@ class ReservationChannel:
         if not replicas or self._first == self._next:
             return
         node, replica = self._scheduler.rng.choice(replicas)
-        machine = replica.machine
+        machine = cast(QuorumMachine, replica.machine)
         start = self._scheduler.between(self._first, self._read)
         end = self._scheduler.between(start, self._next)
         if machine.index < self._epoch:

@@ -7,7 +7,7 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import TypedDict
 
 import structlog
 from rich.console import Console
@@ -18,6 +18,15 @@ from convoymq.sim.faults import ALL_KINDS
 from convoymq.sim.world import Result, run_seed
 
 TAIL_SHOWN = 60
+
+
+class Load(TypedDict):
+    """What channels do, as `run_seed` is told."""
+
+    streams: bool
+    reservations: bool
+    cluster: bool
+    mixed: bool
 
 
 def parse_faults(text: str | None) -> frozenset[str] | None:
@@ -81,11 +90,16 @@ def _run(work: tuple[int, Collection[str] | None, str]) -> Result:
     return run_seed(seed, faults, **load_of(load))
 
 
-def load_of(load: str) -> dict[str, Any]:
+def load_of(load: str) -> Load:
     """What `run_seed` is told: "" = quorum queues, "streams", "reservations" = queues with
     reservations, or "cluster" = whatever the metadata group says, "mixed" = nodes of two releases.
     """
-    return {load: True} if load else {}
+    return Load(
+        streams=load == "streams",
+        reservations=load == "reservations",
+        cluster=load == "cluster",
+        mixed=load == "mixed",
+    )
 
 
 def run_many(

@@ -18,9 +18,11 @@ that changes; that no client passes a message on twice is for `sim.clients` and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from convoymq.groups.replica import Replica
 from convoymq.queues.quorum.client import QuorumClient
+from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.replication.machine import EFFECT_DELIVER, Effect
 from convoymq.replication.raft.types import REPLICATE
@@ -33,7 +35,7 @@ Sent = set[tuple[int, int, int]]
 """(session, consumer, message id)"""
 
 
-def is_live(replica: Any, node: int, lag_entries_max: int) -> bool:
+def is_live(replica: Replica, node: int, lag_entries_max: int) -> bool:
     """Whether a leader may leave the sending to the replica of another node."""
     peer = replica.core.progress.get(node)
     if peer is None or not peer.connected or peer.state != REPLICATE:
@@ -45,31 +47,33 @@ def is_live(replica: Any, node: int, lag_entries_max: int) -> bool:
 
 
 class WatchedQueue(QuorumQueue):
-    """A quorum queue on one node that checks who sends what.
+    """A quorum queue on one node that checks who sends what."""
 
-    Args:
-        workload: counts what was sent, and by whom.
-        lag_entries_max: as of `RaftConfig`.
-    """
+    def watch(self, workload: Workload, lag_entries_max: int) -> None:
+        """Begins to watch; called once, before anything happens.
 
-    def __init__(self, *, workload: Workload, lag_entries_max: int, **options: Any) -> None:
-        super().__init__(**options)
+        Args:
+            workload: counts what was sent, and by whom.
+            lag_entries_max: as of `RaftConfig`.
+        """
         self._workload = workload
         self._lag_entries_max = lag_entries_max
         self._sent: dict[int, Sent] = {}
         """Node -> what was sent to it in this call."""
-        self._passed: set[tuple[Any, ...]] = set()
+        self._passed: set[Effect] = set()
         """(session, consumer, first message id) of what was passed on here in this call."""
 
     def _fail(self, text: str) -> None:
         raise InvariantBroken(f"queue {self.group} on node {self.node}: {text}")
 
-    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """Carries effects out, and looks at what was sent."""
         self._sent = {}
         self._passed = set()
         super().on_effects(effects, replica)
         leads = replica.is_leader
+        machine = replica.machine
+        assert isinstance(machine, QuorumMachine)
         if self._sent and not leads:
             self._fail(f"sends to {sorted(self._sent)}, and does not lead")
         live: dict[int, bool] = {}
@@ -90,10 +94,10 @@ class WatchedQueue(QuorumQueue):
                     self._fail(f"sends to node {node}, whose replica is live")
                 if not live[node]:
                     missing = messages_of(effect) - sent
-                    if missing and missing & held_by(replica.machine, session, effect[2]):
+                    if missing and missing & held_by(machine, session, effect[2]):
                         self._fail(f"leads, and does not send {effect} to node {node}")
 
-    def _deliver(self, client: Any, effect: Effect) -> None:
+    def _deliver(self, client: QuorumClient, effect: Effect) -> None:
         self._passed.add(effect[1:4])
         self._workload.sent_locally += effect[7]
         super()._deliver(client, effect)
@@ -110,7 +114,7 @@ class WatchedQueue(QuorumQueue):
             self._workload.sent_by_leader += effect[7]
         return super()._forward(node, effect, since)
 
-    def _start_proxy(self, node: int, machine: Any) -> None:
+    def _start_proxy(self, node: int, machine: QuorumMachine) -> None:
         super()._start_proxy(node, machine)
         if node not in self._proxied:
             return
@@ -129,7 +133,7 @@ def messages_of(effect: Effect) -> Sent:
     return {(session, consumer, first_id + i) for i in range(count)}
 
 
-def held_by(machine: Any, session: int, consumer: int) -> Sent:
+def held_by(machine: QuorumMachine, session: int, consumer: int) -> Sent:
     """What a consumer holds."""
     return {
         (session, consumer, message_id + i)

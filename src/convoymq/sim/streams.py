@@ -14,13 +14,12 @@ own memory of producers. What it asserts:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from convoymq.kernels import batch
 from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec, Delivery, QueueClient
 from convoymq.queues.stream.machine import StreamMachine
-from convoymq.replication.machine import Effect
+from convoymq.replication.machine import Effect, Machine
 from convoymq.sim.clients import Channel, ranges_of, record_of
 from convoymq.sim.delivery_model import InvariantBroken, identity_of
 
@@ -120,9 +119,10 @@ class StreamReferee:
             self.places[identity] = len(self.log)
             self.log.append(identity)
 
-    def check_machine(self, machine: StreamMachine) -> None:
+    def check_machine(self, machine: Machine) -> None:
         """Compares with a machine that applied the same index; follows retention, which goes by
         bytes and time."""
+        assert isinstance(machine, StreamMachine)
         if machine.first < self.first:
             self.fail(f"first offset {machine.first} after {self.first}")
         self.first = machine.first
@@ -155,9 +155,7 @@ class StreamReferee:
 class StreamChannel(Channel):
     """A channel into a stream."""
 
-    _referee: Any
-
-    def __init__(self, **arguments: Any) -> None:
+    def _prepare(self) -> None:
         self._next: dict[int, int] = {}
         """Consumer -> offset that comes next; -1 before the first."""
         self._from_first: set[int] = set()
@@ -168,7 +166,11 @@ class StreamChannel(Channel):
         self._refused: int | None = None
         """The lowest sequence that was refused and not sent again. A producer repeats from there:
         once a later one is in the log, an older one counts as a repeat, even if it never came."""
-        super().__init__(**arguments)
+
+    @property
+    def _stream(self) -> StreamReferee:
+        assert isinstance(self._referee, StreamReferee)
+        return self._referee
 
     # Publishing.
 
@@ -224,7 +226,7 @@ class StreamChannel(Channel):
             Field("S", b"first"),
             Field("S", b"last"),
             Field("S", b"1s"),
-            Field("l", self._scheduler.between(0, len(self._referee.log) + 3)),
+            Field("l", self._scheduler.between(0, len(self._stream.log) + 3)),
         )
         start = starts[1] if self.draining else self._scheduler.rng.choice(starts)
         arguments = {}
@@ -265,14 +267,14 @@ class StreamChannel(Channel):
             raise InvariantBroken(f"{self.name}: delivery to consumer {consumer} before its answer")
         identities = [identity_of(batch.record(block, command, first + i)) for i in range(count)]
         expected = self._next.get(consumer, -1)
-        self._referee.on_read(f"{self.name}/{consumer}", expected, first_id, identities)
+        self._stream.on_read(f"{self.name}/{consumer}", expected, first_id, identities)
         self._next[consumer] = first_id + count
         self._workload.delivered += count
         self.held.setdefault(consumer, []).extend(range(first_id, first_id + count))
         if self._scheduler.chance(0.02):
             self.client.pause(consumer)
             self._scheduler.after(
-                self._scheduler.between(0, 100_000), self._life, self.client.resume, consumer
+                self._scheduler.between(0, 100_000), self._process, self.client.resume, consumer
             )
 
     def _settle(self, consumer: int, ids: list[int]) -> None:
@@ -290,7 +292,7 @@ class StreamChannel(Channel):
         """What is still outstanding; empty when nothing is."""
         missing = super().waits_for()
         if not missing and self.draining:
-            end = len(self._referee.log)
+            end = len(self._stream.log)
             # A consumer that began behind the last message waits for nothing.
             behind = {
                 n: self._next[n]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import msgspec
 
+from convoymq.groups.replica import Replica
 from convoymq.kernels import batch
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
@@ -26,8 +26,8 @@ from convoymq.sim.disk import PowerLost
 from convoymq.sim.faults import Injector, Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.network import Network
-from convoymq.sim.nodes import FIRST_INCARNATION, SimNode
-from convoymq.sim.referee import Referee
+from convoymq.sim.nodes import FIRST_INCARNATION, SimNode, WatchedMachine, WatchedStream
+from convoymq.sim.referee import GroupReferee, IndexedMachine, Referee
 from convoymq.sim.relays import RelayBook
 from convoymq.sim.reservations import ReservationChannel, ReservedReferee
 from convoymq.sim.streams import StreamChannel, StreamReferee
@@ -59,7 +59,7 @@ class GroupPlace:
     began: dict[int, tuple[frozenset[int], bool]]
     """Node -> (members that its replica began with, whether it joined a group that existed)."""
     hint: int
-    settings: dict[str, Any]
+    settings: dict[str, int]
     founder: tuple[int, int] = (0, 0)
     """Who leads the first term without an election; (0, 0) = nobody."""
     leaving: set[int] = field(default_factory=set)
@@ -89,9 +89,8 @@ class World:
     """A cluster under test."""
 
     node_class: type[SimNode] = SimNode
-    nodes: dict[int, Any]
-    groups: dict[int, Any]
-    """Group -> `GroupPlace`."""
+    nodes: Mapping[int, SimNode]
+    checkers: Mapping[int, GroupChecker]
 
     def __init__(self, plan: Plan, sink: Callable[[str], None] | None = None) -> None:
         self.plan = plan
@@ -101,15 +100,13 @@ class World:
         self.network.on_frame_sent = self._on_frame_sent
         self.relay_book = RelayBook(self) if plan.network.relays else None
         self.workload = Workload()
-        self.channels: list[Channel] = []
+        self.channels: list[Channel | ReservationChannel] = []
         self.quiet = False
         self.broken: Exception | None = None
         """What a check inside of a replica found."""
-        self.groups = {}
-        self.referees: dict[int, Any] = {}
-        """Group -> `Referee`, `ReservedReferee` or `StreamReferee`."""
-        self.checkers: dict[int, GroupChecker] = {}
-        self.nodes = {}
+        self.places: dict[int, GroupPlace] = {}
+        """Where the groups are that the world itself places."""
+        self.referees: dict[int, GroupReferee] = {}
         self._make_world()
 
     def _make_world(self) -> None:
@@ -117,6 +114,8 @@ class World:
         plan = self.plan
         self.nodes = {n: self.node_class(self, n) for n in range(1, plan.nodes + 1)}
         rng = self.scheduler.rng
+        checkers: dict[int, GroupChecker] = {}
+        self.checkers = checkers
         for group in range(1, plan.groups + 1):
             size = plan.nodes if plan.nodes == 3 or rng.random() < 0.5 else 3
             members = set(rng.sample(sorted(self.nodes), size))
@@ -125,18 +124,16 @@ class World:
             hint = rng.choice(sorted(members))
             # Some groups begin with an election, as the tree's does.
             founder = (hint, FIRST_INCARNATION) if group % 4 else (0, 0)
-            self.groups[group] = GroupPlace(members, began, hint, settings, founder)
+            self.places[group] = GroupPlace(members, began, hint, settings, founder)
             if plan.streams:
                 self.referees[group] = StreamReferee(group)
             else:
                 kind = ReservedReferee if plan.reservations else Referee
                 self.referees[group] = kind(group, settings, clients=True)
-            self.checkers[group] = GroupChecker(
-                group, self.referees[group], plan.hash_every, self.trace
-            )
+            checkers[group] = GroupChecker(group, self.referees[group], plan.hash_every, self.trace)
             self.checkers[group].founder = founder[0]
         self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
-        for group, place in self.groups.items():
+        for group, place in self.places.items():
             self.trace.add("world", f"group {group} on {sorted(place.members)} {place.settings}")
 
     # Running.
@@ -201,7 +198,7 @@ class World:
     ) -> None:
         """Stops a node at once. `keep`: chance of each unsynced sector to be on the disk."""
         self.trace.add(node.name, f"down for {restart_us / 1e6:.3f} s")
-        node.life.alive = False
+        node.process.alive = False
         self.network.stop(node.number, refuses=refuses)
         chance = self.scheduler.chance
         node.disk.lose_power(lambda: chance(keep))
@@ -212,7 +209,7 @@ class World:
         self.scheduler.after(restart_us, None, self._start, node)
 
     def _on_wiped(self, node: SimNode) -> None:
-        node.wiped = {g for g, place in self.groups.items() if place.has_replica(node.number)}
+        node.wiped = {g for g, place in self.places.items() if place.has_replica(node.number)}
         for checker in self.checkers.values():
             checker.on_wiped(node.number)
 
@@ -239,7 +236,7 @@ class World:
         for node in self.nodes.values():
             if not node.alive:
                 continue
-            for group in self.groups:
+            for group in self.places:
                 mine = [c for c in self.channels if c.node == node.number and c.group == group]
                 if len(mine) < self.plan.channels_max and self.scheduler.chance(0.3):
                     self._open_channel(node, group, bool(mine))
@@ -249,13 +246,13 @@ class World:
         draw = self.scheduler.rng.random()
         consumes = draw < 0.75 or self.quiet
         publishes = not self.quiet and (draw > 0.4 or second)
-        kind = self._channel_kind(group)
+        kind: Callable[..., Channel | ReservationChannel] = self._channel_kind(group)
         if self.plan.reservations and not self.quiet and self.scheduler.chance(RESERVATION_SHARE):
             kind = partial(ReservationChannel, replicas=self.replicas_of)
         channel = kind(
             scheduler=self.scheduler,
             trace=self.trace,
-            life=node.life,
+            process=node.process,
             node=node.number,
             group=group,
             queue=node.queues[group],
@@ -272,10 +269,10 @@ class World:
         self.trace.add(channel.name, f"open, publishes {publishes}, consumes {consumes}")
         self.channels.append(channel)
 
-    def _channel_kind(self, group: int) -> Any:
+    def _channel_kind(self, group: int) -> type[Channel]:
         return StreamChannel if self.plan.streams else Channel
 
-    def replicas_of(self, group: int) -> list[tuple[SimNode, Any]]:
+    def replicas_of(self, group: int) -> list[tuple[SimNode, Replica]]:
         """The replicas of a group on nodes that run, where they can be read."""
         return [
             (node, node.host.groups[group])
@@ -283,7 +280,7 @@ class World:
             if node.alive and group in node.host.groups and not node.host.groups[group].faulty
         ]
 
-    def _on_closed(self, channel: Channel) -> None:
+    def _on_closed(self, channel: Channel | ReservationChannel) -> None:
         self.channels.remove(channel)
 
     # What nodes report.
@@ -298,7 +295,7 @@ class World:
             self.checkers[group].on_poll(node.number, replica)
 
     def on_applied(
-        self, node: SimNode, group: int, machine: Any, data: bytes, effects: list[Effect]
+        self, node: SimNode, group: int, machine: IndexedMachine, data: bytes, effects: list[Effect]
     ) -> None:
         """A replica applied an entry of commands."""
         try:
@@ -309,7 +306,7 @@ class World:
             raise
 
     def _on_applied(
-        self, node: SimNode, group: int, machine: Any, data: bytes, effects: list[Effect]
+        self, node: SimNode, group: int, machine: IndexedMachine, data: bytes, effects: list[Effect]
     ) -> None:
         entry = batch.Entry(data)
         checker = self.checkers[group]
@@ -329,7 +326,7 @@ class World:
         """An entry is applied for the first time."""
         self.referees[group].on_entry(index, data, effects)
 
-    def on_restored(self, node: SimNode, group: int, machine: Any) -> None:
+    def on_restored(self, node: SimNode, group: int, machine: IndexedMachine) -> None:
         """A replica took its state from a snapshot."""
         try:
             self.checkers[group].on_state(node.number, machine, machine.index, restored=True)
@@ -351,9 +348,13 @@ class World:
             elif message[0] == VOTE:
                 self.checkers[group].on_vote(source, message[1], source)
 
+    def group_numbers(self) -> list[int]:
+        """Groups whose members may be changed, ascending."""
+        return sorted(self.places)
+
     def leads(self, node: SimNode) -> list[int]:
         """Groups that this node believes to lead."""
-        if not node.alive or node.host is None:
+        if not node.alive:
             return []
         return [g for g, replica in node.host.groups.items() if replica.is_leader]
 
@@ -370,9 +371,9 @@ class World:
         for checker in self.checkers.values():
             checker.excused.add(number)
 
-    def leader_of(self, group: int) -> tuple[Any, Any] | None:
+    def leader_of(self, group: int) -> tuple[SimNode, Replica] | None:
         """The running node that leads in the highest term, and its replica."""
-        found: tuple[Any, Any] | None = None
+        found: tuple[SimNode, Replica] | None = None
         for node in self.nodes.values():
             replica = node.host.groups.get(group) if node.alive else None
             if (
@@ -388,7 +389,7 @@ class World:
 
     def change_membership(self, group: int) -> None:
         """Decides to add or remove a member; `_administrate` has it done."""
-        place = self.groups[group]
+        place = self.places[group]
         rng = self.scheduler.rng
         outside = [n for n in self.nodes if n not in place.members]
         leading = self.leader_of(group)
@@ -418,25 +419,25 @@ class World:
 
     def _join(self, group: int, number: int, members: frozenset[int]) -> None:
         """A node becomes a member: for the first time, or again with the disk that it has."""
-        place = self.groups[group]
+        place = self.places[group]
         node = self.nodes[number]
         if number in place.began:
             self.trace.faults["member_returned"] += 1
         place.members.add(number)
         place.began[number] = (members, True)
         self.scheduler.after(
-            self.scheduler.skewed(0, 500_000), node.life, self._open_joined, node, group
+            self.scheduler.skewed(0, 500_000), node.process, self._open_joined, node, group
         )
         self._tell_members(group)
 
     def _open_joined(self, node: SimNode, group: int) -> None:
         # It may have left again by now.
-        if self.groups[group].has_replica(node.number):
+        if self.places[group].has_replica(node.number):
             node.open_group(group)
 
     def _close_left(self, node: SimNode, group: int) -> None:
         # It may have come back before it was told that it had left.
-        if not self.groups[group].has_replica(node.number):
+        if not self.places[group].has_replica(node.number):
             node.close_group(group)
 
     def _tell_members(self, group: int) -> None:
@@ -447,7 +448,7 @@ class World:
     def _administrate(self) -> None:
         """What the metadata's owner does: asks leaders until groups are where they should be."""
         self.scheduler.after(100_000, None, self._administrate)
-        for group, place in self.groups.items():
+        for group, place in self.places.items():
             leading = self.leader_of(group)
             if leading is None:
                 continue
@@ -467,7 +468,7 @@ class World:
                     place.leaving.discard(number)
                     other = self.nodes[number]
                     delay_us = self.scheduler.skewed(0, 2_000_000)
-                    self.scheduler.after(delay_us, other.life, self._close_left, other, group)
+                    self.scheduler.after(delay_us, other.process, self._close_left, other, group)
                 if gone:
                     self._tell_members(group)
 
@@ -486,14 +487,15 @@ class World:
             return found
         found += self._waiting_channels()
         for group, referee in self.referees.items():
-            place = self.groups[group]
+            place = self.places[group]
             waits = referee.waits_for()
             if waits:
                 found.append(waits)
             if place.leaving:
                 found.append(f"{place.leaving} did not leave group {group}")
-            replicas = [self.nodes[n].host.groups.get(group) for n in sorted(place.members)]
-            if None in replicas:
+            members = [self.nodes[n].host.groups.get(group) for n in sorted(place.members)]
+            replicas = [replica for replica in members if replica is not None]
+            if len(replicas) < len(members):
                 found.append(f"group {group} is not open everywhere")
                 continue
             if any(set(r.members) != place.members for r in replicas):
@@ -507,16 +509,18 @@ class World:
                 found += self._left_behind(group, next(r for r in replicas if r.is_leader))
         return found
 
-    def _left_behind(self, group: int, replica: Any) -> list[str]:
+    def _left_behind(self, group: int, replica: Replica) -> list[str]:
         """Sessions that the queue has and no client."""
+        machine = replica.machine
+        assert isinstance(machine, WatchedMachine | WatchedStream)
         return [
             f"session {session:x} in group {group} to end"
-            for session in replica.machine.sessions
+            for session in machine.sessions
             if not self.nodes[session >> 56].queues[group].has_session(session)
         ]
 
     def _final_checks(self) -> None:
-        for group, place in self.groups.items():
+        for group, place in self.places.items():
             self._check_equal(group, sorted(place.members))
 
     def _check_equal(self, group: int, members: Iterable[int]) -> None:
