@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -24,6 +24,10 @@ from convoymq.cli.cluster import (
 from convoymq.cli.output import HELP, Format, FormatOption, fail, print_json, show, table
 from convoymq.cli.recover import recover
 from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.json import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(
     help="ConvoyMQ: a replicated message broker.",
@@ -160,6 +164,32 @@ def _watch(cluster: LocalCluster, stopping: list[int], took: float, live: bool) 
                     time.sleep(0.1)
 
 
+class NodeRow(TypedDict, total=False):
+    """What is shown of a node; its HTTP API tells what follows `memory_bytes`, if it answers."""
+
+    node: int
+    pid: int | None
+    state: str
+    amqp_port: int
+    http_port: int
+    metrics_port: int
+    link_port: int
+    uri: str
+    memory_bytes: int
+    cpu_cores: float | None
+    name: str | None
+    leads: int | None
+    follows: int | None
+    connections: int | None
+    alarms: list[str] | None
+    versions: dict[str, dict[str, int]] | None
+    replicas_stopped: list[dict[str, Json]] | None
+    uptime_ms: int | None
+    build: Json
+    published_per_s: int | None
+    delivered_per_s: int | None
+
+
 class Sampler:
     """Turns counters into rates between calls."""
 
@@ -176,11 +206,11 @@ class Sampler:
         return (value - before[1]) / (now - before[0])
 
 
-def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[dict[str, Any]]:
+def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[NodeRow]:
     """One row per node: process, ports, state, and what its HTTP API says of it."""
-    rows: list[dict[str, Any]] = []
+    rows: list[NodeRow] = []
     for node in nodes:
-        row: dict[str, Any] = {
+        row: NodeRow = {
             "node": node.number,
             "pid": node.pid,
             "state": "running" if node.pid is not None else "stopped",
@@ -200,7 +230,7 @@ def status_rows(nodes: list[LocalNode], sampler: Sampler | None = None) -> list[
     return rows
 
 
-def _node_facts(node: LocalNode, sampler: Sampler | None) -> dict[str, Any]:
+def _node_facts(node: LocalNode, sampler: Sampler | None) -> NodeRow:
     # A live table does not stop for a node that is frozen. The first answer of one that has just
     # started takes longer: it imports the HTTP server.
     patience = STATUS_TIMEOUT_S if sampler is None else LIVE_TIMEOUT_S
@@ -208,23 +238,23 @@ def _node_facts(node: LocalNode, sampler: Sampler | None) -> dict[str, Any]:
         found = get_json(f"http://127.0.0.1:{node.http_port}/api/convoy/node", patience)
     except (Unavailable, LookupError):
         return {"state": "no answer"}
-    names = {
-        "state": "state",
-        "name": "name",
-        "leads": "groups_led",
-        "follows": "groups_followed",
-        "connections": "connections",
-        "alarms": "alarms",
-        "versions": "versions",
-        "replicas_stopped": "replicas_stopped",
-        "uptime_ms": "uptime_ms",
-        "build": "build",
+    facts: NodeRow = {
+        "state": found.get("state"),
+        "name": found.get("name"),
+        "leads": found.get("groups_led"),
+        "follows": found.get("groups_followed"),
+        "connections": found.get("connections"),
+        "alarms": found.get("alarms"),
+        "versions": found.get("versions"),
+        "replicas_stopped": found.get("replicas_stopped"),
+        "uptime_ms": found.get("uptime_ms"),
+        "build": found.get("build"),
     }
-    facts = {name: found.get(key) for name, key in names.items()}
     if sampler is not None:
-        for name in ("published", "delivered"):
-            rate = sampler.rate(f"{node.number}.{name}", float(found.get(name, 0)))
-            facts[f"{name}_per_s"] = None if rate is None else round(rate)
+        published = sampler.rate(f"{node.number}.published", float(found.get("published", 0)))
+        facts["published_per_s"] = None if published is None else round(published)
+        delivered = sampler.rate(f"{node.number}.delivered", float(found.get("delivered", 0)))
+        facts["delivered_per_s"] = None if delivered is None else round(delivered)
     return facts
 
 
@@ -241,7 +271,7 @@ def _versions_text(versions: dict[str, dict[str, int]] | None) -> str | None:
     return ", ".join(parts)
 
 
-def _status_table(rows: list[dict[str, Any]], title: str) -> Any:
+def _status_table(rows: list[NodeRow], title: str) -> Table:
     columns = ["node", "pid", "state", "amqp", "http", "metrics", "leads", "follows"]
     columns += ["clients", "in/s", "out/s", "memory MiB", "cores", "versions", "replicas stopped"]
     cells = [

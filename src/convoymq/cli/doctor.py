@@ -15,7 +15,6 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import convoymq.kernels
 from convoymq.cli.cluster import is_free, offsets, read_state
@@ -37,7 +36,7 @@ class Finding:
     level: str
     text: str
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, str]:
         """For JSON."""
         return asdict(self)
 

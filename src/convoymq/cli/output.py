@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """Settings of every command line: what asks for help."""
@@ -29,12 +34,12 @@ def fail(text: str, code: int = 1) -> typer.Exit:
     return typer.Exit(code)
 
 
-def print_json(content: Any) -> None:
+def print_json(content: object) -> None:
     """Prints a value as indented JSON."""
     print(json.dumps(content, indent=1, default=str), flush=True)
 
 
-def table(columns: list[str], rows: list[list[Any]], title: str | None = None) -> Any:
+def table(columns: list[str], rows: Sequence[Sequence[object]], title: str | None = None) -> Table:
     """Makes a table; columns of integers are right-aligned, None prints as a dash."""
     from rich.table import Table
     from rich.text import Text
@@ -54,7 +59,7 @@ def table(columns: list[str], rows: list[list[Any]], title: str | None = None) -
     return made
 
 
-def show(made: Any) -> None:
+def show(made: RenderableType) -> None:
     """Prints a table made by `table`."""
     from rich.console import Console
 

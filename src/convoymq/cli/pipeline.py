@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from convoymq.cli.output import HELP, Format, FormatOption, fail
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from convoymq.spark import LagListener
+
+Result = TypeVar("Result")
 
 LAST_EVENTS_MS = 10_000
 
@@ -239,7 +246,7 @@ def _options(more: list[str] | None, user: str, password: str, vhost: str) -> di
     return options
 
 
-def _run(name: str, master: str, work: Callable[[Any], Any]) -> Any:
+def _run(name: str, master: str, work: Callable[[SparkSession], Result]) -> Result:
     """Runs a pipeline with a live display of its queries."""
     from pyspark.errors import PySparkException
     from rich.console import Console
@@ -263,7 +270,7 @@ def _run(name: str, master: str, work: Callable[[Any], Any]) -> Any:
         _end(spark, listener)
 
 
-def _end(spark: Any, listener: Any) -> None:
+def _end(spark: SparkSession, listener: LagListener) -> None:
     """Ends Java while Python still listens: else Spark's bus calls a listener that is gone, and
     says so with a stack trace."""
     with suppress(Exception):
@@ -280,7 +287,7 @@ def _reason(error: Exception) -> str:
     return own[-1] if own else lines[0] if lines else type(error).__name__
 
 
-def _show(name: str, values: dict[str, Any], format: Format) -> None:
+def _show(name: str, values: Mapping[str, object], format: Format) -> None:
     if format is Format.JSON:
         print(json.dumps(values, indent=2, default=str))
         return
@@ -303,7 +310,7 @@ def _show(name: str, values: dict[str, Any], format: Format) -> None:
     Console().print(shown)
 
 
-def _quiet(spark: Any) -> Any:
+def _quiet(spark: SparkSession) -> SparkSession:
     """Spark's own warnings would break the table."""
     spark.sparkContext.setLogLevel("ERROR")
     return spark

@@ -6,7 +6,7 @@ import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -16,6 +16,41 @@ from convoymq.model.errors import BrokerError
 
 SHOWN_MAX = 200
 """Rows of a table; `--format json` has all."""
+
+
+class ShownGroup(TypedDict):
+    """A group, as a node tells of it."""
+
+    group: int
+    vhost: str
+    name: str
+    members: list[int]
+    reachable: list[int]
+    outcome: str
+    survivor: int
+    last_term: int
+    last_index: int
+    last_time_ms: int
+    loss: str
+
+
+class ShownPlan(TypedDict):
+    """A plan, as a node tells of it."""
+
+    cluster: str
+    reachable: list[int]
+    missing: list[int]
+    groups: list[ShownGroup]
+
+
+class ShownRecovery(TypedDict):
+    """A recovery that the cluster has recorded."""
+
+    time_ms: int
+    former_id: str
+    cluster_id: str
+    lost_nodes: list[int]
+    groups: list[ShownGroup]
 
 
 def recover(
@@ -71,7 +106,7 @@ def _when(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _show_plan(found: dict[str, Any], format_: Format) -> None:
+def _show_plan(found: ShownPlan, format_: Format) -> None:
     if format_ is Format.JSON:
         print_json(found)
         return
@@ -103,7 +138,7 @@ def _show_plan(found: dict[str, Any], format_: Format) -> None:
             print(f"… and {len(rows) - SHOWN_MAX} more: --format json shows all")
 
 
-def _show_history(rows: list[dict[str, Any]], format_: Format) -> None:
+def _show_history(rows: list[ShownRecovery], format_: Format) -> None:
     if format_ is Format.JSON:
         print(json.dumps(rows, indent=1))
         return

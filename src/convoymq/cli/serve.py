@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from convoymq.model.config import Config
@@ -89,14 +89,14 @@ def _import_lean() -> None:
     # What Python's own typing has as well.
     _import_without("msgspec", {"typing_extensions": None})
     # Its own version number, for which the metadata of packages would be read.
-    versions: Any = ModuleType("importlib.metadata")
-    versions.version = lambda _name: ""
+    versions = ModuleType("importlib.metadata")
+    vars(versions)["version"] = lambda _name: ""
     _import_without("crc32c", {"importlib.metadata": versions})
 
 
 def _import_without(name: str, others: dict[str, ModuleType | None]) -> None:
     """Imports a module with stand-ins for others that it would load; None = cannot be imported."""
-    modules: dict[str, Any] = sys.modules
+    modules = cast("dict[str, ModuleType | None]", sys.modules)
     hidden = {other: module for other, module in others.items() if other not in modules}
     modules.update(hidden)
     try:

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.client import errors
 from convoymq.client.config import ClientConfig
@@ -115,7 +115,7 @@ class Client:
             wanted = re.compile(pattern) if pattern is not None else None
         except re.error as error:
             raise errors.PreconditionFailed(f"pattern {pattern!r}: {error}") from None
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "names": None if names is None else list(names),
             "types": list(types),
         }
@@ -139,9 +139,10 @@ class Client:
         """
         asked = [list(query) for query in queries]
         rows = _list(self._call(Op.OFFSETS, {"queries": asked}), "offsets")
-        if len(rows) != len(asked):
-            raise errors.ProtocolError(f"{len(rows)} offsets for {len(asked)} queries")
-        return [(row[0], row[1]) for row in rows]
+        pairs = [row for row in rows if isinstance(row, list) and len(row) >= 2]
+        if len(pairs) != len(rows) or len(rows) != len(asked):
+            raise errors.ProtocolError(f"{len(pairs)} offsets for {len(asked)} queries")
+        return [(pair[0], pair[1]) for pair in pairs]
 
     def go_closer(self, queue: str) -> None:
         """Goes to the node where reading a stream or queue costs least.
@@ -199,7 +200,7 @@ class Client:
         Raises:
             Recreated: the stream of this name is of another group.
         """
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "stream": stream,
             "offset": offset,
             "end": end,
@@ -291,7 +292,7 @@ class Client:
 
     # --- queues --------------------------------------------------------------------------
 
-    def reservation(self, queue: str, op: str, **fields: Any) -> dict[str, Any]:
+    def reservation(self, queue: str, op: str, **fields: object) -> dict[str, object]:
         """Carries out an op of ADR 0008 on a queue's reservation and returns its answer."""
         return dict(self._call(Op.RESERVATION, {**fields, "queue": queue, "op": op}).map)
 
@@ -326,13 +327,13 @@ class Client:
     def browse(
         self,
         queue: str,
-        cursor: Any = None,
+        cursor: object = None,
         *,
         max_rows: int = MAX_ROWS,
         max_bytes: int = MAX_BYTES,
         columns: int = DEFAULT_COLUMNS,
         compression: str = "",
-    ) -> tuple[FetchResult, Any]:
+    ) -> tuple[FetchResult, object]:
         """Returns ready messages without taking them, and the cursor to go on; None at the end."""
         fields = {
             "queue": queue,
@@ -351,7 +352,7 @@ class Client:
     def _call(
         self,
         op: Op,
-        fields: Mapping[str, Any],
+        fields: Mapping[str, object],
         payload: bytes | memoryview = b"",
         *,
         extra_s: float = 0.0,
@@ -377,7 +378,7 @@ class Client:
     def _attempt(
         self,
         op: Op,
-        fields: Mapping[str, Any],
+        fields: Mapping[str, object],
         payload: bytes | memoryview,
         deadline: float,
         patience: float,
@@ -500,7 +501,9 @@ def _rows(answer: Frame, first: int, high: int) -> FetchResult:
     return FetchResult(frame=frame, first=first, high=high)
 
 
-def _queue(row: Any) -> QueueInfo:
+def _queue(row: object) -> QueueInfo:
+    if not isinstance(row, dict):
+        raise errors.ProtocolError(f"queue that is a {type(row).__name__}")
     try:
         return QueueInfo(
             name=row["name"],
@@ -517,7 +520,7 @@ def _queue(row: Any) -> QueueInfo:
         raise errors.ProtocolError(f"queue without {error}") from error
 
 
-def _list(answer: Frame, name: str) -> list[Any]:
+def _list(answer: Frame, name: str) -> list[object]:
     found = answer.map.get(name)
     if not isinstance(found, list):
         raise errors.ProtocolError(f"answer without {name}")

@@ -18,7 +18,6 @@ Errors can be pickled, so they cross from workers to a driver whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from convoymq.model.columnar import ErrorCode
 
@@ -31,7 +30,9 @@ class ClientError(Exception):
         self.code = code
         self.text = text
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., ClientError], tuple[type[ClientError], dict[str, object]]]:
         return _rebuilt, (type(self), dict(self.__dict__))
 
     def __str__(self) -> str:
@@ -118,14 +119,15 @@ class MaybeProduced(ClientError):
         super().__init__(ErrorCode.UNAVAILABLE, text)
 
 
-def of_answer(code: int, details: Mapping[str, Any]) -> ClientError:
+def of_answer(code: int, details: Mapping[str, object]) -> ClientError:
     """Returns the error that an answer with this status tells of."""
     text = str(details.get("text") or f"error {code}")
     match code:
         case ErrorCode.NOT_FOUND if "group" in details:
             return Recreated(text, _number(details, "group"))
         case ErrorCode.NOT_FOUND:
-            return NotFound(text, tuple(str(name) for name in details.get("near") or ()))
+            near = details.get("near")
+            return NotFound(text, tuple(map(str, near)) if isinstance(near, list | tuple) else ())
         case ErrorCode.ACCESS_REFUSED:
             return AccessRefused(text)
         case ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -144,12 +146,12 @@ def of_answer(code: int, details: Mapping[str, Any]) -> ClientError:
             return ClientError(code, text)
 
 
-def _number(details: Mapping[str, Any], name: str) -> int:
+def _number(details: Mapping[str, object], name: str) -> int:
     value = details.get(name)
     return value if isinstance(value, int) else -1
 
 
-def _rebuilt(kind: type[ClientError], state: dict[str, Any]) -> ClientError:
+def _rebuilt(kind: type[ClientError], state: dict[str, object]) -> ClientError:
     made = kind.__new__(kind)
     Exception.__init__(made, state["text"])
     made.__dict__.update(state)

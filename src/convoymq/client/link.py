@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.client import errors
 from convoymq.client.config import ClientConfig, TlsConfig
@@ -106,7 +106,7 @@ class Link:
         self.node = str(answer.map.get("node") or "")
 
     def ask(
-        self, op: Op, fields: Mapping[str, Any], payload: bytes | memoryview, deadline: float
+        self, op: Op, fields: Mapping[str, object], payload: bytes | memoryview, deadline: float
     ) -> Frame:
         """Sends a request and returns its answer, which may be an error's.
 

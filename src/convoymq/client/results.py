@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convoymq.kernels.columns import ColumnFrame
@@ -26,7 +26,7 @@ class QueueInfo:
     """Streams: the offset behind the last message, as far as the server knows."""
     bytes: int | None
     """Bodies, in bytes."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

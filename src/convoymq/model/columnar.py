@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import msgspec
 from crc32c import crc32c
@@ -76,15 +75,15 @@ class ColumnarError(BrokerError):
     other fields of the error map.
     """
 
-    def __init__(self, code: int, text: str, details: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, code: int, text: str, details: Mapping[str, object] | None = None) -> None:
         super().__init__(text)
         try:
             self.code: int = ErrorCode(code)
         except ValueError:
             self.code = code
-        self.details: dict[str, Any] = dict(details or {})
+        self.details: dict[str, object] = dict(details or {})
 
-    def to_map(self) -> dict[str, Any]:
+    def to_map(self) -> dict[str, object]:
         """The map of the answer."""
         return {**self.details, "text": self.text}
 
@@ -109,7 +108,7 @@ class Frame:
     op: int
     status: int
     correlation: int
-    map: dict[str, Any]
+    map: dict[str, object]
     payload: memoryview
 
     @property
@@ -141,7 +140,7 @@ def encode_frame(
     op: int,
     status: int,
     correlation: int,
-    map: Mapping[str, Any],
+    map: Mapping[str, object],
     payload: bytes | memoryview = b"",
 ) -> list[bytes | memoryview]:
     """The parts of a frame, to be sent one behind the other; the payload is not copied.
@@ -301,7 +300,7 @@ class FrameReader:
         if any(view[used:start]):
             raise ProtocolError("padding of a map is not zero", correlation)
         try:
-            found = msgspec.msgpack.decode(view[HEADER_SIZE:used], type=dict[str, Any])
+            found = msgspec.msgpack.decode(view[HEADER_SIZE:used], type=dict[str, object])
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise ProtocolError(f"map of a frame is broken: {error}", correlation) from error
         return Frame(op, status, correlation, found, view[start:])

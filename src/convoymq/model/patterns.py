@@ -9,9 +9,12 @@ served: look-ahead and look-behind, back references, atomic groups and possessiv
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from convoymq.model.errors import PreconditionFailed
+
+if TYPE_CHECKING:
+    import re2
 
 LENGTH_MAX = 4096
 """Characters of an expression."""
@@ -44,7 +47,7 @@ _SIMPLE: dict[str, Pattern] = {".*": _Always(), "^.*$": _Always(), "^$": _Empty(
 class _Expression:
     __slots__ = ("_compiled",)
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: re2._Regexp) -> None:
         self._compiled = compiled
 
     def search(self, text: str) -> bool:
@@ -90,7 +93,7 @@ def _compiled(text: str, ignore_case: bool) -> Pattern:
 
 
 @cache
-def _options(ignore_case: bool) -> Any:
+def _options(ignore_case: bool) -> re2.Options:
     import re2
 
     options = re2.Options()

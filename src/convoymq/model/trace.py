@@ -7,11 +7,42 @@ that decided it and are equal on every replica; acts carry the clock of the node
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NotRequired, TypedDict
 
 FORMAT: Final = 1
 """Version of files and columns; in every file's metadata under METADATA_KEY."""
 METADATA_KEY: Final = b"convoymq.trace"
+
+
+class Footer(TypedDict):
+    """What a segment says of itself, in its metadata."""
+
+    vhost: str
+    queue: str
+    type: str
+    group: int
+    node: int
+    incarnation: int
+    format: int
+    covered: list[list[int]]
+    """Entries of which every decided row is there: (start, end] each."""
+    acts: list[list[int]]
+    """Times of which every act is there: (start, end] each, µs."""
+    state_snapshots: list[dict[str, int]]
+    members: list[list[int]]
+    """[node, incarnation or 0, whether it has a replica] of the nodes that record the queue."""
+    marked: dict[str, int]
+    """How many rows the marks count, by kind."""
+    previous: list[int] | None
+    """[incarnation, number] of the file before this one."""
+    lost: int
+    closed: bool
+    rows: int
+    found: NotRequired[int]
+    """Rows of the file as it is."""
+    number: NotRequired[int]
+    """From the file's name."""
+
 
 PUBLISHED: Final = 1
 DELIVERED: Final = 2

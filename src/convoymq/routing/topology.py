@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TypedDict
 
 from convoymq.model.errors import BrokerError, StorageFault, Subject
 from convoymq.model.refusals import (
@@ -60,6 +60,20 @@ PREDECLARED: tuple[Exchange, ...] = (
     Exchange(name="amq.rabbitmq.trace", type=ExchangeType.TOPIC, durable=True, internal=True),
     Exchange(name="amq.topic", type=ExchangeType.TOPIC, durable=True),
 )
+
+
+class TopologyState(TypedDict):
+    """A topology as plain values; arguments as their encoded bytes."""
+
+    format: int
+    vhost: str
+    version: int
+    exchanges: list[tuple[str, str, bool, bool, bool, bytes]]
+    """(name, type, durable, auto-delete, internal, arguments)"""
+    queues: list[tuple[str, str, bool, str | None, bool, bytes, int]]
+    """(name, type, durable, exclusive owner, auto-delete, arguments, declared version)"""
+    bindings: list[tuple[str, str, str, str, bytes]]
+    """(source, kind of destination, destination, routing key, arguments)"""
 
 
 class Topology:
@@ -363,18 +377,18 @@ class Topology:
 
     # --- as plain values ---------------------------------------------------------------------
 
-    def to_builtins(self) -> dict[str, Any]:
+    def to_builtins(self) -> TopologyState:
         """Return everything as dicts, lists, strings, integers and bytes, in a fixed order."""
         return {
             "format": FORMAT,
             "vhost": self.vhost,
             "version": self.version,
             "exchanges": [
-                [e.name, e.type.value, e.durable, e.auto_delete, e.internal, e.arguments.encoded]
+                (e.name, e.type.value, e.durable, e.auto_delete, e.internal, e.arguments.encoded)
                 for e in self.exchanges()
             ],
             "queues": [
-                [
+                (
                     q.name,
                     q.type.value,
                     q.durable,
@@ -382,23 +396,23 @@ class Topology:
                     q.auto_delete,
                     q.arguments.encoded,
                     q.generation,
-                ]
+                )
                 for q in self.queues()
             ],
             "bindings": [
-                [
+                (
                     b.source,
                     b.destination.kind.value,
                     b.destination.name,
                     b.routing_key,
                     b.arguments.encoded,
-                ]
+                )
                 for b in self.bindings()
             ],
         }
 
     @classmethod
-    def from_builtins(cls, state: dict[str, Any]) -> Topology:
+    def from_builtins(cls, state: TopologyState) -> Topology:
         """Return the topology that `to_builtins` described.
 
         Raises:
@@ -461,7 +475,7 @@ class Topology:
         self._exchanges[exchange.name] = exchange
         self._bindings.open_source(exchange)
 
-    def _fill(self, state: dict[str, Any]) -> None:
+    def _fill(self, state: TopologyState) -> None:
         for name, kind, durable, auto_delete, internal, arguments in state["exchanges"]:
             self._add_exchange(
                 Exchange(

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import structlog
 
@@ -68,6 +68,28 @@ def _messages_of(command: PendingCommand) -> int:
     return int.from_bytes(command.bytes()[COUNT_OFFSET : COUNT_OFFSET + 4], "little")
 
 
+class TracedMachine(Protocol):
+    """The machine of a replica that records what it decides."""
+
+    trace: TraceRows | None
+
+
+@runtime_checkable
+class ListedMachine(TracedMachine, Protocol):
+    """A machine that can list what is in its queue."""
+
+    def totals(self) -> dict[str, int]:
+        """Messages by state, and counters."""
+
+    def run_count(self) -> int:
+        """How many runs `state_snapshot` gives."""
+
+    def state_snapshot(
+        self,
+    ) -> Iterable[tuple[int | None, int, int, tuple[int, int, int, int, int, int, int]]]:
+        """(owner or None, its number, first message id, run) of all that is in the queue."""
+
+
 class QueueTrace:
     """One queue's trace on this node. Single threaded.
 
@@ -106,7 +128,7 @@ class QueueTrace:
         """Rows that were dropped because the thread was behind."""
         self._clock = now_us
         self._latest_us = 0
-        self._machine: Any = None
+        self._machine: TracedMachine | None = None
         self._feed = Feed(origin, directory)
         self._writer = writer
         self._covered = through
@@ -131,7 +153,7 @@ class QueueTrace:
     def _alone(self) -> list[tuple[int, int, bool]]:
         return [(self.origin.node, self.origin.incarnation, True)]
 
-    def attach(self, machine: Any) -> None:
+    def attach(self, machine: TracedMachine) -> None:
         """From now on the machine of this node's replica writes what it decides."""
         self._machine = machine
         machine.trace = self.rows
@@ -324,8 +346,9 @@ class QueueTrace:
     def _state_snapshot(self) -> None:
         now = self._now_us()
         machine = self._machine
+        assert isinstance(machine, ListedMachine)
         index = self.rows.index
-        facts: dict[str, int] = machine.totals()
+        facts = machine.totals()
         complete = machine.run_count() <= STATE_SNAPSHOT_RUNS_MAX
         if complete:
             for owner, number, first_id, run in machine.state_snapshot():

@@ -13,6 +13,7 @@ NAME is `group-<group>-node-<node>-<incarnation>-<number>`. Nothing here knows t
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -21,7 +22,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from convoymq.model.trace import (
@@ -36,7 +38,11 @@ from convoymq.model.trace import (
     ROW_COLUMNS,
     SUMMARY,
     SUMMARY_COLUMNS,
+    Footer,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ROW_GROUP_ROWS = 256 << 10
 NAME_BYTES_MAX = 200
@@ -78,7 +84,7 @@ def _file_name(name: str) -> str:
 
 
 @cache
-def _arrow() -> Any:
+def _arrow() -> tuple[ModuleType, ModuleType, pa.Schema, pa.Schema]:
     """pyarrow and the schemas of journal and segment."""
     import pyarrow as pa
     import pyarrow.compute
@@ -91,7 +97,7 @@ def _arrow() -> Any:
     return pa, pq, journal, pa.schema(fields)
 
 
-def segment_schema() -> Any:
+def segment_schema() -> pa.Schema:
     """Arrow schema of a segment: the columns of rows, then those of their origin."""
     return _arrow()[3]
 
@@ -109,8 +115,8 @@ class Segment:
             f.number for f in files_of(directory, origin) if f.incarnation == origin.incarnation
         ]
         self._number = max(numbers, default=-1)
-        self._file: Any = None
-        self._writer: Any = None
+        self._file: io.FileIO | None = None
+        self._writer: pa.RecordBatchStreamWriter | None = None
         self._path = directory
 
     def write(self, rows: int, data: bytes) -> None:
@@ -118,6 +124,8 @@ class Segment:
         pa, _, schema, _ = _arrow()
         if self._writer is None:
             self._open()
+        assert self._writer is not None
+        assert self._file is not None
         block = pa.py_buffer(data)
         size = rows * 8
         columns = [
@@ -187,12 +195,12 @@ def covered_through(directory: Path, origin: Origin) -> int:
     return 0
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> Footer:
     """What a segment says of itself. Raises OSError when it is none."""
     pa, pq, _, _ = _arrow()
     try:
         facts = pq.read_metadata(path)
-        known = json.loads(facts.metadata[METADATA_KEY])
+        known: Footer = json.loads(facts.metadata[METADATA_KEY])
         known["found"] = facts.num_rows
         if known["format"] != FORMAT:
             raise OSError(f"{path}: trace format {known['format']} is not known")
@@ -200,7 +208,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         raise OSError(f"{path}: no segment of a trace: {error!r}") from None
     match = _NAME.fullmatch(path.name)
     known["number"] = int(match[4]) if match else 0
-    return dict(known)
+    return known
 
 
 def _segment_covers(path: Path) -> int:
@@ -208,7 +216,7 @@ def _segment_covers(path: Path) -> int:
     return int(entries[-1][1]) if entries else 0
 
 
-def _batches(path: Path) -> Iterator[Any]:
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     """The readable batches of a journal; a torn end is where it ends."""
     pa, _, schema, _ = _arrow()
     with open(path, "rb") as file:
@@ -238,7 +246,7 @@ class _Coverage:
         """The last entry that is covered; 0 = none."""
         return self.entries[-1][1] if self.entries else 0
 
-    def see(self, rows: Any) -> None:
+    def see(self, rows: pa.Table) -> None:
         """Takes the marks of a table up; contiguous ones are joined."""
         pa = _arrow()[0]
         kinds = rows.column(0)
@@ -311,8 +319,13 @@ def convert(journal: Path, origin: Origin) -> Path | None:
             coverage.see(whole)
             writer.write_table(_table(whole, origin))
             rows += whole.num_rows
-        facts = {
-            **asdict(origin),
+        facts: Footer = {
+            "vhost": origin.vhost,
+            "queue": origin.queue,
+            "type": origin.type,
+            "group": origin.group,
+            "node": origin.node,
+            "incarnation": origin.incarnation,
             "format": FORMAT,
             "covered": coverage.entries,
             "acts": coverage.acts,
@@ -348,11 +361,11 @@ def _previous(journal: Path, origin: Origin) -> list[int] | None:
     return None if before is None else [*before]
 
 
-def _tables(journal: Path) -> Iterator[Any]:
+def _tables(journal: Path) -> Iterator[pa.Table]:
     """The readable rows of a journal, a row group at a time: a batch alone costs what thousands of
     rows cost."""
     pa = _arrow()[0]
-    waiting: list[Any] = []
+    waiting = []
     held = 0
     for batch in _batches(journal):
         waiting.append(batch)
@@ -364,7 +377,7 @@ def _tables(journal: Path) -> Iterator[Any]:
         yield pa.Table.from_batches(waiting).combine_chunks()
 
 
-def _table(table: Any, origin: Origin) -> Any:
+def _table(table: pa.Table, origin: Origin) -> pa.Table:
     pa, _, _, schema = _arrow()
     n = table.num_rows
     facts = asdict(origin)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from convoymq.cli.perf.connection import Address, BrokerSaid
 from convoymq.cli.perf.run import Plan, Progress, Run, install_signal_handlers
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 DEFAULT_URI = "amqp://guest:guest@127.0.0.1:5672/"
 
@@ -19,9 +22,9 @@ def _addresses(texts: list[str] | None, fallback: list[Address]) -> list[Address
     return [Address.parse(text) for text in texts] if texts else fallback
 
 
-def _arguments(texts: list[str] | None) -> dict[str, Any]:
+def _arguments(texts: list[str] | None) -> dict[str, bool | int | str]:
     """Reads k=v pairs: integers and booleans as such, everything else as text."""
-    found: dict[str, Any] = {}
+    found: dict[str, bool | int | str] = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals or not key:
@@ -126,15 +129,20 @@ def perf(
         print(json.dumps(report))
         return
     _print_table(report)
+
     broken = ("missing", "out_of_order", "bad", "foreign")
-    if (
-        any(report[key] for key in broken)
-        or report["duplicates"] > report["redelivered"] + (report["resent"])
-    ):
+    explained = _number(report, "redelivered") + _number(report, "resent")
+    if any(report[key] for key in broken) or _number(report, "duplicates") > explained:
         raise typer.Exit(1)
 
 
-def _run(plan: Plan, *, lines: bool, quiet: bool) -> dict[str, Any]:
+def _number(report: Mapping[str, object], name: str) -> int:
+    number = report[name]
+    assert isinstance(number, int)
+    return number
+
+
+def _run(plan: Plan, *, lines: bool, quiet: bool) -> dict[str, object]:
     if quiet and not lines:
         return Run(plan).run()
     if lines:
@@ -157,7 +165,7 @@ def _line(now: Progress) -> None:
     )
 
 
-def _live(live: Any) -> Callable[[Progress], None]:
+def _live(live: Live) -> Callable[[Progress], None]:
     from rich.table import Table
 
     last = [0.0, 0, 0]
@@ -179,11 +187,11 @@ def _live(live: Any) -> Callable[[Progress], None]:
     return show
 
 
-def _print_table(report: dict[str, Any]) -> None:
+def _print_table(report: Mapping[str, object]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("measure", "value", title=report["label"] or "convoy perf")
+    table = Table("measure", "value", title=str(report["label"] or "convoy perf"))
     for key, value in report.items():
         if isinstance(value, dict):
             text = "  ".join(f"{name} {number / 1000:,.2f}" for name, number in value.items())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import socket
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from convoymq.amqp import _spec, codec
 from convoymq.amqp._spec import Method
@@ -148,7 +149,7 @@ class Connection:
         except BrokerSaid:
             self.open_channel()
 
-    def declare_queue(self, name: str, arguments: dict[str, Any]) -> None:
+    def declare_queue(self, name: str, arguments: Mapping[str, object]) -> None:
         """Declares a durable queue."""
         self.call(
             _spec.QueueDeclare(queue=name, durable=True, arguments=Table.of(arguments)),

@@ -14,9 +14,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from convoymq.amqp import _spec, codec
 from convoymq.cli.perf.connection import (
@@ -42,7 +41,7 @@ class Plan:
     consumer_uris: Sequence[Address]
     declare_uris: Sequence[Address]
     queue_type: str = "quorum"
-    declare_arguments: dict[str, Any] = field(default_factory=dict)
+    declare_arguments: Mapping[str, bool | int | str] = field(default_factory=dict)
     queues: int = 1
     publishers: int = 1
     consumers: int = 1
@@ -260,7 +259,7 @@ class Run:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Runs the plan.
 
         Raises:
@@ -282,7 +281,7 @@ class Run:
             if not self.plan.keep:
                 self.delete()
 
-    def _measure(self) -> dict[str, Any]:
+    def _measure(self) -> dict[str, object]:
         plan = self.plan
         started = time.monotonic()
         start_us = clock_us()
@@ -469,7 +468,7 @@ class Run:
 
     def _report(
         self, window_us: list[int], base: tuple[int, int], marks: tuple[int, int]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         plan = self.plan
         window_s = max(1e-6, (window_us[1] - window_us[0]) / 1e6)
         if plan.count:
@@ -487,7 +486,7 @@ class Run:
             missing = sum(ledger.missing() for ledger in self.ledgers)
         else:
             missing = 0
-        report: dict[str, Any] = {
+        report: dict[str, object] = {
             "label": plan.label,
             "mode": plan.mode,
             "queue_type": plan.queue_type,
