@@ -21,7 +21,8 @@ from pyspark.sql import functions as f
 
 from convoymq.spark.errors import OptionError, SourceError
 from convoymq.spark.pipelines import archive as pipeline
-from convoymq.spark.pipelines import manifest
+from convoymq.spark.pipelines import archive_sink, manifest
+from convoymq.spark.pipelines import checkpoint as checkpoint_files
 from convoymq.spark.pipelines.manifest import Archive, Manifest, ManifestError
 
 COLUMNS = ("topic", "date")
@@ -72,13 +73,13 @@ def archive_batch(archiver: Archiver, batch_id: int, first: int, count: int) -> 
     numbers = pa.array(range(first, first + count), pa.int64())
     zeros = pa.array([0] * count, pa.int32())
     pq.write_table(pa.table({"partition": zeros, "offset": numbers}), place / "part.parquet")
-    staged = pipeline._staged_files(place.parent)
+    staged = archive_sink.staged_files(place.parent)
     files = sink.move(staged, batch_id, "made")
     ranges = {"s/0@7": [first, first + count]}
     plan = ""
     if archiver.write._checkpoint is not None:
-        offsets = pipeline.offsets_of(archiver.write._checkpoint, batch_id)
-        plan = pipeline.plan_id(offsets)
+        offsets = checkpoint_files.offsets_of(archiver.write._checkpoint, batch_id)
+        plan = checkpoint_files.plan_id(offsets)
     sink.commit(batch_id, staged, files, ranges, plan)
     sink.clean()
 
@@ -137,7 +138,7 @@ def test_a_driver_that_was_replaced_changes_nothing(
             newer.write(messages(spark, 100, 50), 1)
 
     older.write._probe = replaced
-    with pytest.raises(pipeline.SupersededError, match="another run"):
+    with pytest.raises(archive_sink.SupersededError, match="another run"):
         older.write(messages(spark, 100, 50), 1)
     newer.write(messages(spark, 150, 50), 2)
     assert offsets(pipeline.archived(spark, tmp_path)) == list(range(200))
@@ -190,7 +191,7 @@ def test_a_batch_is_not_committed_twice_by_two_runs(
     second.sink.begin()
     staged: list[Any] = []
     second.sink.commit(1, staged, [], {})
-    with pytest.raises(pipeline.SupersededError):
+    with pytest.raises(archive_sink.SupersededError):
         second.sink.commit(1, staged, [], {})
 
 
@@ -210,7 +211,7 @@ def test_a_stream_that_was_declared_again_is_another_stream(
     assert archiver.report.ranges == {f"{NAME}/0": [0, 10]}
     other = Archiver(tmp_path / "target", format, app="b" * 32)
     other.write._checkpoint = tmp_path / "checkpoint"
-    with pytest.raises(pipeline.OverlapError):
+    with pytest.raises(archive_sink.OverlapError):
         other.write(messages(spark, 5, 10), 0)
 
 
@@ -235,7 +236,7 @@ def test_an_older_checkpoint_is_told_and_skips_no_message(tmp_path: Path, format
     assert archiver.report.skipped == 3
     for batch_id, other in ((2, ends(31)), (1, ends(31)), (2, ends(5, group=9))):
         plan_batch(checkpoint, batch_id, other)
-        with pytest.raises(pipeline.CheckpointError, match="Was an older one put back"):
+        with pytest.raises(checkpoint_files.CheckpointError, match="Was an older one put back"):
             archiver.write(nothing, batch_id)
     (checkpoint / "offsets" / "2").unlink()
     with pytest.raises(SourceError, match="can't be read"):
@@ -256,7 +257,7 @@ def test_an_older_checkpoint_of_a_queue_is_told(tmp_path: Path, format: str) -> 
     archiver.write(nothing, 1)
     plan_batch(checkpoint, 1, {"v": 1, "queue": "q", "epoch": 8, "off": 10, "from": 0})
     for batch_id in (0, 1):
-        with pytest.raises(pipeline.CheckpointError):
+        with pytest.raises(checkpoint_files.CheckpointError):
             archiver.write(nothing, batch_id)
     assert archiver.report.skipped == 1
 
@@ -353,7 +354,7 @@ def test_offsets_that_are_there_are_refused(
 ) -> None:
     Archiver(tmp_path, format).write(messages(spark, 0, 100), 0)
     other = Archiver(tmp_path, format, app="b" * 32)
-    with pytest.raises(pipeline.OverlapError, match="Was its checkpoint deleted"):
+    with pytest.raises(archive_sink.OverlapError, match="Was its checkpoint deleted"):
         other.write(messages(spark, 50, 100), 0)
     other.write(messages(spark, 50, 100, "another"), 0)
     assert offsets(pipeline.archived(spark, tmp_path).where(f.col("topic") == NAME)) == list(

@@ -26,15 +26,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.spark.errors import OptionError, SourceError
-from convoymq.spark.pipelines.archive import app_id, offsets_of, plan_id
+from convoymq.spark.pipelines.checkpoint import app_id, offsets_of, plan_id
 
 if TYPE_CHECKING:
-    from deltalake import Transaction
+    from deltalake import DeltaTable, Transaction
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 MERGE_ROWS_MAX = 1_000_000
 """Rows of one MERGE: they pass through the driver. More are merged in slices by key."""
@@ -401,7 +401,7 @@ def _parsed(batch: DataFrame, rules: Events, row: StructType) -> DataFrame:
     parsed = batch.withColumns(
         {
             "_good": f.from_json(_text(), _message(rules, row, corrupt=True)),
-            "_wide": f.from_json(_text(), _message(rules, _as_text(row), corrupt=False)),
+            "_wide": f.from_json(_text(), _message(rules, _row_as_text(row), corrupt=False)),
         }
     )
 
@@ -442,13 +442,19 @@ def _message(rules: Events, row: StructType, *, corrupt: bool) -> StructType:
     return StructType([*sides, StructField("payload", StructType(sides)), *noted])
 
 
-def _as_text(type: Any) -> Any:
+def _row_as_text(row: StructType) -> StructType:
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(each.name, _as_text(each.dataType)) for each in row])
+
+
+def _as_text(type: DataType) -> DataType:
     """The type with text in the place of every value."""
-    from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+    from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
     match type:
         case StructType():
-            return StructType([StructField(each.name, _as_text(each.dataType)) for each in type])
+            return _row_as_text(type)
         case ArrayType():
             return ArrayType(_as_text(type.elementType))
         case MapType():
@@ -456,7 +462,7 @@ def _as_text(type: Any) -> Any:
     return StringType()
 
 
-def _misfit(value: Column, text: Column, type: Any) -> Column:
+def _misfit(value: Column, text: Column, type: DataType) -> Column:
     """Whether a value is not what its JSON says: NULL, or another number."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, DecimalType, MapType, StructType
@@ -490,7 +496,7 @@ def _misfit(value: Column, text: Column, type: Any) -> Column:
     return f.coalesce(lost, f.lit(False))
 
 
-def _any_misfit(values: Column, texts: Column, type: Any) -> Column:
+def _any_misfit(values: Column, texts: Column, type: DataType) -> Column:
     from pyspark.sql import functions as f
 
     return f.exists(
@@ -545,7 +551,7 @@ def _create(path: str, chosen: DataFrame, target: _Target) -> None:
     )
 
 
-def _schema_of(table: Any) -> StructType:
+def _schema_of(table: DeltaTable) -> StructType:
     from pyspark.sql.types import StructType
 
     return StructType.fromJson(json.loads(table.schema().to_json()))
@@ -590,7 +596,7 @@ def _fit_table(target: _Target) -> None:
 
 
 def _merge(
-    table: Any, part: DataFrame, target: _Target, transaction: Transaction, name: str
+    table: DeltaTable, part: DataFrame, target: _Target, transaction: Transaction, name: str
 ) -> None:
     from deltalake import CommitProperties
 

@@ -327,7 +327,7 @@ class Archive:
         return self._base
 
     @contextlib.contextmanager
-    def _draft(self, values: Mapping[str, Any]) -> Iterator[Path]:
+    def _draft(self, values: Mapping[str, object]) -> Iterator[Path]:
         """A temporary file with these values, on disk; removed at the end where it is left."""
         draft = self._versions / f".draft-{uuid.uuid4().hex}"
         try:
