@@ -91,6 +91,64 @@ class Plan:
     """Channels open and close by hundreds into one queue."""
 
 
+def _network(rng: Random, seed: int, faults: Collection[str], overtake: bool) -> NetworkConfig:
+    return NetworkConfig(
+        delay_min_us=rng.choice((20, 50, 500)),
+        delay_max_us=rng.choice((300, 1000, 5000)),
+        spike_chance=rng.choice((0.01, 0.05)) if "delay" in faults else 0.0,
+        spike_max_us=rng.choice((20_000, 200_000)),
+        loss_chance=rng.choice((0.0005, 0.003)) if "loss" in faults else 0.0,
+        stale_chance=rng.choice((0.1, 0.5)) if "stale" in faults else 0.0,
+        reconnect_max_us=rng.choice((20_000, 300_000)),
+        overtake=overtake,
+        # Drawn apart, like the kinds above.
+        window_bytes=Random(seed ^ 0xF1).choice((0, 0, 1_000, 20_000)),
+        relays="cutoff" in faults,
+    )
+
+
+def _disk(rng: Random, faults: Collection[str]) -> DiskConfig:
+    return DiskConfig(
+        flush_max_us=rng.choice((200, 1000, 5000)),
+        spike_chance=rng.choice((0.005, 0.05)) if "spike" in faults else 0.0,
+        work_max_us=rng.choice((1000, 50_000)),
+    )
+
+
+def _storage(rng: Random) -> StorageConfig:
+    return StorageConfig(
+        wal_max_size_bytes=rng.choice((64 * 1024, 64 * 1024, 256 * 1024)),
+        wal_preallocate=rng.random() < 0.7,
+        segment_max_entries=rng.choice((16, 256, 4096)),
+        segment_max_size_bytes=rng.choice((16_384, 64_000_000)),
+        mem_table_max_bytes=rng.choice((0, 16_384, 1 << 20)),
+        read_ahead_bytes=4096,
+        snapshot_min_dead_bytes=rng.choice((0, 4096, 65_536)),
+    )
+
+
+def _clients(rng: Random, seed: int, busy: float) -> ClientConfig:
+    return ClientConfig(
+        turn_min_us=2_000,
+        turn_max_us=int(60_000 / busy),
+        publish_chance=rng.choice((0.3, 0.6)),
+        burst_max=rng.choice((1, 4, 12)),
+        unconfirmed_max=rng.choice((4, 40)),
+        body_large_chance=rng.choice((0.0, 0.02, 0.2)),
+        prefetch_max=rng.choice((1, 5, 50)),
+        consume_chance=rng.choice((0.2, 0.6)),
+        no_ack_chance=rng.choice((0.0, 0.2)),
+        settle_chance=rng.choice((0.2, 0.8)),
+        reject_chance=rng.choice((0.0, 0.05)),
+        requeue_chance=rng.choice((0.0, 0.1, 0.3)),
+        get_chance=rng.choice((0.0, 0.05)),
+        purge_chance=rng.choice((0.0, 0.0, 0.0, 0.002)),
+        close_chance=rng.choice((0.0, 0.005, 0.03)),
+        pause_chance=Random(seed ^ 0x9A5E).choice((0.0, 0.0, 0.05)),
+        lose_chance=Random(seed ^ 0x105E).choice((0.0, 0.0, 0.3)),
+    )
+
+
 def draw_plan(
     seed: int,
     only: Collection[str] | None = None,
@@ -122,52 +180,10 @@ def draw_plan(
         faults = frozenset(only)
     nodes = rng.choice((3, 3, 3, 5))
     busy = rng.choice((0.3, 1.0, 2.0))
-    network = NetworkConfig(
-        delay_min_us=rng.choice((20, 50, 500)),
-        delay_max_us=rng.choice((300, 1000, 5000)),
-        spike_chance=rng.choice((0.01, 0.05)) if "delay" in faults else 0.0,
-        spike_max_us=rng.choice((20_000, 200_000)),
-        loss_chance=rng.choice((0.0005, 0.003)) if "loss" in faults else 0.0,
-        stale_chance=rng.choice((0.1, 0.5)) if "stale" in faults else 0.0,
-        reconnect_max_us=rng.choice((20_000, 300_000)),
-        overtake=overtake,
-        # Drawn apart, like the kinds above.
-        window_bytes=Random(seed ^ 0xF1).choice((0, 0, 1_000, 20_000)),
-        relays="cutoff" in faults,
-    )
-    disk = DiskConfig(
-        flush_max_us=rng.choice((200, 1000, 5000)),
-        spike_chance=rng.choice((0.005, 0.05)) if "spike" in faults else 0.0,
-        work_max_us=rng.choice((1000, 50_000)),
-    )
-    storage = StorageConfig(
-        wal_max_size_bytes=rng.choice((64 * 1024, 64 * 1024, 256 * 1024)),
-        wal_preallocate=rng.random() < 0.7,
-        segment_max_entries=rng.choice((16, 256, 4096)),
-        segment_max_size_bytes=rng.choice((16_384, 64_000_000)),
-        mem_table_max_bytes=rng.choice((0, 16_384, 1 << 20)),
-        read_ahead_bytes=4096,
-        snapshot_min_dead_bytes=rng.choice((0, 4096, 65_536)),
-    )
-    clients = ClientConfig(
-        turn_min_us=2_000,
-        turn_max_us=int(60_000 / busy),
-        publish_chance=rng.choice((0.3, 0.6)),
-        burst_max=rng.choice((1, 4, 12)),
-        unconfirmed_max=rng.choice((4, 40)),
-        body_large_chance=rng.choice((0.0, 0.02, 0.2)),
-        prefetch_max=rng.choice((1, 5, 50)),
-        consume_chance=rng.choice((0.2, 0.6)),
-        no_ack_chance=rng.choice((0.0, 0.2)),
-        settle_chance=rng.choice((0.2, 0.8)),
-        reject_chance=rng.choice((0.0, 0.05)),
-        requeue_chance=rng.choice((0.0, 0.1, 0.3)),
-        get_chance=rng.choice((0.0, 0.05)),
-        purge_chance=rng.choice((0.0, 0.0, 0.0, 0.002)),
-        close_chance=rng.choice((0.0, 0.005, 0.03)),
-        pause_chance=Random(seed ^ 0x9A5E).choice((0.0, 0.0, 0.05)),
-        lose_chance=Random(seed ^ 0x105E).choice((0.0, 0.0, 0.3)),
-    )
+    network = _network(rng, seed, faults, overtake)
+    disk = _disk(rng, faults)
+    storage = _storage(rng)
+    clients = _clients(rng, seed, busy)
     settings: dict[str, int] = {
         "delivery_limit": rng.choice((20, 20, 2, -1)),
         "disconnect_timeout_ms": rng.choice((500, 3000)),

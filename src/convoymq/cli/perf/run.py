@@ -478,14 +478,6 @@ class Run:
         workers = [p for _, p in self.publishers], [c for _, c in self.consumers]
         published = sum(p.published for p in workers[0])
         unconfirmed = sum(p.outstanding for p in workers[0])
-        if not plan.verify:
-            missing = max(0, self._confirmed() - self._consumed()) if plan.mode == "both" else 0
-        elif plan.mode == "cons" and plan.count:
-            missing = max(0, plan.count - self._unique())
-        elif plan.mode == "both":
-            missing = sum(ledger.missing() for ledger in self.ledgers)
-        else:
-            missing = 0
         report: dict[str, object] = {
             "label": plan.label,
             "mode": plan.mode,
@@ -514,7 +506,7 @@ class Run:
             "gaps": sum(c.gaps for c in workers[1]),
             "duplicates": sum(ledger.duplicates for ledger in self.ledgers),
             "redelivered": sum(c.redelivered for c in workers[1]),
-            "missing": missing,
+            "missing": self._missing(),
             "foreign": sum(c.foreign for c in workers[1]),
             "returned": sum(p.returned for p in workers[0]),
             "bad": sum(w.bad for group in workers for w in group),
@@ -542,6 +534,17 @@ class Run:
         report["client_cpu_cores"] = round(usage.client_cpu_s / window_s, 4)
         report["other_cpu_cores"] = round(usage.other_cpu_s / window_s, 4)
         return report
+
+    def _missing(self) -> int:
+        """Messages that should have come and did not."""
+        plan = self.plan
+        if not plan.verify:
+            return max(0, self._confirmed() - self._consumed()) if plan.mode == "both" else 0
+        if plan.mode == "cons" and plan.count:
+            return max(0, plan.count - self._unique())
+        if plan.mode == "both":
+            return sum(ledger.missing() for ledger in self.ledgers)
+        return 0
 
     def _after_kill(self, gaps: list[tuple[int, int]]) -> float:
         """ms from the signal to the end of the longest gap; -1 when none ended after it."""
