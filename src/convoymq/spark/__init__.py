@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convoymq.spark.listener import LagListener
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["LagListener", "session"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Late: Spark's workers import this package to unpickle readers and need neither of the two.
     if name == "session":
         from convoymq.spark.spark_session import session

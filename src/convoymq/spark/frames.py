@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,7 +41,7 @@ class BatchMaker:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._fields = tuple((field.name, field.type) for field in self._schema)
         #: Columns with one value in every row, as long as they were needed so far.
-        self._repeated: dict[str, tuple[Any, pa.Array]] = {}
+        self._repeated: dict[str, tuple[object, pa.Array]] = {}
         needed = 0
         for name, _ in self._fields:
             needed |= columns[name].bits
@@ -49,7 +49,9 @@ class BatchMaker:
         self.bits = needed or bits.OFFSET
         """Columns to fetch."""
 
-    def batches(self, frame: ColumnFrame, constants: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, frame: ColumnFrame, constants: Mapping[str, object]
+    ) -> Iterator[pa.RecordBatch]:
         """The frame's rows as batches for Spark.
 
         Args:
@@ -66,7 +68,7 @@ class BatchMaker:
             start = end
 
     def _array(
-        self, name: str, wanted: pa.DataType, frame: ColumnFrame, constants: Mapping[str, Any]
+        self, name: str, wanted: pa.DataType, frame: ColumnFrame, constants: Mapping[str, object]
     ) -> pa.Array:
         rows = frame.rows
         match name:
@@ -95,7 +97,7 @@ class BatchMaker:
             case _:
                 return self._repeat(name, constants[name], wanted, rows)
 
-    def _repeat(self, name: str, value: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    def _repeat(self, name: str, value: object, kind: pa.DataType, rows: int) -> pa.Array:
         known, array = self._repeated.get(name, (None, None))
         if array is None or known != value or len(array) < rows:
             array = pa.repeat(pa.scalar(value, kind), max(rows, BATCH_ROWS_MAX))
@@ -184,7 +186,7 @@ def _properties(frame: ColumnFrame, rows: int, kind: pa.StructType) -> pa.Array:
 # --- from Arrow to a frame -------------------------------------------------------------------
 
 
-def binary_buffers(array: pa.Array) -> list[Any]:
+def binary_buffers(array: pa.Array) -> list[pa.Buffer | bytes]:
     """Validity, offsets from 0 on and bytes of an array of binary or text.
 
     Cost: no copy unless the array is a slice that begins inside another.
@@ -205,7 +207,7 @@ def binary_buffers(array: pa.Array) -> list[Any]:
     return [validity_bits(array), table, body]
 
 
-def header_buffers(array: pa.Array) -> list[Any]:
+def header_buffers(array: pa.Array) -> list[pa.Buffer | bytes]:
     """The seven buffers of a list of (key, value) structs."""
     rows = len(array)
     # Flattening drops what lies under nulls; the offsets must then be counted anew.
@@ -223,7 +225,7 @@ def header_buffers(array: pa.Array) -> list[Any]:
     return [validity_bits(array), table, name_offsets, name_bytes, *binary_buffers(values)]
 
 
-def validity_bits(array: pa.Array) -> Any:
+def validity_bits(array: pa.Array) -> pa.Buffer | bytes:
     """One bit per row, from bit 0 on; empty where nothing is null."""
     if not array.null_count:
         return b""

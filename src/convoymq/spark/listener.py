@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -186,7 +186,7 @@ class LagListener(StreamingQueryListener):
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format: str, *args: object) -> None:
                 pass
 
         self.close()
@@ -255,7 +255,7 @@ class LagListener(StreamingQueryListener):
 
     # --- parts -------------------------------------------------------------------------------
 
-    def _query(self, run_id: Any, name: str | None, query_id: Any) -> QueryState:
+    def _query(self, run_id: object, name: str | None, query_id: object) -> QueryState:
         key = str(run_id)
         query = self._queries.get(key)
         if query is None:
@@ -297,7 +297,7 @@ def _positions(text: str | None) -> dict[tuple[str, int], int]:
         return {}
 
 
-def _number(value: Any) -> float:
+def _number(value: float | None) -> float:
     """Spark says NaN, or nothing, of a batch that took no time."""
     number = float(value or 0.0)
     return number if number == number and number not in (float("inf"), float("-inf")) else 0.0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from convoymq.spark.errors import SourceError
 
@@ -34,9 +33,9 @@ class Positions:
     groups: Mapping[str, int] = field(default_factory=dict)
     starts: Mapping[Partition, int] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The canonical form."""
-        made: dict[str, Any] = {"v": VERSION, "p": _nested(self.ends)}
+        made: dict[str, object] = {"v": VERSION, "p": _nested(self.ends)}
         if self.starts:
             made["from"] = _nested(self.starts)
         if self.groups:
@@ -44,18 +43,18 @@ class Positions:
         return made
 
 
-def symbol(kind: str) -> dict[str, Any]:
+def symbol(kind: str) -> dict[str, object]:
     """The initial offset of a query."""
     return {"v": VERSION, "start": kind}
 
 
-def is_symbol(offset: Mapping[str, Any]) -> bool:
+def is_symbol(offset: Mapping[str, object]) -> bool:
     """Whether the offset is only a word."""
     check_version(offset)
     return "start" in offset
 
 
-def check_version(offset: Mapping[str, Any]) -> None:
+def check_version(offset: Mapping[str, object]) -> None:
     """Raises SourceError: a checkpoint of something else, or of a later version."""
     if not isinstance(offset, Mapping) or offset.get("v") != VERSION:
         raise SourceError(
@@ -63,19 +62,27 @@ def check_version(offset: Mapping[str, Any]) -> None:
         )
 
 
-def parse(offset: Mapping[str, Any]) -> Positions:
+def parse(offset: Mapping[str, object]) -> Positions:
     """Reads an offset that is not a symbol. Raises SourceError when it is not one of ours."""
     check_version(offset)
     try:
         return Positions(
             ends=_flat(offset["p"]),
             starts=_flat(offset.get("from", {})),
-            groups={str(name): int(group) for name, group in offset.get("g", {}).items()},
+            groups=_groups(offset.get("g", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SourceError(
             f"the checkpoint holds a damaged offset {str(offset)[:200]}: {error!r}"
         ) from None
+
+
+def number(values: Mapping[str, object], name: str) -> int:
+    """A number of an offset, or of a broker's answer. Raises SourceError: there is none."""
+    found = values.get(name)
+    if not isinstance(found, int):
+        raise SourceError(f"{name} is {found!r}, not a number")
+    return found
 
 
 def _nested(flat: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
@@ -85,8 +92,16 @@ def _nested(flat: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
     return made
 
 
-def _flat(nested: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
+def _groups(found: object) -> dict[str, int]:
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{found!r} has no groups")
+    return {str(name): int(group) for name, group in found.items()}
+
+
+def _flat(nested: object) -> dict[Partition, int]:
     flat: dict[Partition, int] = {}
+    if not isinstance(nested, Mapping):
+        raise TypeError(f"{nested!r} has no streams")
     for stream, partitions in nested.items():
         for partition, offset in partitions.items():
             if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:

@@ -11,10 +11,13 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any
+from typing import Any, TypeAlias
 
 from convoymq.spark import option_values as parse
 from convoymq.spark.errors import OptionError
+
+OptionValues: TypeAlias = Mapping[str, Any]
+"""Option name → what its parser made of it, or its default."""
 
 
 class Use(Flag):
@@ -43,14 +46,14 @@ class Option:
 
     name: str
     use: Use
-    parse: Callable[[str], Any]
-    default: Any = None
+    parse: Callable[[str], object]
+    default: object = None
     text: str
     """What it does, with its unit."""
 
 
 def _option(
-    name: str, use: Use, parser: Callable[[str], Any], default: Any, description: str
+    name: str, use: Use, parser: Callable[[str], object], default: object, description: str
 ) -> Option:
     return Option(name=name, use=use, parse=parser, default=default, text=description)
 
@@ -381,7 +384,7 @@ _KAFKAS_OWN = {
 _NEAR_MAX = 3
 
 
-def parse_options(format_name: str, given: Mapping[str, str]) -> dict[str, Any]:
+def parse_options(format_name: str, given: Mapping[str, str]) -> OptionValues:
     """Reads the options of a format, whatever they are used for.
 
     Returns:
@@ -391,7 +394,7 @@ def parse_options(format_name: str, given: Mapping[str, str]) -> dict[str, Any]:
         OptionError: an unknown name, or a value that its option does not take.
     """
     table = {option.name.lower(): option for option in FORMATS[format_name]}
-    values: dict[str, Any] = {option.name: option.default for option in table.values()}
+    values: dict[str, object] = {option.name: option.default for option in table.values()}
     for name, value in given.items():
         option = table.get(name.lower())
         if option is None:
@@ -414,7 +417,7 @@ def parse_options(format_name: str, given: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def check_use(format_name: str, values: Mapping[str, Any], use: Use) -> None:
+def check_use(format_name: str, values: OptionValues, use: Use) -> None:
     """Refuses options that mean nothing for this use. Raises OptionError."""
     for option in FORMATS[format_name]:
         if option.name in values["given"] and not option.use & use:
@@ -468,11 +471,11 @@ def _default(option: Option) -> str:
     value = option.default
     if value is None or value == "":
         return "–"
-    if option.parse is parse.milliseconds:
+    if option.parse is parse.milliseconds and isinstance(value, int):
         units = ((3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms"))
         size, unit = next(pair for pair in units if value % pair[0] == 0)
         return f"`{value // size}{unit}`"
-    if option.parse is parse.size_bytes:
+    if option.parse is parse.size_bytes and isinstance(value, int):
         return f"`{value >> 20}m`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -7,8 +7,8 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
+from convoymq.model.json import Json
 from convoymq.spark.errors import OptionError
 
 LATEST = -1
@@ -184,7 +184,7 @@ def secret(reference: str) -> str:
     return reference
 
 
-def _object(value: str) -> Mapping[str, Any]:
+def _object(value: str) -> Mapping[str, Json]:
     try:
         decoded = json.loads(value)
     except json.JSONDecodeError as error:

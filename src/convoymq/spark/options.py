@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from convoymq.spark import option_values as parse
 from convoymq.spark.errors import OptionError
-from convoymq.spark.option_table import Use, check_use
+from convoymq.spark.option_table import OptionValues, Use, check_use
 from convoymq.spark.option_values import Offsets
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Connection:
     """Files of authorities, certificate and key; whether to verify; server name."""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Connection:
+    def of(cls, values: OptionValues) -> Connection:
         """From parsed options. Raises OptionError: not `host:port`, or TLS options without TLS."""
         tls_options = [name for name in values["given"] if name.startswith("convoymq.tls.")]
         if tls_options and not values["convoymq.tls"]:
@@ -115,7 +115,7 @@ class Fetching:
         return min(self.bytes_max, max(PART_BYTES_MIN, self.rate_max // PARTS_PER_S))
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Fetching:
+    def of(cls, values: OptionValues) -> Fetching:
         """From parsed options."""
         compression = values["convoymq.fetch.compression"]
         return cls(
@@ -172,7 +172,7 @@ class StreamReadOptions:
     poll_interval_ms: int
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], use: Use) -> StreamReadOptions:
+    def of(cls, values: OptionValues, use: Use) -> StreamReadOptions:
         """From parsed options. Raises OptionError when they do not fit together."""
         check_use("convoymq", values, use)
         selected = [n for n in ("subscribe", "subscribePattern", "assign") if values[n] is not None]
@@ -244,7 +244,7 @@ class QueueReadOptions:
     poll_interval_ms: int
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], use: Use) -> QueueReadOptions:
+    def of(cls, values: OptionValues, use: Use) -> QueueReadOptions:
         """From parsed options. Raises OptionError when they do not fit together."""
         check_use("convoymq_queue", values, use)
         if values["queue"] is None:
@@ -286,13 +286,13 @@ class SinkOptions:
     request_rows_max: int
 
     @classmethod
-    def of_stream(cls, values: Mapping[str, Any], use: Use) -> SinkOptions:
+    def of_stream(cls, values: OptionValues, use: Use) -> SinkOptions:
         """From the parsed options of format convoymq. Raises OptionError."""
         check_use("convoymq", values, use)
         return cls(topic=values["topic"], **_sink_basics(values, "none"))
 
     @classmethod
-    def of_queue(cls, values: Mapping[str, Any], use: Use) -> SinkOptions:
+    def of_queue(cls, values: OptionValues, use: Use) -> SinkOptions:
         """From the parsed options of format convoymq_queue. Raises OptionError."""
         check_use("convoymq_queue", values, use)
         if (values["queue"] is None) == (values["exchange"] is None):
@@ -308,7 +308,7 @@ class SinkOptions:
         )
 
 
-def _sink_basics(values: Mapping[str, Any], message_id: str) -> dict[str, Any]:
+def _sink_basics(values: OptionValues, message_id: str) -> dict[str, Any]:
     if values["producerName"] is not None and not values["idempotent"]:
         raise OptionError("option producerName has no meaning with idempotent=false")
     return {
@@ -321,7 +321,7 @@ def _sink_basics(values: Mapping[str, Any], message_id: str) -> dict[str, Any]:
     }
 
 
-def _starting(values: Mapping[str, Any], default: str) -> Place:
+def _starting(values: OptionValues, default: str) -> Place:
     late = values["startingOffsetsByTimestampStrategy"]
     if values["startingTimestamp"] is not None:
         return Place(kind="timestamps", timestamp_ms=values["startingTimestamp"], late=late)
@@ -331,7 +331,7 @@ def _starting(values: Mapping[str, Any], default: str) -> Place:
     return _place(values["startingOffsets"] or default)
 
 
-def _ending(values: Mapping[str, Any]) -> Place:
+def _ending(values: OptionValues) -> Place:
     if values["endingTimestamp"] is not None:
         return Place(kind="timestamps", timestamp_ms=values["endingTimestamp"])
     if values["endingOffsetsByTimestamp"] is not None:

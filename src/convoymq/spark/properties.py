@@ -7,7 +7,6 @@ has it.
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 _PREFIX = struct.Struct(">HHQH")
 _FLAG_MORE = 1
@@ -34,7 +33,7 @@ PROPERTY_KINDS = {n: k for n, k in _PROPERTIES if k != "table" and n != "cluster
 """Kind (`text`, `octet`, `time`) of each property that people set, in the specification's order."""
 
 
-def decode_properties(header: bytes | memoryview) -> dict[str, Any]:
+def decode_properties(header: bytes | memoryview) -> dict[str, int | str | bytes]:
     """Reads a content header payload.
 
     Returns:
@@ -49,7 +48,7 @@ def decode_properties(header: bytes | memoryview) -> dict[str, Any]:
         position = _PREFIX.size
         if flags & _FLAG_MORE:
             raise ValueError("more flags than class basic has properties")
-        found: dict[str, Any] = {}
+        found: dict[str, int | str | bytes] = {}
         for i, (name, kind) in enumerate(_PROPERTIES):
             if not flags & (1 << (15 - i)):
                 continue

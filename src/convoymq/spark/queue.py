@@ -26,7 +26,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -93,9 +93,9 @@ class _QueueStreamReader(DataSourceStreamReader):
         self._options = options
         self._maker = BatchMaker(schema, QUEUE_COLUMNS)
         self._idle_since: float | None = None
-        self._latest: dict[str, Any] | None = None
+        self._latest: dict[str, object] | None = None
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802
         """A word; nothing is taken yet."""
         return offsets.symbol("queue")
 
@@ -104,21 +104,21 @@ class _QueueStreamReader(DataSourceStreamReader):
         rows_max = self._options.rows_max
         return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
         """The end of what the broker holds for the query."""
         return self._latest
 
     def stop(self) -> None:
         """Nothing: Spark does not always call this, so nothing may depend on it."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # The tasks' instance holds no reservation, and a thread can't be pickled.
         return {**self.__dict__, "_held": None}
 
     _fields: tuple[str, ...]
     """What an offset of this mode must hold, besides the queue."""
 
-    def _check(self, offset: Mapping[str, Any]) -> None:
+    def _check(self, offset: Mapping[str, object]) -> None:
         """Raises SourceError: a checkpoint of another source, queue or mode."""
         if offsets.is_symbol(offset):
             return
@@ -133,7 +133,7 @@ class _QueueStreamReader(DataSourceStreamReader):
     def _client(self) -> Client:
         return clients.connect(self._options.connection)
 
-    def _op(self, op: str, reservation: str, **fields: Any) -> dict[str, Any]:
+    def _op(self, op: str, reservation: str, **fields: object) -> dict[str, object]:
         return self._client.reservation(self._options.queue, op, reservation=reservation, **fields)
 
     def _nothing_ready(self) -> bool:
@@ -188,7 +188,7 @@ class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         end."""
         self._available_now = True
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         """Settles what ends at `start`, and reservations the next batch.
 
         Raises:
@@ -224,7 +224,7 @@ class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         self._idle_since = time.monotonic()
         return start
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         """The tasks of a batch. A repeated batch gets the same ranges, whatever the broker says."""
         self._check(end)
         begin = end.get("from", start.get("off"))
@@ -232,16 +232,21 @@ class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
             raise SourceError(
                 f"the checkpoint holds {end} behind {start}: no batch of a reservation"
             )
-        parts = self._cut(self._options.reservation, int(end["epoch"]), begin, int(end["off"]))
+        parts = self._cut(
+            self._options.reservation,
+            offsets.number(end, "epoch"),
+            begin,
+            offsets.number(end, "off"),
+        )
         if parts and self._held is None:
-            self._resume(int(end["epoch"]))
+            self._resume(offsets.number(end, "epoch"))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task, on another instance."""
         return self._read(partition, skip_expired=not self._options.fail_on_data_loss)
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: dict[str, object]) -> None:
         """Nothing: see the module text."""
 
     # --- parts of latestOffset ---------------------------------------------------------------
@@ -267,11 +272,11 @@ class ReservationReader(_QueueStreamReader, SupportsTriggerAvailableNow):
         if reservation is not None:
             reservation.close()
 
-    def _begin(self, reservation: _Reservation, start: Mapping[str, Any]) -> tuple[int, bool]:
+    def _begin(self, reservation: _Reservation, start: Mapping[str, object]) -> tuple[int, bool]:
         """(Where the next batch begins, whether that is not simply the end of the one before)."""
         if "start" in start:
             return reservation.first, True
-        at, epoch = int(start["off"]), int(start["epoch"])
+        at, epoch = offsets.number(start, "off"), offsets.number(start, "epoch")
         if epoch == reservation.epoch:
             reservation.settle(at)
             if epoch == reservation.epoch:
@@ -360,7 +365,7 @@ class _Reservation:
         with contextlib.suppress(ReservationGone):
             self._op("close", failed=False)
 
-    def _op(self, op: str, **fields: Any) -> dict[str, Any]:
+    def _op(self, op: str, **fields: object) -> dict[str, object]:
         return self._client.reservation(
             self._options.queue,
             op,
@@ -389,11 +394,11 @@ class _Reservation:
             raise ReservationLost(f"queue {self._options.queue}: {error.text}") from error
         self._open(ttl_ms)
 
-    def _note(self, answer: Mapping[str, Any]) -> None:
-        self.epoch = int(answer["epoch"])
-        self._fencing_token = int(answer["fencing_token"])
-        self.first = int(answer["first"])
-        self.next = int(answer["next"])
+    def _note(self, answer: Mapping[str, object]) -> None:
+        self.epoch = offsets.number(answer, "epoch")
+        self._fencing_token = offsets.number(answer, "fencing_token")
+        self.first = offsets.number(answer, "first")
+        self.next = offsets.number(answer, "next")
 
     def _explain(self, error: ReservationGone) -> None:
         if error.reason == "reservation_fenced":
@@ -416,7 +421,7 @@ class LeaseReader(_QueueStreamReader):
         super().__init__(options, schema)
         self._held: _Lease | None = None
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         """Settles the lease that is done, and makes the next.
 
         Raises:
@@ -439,27 +444,27 @@ class LeaseReader(_QueueStreamReader):
             "v": offsets.VERSION,
             "queue": self._options.queue,
             "lease": name,
-            "epoch": int(answer["epoch"]),
-            "n": int(answer["next"]),
+            "epoch": offsets.number(answer, "epoch"),
+            "n": offsets.number(answer, "next"),
         }
         return self._latest
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         """The tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
         self._check(end)
-        lease, epoch = str(end["lease"]), int(end["epoch"])
+        lease, epoch = str(end["lease"]), offsets.number(end, "epoch")
         if self._held is None or self._held.name != lease:
             self._let_go()
             self._held = _Lease(
                 lease, partial(self._op, "touch", lease, epoch=epoch), self._options
             )
-        return self._cut(lease, epoch, 0, int(end["n"]))
+        return self._cut(lease, epoch, 0, offsets.number(end, "n"))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task, on another instance."""
         return self._read(partition, skip_expired=self._options.skip_expired)
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: dict[str, object]) -> None:
         """Nothing: see the module text."""
 
     def _let_go(self) -> None:
@@ -467,15 +472,20 @@ class LeaseReader(_QueueStreamReader):
         if held is not None:
             held.end()
 
-    def _settle(self, start: Mapping[str, Any]) -> None:
+    def _settle(self, start: Mapping[str, object]) -> None:
         self._let_go()
         try:
-            self._op("settle", str(start["lease"]), epoch=int(start["epoch"]), upto=int(start["n"]))
+            self._op(
+                "settle",
+                str(start["lease"]),
+                epoch=offsets.number(start, "epoch"),
+                upto=offsets.number(start, "n"),
+            )
         except ReservationGone as error:
             log.warning(
                 "queue %s: a lease of %d messages ended before it was settled, they come again: %s",
                 self._options.queue,
-                int(start["n"]),
+                offsets.number(start, "n"),
                 error.text,
             )
 
@@ -483,7 +493,7 @@ class LeaseReader(_QueueStreamReader):
 class _Lease:
     """A lease whose batch is under way."""
 
-    def __init__(self, name: str, touch: Callable[[], Any], options: QueueReadOptions) -> None:
+    def __init__(self, name: str, touch: Callable[[], object], options: QueueReadOptions) -> None:
         self.name = name
         self._ended = _keep_alive(touch, options.ttl_ms)
 
@@ -492,7 +502,7 @@ class _Lease:
         self._ended.set()
 
 
-def _keep_alive(touch: Callable[[], Any], ttl_ms: int) -> threading.Event:
+def _keep_alive(touch: Callable[[], object], ttl_ms: int) -> threading.Event:
     """A batch may take longer than the time to live; its query is alive all the same.
 
     Returns: what ends it when it is set.
@@ -511,8 +521,8 @@ def _keep_alive(touch: Callable[[], Any], ttl_ms: int) -> threading.Event:
 
 def _reservation_offset(
     queue: str, epoch: int, end: int, begin: int | None = None, *, closed: bool = False
-) -> dict[str, Any]:
-    made: dict[str, Any] = {"v": offsets.VERSION, "queue": queue, "epoch": epoch, "off": end}
+) -> dict[str, object]:
+    made: dict[str, object] = {"v": offsets.VERSION, "queue": queue, "epoch": epoch, "off": end}
     if begin is not None:
         made["from"] = begin
     if closed:

@@ -164,10 +164,10 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._delay = planning.TriggerDelay(options.limits)
         self._target: dict[Partition, int] | None = None
         self._latest: Positions | None = None
-        self._stored: Mapping[str, Any] | None = None
+        self._stored: Mapping[str, object] | None = None
         self._idle_since: float | None = None
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802
         """A word: what it means is pinned in the first end offset."""
         return offsets.symbol(self._options.starting.kind)
 
@@ -187,7 +187,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         states = Streams(self._options).states()
         self._target = {key: state.latest for key, state in states.items()}
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         """The end of the next batch; `start` itself, unchanged, when there is none.
 
         Raises:
@@ -221,11 +221,11 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             groups={key[0]: states[key].group for key in begins if states[key].group},
         ).to_json()
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
         """The ends of the streams as `latestOffset` found them, for the query's progress."""
         return None if self._latest is None else self._latest.to_json()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
         """The tasks of a batch. Asks nobody: a repeated batch gets the same ranges."""
         until = offsets.parse(end)
         begun = {} if offsets.is_symbol(start) else offsets.parse(start).ends
@@ -244,7 +244,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """In a task, on another instance."""
         return _read(self._options, self._maker, partition)
 
-    def commit(self, end: dict[str, Any]) -> None:
+    def commit(self, end: dict[str, object]) -> None:
         """Stores progress for people to see; `latestOffset` does it as well, and in time."""
         if not offsets.is_symbol(end):
             self._store(end)
@@ -328,7 +328,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             total += rows * (mean or 0.0)
         return int(total)
 
-    def _store(self, start: Mapping[str, Any]) -> None:
+    def _store(self, start: Mapping[str, object]) -> None:
         """Stores what is done under `groupId`. For people: a failure must not end the query."""
         group_id = self._options.group_id
         if group_id is None or start == self._stored:

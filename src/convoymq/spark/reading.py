@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from convoymq.client import errors
 from convoymq.spark import clients
@@ -70,7 +70,7 @@ def _batches(
     fetched: Iterator[FetchResult],
     fetching: Fetching,
     maker: BatchMaker,
-    constants: Mapping[str, Any],
+    constants: Mapping[str, object],
 ) -> Iterator[pa.RecordBatch]:
     for result in _ahead(_paced(fetched, fetching), fetching):
         yield from maker.batches(result.frame, constants)

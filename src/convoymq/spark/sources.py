@@ -4,11 +4,11 @@ the writers, which look whether their target exists."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.spark import options
-from convoymq.spark.option_table import Use, parse_options
-from convoymq.spark.schema import QUEUE_COLUMNS, STREAM_COLUMNS, full_schema
+from convoymq.spark.option_table import OptionValues, Use, parse_options
+from convoymq.spark.schema import QUEUE_COLUMNS, STREAM_COLUMNS, Column, full_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -98,7 +98,7 @@ class QueueDoor:
         return MicroBatchWriter(sink, schema, overwrite)
 
 
-def _schema(columns: Mapping[str, Any], values: Mapping[str, Any]) -> StructType:
+def _schema(columns: Mapping[str, Column], values: OptionValues) -> StructType:
     return full_schema(
         columns,
         include_headers=values["includeHeaders"],

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -169,10 +169,19 @@ def _write(
     return sending.result
 
 
+class Target(TypedDict, total=False):
+    """Where rows go, as `Client.produce` takes it."""
+
+    stream: str
+    queue: str
+    exchange: str
+    routing_key: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     frame: bytes
-    target: dict[str, Any]
+    target: Target
     producer: str | None
     sequence: int
     digest: bytes | None
@@ -237,13 +246,13 @@ class _Sending:
 
     def _targets(
         self, columns: Mapping[str, pa.Array], rows: int
-    ) -> Iterator[tuple[str, dict[str, Any], pa.Array | None]]:
+    ) -> Iterator[tuple[str, Target, pa.Array | None]]:
         """(name, where to, row numbers or None = all) for each target among the rows."""
         options = self._options
         if options.queue is not None:
             yield options.queue, {"queue": options.queue}, None
         elif options.exchange is not None:
-            target = {"exchange": options.exchange, "routing_key": options.routing_key}
+            target: Target = {"exchange": options.exchange, "routing_key": options.routing_key}
             yield options.exchange, target, None
         elif options.topic is not None:
             yield options.topic, {"stream": options.topic}, None
@@ -257,7 +266,7 @@ class _Sending:
                 yield topic, {"stream": topic}, chosen
 
     def _cut(
-        self, name: str, target: dict[str, Any], columns: Mapping[str, pa.Array]
+        self, name: str, target: Target, columns: Mapping[str, pa.Array]
     ) -> Iterator[_Request]:
         rows = len(columns["value"])
         size = sum(column.nbytes for column in columns.values())
@@ -310,7 +319,7 @@ def _digest(sequence: int, frame: bytes) -> bytes:
 def _frame(columns: Mapping[str, pa.Array], rows: int, *, by_key: bool) -> bytes:
     """A columnar frame of the columns that a message is made of. Columns stand in bit order."""
     used = bits.VALUE
-    buffers: list[Any] = []
+    buffers: list[pa.Buffer | bytes] = []
     key = columns.get("key")
     if key is not None:
         used |= bits.KEY

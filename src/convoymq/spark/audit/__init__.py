@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from convoymq.spark.audit.plan import audit
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["AuditReport", "audit"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Late: Spark's workers import this package for the sweeps and need no session.
     if name == "audit":
         from convoymq.spark.audit.plan import audit

@@ -1,7 +1,7 @@
 """Which files prove what: every entry is taken from one node whose rows of it are complete.
 
 Every node that the trace names as a replica, or in whose name something was decided, must have
-recorded too, in all its lives and up to the end: what is not there is a gap.
+recorded too, in all its incarnations and up to the end: what is not there is a gap.
 
 Pure: no Spark, no files. Ranges are (start, end]: start is excluded, as in COVERED marks.
 """
@@ -9,13 +9,15 @@ Pure: no Spark, no files. Ranges are (start, end]: start is excluded, as in COVE
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from convoymq.model.trace import Footer
 
 
 class Range(NamedTuple):
-    """Entries that one life of a node covers."""
+    """Entries that one incarnation of a node covers."""
 
     node: int
     incarnation: int
@@ -70,14 +72,14 @@ class QueueFacts:
         return self.primary[-1].end if self.primary else 0
 
 
-def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
+def queue_facts(footers: Iterable[Footer]) -> list[QueueFacts]:
     """Joins the footers of all files to one `QueueFacts` per queue, by group.
 
     Raises ValueError when two queues claim one group: traces of different clusters were mixed.
     """
     found: dict[int, QueueFacts] = {}
     acts: dict[tuple[int, int], list[tuple[int, int, bool]]] = defaultdict(list)
-    files: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    files: dict[int, list[Footer]] = defaultdict(list)
     for footer in footers:
         group = int(footer["group"])
         facts = found.get(group)
@@ -133,9 +135,9 @@ def queue_facts(footers: Iterable[Mapping[str, Any]]) -> list[QueueFacts]:
     return [found[group] for group in sorted(found)]
 
 
-def _chain_gaps(facts: QueueFacts, footers: Iterable[Mapping[str, Any]]) -> Iterable[Gap]:
+def _chain_gaps(facts: QueueFacts, footers: Iterable[Footer]) -> Iterable[Gap]:
     """Files that are not there: each names the one before it."""
-    chains: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    chains: dict[int, list[Footer]] = defaultdict(list)
     for footer in footers:
         chains[int(footer["node"])].append(footer)
     for node, chain in sorted(chains.items()):
@@ -152,10 +154,10 @@ def _chain_gaps(facts: QueueFacts, footers: Iterable[Mapping[str, Any]]) -> Iter
             reached = spans[-1][1] if spans else reached
 
 
-def _member_gaps(facts: QueueFacts, footers: list[Mapping[str, Any]]) -> Iterable[Gap]:
-    """Nodes, lives of nodes, and ends of what they recorded, that are not there."""
+def _member_gaps(facts: QueueFacts, footers: list[Footer]) -> Iterable[Gap]:
+    """Nodes, incarnations of nodes, and ends of what they recorded, that are not there."""
     last_us = max(facts.ends_us.values(), default=0)
-    lives = {(int(footer["node"]), int(footer["incarnation"])) for footer in footers}
+    incarnations = {(int(footer["node"]), int(footer["incarnation"])) for footer in footers}
     members = {tuple(member) for footer in footers for member in footer["members"]}
     if not members:
         yield Gap(facts.group, 0, 0, 0, "no file says which nodes have replicas")
@@ -164,7 +166,7 @@ def _member_gaps(facts: QueueFacts, footers: list[Mapping[str, Any]]) -> Iterabl
         yield Gap(facts.group, node, 0, last_us, "a replica, and no file of it is there")
     for node, incarnation, replica in sorted(members):
         known = node in facts.nodes and replica and incarnation
-        if known and (node, incarnation) not in lives:
+        if known and (node, incarnation) not in incarnations:
             reached = facts.ends_us.get(node, 0)
             why = f"no file of its incarnation {incarnation} is there"
             yield Gap(facts.group, node, reached, last_us, why)

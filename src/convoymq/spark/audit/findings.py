@@ -23,13 +23,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-Columns = dict[str, "np.ndarray[Any, np.dtype[np.int64]]"]
-Array = Any
+Columns = dict[str, npt.NDArray[np.int64]]
+Array = npt.NDArray[Any]
 """A numpy array; its element type is told by the name."""
 
 SCHEMA = pa.schema(
@@ -45,6 +46,21 @@ SCHEMA = pa.schema(
         ("text", pa.string()),
     ]
 )
+
+
+class FindingRow(TypedDict, total=False):
+    """A row of `SCHEMA`, as it comes back from Spark."""
+
+    what: str
+    group: int
+    k1: int
+    k2: int
+    k3: int
+    k4: int
+    n: int
+    text: str | None
+
+
 SPARK_SCHEMA = ", ".join(
     f"`{name}` {'string' if name in ('what', 'text') else 'bigint'}" for name in SCHEMA.names
 )
@@ -68,7 +84,8 @@ FATE_HELD = 4
 def bucket_of(us: Array) -> Array:
     """Logarithmic bucket of durations in µs; 3 % wide."""
     scaled = np.log2(1.0 + np.maximum(us, 0) / BUCKET_ZERO_US) * BUCKETS_PER_OCTAVE
-    return np.floor(scaled).astype(np.int64)
+    buckets: Array = np.floor(scaled).astype(np.int64)
+    return buckets
 
 
 def bucket_us(bucket: float) -> float:
@@ -88,7 +105,7 @@ class Scope:
     """Entry of the last complete state snapshot; -1 = none."""
     covered: tuple[tuple[int, int, int], ...]
     """(group, start, end], ascending."""
-    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    _cache: dict[str, tuple[Array, Array]] = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, group: Array) -> Array:
         """Position of each group in `groups`."""
@@ -120,7 +137,7 @@ class Findings:
     """Collects rows of `SCHEMA`."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[Any, ...]] = []
+        self.rows: list[tuple[object, ...]] = []
         self.blocks: list[pa.RecordBatch] = []
 
     def violation(
@@ -129,7 +146,7 @@ class Findings:
         group: Array,
         messages: Array,
         mask: Array,
-        example: Callable[[int], dict[str, Any]],
+        example: Callable[[int], dict[str, object]],
         *,
         what: str = "violation",
     ) -> None:
@@ -176,7 +193,7 @@ class Findings:
     ) -> None:
         rows = len(group)
         zeros = np.zeros(rows, np.int64)
-        columns: list[Any] = [pa.repeat(what, rows), pa.array(group, pa.int64())]
+        columns: list[pa.Array] = [pa.repeat(what, rows), pa.array(group, pa.int64())]
         columns += [pa.array(keys[k] if k < len(keys) else zeros, pa.int64()) for k in range(4)]
         columns += [pa.array(values[k] if k < len(values) else zeros, pa.int64()) for k in range(7)]
         columns += [pa.array(n, pa.int64()), pa.nulls(rows, pa.string())]

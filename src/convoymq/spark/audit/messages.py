@@ -1,7 +1,7 @@
 """The life of every message, from all that was decided about it.
 
 Input: decided rows and the rows of the last state snapshot, sorted by group, ENQUEUE command and
-log order. The ranges of one command's rows cut each other into *atoms*: stretches of messages with
+log order. The ranges of one command's rows cut each other into *atoms*: ranges of messages with
 one history. Each history is followed through these states; what is not in the table is a violation.
 
 | before        | published | delivered | acked     | returned | dropped   |
@@ -17,7 +17,6 @@ Judged are only neighbours in log order without a gap of the trace between them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -102,6 +101,20 @@ def _since_start(values: Array, starts: Array, atom_of: Array) -> Array:
     return result
 
 
+def _latest_events(event: Array, start: Array) -> tuple[Array, Array]:
+    """(The latest event up to each, the one before it in the same atom), or -1.
+
+    Args:
+        event: whether it changed anything; state snapshots don't.
+        start: where the atom begins.
+    """
+    latest = np.maximum.accumulate(np.where(event, np.arange(len(event)), -1))
+    before = np.full(len(event), -1)
+    before[1:] = latest[:-1]
+    before[before < start] = -1
+    return latest, before
+
+
 def follow(columns: Columns, scope: Scope, findings: Findings) -> None:
     """Checks whole commands; the input is in log order within each command."""
     row, atom, size = _atoms(columns)
@@ -124,13 +137,8 @@ def follow(columns: Columns, scope: Scope, findings: Findings) -> None:
     atom_of = np.cumsum(fresh) - 1
     start = starts[atom_of]
 
-    # The event before that changed anything: state snapshots don't.
     event = kind != words.STATE
-    here = np.arange(n)
-    latest = np.maximum.accumulate(np.where(event, here, -1))
-    before = np.full(n, -1)
-    before[1:] = latest[:-1]
-    before[before < start] = -1
+    latest, before = _latest_events(event, start)
     has = before >= 0
     prior = np.where(has, kind[before], 0)
     known = has & (span[before] == span) & (span >= 0)
@@ -139,7 +147,7 @@ def follow(columns: Columns, scope: Scope, findings: Findings) -> None:
     alone = ~has & (origin >= 0) & (origin == span)
     judged = known | alone
 
-    def example(k: int) -> dict[str, Any]:
+    def example(k: int) -> dict[str, object]:
         shown = _shown(columns, row[k])
         if has[k]:
             shown["before"] = _shown(columns, row[before[k]])
@@ -211,7 +219,7 @@ def _state_snapshot(
     has_state_snapshot = state_snapshot[at] >= 0
     near = scope.span(group[at], state_snapshot[at]) == span[np.maximum(last, 0)]
 
-    def example(k: int) -> dict[str, Any]:
+    def example(k: int) -> dict[str, object]:
         found = last[k] if last[k] >= 0 else seen[k]
         return {**_shown(columns, row[found]), "state_snapshot": int(state_snapshot[at[k]])}
 
@@ -284,7 +292,7 @@ def _latencies(
         findings.counts("latency", group[mask], keys, size[mask])
 
 
-def _shown(columns: Columns, k: int) -> dict[str, Any]:
+def _shown(columns: Columns, k: int) -> dict[str, object]:
     """A row for people."""
     order = int(columns["order"][k])
     kind = int(columns["kind"][k])

@@ -1,13 +1,12 @@
 """Order: of the log, of publishers, of consumers' deliveries; confirms, and what nodes sent.
 
-Each sweep sees a part of a sequence (a stretch of entries, a stretch of message ids), checks its
+Each sweep sees a part of a sequence (a range of entries, a range of message ids), checks its
 neighbours, and emits how the part begins and ends; `plan` compares the ends of adjacent parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -176,7 +175,7 @@ def follow_log(columns: Columns, scope: Scope, findings: Findings) -> None:
     )
 
 
-def _is_before(place: Any, end: Any) -> Array:
+def _is_before(place: Sequence[Array], end: Sequence[Array]) -> Array:
     """Whether a place (index, rest) lies before where the last one ended."""
     index, rest = place
     last_index, last_rest = end
@@ -192,7 +191,7 @@ def _chain(
     keys: tuple[str, ...],
     begin: tuple[Array, ...],
     end: tuple[Array, ...],
-    is_wrong: Any,
+    is_wrong: Callable[..., Array],
 ) -> None:
     """Compares where each row begins with where the one before of the same key ended."""
     n = len(columns["order"])
@@ -209,7 +208,7 @@ def _chain(
     wrong = is_wrong(begin, ended) if wide else is_wrong(begin[0], ended[0])
     near = ~fresh & (span == span[before]) & (span >= 0)
 
-    def example(k: int) -> dict[str, Any]:
+    def example(k: int) -> dict[str, object]:
         return {**_shown(columns, k), "before": _shown(columns, int(before[k]))}
 
     findings.violation(EDGE_INVARIANTS[edge], group, columns["count"], wrong & near, example)
@@ -274,7 +273,7 @@ def follow_confirms(columns: Columns, scope: Scope, findings: Findings) -> None:
     # A confirm of a queue that was deleted, or of what the trace does not reach, can't be judged.
     judged = columns["whole"][closes] != 0
 
-    def example(k: int) -> dict[str, Any]:
+    def example(k: int) -> dict[str, object]:
         at = closes[k]
         return {
             "session": f"{int(columns['session'][at]) & (2**64 - 1):016x}",
@@ -318,17 +317,10 @@ class SentSweep:
             yield from findings.take()
 
 
-def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
-    """Checks whole parts of consumers, in any order within a part."""
-    gone = columns["kind"] == words.OWNER
-    gone_at = _last_of(columns, gone, columns["first_id"])
-    sent_at = _last_of(columns, columns["kind"] == words.SENT, columns["first_id"])
-    columns = {**columns, "gone_at": gone_at, "sent_at": sent_at}
-    columns = _picked(columns, ~gone)
-    if not len(columns["kind"]):
-        return
+def _sent_atoms(columns: Columns, base: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """(row, atom, whether it was sent, messages, messages of the row before it) of every piece of
+    the rows, cut where another row of the same part begins or ends."""
     fresh = changes(columns, SENT_KEYS)
-    base = np.cumsum(fresh) << 40
     low = columns["first_id"] - np.minimum.reduceat(
         columns["first_id"], np.flatnonzero(fresh)
     )[np.cumsum(fresh) - 1]  # fmt: skip
@@ -343,8 +335,20 @@ def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
     is_sent = columns["kind"][row] == words.SENT
     order = np.lexsort([is_sent, atom])
     row, atom, is_sent = row[order], atom[order], is_sent[order]
-    size = bounds[atom + 1] - bounds[atom]
-    skip = bounds[atom] - start[row]
+    return row, atom, is_sent, bounds[atom + 1] - bounds[atom], bounds[atom] - start[row]
+
+
+def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
+    """Checks whole parts of consumers, in any order within a part."""
+    gone = columns["kind"] == words.OWNER
+    gone_at = _last_of(columns, gone, columns["first_id"])
+    sent_at = _last_of(columns, columns["kind"] == words.SENT, columns["first_id"])
+    columns = {**columns, "gone_at": gone_at, "sent_at": sent_at}
+    columns = _picked(columns, ~gone)
+    if not len(columns["kind"]):
+        return
+    base = np.cumsum(changes(columns, SENT_KEYS)) << 40
+    row, atom, is_sent, size, skip = _sent_atoms(columns, base)
     group = columns["group"][row]
 
     begins = np.ones(len(atom), bool)
@@ -373,7 +377,7 @@ def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
         )
         early[at_sent[1:]] = same
 
-    def example(k: int) -> dict[str, Any]:
+    def example(k: int) -> dict[str, object]:
         shown = {**_shown(columns, row[k]), "id": int(columns["first_id"][row[k]] + skip[k])}
         if has[k]:
             shown["decided"] = _shown(columns, source[k])
@@ -385,7 +389,7 @@ def follow_sent(columns: Columns, shared: bool, findings: Findings) -> None:
     findings.violation(*args, lonely & whole, example)
     findings.violation(*args, lonely & ~whole, example, what="unproved")
     if not shared:
-        # A decided stretch without a row of the node. Ids are sent in their order: with a later one
+        # A decided range without a row of the node. Ids are sent in their order: with a later one
         # sent, this one was left out. Without, it may have been on its way when the trace ended,
         # and when the consumer was gone it went back.
         last = np.append(starts[1:], len(atom)) - 1

@@ -19,21 +19,28 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import pyarrow as pa
 
 from convoymq.model import trace as words
 from convoymq.model.errors import Misuse
+from convoymq.model.trace import Footer
 from convoymq.spark.audit import messages, order
 from convoymq.spark.audit.coverage import QueueFacts, queue_facts
-from convoymq.spark.audit.findings import LAST_ORDINAL, ORDINAL_BITS, SPARK_SCHEMA, Scope
+from convoymq.spark.audit.findings import (
+    LAST_ORDINAL,
+    ORDINAL_BITS,
+    SPARK_SCHEMA,
+    FindingRow,
+    Scope,
+)
 from convoymq.spark.audit.invariants import Invariant
 from convoymq.spark.audit.result import AuditReport, gather
 from convoymq.trace import segments
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 DECIDED = (
     words.PUBLISHED,
@@ -58,6 +65,7 @@ PARTITIONS_MAX = 10_000
 FEWEST = 8
 EXAMPLES = 5
 
+Finding: TypeAlias = "Row | _Found"
 Progress = Callable[[str], None]
 
 
@@ -106,7 +114,7 @@ def audit(
         spark = spark()
     job = _Job(spark, files, facts, footers)
     with job.settings():
-        found = [row.asDict() for step in job.steps(tell) for row in step]
+        found = [cast(FindingRow, row.asDict()) for step in job.steps(tell) for row in step]
     report = gather(facts, found)
     report.rows = sum(int(footer["rows"]) for footer in footers)
     report.files = len(files)
@@ -116,7 +124,7 @@ def audit(
 
 def read_footers(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-) -> tuple[list[str], list[dict[str, Any]]]:
+) -> tuple[list[str], list[Footer]]:
     """All segments below the paths, and what each says of itself. Raises Misuse."""
     roots = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files: list[Path] = []
@@ -131,12 +139,12 @@ def read_footers(
             "no segment of a trace below " + ", ".join(map(str, roots)) + ": an open one is "
             "completed after trace.segment_max_age, or when the node stops"
         )
-    footers = []
+    footers: list[Footer] = []
     for file in files:
         try:
             footer = segments.read_metadata(file)
             # Written before these were recorded: then they are not known, and nothing is proved.
-            footers.append({"members": [], "marked": {}, "previous": None, **footer})
+            footers.append(cast(Footer, {"members": [], "marked": {}, "previous": None, **footer}))
         except OSError as error:
             raise Misuse(str(error)) from None
     return [str(file) for file in files], footers
@@ -150,7 +158,7 @@ class _Job:
         spark: SparkSession,
         files: list[str],
         facts: list[QueueFacts],
-        footers: list[dict[str, Any]],
+        footers: list[Footer],
     ) -> None:
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -186,7 +194,7 @@ class _Job:
             self.spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS)}
         )
 
-    def steps(self, tell: Progress) -> Iterator[list[Any]]:
+    def steps(self, tell: Progress) -> Iterator[Sequence[Finding]]:
         """Rows of `findings.SCHEMA`, step by step."""
         tell("replicas")
         yield self.replicas()
@@ -203,11 +211,11 @@ class _Job:
 
     # --- parts of the plan ---------------------------------------------------------------
 
-    def _small(self, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
+    def _small(self, rows: Sequence[tuple[object, ...]], schema: str) -> DataFrame:
         return self.f.broadcast(self.spark.createDataFrame(rows, schema))
 
-    def _within(self, frame: DataFrame, ranges: list[tuple[Any, ...]]) -> DataFrame:
-        """Rows whose entry lies in a (start, end] of their own node and life."""
+    def _within(self, frame: DataFrame, ranges: Sequence[tuple[object, ...]]) -> DataFrame:
+        """Rows whose entry lies in a (start, end] of their own node and incarnation."""
         known = self._small(
             ranges, "`group` bigint, node int, incarnation bigint, low bigint, high bigint"
         )
@@ -225,7 +233,7 @@ class _Job:
         rows = self.raw_primary.where(self.f.col("kind").isin(*DECIDED))
         return self._within(rows, ranges).withColumns(self._packed(self.f.col("ordinal")))
 
-    def _packed(self, ordinal: Any) -> dict[str, Column]:
+    def _packed(self, ordinal: Column | int) -> dict[str, Column]:
         F = self.f  # noqa: N806
         return {
             "order": F.shiftleft("index", ORDINAL_BITS) + ordinal,
@@ -293,7 +301,7 @@ class _Job:
 
     # --- order ---------------------------------------------------------------------------
 
-    def log_order(self) -> list[Any]:
+    def log_order(self) -> Sequence[Finding]:
         """Neighbours in the log, within parts of it and from part to part."""
         F = self.f  # noqa: N806
         rows = self.decided.where(
@@ -404,8 +412,8 @@ class _Job:
                 known = F.when(mine, 1).otherwise(known)
         return known
 
-    def missing(self) -> list[Any]:
-        """Rows that the marks of a node's life count, and that are not there."""
+    def missing(self) -> Sequence[Finding]:
+        """Rows that the marks of a node's incarnation count, and that are not there."""
         F = self.f  # noqa: N806
         mark = F.col("kind") == words.COVERED
         kinds = {"confirmed": F.col("kind") == words.CONFIRMED, "sent": F.col("kind") == words.SENT}
@@ -419,21 +427,23 @@ class _Job:
         ]
         counted.append(F.lit(0).alias("m_marks"))
         found.append(F.sum(F.when(mark, 1).otherwise(0)).alias("f_marks"))
-        lives = self.raw.groupBy("group", "node", "incarnation").agg(*counted, *found).collect()
+        incarnations = (
+            self.raw.groupBy("group", "node", "incarnation").agg(*counted, *found).collect()
+        )
         told: dict[tuple[int, int, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for footer in self.footers:
-            life = (footer["group"], footer["node"], footer["incarnation"])
+            incarnation = (footer["group"], footer["node"], footer["incarnation"])
             for name, count in footer["marked"].items():
-                told[life][name] += count
-        seen = {(row["group"], row["node"], row["incarnation"]): row for row in lives}
+                told[incarnation][name] += count
+        seen = {(row["group"], row["node"], row["incarnation"]): row for row in incarnations}
         made = []
-        for life, counts in told.items():
-            row = seen.get(life)
+        for incarnation, counts in told.items():
+            row = seen.get(incarnation)
             for k, name in enumerate((*words.MARK_COLUMNS, "marks"), 1):
                 marked = max(counts[name], 0 if row is None else row[f"m_{name}"])
                 n = marked - (0 if row is None else row[f"f_{name}"])
                 if n > 0:
-                    made.append({"what": "missing", "group": life[0], "k1": k, "n": n})
+                    made.append({"what": "missing", "group": incarnation[0], "k1": k, "n": n})
         return [_Found(row) for row in made]
 
     def confirms(self) -> DataFrame:
@@ -524,7 +534,7 @@ class _Job:
 
     # --- replicas ------------------------------------------------------------------------
 
-    def replicas(self) -> list[Any]:
+    def replicas(self) -> Sequence[Finding]:
         """Decided rows of all nodes, compared by digest; where digests differ, row by row."""
         F = self.f  # noqa: N806
         several = [each for each in self.facts if len({r.node for r in each.ranges}) > 1]
@@ -559,8 +569,8 @@ class _Job:
         return self._compare_rows(rows, suspects, ranges)
 
     def _compare_rows(
-        self, rows: DataFrame, suspects: list[tuple[int, int]], ranges: list[tuple[Any, ...]]
-    ) -> list[Any]:
+        self, rows: DataFrame, suspects: list[tuple[int, int]], ranges: Sequence[tuple[object, ...]]
+    ) -> Sequence[Finding]:
         F = self.f  # noqa: N806
         few = rows.join(self._small(suspects, "`group` bigint, part bigint"), ["group", "part"])
         known = self._small(
@@ -614,16 +624,16 @@ def _spans(facts: Iterable[QueueFacts]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _files_of_primary(
-    files: Sequence[str], footers: Sequence[dict[str, Any]], facts: Iterable[QueueFacts]
+    files: Sequence[str], footers: Sequence[Footer], facts: Iterable[QueueFacts]
 ) -> list[str]:
     """Files that hold decided rows of the ranges that were chosen: the other replicas' are only
     compared."""
     ranges = {each.group: each.primary for each in facts}
     chosen = []
     for file, footer in zip(files, footers, strict=True):
-        life = (footer["node"], footer["incarnation"])
+        incarnation = (footer["node"], footer["incarnation"])
         if any(
-            (part.node, part.incarnation) == life and start < part.end and part.start < end
+            (part.node, part.incarnation) == incarnation and start < part.end and part.start < end
             for part in ranges[footer["group"]]
             for start, end in footer["covered"]
         ):
@@ -640,14 +650,14 @@ def _first_spans(scope: Scope) -> list[tuple[int, int]]:
 
 
 def _suspects(
-    facts: Iterable[QueueFacts], digests: Iterable[Any], bits: int
+    facts: Iterable[QueueFacts], digests: Iterable[Row], bits: int
 ) -> list[tuple[int, int]]:
     """Parts of the log that have to be compared row by row: digests differ, or not every node that
     has a share in the part covers all of it."""
     seen: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int, int]]] = defaultdict(dict)
     for row in digests:
-        life = (row["node"], row["incarnation"])
-        seen[row["group"], row["part"]][life] = (row["rows"], row["mixed"], row["added"])
+        incarnation = (row["node"], row["incarnation"])
+        seen[row["group"], row["part"]][incarnation] = (row["rows"], row["mixed"], row["added"])
     suspects = []
     for each in facts:
         parts = {part for group, part in seen if group == each.group}
@@ -655,18 +665,18 @@ def _suspects(
             low, high = max(part << bits, each.start + 1), min(((part + 1) << bits) - 1, each.end)
             inside = [r for r in each.ranges if r.start < high and r.end >= low]
             whole = [r for r in inside if r.start < low and r.end >= high]
-            lives = {(r.node, r.incarnation) for r in whole}
+            incarnations = {(r.node, r.incarnation) for r in whole}
             found = seen[each.group, part]
-            equal = len(set(found.values())) == 1 and set(found) == lives
+            equal = len(set(found.values())) == 1 and set(found) == incarnations
             if len(inside) > 1 and not (equal and len(whole) == len(inside)):
                 suspects.append((each.group, part))
     return suspects
 
 
-class _Found(dict[str, Any]):
+class _Found(dict[str, object]):
     """A finding that was not made by Spark."""
 
-    def asDict(self) -> dict[str, Any]:  # noqa: N802
+    def asDict(self) -> dict[str, object]:  # noqa: N802
         """As Spark's rows do it."""
         return self
 

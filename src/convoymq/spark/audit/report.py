@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -110,7 +109,7 @@ def html_page(report: AuditReport) -> str:
     )
 
 
-def _row(cells: Iterable[Any], tag: str = "td", style: str = "") -> str:
+def _row(cells: Iterable[object], tag: str = "td", style: str = "") -> str:
     inner = "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
     return f"<tr class='{style}'>{inner}</tr>"
 

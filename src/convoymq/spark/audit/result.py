@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from convoymq.model import trace as words
 from convoymq.spark.audit.coverage import Gap, QueueFacts
@@ -17,6 +16,7 @@ from convoymq.spark.audit.findings import (
     FATE_READY,
     FATE_SETTLED,
     METRICS,
+    FindingRow,
     bucket_us,
 )
 from convoymq.spark.audit.invariants import PROMISES, Invariant
@@ -41,9 +41,11 @@ class Verdict:
     messages: int = 0
     unproved: int = 0
     """Messages about which the trace can't tell: it begins later, or has a gap there."""
-    examples: list[dict[str, Any]] = field(default_factory=list)
+    examples: list[dict[str, object]] = field(default_factory=list)
 
-    def add(self, facts: QueueFacts, rows: int, messages: int, examples: Iterable[Any]) -> None:
+    def add(
+        self, facts: QueueFacts, rows: int, messages: int, examples: Iterable[Mapping[str, object]]
+    ) -> None:
         """Takes violations of one queue up."""
         self.rows += rows
         self.messages += messages
@@ -140,7 +142,7 @@ class AuditReport:
         """1 when a promise was broken, else 0."""
         return 1 if self.violations else 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return {
             "violations": self.violations,
@@ -168,7 +170,7 @@ class AuditReport:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def _queue_dict(queue: QueueReport) -> dict[str, Any]:
+def _queue_dict(queue: QueueReport) -> dict[str, object]:
     facts = queue.facts
     return {
         "vhost": facts.vhost,
@@ -217,7 +219,7 @@ def _queue_dict(queue: QueueReport) -> dict[str, Any]:
     }
 
 
-def gather(facts: Iterable[QueueFacts], rows: Iterable[Mapping[str, Any]]) -> AuditReport:
+def gather(facts: Iterable[QueueFacts], rows: Iterable[FindingRow]) -> AuditReport:
     """Joins the sweeps' findings (already summed by key, or not) to a report."""
     queues = {each.group: QueueReport(each) for each in facts}
     verdicts = {invariant: Verdict(invariant) for invariant in Invariant}
