@@ -450,9 +450,7 @@ class FetchConnection(asyncio.BufferedProtocol):
         except BrokerError as error:
             told = as_error(error)
             self.edge.counters.errors[ErrorCode(told.code)] += 1
-            log.warning(
-                "fetch.login_refused", connection=self.name, user=name, reason=told.text
-            )
+            log.warning("fetch.login_refused", connection=self.name, user=name, reason=told.text)
             self._last_words(frame.correlation, told)
             return
         if self.state is not State.LOGIN:
