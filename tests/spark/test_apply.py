@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql import types as t
 
 from convoymq.spark.errors import OptionError
 from convoymq.spark.pipelines import apply as pipeline
@@ -216,8 +217,34 @@ def test_equal_positions_are_decided_by_the_offset(spark: SparkSession, tmp_path
         assert table(spark, path) == {0: "0-2", 1: "1-2"}, name
 
 
+@pytest.mark.parametrize(
+    ("ddl", "reason"),
+    [
+        (t.TimeType(), "type time(6) is not served"),
+        (t.CharType(3), "type char(3) is not served; take string"),
+        (t.VarcharType(3), "type varchar(3) is not served; take string"),
+        (t.VariantType(), "type variant is not served"),
+        (t.DayTimeIntervalType(0, 0), "type interval day is not served"),
+        (t.NullType(), "type void is not served"),
+        (
+            t.MapType(t.IntegerType(), t.StringType()),
+            "the keys of a map are strings in JSON, not int",
+        ),
+    ],
+)
+def test_types_that_are_not_served_are_named(ddl: t.DataType, reason: str) -> None:
+    assert pipeline._unserved(ddl) == reason
+    for inside in (
+        t.ArrayType(ddl),
+        t.MapType(t.StringType(), ddl),
+        t.StructType([t.StructField("a", t.LongType()), t.StructField("b", ddl)]),
+    ):
+        assert pipeline._unserved(inside) == reason
+
+
 WIDE = (
-    "id bigint, small tinyint, price decimal(5,2), huge decimal(38,0), ratio double, flag boolean, "
+    "id bigint, name string, words map<string,string>, small tinyint, price decimal(5,2), "
+    "huge decimal(38,0), ratio double, flag boolean, "
     "day date, at timestamp, place struct<street:string, number:int>, tags array<int>, "
     "counts map<string,decimal(5,2)>, raw binary"
 )
@@ -232,6 +259,10 @@ MISFITS = [
     ("price", '"1,5"'),
     ("huge", "1.9"),
     ("ratio", "1e400"),
+    ("name", "1e400"),
+    ("name", "-1e400"),
+    ("words", '{"a": 1e400}'),
+    ("place", '{"street": 1e400}'),
     ("ratio", '"much"'),
     ("flag", "1"),
     ("flag", '"true"'),
@@ -251,6 +282,8 @@ MISFITS = [
 ]
 FITS = {
     "id": "-9223372036854775808",
+    "name": '"Infinity"',
+    "words": '{"a": "NaN", "b": 1.5}',
     "small": "-128",
     "price": "-123.45",
     "huge": "12345678901234567890123456789012345678",
@@ -397,6 +430,9 @@ def test_specs_that_do_not_fit(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
     for spec, text in (
         (TableSpec(path=path, schema="id bigin", keys=("id",)), "schema"),
+        (TableSpec(path=path, schema="id int, at time", keys=("id",)), "at: type time"),
+        (TableSpec(path=path, schema="id int, m map<int,int>", keys=("id",)), "m: the keys"),
+        (TableSpec(path=path, schema="id int, c char(3)", keys=("id",)), "c: type char"),
         (TableSpec(path=path, schema=SCHEMA, keys=("nr",)), "keys"),
         (TableSpec(path=path, schema=SCHEMA, keys=()), "keys"),
         (TableSpec(path=path, schema="id int, _deleted int", keys=("id",)), "own"),

@@ -59,6 +59,8 @@ BATCH_KEY = "convoymq.batch"
 """In a commit of the table: pipeline and slice, batch, and which offsets the batch has."""
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 YEAR_MAX = 9999
+MADE_INFINITE = ('"Infinity"', '"-Infinity"', '"NaN"')
+"""What Spark makes, quotes included, of a number beyond a double where a text is wanted."""
 INFINITIES = ("Infinity", "+Infinity", "-Infinity", "INF", "+INF", "-INF")
 
 Probe = Callable[[str, str, int], None]
@@ -227,6 +229,9 @@ class _Target:
         missing = [key for key in spec.keys if key not in names]
         if not spec.keys or missing:
             raise OptionError(f"table {self.label}: keys {spec.keys} are not columns of {names}")
+        for each in row:
+            if (unserved := _unserved(each.dataType)) is not None:
+                raise OptionError(f"table {self.label}: column {each.name}: {unserved}")
         taken = [name for name in names if name in (*META, CORRUPT)]
         if taken:
             raise OptionError(f"table {self.label}: columns {taken} are the pipeline's own")
@@ -462,10 +467,46 @@ def _as_text(type: DataType) -> DataType:
     return StringType()
 
 
+def _unserved(type: DataType) -> str | None:
+    """Why a column can't have this type; None = it can."""
+    from pyspark.sql import types as t
+
+    match type:
+        case t.StructType():
+            return next(filter(None, (_unserved(each.dataType) for each in type)), None)
+        case t.ArrayType():
+            return _unserved(type.elementType)
+        case t.MapType():
+            if not isinstance(type.keyType, t.StringType):
+                name = type.keyType.simpleString()
+                return f"the keys of a map are strings in JSON, not {name}"
+            return _unserved(type.valueType)
+        # A CharType may count as a StringType, and Spark reads none from JSON.
+        case t.CharType() | t.VarcharType():
+            return f"type {type.simpleString()} is not served; take string"
+        case (
+            t.StringType()
+            | t.BinaryType()
+            | t.BooleanType()
+            | t.ByteType()
+            | t.ShortType()
+            | t.IntegerType()
+            | t.LongType()
+            | t.FloatType()
+            | t.DoubleType()
+            | t.DecimalType()
+            | t.DateType()
+            | t.TimestampType()
+            | t.TimestampNTZType()
+        ):
+            return None
+    return f"type {type.simpleString()} is not served"
+
+
 def _misfit(value: Column, text: Column, type: DataType) -> Column:
     """Whether a value is not what its JSON says: NULL, or another number."""
     from pyspark.sql import functions as f
-    from pyspark.sql.types import ArrayType, DecimalType, MapType, StructType
+    from pyspark.sql.types import ArrayType, DecimalType, MapType, StringType, StructType
 
     lost = text.isNotNull() & value.isNull()
     name = type.simpleString()
@@ -479,6 +520,8 @@ def _misfit(value: Column, text: Column, type: DataType) -> Column:
         case MapType():
             inner = f.map_values(value), f.map_values(text)
             lost = lost | _any_misfit(*inner, type.valueType)
+        case StringType():
+            lost = lost | value.isin(*MADE_INFINITE)
         case DecimalType():
             # As doubles: Spark's text of a long fraction is that of the nearest double.
             same = text.try_cast("double") == value.cast("double")
