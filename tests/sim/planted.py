@@ -57,6 +57,24 @@ def _machine() -> Any:
     return QuorumMachine
 
 
+def _backlog() -> Any:
+    from convoymq.queues.quorum.backlog import Backlog
+
+    return Backlog
+
+
+def _consumers() -> Any:
+    from convoymq.queues.quorum.consumers import Consumers
+
+    return Consumers
+
+
+def _deliveries() -> Any:
+    from convoymq.queues.quorum.deliveries import Deliveries
+
+    return Deliveries
+
+
 def _client() -> Any:
     from convoymq.queues.quorum.client import QuorumClient
 
@@ -268,8 +286,8 @@ def snapshot_without_sessions() -> None:
 
 @plant("a returned message stays checked out as well", "none")
 def returned_but_still_held() -> None:
-    machine = _machine()
-    release = machine._release
+    deliveries = _deliveries()
+    release = deliveries.release
 
     def planted(self: Any, consumer: Any, kind: int, failed: int, first: int, last: int) -> None:
         kept = [held for held in consumer.checked_out.held() if first <= held[0] <= last]
@@ -278,36 +296,35 @@ def returned_but_still_held() -> None:
             for message_id, run in kept:
                 consumer.checked_out.add(message_id, *run)
 
-    machine._release = planted
+    deliveries.release = planted
 
 
 @plant("a returned message goes behind fresh ones and loses its count", "none")
 def returned_as_fresh() -> None:
-    machine = _machine()
-
     def planted(self: Any, run: Any, failed: int) -> None:
-        index, offset, first, count, size, _acquired, _delivered = run
+        index, offset, first, count, size, _acquired, _failed = run
         self.unacked -= count
         self.unacked_bytes -= size
         self.returns += count
         self.fresh.push(index, offset, first, count, size, 0, 0)
 
-    machine._return = planted
+    _backlog().give_back = planted
 
 
 @plant("a reservation takes messages that stay in the queue as well", "none", "reservations")
 def reserved_but_still_ready() -> None:
-    machine = _machine()
-    reservation_take = machine.reservation_take
+    from convoymq.queues.quorum.reservation_holder import ReservationHolder
+
+    reservation_take = ReservationHolder.reservation_take
 
     def planted(self: Any, reservation: Any, limit: int) -> int:
         before = reservation.next
         taken: int = reservation_take(self, reservation, limit)
         for _, run in reservation.held.between(before, before + min(taken, 1), 1):
-            self.returned.push(*run)
+            self._backlog.returned.push(*run)
         return taken
 
-    machine.reservation_take = planted
+    ReservationHolder.reservation_take = planted  # type: ignore[method-assign]
 
 
 @plant("a release leaves the epoch as it was", "none", "reservations")
@@ -401,22 +418,23 @@ def settles_one_too_many() -> None:
 
 
 def _assign(*, rotates: bool = True, counts_others: bool = True) -> Callable[[Any], None]:
-    """`QuorumMachine._assign` with rules left out."""
+    """`Deliveries.assign` with rules left out."""
 
     def planted(self: Any) -> None:
-        while self._priorities and self.ready:
-            level = self._levels[self._priorities[0]]
+        backlog, consumers = self.backlog, self.consumers
+        while consumers.priorities and backlog.ready():
+            level = consumers.levels[consumers.priorities[0]]
             consumer = level.popleft()
             turn = consumer.window - consumer.checked_out.messages
             if level:
-                share = self.ready // (16 * (len(level) + 1 if counts_others else 1))
+                share = backlog.ready() // (16 * (len(level) + 1 if counts_others else 1))
                 turn = min(turn, max(1, min(256, share)))
-            while turn and self.ready:
-                turn -= self._hand_out(consumer, turn, True)
+            while turn and backlog.ready():
+                turn -= self.hand_out(consumer, turn, True)
             if consumer.window <= consumer.checked_out.messages:
                 consumer.queued = False
                 if not level:
-                    self._drop_level(self._priorities[0])
+                    consumers.drop_level(consumers.priorities[0])
             elif rotates:
                 level.append(consumer)
             else:
@@ -427,24 +445,24 @@ def _assign(*, rotates: bool = True, counts_others: bool = True) -> Callable[[An
 
 @plant("the consumer that was served is served again at once", "none", unaided=True)
 def service_queue_not_rotated() -> None:
-    _machine()._assign = _assign(rotates=False)
+    _deliveries().assign = _assign(rotates=False)
 
 
 @plant("a turn is the same however many others wait", "none", unaided=True)
 def turn_ignores_others() -> None:
-    _machine()._assign = _assign(counts_others=False)
+    _deliveries().assign = _assign(counts_others=False)
 
 
 @plant("a consumer of low priority is served before one of high priority", "none", unaided=True)
 def priority_upside_down() -> None:
-    machine = _machine()
-    serve_last = machine._serve_last
+    consumers = _consumers()
+    serve_last = consumers.serve_last
 
     def planted(self: Any, consumer: Any) -> None:
         serve_last(self, consumer)
-        self._priorities.sort()
+        self.priorities.sort()
 
-    machine._serve_last = planted
+    consumers.serve_last = planted
 
 
 @plant("a change of credit allows one message more than it says", "none", unaided=True)
@@ -456,47 +474,49 @@ def window_overrun_after_credit() -> None:
         command(self, session, kind, flags, count, arg, *rest)
         if kind == 7 and arg in session.consumers:
             session.consumers[arg].window += 1
-            self._refresh(session.consumers[arg])
+            self.consumers.refresh(session.consumers[arg])
 
     machine._session_command = planted
 
 
-def _fresh_first(machine: Any) -> Any:
-    """`_hand_out` that serves what is fresh before what came back."""
-    hand_out = machine._hand_out
+def _fresh_first() -> Any:
+    """`Backlog.take` that serves what is fresh before what came back."""
+    take = _backlog().take
 
-    def planted(self: Any, *arguments: Any) -> int:
+    def planted(self: Any, limit: int) -> Any:
         if not self.fresh.messages:
-            given: int = hand_out(self, *arguments)
-            return given
+            return take(self, limit)
         kept, self.returned = self.returned, type(self.returned)(True)
         try:
-            given = hand_out(self, *arguments)
+            return take(self, limit)
         finally:
             self.returned = kept
-        return given
 
     return planted
 
 
 @plant("what an ended session gave back goes behind what is fresh", "none", unaided=True)
 def ended_session_returns_behind_fresh() -> None:
-    machine = _machine()
-    end_sessions, hand_out, late = machine._end_sessions, machine._hand_out, _fresh_first(machine)
+    machine, deliveries, backlog = _machine(), _deliveries(), _backlog()
+    end_sessions, hand_out = machine._end_sessions, deliveries.hand_out
+    take, late = backlog.take, _fresh_first()
 
     def ending(self: Any, sessions: Any, *, failed: bool) -> None:
-        self.planted = not self.returned.messages
+        self.deliveries.planted = not self.backlog.returned.messages
         end_sessions(self, sessions, failed=failed)
 
     def giving(self: Any, *arguments: Any) -> int:
-        if getattr(self, "planted", False) and self.returned.messages:
-            given: int = late(self, *arguments)
-            return given
-        self.planted = False
-        return int(hand_out(self, *arguments))
+        if getattr(self, "planted", False) and self.backlog.returned.messages:
+            backlog.take = late
+        else:
+            self.planted = False
+        try:
+            return int(hand_out(self, *arguments))
+        finally:
+            backlog.take = take
 
     machine._end_sessions = ending
-    machine._hand_out = giving
+    deliveries.hand_out = giving
 
 
 @plant(
@@ -505,21 +525,21 @@ def ended_session_returns_behind_fresh() -> None:
     unaided=True,
 )
 def next_active_does_not_wait() -> None:
-    machine = _machine()
-    choose_active = machine._choose_active
+    consumers = _consumers()
+    choose_active = consumers.choose_active
 
     def planted(self: Any) -> None:
         kept, self.strict = self.strict, False
         choose_active(self)
         self.strict = kept
 
-    machine._choose_active = planted
+    consumers.choose_active = planted
 
 
 @plant("without a limit, what is given back goes to the head", "none", unaided=True)
 def unlimited_returns_go_to_the_head() -> None:
-    machine = _machine()
-    machine._requeue = lambda self, run: self._return(run, 0)
+    backlog = _backlog()
+    backlog.requeue = lambda self, run: self.give_back(run, 0)
 
 
 @plant("what was given back to the tail overtakes what was fresh then", "none", unaided=True)
@@ -531,28 +551,26 @@ def tail_overtakes_fresh() -> None:
 
 @plant("basic.get passes over what came back", "none", unaided=True)
 def get_passes_over_returned() -> None:
-    machine = _machine()
-    get, late, hand_out = machine._get, _fresh_first(machine), machine._hand_out
+    machine, backlog = _machine(), _backlog()
+    get, late, take = machine._get, _fresh_first(), backlog.take
 
     def planted(self: Any, session: Any, settled: bool) -> None:
-        machine._hand_out = late
+        backlog.take = late
         try:
             get(self, session, settled)
         finally:
-            machine._hand_out = hand_out
+            backlog.take = take
 
     machine._get = planted
 
 
 @plant("what a consumer held comes back youngest first", "none", unaided=True)
 def returned_in_reverse() -> None:
-    machine = _machine()
-
     def planted(self: Any, consumer: Any, failed: int) -> None:
         for run in reversed(consumer.checked_out.remove_all()):
-            self._return(run, failed)
+            self.give_back(run, failed)
 
-    machine._return_all = planted
+    _deliveries().give_back_all = planted
 
 
 @plant("an ended session does not count as a failed delivery", "none", unaided=True)
@@ -569,14 +587,14 @@ def ended_session_is_no_failure() -> None:
 @plant("consumers of a suspected node are served on", "suspect,isolate,freeze", unaided=True)
 def suspected_node_is_served() -> None:
     machine = _machine()
-    node_down, serve_last = machine._node_down, machine._serve_last
+    node_down, serve_last = machine._node_down, _consumers().serve_last
 
     def planted(self: Any, node: int, gone: bool) -> None:
         node_down(self, node, gone)
         kept, self.down_nodes = self.down_nodes, {}
         for session in self._sessions_of(node):
             for consumer in session.consumers.values():
-                serve_last(self, consumer)
+                serve_last(self.consumers, consumer)
         self.down_nodes = kept
 
     machine._node_down = planted
@@ -597,47 +615,45 @@ def lost_node_keeps_its_messages() -> None:
 
 @plant("consumers of a node that is back are not served", "suspect,isolate,freeze", unaided=True)
 def node_up_serves_nobody() -> None:
-    machine = _machine()
+    machine, consumers = _machine(), _consumers()
     node_up = machine._node_up
 
     def planted(self: Any, node: int, incarnation: int) -> None:
-        kept, machine._serve_last = machine._serve_last, lambda self, consumer: None
+        kept, consumers.serve_last = consumers.serve_last, lambda self, consumer: None
         try:
             node_up(self, node, incarnation)
         finally:
-            machine._serve_last = kept
+            consumers.serve_last = kept
 
     machine._node_up = planted
 
 
 @plant("a consumer becomes active while the one before it holds messages", "none", unaided=True)
 def two_single_active_consumers() -> None:
-    machine = _machine()
-    choose_active = machine._choose_active
+    consumers = _consumers()
+    choose_active = consumers.choose_active
 
     def planted(self: Any) -> None:
-        best, active = self._best_waiting(), self.active
+        best, active = self.best_waiting(), self.active
         if active is not None and best is not None and best.priority > active.priority:
-            self._serve_no_more(active)
+            self.serve_no_more(active)
             active.state = 1
             self.waiting.append(active)
             self.active = None
         choose_active(self)
 
-    machine._choose_active = planted
+    consumers.choose_active = planted
 
 
 @plant("who waits longest becomes active, whatever the priorities", "none", unaided=True)
 def activation_ignores_priority() -> None:
-    machine = _machine()
-
     def planted(self: Any) -> Any:
         for consumer in self.waiting:
-            if consumer.session.node not in self.down_nodes:
+            if consumer.session.node not in self.machine.down_nodes:
                 return consumer
         return None
 
-    machine._best_waiting = planted
+    _consumers().best_waiting = planted
 
 
 # Who sends it, and what the client makes of it.
@@ -740,7 +756,7 @@ def lagging_replica_answers() -> None:
         if replica is not None:
             machine = replica.machine
             kept, machine.effects = machine.effects, []
-            machine.redeliver(client.session, consumer, from_id)
+            machine.deliveries.redeliver(client.session, consumer, from_id)
             effects, machine.effects = machine.effects, kept
             if self._carry_out(client, effects, from_id):
                 client.on_asked(consumer, from_id, complete=True)

@@ -74,7 +74,7 @@ from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.group_queue import TICK_MS, FlowLimits
 from convoymq.queues.interface import SINGLE_ACTIVE, Queue
 from convoymq.queues.local_queues import TRACE_ARGUMENT, GroupHost, LocalQueues, Questions
-from convoymq.queues.quorum.machine import DISCONNECT_TIMEOUT_MS_DEFAULT
+from convoymq.queues.quorum.settings import DISCONNECT_TIMEOUT_MS_DEFAULT
 from convoymq.queues.registry import ConnectionRegistry, Counters
 from convoymq.queues.replies import ReplyRoutes
 from convoymq.queues.slices import in_slices

@@ -137,6 +137,6 @@ def held_by(machine: QuorumMachine, session: int, consumer: int) -> Sent:
     """What a consumer holds."""
     return {
         (session, consumer, message_id + i)
-        for message_id, run in machine.holds(session, consumer)
+        for message_id, run in machine.deliveries.holds(session, consumer)
         for i in range(run[3])
     }

@@ -66,10 +66,10 @@ def test_a_late_copy_of_a_session_enqueues_nothing_after_300_others(
     for number in range(2, 302):
         Script(session_id(1, number), number).send(log)
     step(machine, log)
-    assert (machine.published, machine.sessions) == (301, {})
+    assert (machine.totals()["published"], machine.sessions) == (301, {})
     early.send(log, 0, 1)
     assert step(machine, log) == [(EFFECT_GAP, A, 0)]
-    assert (machine.published, machine.sessions) == (301, {})
+    assert (machine.totals()["published"], machine.sessions) == (301, {})
 
 
 @pytest.mark.parametrize("kind", MACHINES)
@@ -78,7 +78,7 @@ def test_a_session_begins_with_open_alone(kind: Callable[[], Any]) -> None:
     target = batch.PublishTarget(log.builder, A, None)
     target.publish([b"\0\1q", b"h", b"body"], 4, 0)
     assert step(machine, log) == [(EFFECT_GAP, A, 0)]
-    assert (machine.published, machine.sessions) == (0, {})
+    assert (machine.totals()["published"], machine.sessions) == (0, {})
 
 
 @pytest.mark.parametrize("kind", MACHINES)
@@ -93,7 +93,7 @@ def test_close_is_answered_when_the_session_ended_and_not_before_it_opened(
     assert step(machine, log) == [(EFFECT_GAP, A, 0)]
     script.send(log)
     step(machine, log)
-    assert machine.published == 1
+    assert machine.totals()["published"] == 1
     script.send(log, close, close)
     assert step(machine, log) == [(EFFECT_APPLIED, A, close + 1, 0, None)]
     # One that can never open any more.
@@ -113,10 +113,10 @@ def test_an_older_incarnation_opens_nothing(kind: Callable[[], Any]) -> None:
     log.node_up(1, 4)
     Script(session_id(1, 2, incarnation=3), 2).send(log, 0, 1)
     step(machine, log)
-    assert (machine.published, machine.sessions) == (1, {})
+    assert (machine.totals()["published"], machine.sessions) == (1, {})
     Script(session_id(1, 1, incarnation=4), 1).send(log, 0, 1)
     step(machine, log)
-    assert machine.published == 2
+    assert machine.totals()["published"] == 2
 
 
 @pytest.mark.parametrize("kind", MACHINES)
@@ -129,10 +129,10 @@ def test_a_node_that_was_given_up_opens_none_of_its_sessions_again(
     log.node_down(1, gone=True)
     script.send(log, 0, 1)
     step(machine, log)
-    assert (machine.published, machine.sessions) == (1, {})
+    assert (machine.totals()["published"], machine.sessions) == (1, {})
     Script(session_id(1, 2), 2).send(log, 0, 1)
     step(machine, log)
-    assert machine.published == 2
+    assert machine.totals()["published"] == 2
 
 
 @pytest.mark.parametrize("kind", MACHINES)
@@ -142,7 +142,7 @@ def test_numbers_of_64_bits(kind: Callable[[], Any]) -> None:
     large.send(log)
     large.send(log, 0, 1)
     step(machine, log)
-    assert machine.published == 1
+    assert machine.totals()["published"] == 1
     assert machine.openings[1].highest == (1 << 40) + 3
 
 
@@ -249,7 +249,7 @@ def test_whatever_arrives_in_whatever_order_each_session_happens_once(
             entry = log.seal()
             apply(machine, entry)
             follow(model, entry.data)
-            assert machine.published == len(model.published)
+            assert machine.totals()["published"] == len(model.published)
             assert {s.id: s.seq for s in machine.sessions.values()} == model.seqs
         if at == restored_at:
             state = machine.snapshot()
@@ -335,7 +335,7 @@ def test_a_client_closed_before_it_was_heard_leaves_no_number_unopened() -> None
     cluster.wait(1250)
     cluster.run()
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.ready, list(machine.sessions)) == (2, [other.session])
+    assert (machine.backlog.ready(), list(machine.sessions)) == (2, [other.session])
     assert (machine.openings[4].highest, machine.openings[4].passed_over) == (2, [])
     assert cluster.nodes[4].queue.sessions() == [other.session]
 
@@ -362,7 +362,7 @@ def test_a_client_whose_session_was_ended_opens_another_one() -> None:
     cluster.run()
     assert events.confirmed == [1, 3]
     assert list(down.machine.sessions) == [client.session]
-    assert (down.machine.openings[4].highest, down.machine.ready) == (2, 2)
+    assert (down.machine.openings[4].highest, down.machine.backlog.ready()) == (2, 2)
 
 
 def test_a_close_that_overtakes_its_session_loses_no_message() -> None:
@@ -376,5 +376,5 @@ def test_a_close_that_overtakes_its_session_loses_no_message() -> None:
     client.close()
     cluster.run()
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.ready, machine.sessions) == (3, {})
+    assert (machine.backlog.ready(), machine.sessions) == (3, {})
     assert not cluster.nodes[4].queue.sessions()

@@ -191,7 +191,7 @@ async def test_a_session_that_a_node_lost_ends_and_its_messages_go_to_another(
         # Its SESSION_CLOSE was never sent.
         lost.queue.forget(lost)
         _other, got = consumer(cluster, 3, "q")
-        await until(lambda: machine.consumer_count == 2)
+        await until(lambda: machine.consumers.count == 2)
         before = set(machine.sessions)
         await rounds(cluster, 1, 1)
         assert set(machine.sessions) == before
@@ -226,7 +226,7 @@ async def test_sessions_of_a_forgotten_node_end_at_once(tmp_path: Path) -> None:
         await until(lambda: len(heard.messages) == 3)
         machine = machine_of(cluster, "q")
         _other, got = consumer(cluster, 2, "q")
-        await until(lambda: machine.consumer_count == 2)
+        await until(lambda: machine.consumers.count == 2)
         cluster.down.add(3)
         await cluster.nodes[1].store.execute(ForgetNode(id=3))
         await until(lambda: len(got.messages) == 3)

@@ -38,14 +38,14 @@ def test_repeats_are_dropped_and_counted_from_whatever_session() -> None:
     assert run(machine, log) == [(A, 3, 0, None)]
     produce(log, B, b"p", 12, 5)
     assert run(machine, log) == [(B, 2, 0, None), (B, 3, 0, 3)]
-    assert [run[:4] for run in machine.fresh.runs()] == [
-        (1, machine.fresh.runs()[0][1], 0, 5),
-        (2, machine.fresh.runs()[1][1], 3, 2),
+    assert [run[:4] for run in machine.backlog.fresh.runs()] == [
+        (1, machine.backlog.fresh.runs()[0][1], 0, 5),
+        (2, machine.backlog.fresh.runs()[1][1], 3, 2),
     ]
-    assert machine.ready_bytes == 70
+    assert machine.backlog.ready_bytes() == 70
     produce(log, B, b"p", 14, 3)
     assert run(machine, log)[-1] == (B, 5, 0, 3)
-    assert machine.ready == 7
+    assert machine.backlog.ready() == 7
     assert machine.duplicates == 6
 
 
@@ -56,7 +56,7 @@ def test_gaps_are_fine_and_names_are_apart() -> None:
     produce(log, A, b"p", 100, 1)
     produce(log, A, b"p", 99, 1)
     run(machine, log)
-    assert machine.ready == 3
+    assert machine.backlog.ready() == 3
     assert {name: last for name, (last, _) in machine.producers.items()} == {b"q": 0, b"p": 100}
 
 
@@ -68,10 +68,10 @@ def test_a_producer_counts_for_one_command_of_its_session() -> None:
     producer(log, A, b"p", 0)
     log.publish(B, [10])
     run(machine, log)
-    assert machine.ready == 3
+    assert machine.backlog.ready() == 3
     log.publish(A, [10])
     assert run(machine, log) == [(A, 7, 0, 1)]
-    assert machine.ready == 3
+    assert machine.backlog.ready() == 3
 
 
 def test_a_producer_without_its_command_lives_in_the_snapshot() -> None:
@@ -84,7 +84,7 @@ def test_a_producer_without_its_command_lives_in_the_snapshot() -> None:
     log.publish(A, [10] * 3)
     entry = log.seal()
     assert apply(machine, entry) == apply(other, entry)
-    assert machine.ready == 5
+    assert machine.backlog.ready() == 5
     assert machine.snapshot() == other.snapshot()
 
 
@@ -97,7 +97,7 @@ def test_the_answer_is_kept_for_a_repeated_command() -> None:
     machine.apply(2, entry.time_ms, entry.data)
     answers = [effect[1:] for effect in machine.effects if effect[0] == EFFECT_APPLIED]
     assert (A, 5, 0, 2) in answers
-    assert machine.ready == 2
+    assert machine.backlog.ready() == 2
 
 
 def test_silent_names_are_forgotten() -> None:
@@ -134,8 +134,8 @@ def test_a_malformed_producer_is_refused_and_harmless() -> None:
     log.publish(A, [1])
     answers = run(machine, log)
     assert [answer[1:3] for answer in answers] == [(1, 0), (2, 1), (3, 1), (4, 1), (5, 0)]
-    assert machine.ready == 1
-    assert len(expand(machine.fresh.runs())) == 1
+    assert machine.backlog.ready() == 1
+    assert len(expand(machine.backlog.fresh.runs())) == 1
 
 
 # --- writers with digests ----------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_a_request_that_comes_again_is_dropped_from_whatever_session() -> None:
         request(log, session, b"w", 0, 3, b"one")
         request(log, session, b"w", 3, 2, b"two")
     run(machine, log)
-    assert (machine.ready, machine.duplicates) == (5, 5)
+    assert (machine.backlog.ready(), machine.duplicates) == (5, 5)
 
 
 def test_other_rows_in_the_same_place_are_appended() -> None:
@@ -164,7 +164,7 @@ def test_other_rows_in_the_same_place_are_appended() -> None:
     request(log, B, b"w", 0, 3, b"another")
     request(log, B, b"w", 0, 3, b"one")
     run(machine, log)
-    assert (machine.ready, machine.duplicates) == (6, 3)
+    assert (machine.backlog.ready(), machine.duplicates) == (6, 3)
 
 
 def test_a_request_of_several_commands_goes_on_where_it_was_cut() -> None:
@@ -173,12 +173,12 @@ def test_a_request_of_several_commands_goes_on_where_it_was_cut() -> None:
     for first in (10, 14):
         request(log, B, b"w", first, 4, b"one")
     run(machine, log)
-    assert (machine.ready, machine.duplicates) == (8, 4)
+    assert (machine.backlog.ready(), machine.duplicates) == (8, 4)
     # Two attempts of one task, side by side: whoever is behind adds nothing.
     for session in (A, B):
         request(log, session, b"w", 18, 1, b"one")
     run(machine, log)
-    assert machine.ready == 9
+    assert machine.backlog.ready() == 9
 
 
 def test_a_request_has_gaps_where_rows_went_to_other_targets() -> None:
@@ -187,7 +187,7 @@ def test_a_request_has_gaps_where_rows_went_to_other_targets() -> None:
         for first in (0, 5, 7):
             request(log, session, b"w", first, 2, b"one")
     run(machine, log)
-    assert (machine.ready, machine.duplicates) == (6, 6)
+    assert (machine.backlog.ready(), machine.duplicates) == (6, 6)
 
 
 def test_what_stood_before_a_forgotten_request_is_not_taken_for_known() -> None:
@@ -195,7 +195,7 @@ def test_what_stood_before_a_forgotten_request_is_not_taken_for_known() -> None:
     request(log, A, b"w", 4, 4, b"one")
     request(log, B, b"w", 0, 4, b"one")
     run(machine, log)
-    assert (machine.ready, machine.duplicates) == (8, 0)
+    assert (machine.backlog.ready(), machine.duplicates) == (8, 0)
 
 
 def test_an_epoch_that_comes_late_is_still_known() -> None:
@@ -260,4 +260,4 @@ def test_a_digest_of_another_length_is_refused() -> None:
     log.publish(A, [10])
     answers = run(machine, log)
     assert [answer[3] for answer in answers].count("malformed producer") == 2
-    assert machine.ready == 1
+    assert machine.backlog.ready() == 1

@@ -90,7 +90,10 @@ def test_the_state_snapshot_at_the_end_is_what_is_in_the_queue(tmp_path: Path) -
     recording.apply(log.entries)
     machine = recording.machine
     expected = Counter(
-        {True: machine.unacked, False: machine.fresh.messages + machine.returned.messages}
+        {
+            True: machine.backlog.unacked,
+            False: machine.backlog.fresh.messages + machine.backlog.returned.messages,
+        }
     )
     recording.close()
     rows = rows_of(tmp_path)
@@ -101,7 +104,10 @@ def test_the_state_snapshot_at_the_end_is_what_is_in_the_queue(tmp_path: Path) -
     assert counted == +expected
     (summary,) = [row for row in rows if row["kind"] == words.SUMMARY]
     assert summary["index"] == log.entries[-1].index
-    assert (summary["seq"], summary["first_id"]) == (machine.published, machine.acked)
+    assert (summary["seq"], summary["first_id"]) == (
+        machine.backlog.published,
+        machine.backlog.acked,
+    )
     assert summary["flags"] & words.COMPLETE
 
 

@@ -26,7 +26,7 @@ from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
 from convoymq.queues.interface import GET_EMPTY, ClientEvents, ConsumerSpec, Delivery, GetResult
-from convoymq.queues.quorum.machine import WINDOW_UNLIMITED
+from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
 from convoymq.queues.reservations import reservation_refused
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK

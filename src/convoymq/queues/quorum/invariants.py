@@ -6,14 +6,8 @@ from itertools import repeat
 from operator import add, itemgetter, le, rshift
 
 from convoymq.model.words import words_from_bytes
-from convoymq.queues.quorum.machine import (
-    CANCELLED,
-    POLLER,
-    QUIESCING,
-    UP,
-    WAITING,
-    QuorumMachine,
-)
+from convoymq.queues.quorum.consumers import CANCELLED, POLLER, QUIESCING, UP, WAITING
+from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.runs import Fifo, Run
 from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings, check_written
 
@@ -26,7 +20,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     unacked = 0
     unacked_bytes = 0
     count = 0
-    served = machine.service_queue()
+    served = machine.consumers.service_queue()
     assert len(served) == len(set(served)), "a consumer is in the service queue twice"
     serving = set(served)
     actives = []
@@ -59,17 +53,23 @@ def check_invariants(machine: QuorumMachine) -> None:
                 and consumer.window > consumer.checked_out.messages
             )
             assert may == (key in serving) == consumer.queued, (key, may, key in serving)
-            assert (consumer.state == WAITING) == any(c is consumer for c in machine.waiting)
+            assert (consumer.state == WAITING) == any(
+                c is consumer for c in machine.consumers.waiting
+            )
             if consumer.state == CANCELLED:
                 assert consumer.checked_out.messages, "a cancelled consumer stays for nothing"
             if consumer.state < CANCELLED:
                 count += 1
             if consumer.state in (UP, QUIESCING) or (
-                machine.strict and machine.single_active and consumer.state == CANCELLED
+                machine.consumers.strict
+                and machine.consumers.single_active
+                and consumer.state == CANCELLED
             ):
                 actives.append(consumer)
-            if machine.strict and machine.single_active and held:
-                assert consumer is machine.active, "who is not the active consumer holds messages"
+            if machine.consumers.strict and machine.consumers.single_active and held:
+                assert consumer is machine.consumers.active, (
+                    "who is not the active consumer holds messages"
+                )
     machine.reservations.check()
     count += len(machine.reservations)
     for reservation in machine.reservations.by_name.values():
@@ -82,39 +82,41 @@ def check_invariants(machine: QuorumMachine) -> None:
             places.append(run)
         unacked += reservation.held.messages
         unacked_bytes += reservation.held.size
-    assert unacked == machine.unacked
-    assert unacked_bytes == machine.unacked_bytes
-    assert count == machine.consumer_count
-    if machine.single_active:
+    assert unacked == machine.backlog.unacked
+    assert unacked_bytes == machine.backlog.unacked_bytes
+    assert count == machine.consumers.count
+    if machine.consumers.single_active:
         assert len(actives) + len(machine.reservations) <= 1
-        assert machine.active is (actives[0] if actives else None)
+        assert machine.consumers.active is (actives[0] if actives else None)
     else:
-        assert not machine.waiting
-        assert machine.active is None
-    assert not (serving and machine.ready), "a message and a consumer wait for each other"
-    returned = machine.returned.runs()
-    assert sum(map(COUNT, returned)) == machine.returned.messages
-    assert sum(map(SIZE, returned)) == machine.returned.size
+        assert not machine.consumers.waiting
+        assert machine.consumers.active is None
+    assert not (serving and machine.backlog.ready()), "a message and a consumer wait for each other"
+    returned = machine.backlog.returned.runs()
+    assert sum(map(COUNT, returned)) == machine.backlog.returned.messages
+    assert sum(map(SIZE, returned)) == machine.backlog.returned.size
     places += returned
     places += _check_tail(machine)
     live = list(machine.live_ranges())
-    _check_fresh(machine.fresh, places, live)
+    _check_fresh(machine.backlog.fresh, places, live)
     _check_places(places, live)
-    dropped = sum(machine.dropped.values())
-    total = machine.ready + unacked + machine.acked + machine.purged + dropped
-    assert total == machine.published, "messages appeared or vanished"
+    dropped = sum(machine.backlog.dropped.values())
+    total = (
+        machine.backlog.ready() + unacked + machine.backlog.acked + machine.backlog.purged + dropped
+    )
+    assert total == machine.backlog.published, "messages appeared or vanished"
 
 
 def _check_tail(machine: QuorumMachine) -> list[Run]:
     """Groups of the tail add up, and wait for messages that have entered the queue; its runs."""
-    tail = machine.requeued
+    tail = machine.backlog.requeued
     runs, (_, groups) = tail.runs(), tail.pack_tail()
     assert sum(map(COUNT, runs)) == tail.messages == sum(count for _, count in groups)
     assert sum(map(SIZE, runs)) == tail.size
     assert all(count > 0 for _, count in groups)
     turns = [entered for entered, _ in groups]
     assert turns == sorted(set(turns))
-    assert not turns or turns[-1] <= machine.published
+    assert not turns or turns[-1] <= machine.backlog.published
     return runs
 
 

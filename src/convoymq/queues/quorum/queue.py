@@ -69,7 +69,9 @@ class QuorumQueue(GroupQueue):
         replica = self._host.replica(self.group)
         if replica is not None and not replica.is_behind:
             machine: QuorumMachine = replica.machine
-            effects = effects_of(machine, machine.redeliver, client.session, consumer, from_id)
+            effects = effects_of(
+                machine, machine.deliveries.redeliver, client.session, consumer, from_id
+            )
             if (effects or replica.is_leader) and self._carry_out(client, effects, from_id):
                 client.on_asked(consumer, from_id, complete=True)
                 return
@@ -157,7 +159,7 @@ class QuorumQueue(GroupQueue):
         """
         ends: dict[tuple[int, int], int] = {}
         holders = {(effect[1], effect[2]) for effect in effects if effect[0] == EFFECT_DELIVER}
-        consumers = machine.positions(node)
+        consumers = machine.consumers.positions(node)
         for session, consumer, next_id in consumers:
             if (session, consumer) not in holders:
                 self._forward_end(node, session, consumer, 0, 0, next_id)
@@ -227,7 +229,7 @@ class QuorumQueue(GroupQueue):
             # It asks again, unless what waits for the link is what it misses.
             return
         machine: QuorumMachine = replica.machine
-        effects = effects_of(machine, machine.redeliver, session, consumer, from_id)
+        effects = effects_of(machine, machine.deliveries.redeliver, session, consumer, from_id)
         sent = 0
         since = from_id
         for effect in effects:
@@ -241,7 +243,7 @@ class QuorumQueue(GroupQueue):
                 return
             sent += size
             since = effect[3] + effect[7]
-        next_id = machine.position(session, consumer)
+        next_id = machine.consumers.position(session, consumer)
         self._forward_end(node, session, consumer, from_id, since, next_id)
 
     # --- reservations --------------------------------------------------------------------------
@@ -321,7 +323,7 @@ class QuorumQueue(GroupQueue):
         if replica is None:
             return (0, 0)
         machine: QuorumMachine = replica.machine
-        return (machine.ready, machine.consumer_count)
+        return (machine.backlog.ready(), machine.consumers.count)
 
     def info(self) -> dict[str, Any]:
         """What the management API shows, from local knowledge."""
@@ -329,16 +331,16 @@ class QuorumQueue(GroupQueue):
         replica = self._host.replica(self.group)
         if replica is not None:
             machine: QuorumMachine = replica.machine
-            made["messages_ready"] = machine.ready
-            made["messages_unacknowledged"] = machine.unacked
-            made["messages"] = machine.ready + machine.unacked
-            made["message_bytes_ready"] = machine.ready_bytes
-            made["message_bytes_unacknowledged"] = machine.unacked_bytes
-            made["message_bytes"] = machine.ready_bytes + machine.unacked_bytes
-            made["consumers"] = machine.consumer_count
-            made["consumer_details"] = machine.consumers()
+            made["messages_ready"] = machine.backlog.ready()
+            made["messages_unacknowledged"] = machine.backlog.unacked
+            made["messages"] = machine.backlog.ready() + machine.backlog.unacked
+            made["message_bytes_ready"] = machine.backlog.ready_bytes()
+            made["message_bytes_unacknowledged"] = machine.backlog.unacked_bytes
+            made["message_bytes"] = machine.backlog.ready_bytes() + machine.backlog.unacked_bytes
+            made["consumers"] = machine.consumers.count
+            made["consumer_details"] = machine.consumers.infos() + machine.reservations.infos()
             made["memory"] = made["index_bytes"] = machine.memory_bytes()
-            made["delivery_limit"] = machine.delivery_limit
-            made["single_active"] = machine.single_active
+            made["delivery_limit"] = machine.backlog.delivery_limit
+            made["single_active"] = machine.consumers.single_active
             made["totals"] = machine.totals()
         return made

@@ -425,12 +425,12 @@ def ready_runs(
     What is fresh lies behind all that came back, since messages are taken from its front. Cost:
     O(runs that came back) + O(runs listed)."""
     made: list[tuple[int, tuple[int, ...]]] = []
-    returned = machine.returned.runs_after(*place, PAGE_RUNS_MAX)
-    if machine.requeued.messages:
-        returned += machine.requeued.runs_after(*place, PAGE_RUNS_MAX)
+    returned = machine.backlog.returned.runs_after(*place, PAGE_RUNS_MAX)
+    if machine.backlog.requeued.messages:
+        returned += machine.backlog.requeued.runs_after(*place, PAGE_RUNS_MAX)
         returned.sort()
     listed = 0
-    fresh = machine.fresh.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
+    fresh = machine.backlog.fresh.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
     for source in (returned, fresh):
         for run in source:
             if listed >= max(1, limit) or len(made) >= PAGE_RUNS_MAX:

@@ -57,7 +57,7 @@ def test_a_given_up_question_is_not_answered_later() -> None:
     client.close()
     cluster.wait(2_000)
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.ready, machine.unacked) == (3, 0)
+    assert (machine.backlog.ready(), machine.backlog.unacked) == (3, 0)
 
 
 def test_a_cancel_without_a_leader_succeeds_and_what_comes_later_goes_back() -> None:

@@ -100,17 +100,17 @@ class Cluster:
         return [
             f"{self.messages[place[0]]}→{consumer}"
             for consumer, session in self.sessions.items()
-            for _, run in machine.holds(session, 1)
+            for _, run in machine.deliveries.holds(session, 1)
             for place in expand([run])
         ]
 
     def service(self, name: str) -> list[str]:
         by_session = {session: consumer for consumer, session in self.sessions.items()}
-        return [by_session[session] for session, _ in self.machines[name].service_queue()]
+        return [by_session[session] for session, _ in self.machines[name].consumers.service_queue()]
 
     def queue(self, name: str) -> list[str]:
         machine = self.machines[name]
-        places = expand(machine.returned.runs()) + expand(machine.fresh.runs())
+        places = expand(machine.backlog.returned.runs()) + expand(machine.backlog.fresh.runs())
         return [self.messages[place[0]] for place in places]
 
     def expect(self, names: str, held: str, service: str, queue: str = "") -> None:
@@ -253,7 +253,9 @@ def test_variant_a_failed_consumers_messages_go_to_the_other_in_order() -> None:
     cluster.expect("ABC", "m1→c2 m2→c2", "c2")
     assert cluster.sent == [("C", "m1", "c2"), ("C", "m2", "c2")]
     for machine in cluster.machines.values():
-        assert [run[5:] for _, run in machine.holds(C2, 1)] == [(1, 1), (1, 1)], "redelivered"
+        assert [run[5:] for _, run in machine.deliveries.holds(C2, 1)] == [(1, 1), (1, 1)], (
+            "redelivered"
+        )
 
 
 def test_the_leader_sends_for_a_node_without_a_replica() -> None:
@@ -315,8 +317,8 @@ def test_a_late_acknowledgement_after_the_pause_is_ignored() -> None:
         for name in "ABC":
             cluster.apply(name)
     cluster.expect("ABC", "m2→c2 m1→c2 m3→c2", "c1 c2")
-    assert cluster.machines["A"].acked == 0
-    assert [run[5:] for _, run in cluster.machines["A"].holds(C2, 1)][1] == (1, 0)
+    assert cluster.machines["A"].backlog.acked == 0
+    assert [run[5:] for _, run in cluster.machines["A"].deliveries.holds(C2, 1)][1] == (1, 0)
 
 
 def test_after_a_snapshot_install_what_is_checked_out_is_sent_again() -> None:

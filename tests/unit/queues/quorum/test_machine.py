@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from convoymq.kernels import batch
+from convoymq.kernels.trace import TraceRows
+from convoymq.model import trace as words
 from convoymq.model.errors import UnsupportedVersion
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -37,7 +39,7 @@ class Queue:
         return effects
 
     def status(self) -> dict[int, str]:
-        return {c["session"]: c["activity_status"] for c in self.machine.consumers()}
+        return {c["session"]: c["activity_status"] for c in self.machine.consumers.infos()}
 
 
 def replies(effects: list[Any], session: int) -> list[tuple[int, int, Any]]:
@@ -70,7 +72,7 @@ def test_a_repeated_command_is_answered_but_not_applied() -> None:
     entry = queue.log.seal()
     apply(queue.machine, entry)
     assert apply(queue.machine, entry) == [(EFFECT_APPLIED, A, 2, 0, None)]
-    assert queue.machine.ready == 2
+    assert queue.machine.backlog.ready() == 2
 
 
 def test_a_repeated_question_gets_its_answer_again() -> None:
@@ -92,7 +94,7 @@ def test_a_gap_is_reported_once_an_entry() -> None:
     queue.log.publish(A, [1])
     queue.log.command(A, batch.CMD_PURGE)
     assert queue.step() == [(EFFECT_GAP, A, 2)]
-    assert queue.machine.ready == 1
+    assert queue.machine.backlog.ready() == 1
 
 
 def test_an_unknown_session_must_start_at_one() -> None:
@@ -112,7 +114,7 @@ def test_a_stray_repeat_does_not_revive_a_closed_session() -> None:
     queue.log.close(A)
     queue.step()
     assert apply(queue.machine, first) == [(EFFECT_GAP, A, 0)]
-    assert queue.machine.ready == 1
+    assert queue.machine.backlog.ready() == 1
     assert queue.machine.sessions == {}
 
 
@@ -149,7 +151,7 @@ def test_prefetch_zero_has_a_window_of_2000() -> None:
     queue.log.checkout(B, 1, 0)
     queue.log.publish(A, [1] * 2001)
     queue.step()
-    assert queue.machine.unacked == 2000
+    assert queue.machine.backlog.unacked == 2000
 
 
 def test_a_small_queue_is_dealt_message_by_message() -> None:
@@ -158,7 +160,7 @@ def test_a_small_queue_is_dealt_message_by_message() -> None:
         queue.log.checkout(session, 1, 100)
     queue.log.publish(A, [1] * 7)
     queue.step()
-    held = [queue.machine.holds(s, 1) for s in (A, B, C)]
+    held = [queue.machine.deliveries.holds(s, 1) for s in (A, B, C)]
     assert [[run[2] for _, run in h] for h in held] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
@@ -171,7 +173,7 @@ def test_a_large_queue_is_dealt_in_turns_that_shrink() -> None:
     assert turns[0] == 100
     assert turns == sorted(turns, reverse=True)
     assert turns[-30:] == [1] * 30
-    held = [sum(r[3] for _, r in queue.machine.holds(s, 1)) for s in (A, B)]
+    held = [sum(r[3] for _, r in queue.machine.deliveries.holds(s, 1)) for s in (A, B)]
     assert abs(held[0] - held[1]) <= 100
 
 
@@ -205,7 +207,7 @@ def test_get_takes_one_and_says_what_is_left() -> None:
     effects = queue.step()
     assert replies(effects, B) == [(2, 0, [0, 2]), (3, 0, [1, 1])]
     assert deliveries(effects, B, 0) == [(0, 1), (1, 1)]
-    assert (queue.machine.unacked, queue.machine.acked) == (1, 1)
+    assert (queue.machine.backlog.unacked, queue.machine.backlog.acked) == (1, 1)
     queue.log.settle(B, 0, 0, 0)
     queue.log.get(B)
     queue.log.get(B)
@@ -282,7 +284,7 @@ def test_counts_by_cause(cause: str, counts: tuple[int, int]) -> None:
     else:
         log.node_up(2, incarnation=2)
     queue.step(60_000)
-    assert [run[5:] for run in queue.machine.returned.runs()] == [counts]
+    assert [run[5:] for run in queue.machine.backlog.returned.runs()] == [counts]
 
 
 def test_a_message_is_handed_out_limit_plus_one_times() -> None:
@@ -294,7 +296,7 @@ def test_a_message_is_handed_out_limit_plus_one_times() -> None:
         queue.log.return_(B, 1, i, i, failed=True)
         handed += len(deliveries(queue.step(), B, 1))
     assert handed == 21
-    assert queue.machine.dropped == {"delivery_limit": 1, "rejected": 0}
+    assert queue.machine.backlog.dropped == {"delivery_limit": 1, "rejected": 0}
 
 
 def test_without_a_limit_nothing_is_dropped() -> None:
@@ -304,7 +306,7 @@ def test_without_a_limit_nothing_is_dropped() -> None:
     for i in range(40):
         queue.log.return_(B, 1, i, i, failed=True)
     queue.step()
-    assert queue.machine.unacked == 1
+    assert queue.machine.backlog.unacked == 1
 
 
 def test_what_goes_over_the_limit_is_noted_and_counted() -> None:
@@ -384,7 +386,7 @@ def test_what_went_to_the_tail_is_in_a_snapshot_in_live_ranges_and_purged() -> N
     assert len(machine.state_snapshot()) == 2
     queue.log.command(A, batch.CMD_PURGE)
     assert replies(queue.step(), A)[-1][2] == 1
-    assert machine.ready == 0
+    assert machine.backlog.ready() == 0
 
 
 def test_discarded_messages_are_gone() -> None:
@@ -393,7 +395,7 @@ def test_discarded_messages_are_gone() -> None:
     queue.log.publish(A, [3, 3, 3])
     queue.log.discard(B, 1, 0, 1)
     queue.step()
-    assert queue.machine.dropped["rejected"] == 2
+    assert queue.machine.backlog.dropped["rejected"] == 2
     assert queue.machine.totals()["unacked_bytes"] == 3
 
 
@@ -405,7 +407,7 @@ def test_settling_what_is_not_held_is_ignored() -> None:
     queue.log.settle(B, 1, 0, 50)
     queue.log.settle(B, 9, 0, 0)
     queue.step()
-    assert queue.machine.acked == 3
+    assert queue.machine.backlog.acked == 3
 
 
 def test_purge_drops_what_waits_and_keeps_what_is_out() -> None:
@@ -414,7 +416,7 @@ def test_purge_drops_what_waits_and_keeps_what_is_out() -> None:
     queue.log.publish(A, [1] * 5)
     queue.log.command(A, batch.CMD_PURGE)
     assert replies(queue.step(), A)[-1] == (3, 0, 3)
-    assert (queue.machine.ready, queue.machine.unacked) == (0, 2)
+    assert (queue.machine.backlog.ready(), queue.machine.backlog.unacked) == (0, 2)
 
 
 def test_bytes_of_unequal_messages_add_up() -> None:
@@ -443,11 +445,11 @@ def test_a_cancelled_consumer_may_still_settle() -> None:
     queue.log.settle(B, 1, 0, 0)
     queue.step()
     assert queue.status() == {B: "cancelled"}
-    assert (queue.machine.consumer_count, queue.machine.unacked) == (0, 1)
+    assert (queue.machine.consumers.count, queue.machine.backlog.unacked) == (0, 1)
     queue.log.settle(B, 1, 1, 1)
     queue.step()
     assert queue.status() == {}
-    assert queue.machine.acked == 2
+    assert queue.machine.backlog.acked == 2
 
 
 def test_a_suspected_node_gets_nothing_until_it_is_up() -> None:
@@ -461,7 +463,7 @@ def test_a_suspected_node_gets_nothing_until_it_is_up() -> None:
     assert deliveries(effects, B, 1) == []
     assert [e[1] for e in effects if e[0] == EFFECT_TIMER] == [queue.log.time_ms + 60_000]
     assert queue.status() == {B: "suspected_down"}
-    assert queue.machine.unacked == 1
+    assert queue.machine.backlog.unacked == 1
     queue.log.node_up(2)
     assert [i for i, _ in deliveries(queue.step(), B, 1)] == [1]
     assert queue.machine.next_due_ms() is None
@@ -476,10 +478,10 @@ def test_messages_of_a_lost_node_return_once_at_the_time_limit() -> None:
     queue.step()
     queue.log.leader(batch.CMD_TICK)
     assert [e[0] for e in queue.step(99)] == [EFFECT_TIMER]
-    assert queue.machine.ready == 0
+    assert queue.machine.backlog.ready() == 0
     queue.log.leader(batch.CMD_TICK)
     assert queue.step() == []
-    assert queue.machine.ready == 1
+    assert queue.machine.backlog.ready() == 1
 
 
 def test_a_restarted_nodes_old_sessions_end() -> None:
@@ -531,7 +533,7 @@ def test_a_higher_priority_waits_for_the_last_settle() -> None:
     queue.log.publish(C, [1])
     queue.step()
     assert queue.status() == {A: "quiescing", B: "waiting"}
-    assert queue.machine.ready == 1
+    assert queue.machine.backlog.ready() == 1
     queue.log.settle(A, 1, 0, 0)
     assert deliveries(queue.step(), B, 1) == []
     queue.log.settle(A, 1, 1, 1)
@@ -558,7 +560,7 @@ def in_turn(queue: Queue) -> None:
     queue.log.publish(C, [1])
     queue.log.publish(C, [1])
     queue.step()
-    assert queue.machine.unacked == 1
+    assert queue.machine.backlog.unacked == 1
 
 
 @pytest.mark.parametrize("how", ["settled", "returned", "session ends"])
@@ -646,7 +648,7 @@ def test_without_strictness_the_next_consumer_begins_at_once() -> None:
     queue.log.node_down(1)
     assert len(deliveries(queue.step(), B, 1)) == 1
     assert queue.status() == {A: "suspected_down", B: "single_active"}
-    assert queue.machine.unacked == 2
+    assert queue.machine.backlog.unacked == 2
     queue.log.node_up(1)
     queue.step()
     assert queue.status() == {A: "waiting", B: "single_active"}
@@ -720,7 +722,7 @@ def test_a_plain_backlog_costs_well_under_four_bytes_a_message() -> None:
     for _ in range(100):
         queue.log.publish(A, [1] * 50)
         queue.step()
-    assert queue.machine.memory_bytes() / queue.machine.ready <= 0.5
+    assert queue.machine.memory_bytes() / queue.machine.backlog.ready() <= 0.5
 
 
 def test_live_ranges_name_what_is_needed() -> None:
@@ -764,3 +766,18 @@ def test_a_snapshot_of_another_format_is_refused() -> None:
     known["format"] = 2
     with pytest.raises(ValueError, match="format 2 is not known"):
         QuorumMachine().restore(msgspec.msgpack.encode(known))
+
+
+def test_a_producers_repeat_is_in_the_trace() -> None:
+    queue = Queue()
+    rows = queue.machine.trace = TraceRows()
+    for _ in range(2):
+        queue.log.command(A, batch.CMD_PRODUCER, count=1, body=bytes(8) + b"p")
+        queue.log.publish(A, [1, 1])
+        queue.step()
+    assert queue.machine.totals()["duplicates"] == 2
+    count, data = rows.take()
+    columns = memoryview(data).cast("q")
+    kinds = list(columns[words.ROW_COLUMNS.index("kind") * count :][:count])
+    reasons = list(columns[words.ROW_COLUMNS.index("reason") * count :][:count])
+    assert (kinds, reasons) == ([words.PUBLISHED] * 2, [0, words.DUPLICATE])

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import convoymq.queues.quorum.machine as compiled_machine
 import convoymq.queues.quorum.runs as compiled_runs
-import convoymq.queues.sessions as compiled_sessions
 from convoymq.kernels import batch
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import EFFECT_DELIVER
+from tests.unit.queues.interpreted import interpreted
 from tests.unit.queues.quorum.support import Log, apply, expand, session_id
 
 SESSIONS = [session_id(1, 1), session_id(1, 2), session_id(2, 1), session_id(3, 1)]
@@ -296,10 +290,10 @@ class Run:
 
 def tail_of(machine: Any) -> list[tuple[tuple[int, int, int], int, int]]:
     """What is fresh, and what came back to the tail, in the order of their turns."""
-    line = [(place, 0, 0) for place in expand(machine.fresh.runs())]
-    runs, (_, groups) = machine.requeued.runs(), machine.requeued.pack_tail()
+    line = [(place, 0, 0) for place in expand(machine.backlog.fresh.runs())]
+    runs, (_, groups) = machine.backlog.requeued.runs(), machine.backlog.requeued.pack_tail()
     back = [(place, run[5], run[6]) for run in runs for place in expand([run])]
-    left = machine.published - machine.fresh.messages
+    left = machine.backlog.published - machine.backlog.fresh.messages
     for entered, count in reversed(groups):
         line[max(0, entered - left) : max(0, entered - left)] = back[len(back) - count :]
         back = back[: len(back) - count]
@@ -308,7 +302,7 @@ def tail_of(machine: Any) -> list[tuple[tuple[int, int, int], int, int]]:
 
 def compare(machine: Any, naive: Naive, effects: list[Any]) -> None:
     assert tail_of(machine) == [(m.place, m.acquired, m.delivered) for m in naive.fresh]
-    returned = [(p, r[5], r[6]) for r in machine.returned.runs() for p in expand([r])]
+    returned = [(p, r[5], r[6]) for r in machine.backlog.returned.runs() for p in expand([r])]
     assert returned == [(m.place, m.acquired, m.delivered) for m in naive.returned]
     held = {
         (session.id, number, first + k): (place, run[5], run[6])
@@ -323,8 +317,8 @@ def compare(machine: Any, naive: Naive, effects: list[Any]) -> None:
         for i, m in t.held.items()
     }
     by_level = sorted(naive.service, key=lambda t: -t.priority)
-    assert machine.service_queue() == [(t.session, t.number) for t in by_level]
-    assert sum(machine.dropped.values()) == naive.dropped
+    assert machine.consumers.service_queue() == [(t.session, t.number) for t in by_level]
+    assert sum(machine.backlog.dropped.values()) == naive.dropped
     sent = [
         (e[1], e[2], e[3] + k, (e[4], e[5], e[6] + k), e[8], e[9])
         for e in effects
@@ -403,32 +397,19 @@ def test_snapshot_and_rest_equal_the_whole_log(
         assert other.state_hash() == whole.state_hash()
 
 
-def interpreted(name: str) -> ModuleType:
-    """The module from its source, whatever is compiled beside it."""
-    compiled = sys.modules[name].__file__
-    assert compiled is not None
-    path = Path(compiled).parent / f"{name.rsplit('.', 1)[1]}.py"
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-def interpreted_machine() -> ModuleType:
-    """The machine's module, interpreted, on interpreted runs and sessions."""
-    package = sys.modules[compiled_runs.__name__.rpartition(".")[0]]
-    package.runs = interpreted(compiled_runs.__name__)  # type: ignore[attr-defined]
-    sys.modules[compiled_sessions.__name__] = interpreted(compiled_sessions.__name__)
-    try:
-        return interpreted(compiled_machine.__name__)
-    finally:
-        package.runs = compiled_runs  # type: ignore[attr-defined]
-        sys.modules[compiled_sessions.__name__] = compiled_sessions
-
-
-PLAIN = interpreted_machine()
+PLAIN = interpreted(
+    [
+        "convoymq.queues.sessions",
+        "convoymq.queues.group_machine",
+        *(
+            f"convoymq.queues.quorum.{name}"
+            for name in (
+                "runs", "tracing", "backlog", "consumers", "deliveries", "reservation_holder",
+                "snapshot", "views", "machine",
+            )
+        ),
+    ]
+)  # fmt: skip
 
 
 @settings(max_examples=100, deadline=None)

@@ -43,7 +43,7 @@ def test_a_paused_consumer_misses_nothing(node: int, size: int) -> None:
     client.settle(1, (0, 44))
     cluster.run()
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.acked, machine.unacked, machine.ready) == (45, 0, 0)
+    assert (machine.backlog.acked, machine.backlog.unacked, machine.backlog.ready()) == (45, 0, 0)
 
 
 @pytest.mark.parametrize("node", [2, 4])
@@ -81,7 +81,7 @@ def test_a_paused_consumer_that_is_cancelled_gives_back(node: int) -> None:
     cluster.run()
     assert tags(events) == []
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.unacked, machine.ready) == (0, 4)
+    assert (machine.backlog.unacked, machine.backlog.ready()) == (0, 4)
 
 
 @pytest.mark.parametrize("node", [2, 4])
@@ -94,7 +94,7 @@ def test_a_cancelled_consumer_gives_back_what_was_dropped_while_it_paused(node: 
     cluster.run()
     assert tags(events) == []
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.unacked, machine.ready) == (0, 4)
+    assert (machine.backlog.unacked, machine.backlog.ready()) == (0, 4)
 
 
 def deliver_one(cluster: Cluster) -> None:

@@ -34,7 +34,11 @@ def test_every_node_publishes_and_consumes(publisher: int, consumer: int) -> Non
     assert tags(deliveries) == list(range(1, 56))
     for node in (1, 2, 3):
         machine = cluster.nodes[node].own.machine  # type: ignore[union-attr]
-        assert (machine.acked, machine.unacked, machine.ready) == (50, 5, 0)
+        assert (machine.backlog.acked, machine.backlog.unacked, machine.backlog.ready()) == (
+            50,
+            5,
+            0,
+        )
 
 
 def test_only_a_node_without_a_live_replica_costs_link_frames() -> None:
@@ -161,7 +165,7 @@ def test_leader_change_resends_what_was_pending_once() -> None:
     cluster.wait(2000)
     assert sorted(confirms.confirmed) == list(range(1, 11))
     assert tags(deliveries) == list(range(1, 11))
-    assert cluster.nodes[1].own.machine.published == 10  # type: ignore[union-attr]
+    assert cluster.nodes[1].own.machine.backlog.published == 10  # type: ignore[union-attr]
 
 
 def test_a_gap_is_filled_without_waiting_for_a_tick() -> None:
@@ -237,7 +241,7 @@ def test_a_lost_answer_to_get_is_asked_for_again() -> None:
     cluster.run()
     cluster.wait(3000)
     assert [(h[0], h[1][:4], h[2], h[4]) for h in events.heard] == [("get", b"\0\0\0\1", 0, 2)]
-    assert cluster.nodes[1].own.machine.unacked == 1  # type: ignore[union-attr]
+    assert cluster.nodes[1].own.machine.backlog.unacked == 1  # type: ignore[union-attr]
 
 
 def damage(cluster: Cluster, node: int, index: int) -> Any:
@@ -302,7 +306,7 @@ def test_get_answers_in_order_and_settles_for_no_ack(node: int) -> None:
     assert [h[1] and h[1][:4] for h in events.heard] == [b"\0\0\0\1", b"\0\0\0\2", None]
     assert [h[4] for h in events.heard] == [1, 0, 0]
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.acked, machine.unacked) == (1, 1)
+    assert (machine.backlog.acked, machine.backlog.unacked) == (1, 1)
 
 
 def test_cancel_purge_and_close() -> None:
@@ -319,7 +323,7 @@ def test_cancel_purge_and_close() -> None:
     client.close()
     cluster.run()
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.ready, machine.sessions) == (2, {})
+    assert (machine.backlog.ready(), machine.sessions) == (2, {})
     assert cluster.nodes[4].queue._clients == {}
 
 
@@ -343,9 +347,9 @@ def test_a_node_that_goes_and_comes_back_keeps_its_consumer() -> None:
     publish(source, 2, 1)
     cluster.run()
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.unacked, machine.ready) == (1, 1)
+    assert (machine.backlog.unacked, machine.backlog.ready()) == (1, 1)
     cluster.wait(1500)
-    assert (machine.unacked, machine.ready) == (0, 2)
+    assert (machine.backlog.unacked, machine.backlog.ready()) == (0, 2)
     cluster.cut = set()
     cluster.nodes[1].queue.on_node_up(4)
     cluster.run()
@@ -353,7 +357,7 @@ def test_a_node_that_goes_and_comes_back_keeps_its_consumer() -> None:
     assert [h[2] for h in deliveries.heard if h[0] == "message"] == [0, 1, 0]
     sink.settle(1, (0, 2))
     cluster.run()
-    assert (machine.acked, machine.unacked) == (2, 0)
+    assert (machine.backlog.acked, machine.backlog.unacked) == (2, 0)
 
 
 def test_a_new_leader_tells_the_queue_who_is_away() -> None:
@@ -417,21 +421,21 @@ def test_a_new_session_is_not_told_what_became_of_the_old_one_s_messages() -> No
     get()
     assert ids == sorted(set(ids))
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    held = machine.unacked
+    held = machine.backlog.unacked
     assert held == 2
     # The messages of the first sessions are back in the queue, or in other hands.
     client.settle(0, (ids[0], ids[1]))
     client.return_(0, (ids[0], ids[0]), failed=True)
     client.discard(0, (ids[1], ids[2]))
     cluster.run()
-    assert (machine.acked, machine.unacked) == (0, held)
+    assert (machine.backlog.acked, machine.backlog.unacked) == (0, held)
     # One range may reach over the change.
     client.settle(0, (ids[0], ids[3]))
     cluster.run()
-    assert (machine.acked, machine.unacked) == (1, held - 1)
+    assert (machine.backlog.acked, machine.backlog.unacked) == (1, held - 1)
     client.settle(0, (ids[4], ids[4]))
     cluster.run()
-    assert (machine.acked, machine.unacked) == (2, 0)
+    assert (machine.backlog.acked, machine.backlog.unacked) == (2, 0)
     assert not client.target.pending
 
 
@@ -665,7 +669,11 @@ def test_nothing_is_lost_repeated_or_reordered_under_faults(seed: int) -> None:
         ids = [message_id for _, message_id, _ in events.messages]
         assert ids == sorted(set(ids))
     machine = run.machine()
-    assert (machine.acked, machine.unacked, machine.ready) == (run.tag, 0, 0)
+    assert (machine.backlog.acked, machine.backlog.unacked, machine.backlog.ready()) == (
+        run.tag,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -707,11 +715,15 @@ def test_every_message_is_settled_once_with_returns_gets_and_closed_channels(see
                 client.settle(1, (message_id, message_id))
             run.done[i] = len(events.messages)
         cluster.run()
-        if machine.acked == run.tag:
+        if machine.backlog.acked == run.tag:
             break
     cluster.wait(10_000)
     machine = run.machine()
-    assert (machine.acked, machine.unacked, machine.ready) == (run.tag, 0, 0)
+    assert (machine.backlog.acked, machine.backlog.unacked, machine.backlog.ready()) == (
+        run.tag,
+        0,
+        0,
+    )
     assert sorted(t for _, e in run.sources for t in e.confirmed) == list(range(1, run.tag + 1))
     assert len([h for h in run.sources[0][1].heard if h[0] == "get"]) == gets
     assert not any(
@@ -796,7 +808,7 @@ def test_settled_is_said_when_it_is_applied(node: int) -> None:
     cluster.run()
     assert said == [True]
     machine = cluster.nodes[1].own.machine  # type: ignore[union-attr]
-    assert (machine.acked, machine.dropped["rejected"]) == (1, 1)
+    assert (machine.backlog.acked, machine.backlog.dropped["rejected"]) == (1, 1)
 
 
 def test_settles_of_a_deleted_queue_are_answered() -> None:

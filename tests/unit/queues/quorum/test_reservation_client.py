@@ -391,7 +391,7 @@ async def test_without_reads_it_expires_by_the_leader_s_timer() -> None:
     assert refused.value.reason == "no_reservation"
     own = cluster.nodes[1].own
     assert own is not None
-    assert own.machine.ready == 4
+    assert own.machine.backlog.ready() == 4
 
 
 async def test_a_new_leader_gives_owners_time_to_be_heard_of() -> None:
@@ -443,7 +443,7 @@ async def test_browse_shows_what_is_ready_once_in_the_order_of_the_log_and_takes
             assert seen == list(enumerate(expected))
     own = cluster.nodes[1].own
     assert own is not None
-    assert (own.machine.ready, own.machine.unacked) == (8, 2)
+    assert (own.machine.backlog.ready(), own.machine.backlog.unacked) == (8, 2)
 
 
 async def test_who_browses_beside_a_replica_that_is_behind_sees_what_the_leader_has() -> None:

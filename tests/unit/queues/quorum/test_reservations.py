@@ -63,10 +63,10 @@ class Bench:
         return expand(run for _, run in self.machine.reservations.by_name[reservation].held.held())
 
     def ready(self) -> list[tuple[int, int, int]]:
-        return expand([*self.machine.returned.runs(), *self.machine.fresh.runs()])
+        return expand([*self.machine.backlog.returned.runs(), *self.machine.backlog.fresh.runs()])
 
     def counts(self) -> tuple[int, int]:
-        return self.machine.ready, self.machine.unacked
+        return self.machine.backlog.ready(), self.machine.backlog.unacked
 
 
 def test_a_reservation_takes_what_is_ready_in_queue_order_under_dense_offsets() -> None:
@@ -113,7 +113,7 @@ def test_settle_is_monotone_and_repeatable() -> None:
     assert bench.op("settle", **mine, upto=2) == {**mine, "first": 5, "next": 8}
     assert bench.op("settle", **mine, upto=9) == "reservation_range"
     assert bench.counts() == (2, 3)
-    assert bench.machine.acked == 5
+    assert bench.machine.backlog.acked == 5
     assert bench.op("settle", **mine, upto=8) == {**mine, "first": 8, "next": 8}
     assert bench.op("take", **mine, max=9, after=8) == {**mine, "first": 8, "next": 10}
 
@@ -128,7 +128,7 @@ def test_release_gives_the_tail_back_to_the_head_in_order_and_raises_the_epoch()
     assert answer == {"epoch": bench.machine.index, "fencing_token": 1, "first": 0, "next": 3}
     assert answer["epoch"] > mine["epoch"]
     assert bench.ready() == places[3:]
-    assert {run[5:] for run in bench.machine.returned.runs()} == {(1, 0)}
+    assert {run[5:] for run in bench.machine.backlog.returned.runs()} == {(1, 0)}
     assert bench.op("take", **mine, max=8, after=3) == "reservation_epoch"
     # The repeat of who did not hear the answer.
     assert bench.op("release", **mine, **{"from": 3}, failed=False) == answer
@@ -146,7 +146,7 @@ def test_failed_releases_count_towards_the_delivery_limit() -> None:
         bench.op("take", **mine, max=10, after=0)
         mine["epoch"] = bench.op("release", **mine, **{"from": 0}, failed=failed)["epoch"]
     assert bench.counts() == (0, 0)
-    assert bench.machine.dropped["delivery_limit"] == 3
+    assert bench.machine.backlog.dropped["delivery_limit"] == 3
 
 
 def test_another_owner_fences_the_older_and_finds_what_is_reserved() -> None:
@@ -174,7 +174,7 @@ def test_close_returns_what_is_reserved_and_its_repeat_is_fine() -> None:
     assert bench.op("close", **mine, failed=True) == {}
     assert bench.op("close", **mine, failed=True) == {}
     assert bench.ready() == places[2:]
-    assert {run[5:] for run in bench.machine.returned.runs()} == {(1, 1)}
+    assert {run[5:] for run in bench.machine.backlog.returned.runs()} == {(1, 1)}
     assert bench.op("touch", **mine) == "no_reservation"
     again = bench.open()
     assert again["epoch"] > mine["epoch"]
@@ -209,7 +209,7 @@ def test_an_empty_lease_is_answered_and_not_kept() -> None:
     bench = Bench()
     assert bench.op("lease", "l", ttl_ms=TTL, max=4)["next"] == 0
     assert len(bench.machine.reservations) == 0
-    assert bench.machine.consumer_count == 0
+    assert bench.machine.consumers.count == 0
     bench.publish(2)
     assert bench.op("lease", "l", ttl_ms=TTL, max=4)["next"] == 2
 
@@ -232,7 +232,7 @@ def test_a_reservation_that_nobody_hears_of_expires_at_tick_as_a_failed_delivery
     assert bench.machine.next_due_ms() == bench.log.time_ms + TTL
     bench.tick(TTL)
     assert bench.ready() == places
-    assert {run[5:] for run in bench.machine.returned.runs()} == {(1, 1)}
+    assert {run[5:] for run in bench.machine.backlog.returned.runs()} == {(1, 1)}
     assert bench.op("settle", **mine, upto=3) == "no_reservation"
     assert bench.machine.next_due_ms() is None
     assert bench.open()["epoch"] > mine["epoch"]
@@ -317,12 +317,12 @@ def test_with_single_active_consumer_a_reservation_is_a_contender() -> None:
     assert bench.op("open", "other", owner="me", ttl_ms=TTL) == "single_active"
     bench.log.checkout(B, 2, 10)
     bench.seal()
-    assert bench.machine.active is None
+    assert bench.machine.consumers.active is None
     bench.op("take", **mine, max=2, after=0)
     assert bench.counts() == (2, 2)
     bench.op("close", **mine, failed=False)
     assert bench.counts() == (0, 4)
-    assert bench.machine.active.number == 2
+    assert bench.machine.consumers.active.number == 2
     # The same when it expires.
     bench.log.cancel(B, 2)
     bench.log.return_(B, 2, 0, 3)
@@ -331,7 +331,7 @@ def test_with_single_active_consumer_a_reservation_is_a_contender() -> None:
     bench.log.checkout(B, 3, 10)
     bench.seal()
     bench.tick(TTL)
-    assert bench.machine.active.number == 3
+    assert bench.machine.consumers.active.number == 3
     assert bench.counts() == (0, 4)
 
 
@@ -343,7 +343,7 @@ def test_purge_drops_what_is_ready_and_leaves_what_is_reserved() -> None:
     bench.log.command(B, batch.CMD_PURGE)
     bench.seal()
     assert bench.counts() == (0, 2)
-    assert bench.machine.purged == 3
+    assert bench.machine.backlog.purged == 3
 
 
 def test_reservations_of_a_queue_are_bounded() -> None:
@@ -351,7 +351,7 @@ def test_reservations_of_a_queue_are_bounded() -> None:
     for i in range(RESERVATIONS_MAX):
         bench.log.reservation(A, "open", f"s{i}", owner="me", ttl_ms=TTL)
     bench.seal()
-    assert bench.machine.consumer_count == RESERVATIONS_MAX
+    assert bench.machine.consumers.count == RESERVATIONS_MAX
     assert bench.op("open", "more", owner="me", ttl_ms=TTL) == "reservation_limit"
     assert bench.op("lease", "more", ttl_ms=TTL, max=1) == "reservation_limit"
     assert bench.op("close", "s0", epoch=1, fencing_token=1) == {}
@@ -372,8 +372,10 @@ def test_one_take_moves_a_bounded_number_of_runs() -> None:
     bench = Bench()
     extra = 10
     for _ in range(TAKE_RUNS_MAX + extra):
-        bench.machine.fresh.push(1, bench.machine.fresh.messages * 100, 0, 1, 1, 0, 0)
-        bench.machine.published += 1
+        bench.machine.backlog.fresh.push(
+            1, bench.machine.backlog.fresh.messages * 100, 0, 1, 1, 0, 0
+        )
+        bench.machine.backlog.published += 1
     mine = bench.open()
     assert bench.op("take", **mine, max=1 << 40, after=0)["next"] == TAKE_RUNS_MAX
     assert bench.op("take", **mine, max=1 << 40, after=TAKE_RUNS_MAX)["next"] == (
@@ -464,9 +466,9 @@ def test_a_snapshot_holds_reservations() -> None:
     check_invariants(copy)
     assert copy.snapshot() == bench.machine.snapshot()
     assert copy.state_hash() == bench.machine.state_hash()
-    assert (copy.unacked, copy.unacked_bytes) == (4, 40)
+    assert (copy.backlog.unacked, copy.backlog.unacked_bytes) == (4, 40)
     assert list(copy.live_ranges()) == list(bench.machine.live_ranges())
-    assert copy.consumers() == bench.machine.consumers()
+    assert copy.consumers.infos() == bench.machine.consumers.infos()
     assert not copy.effects
     bench.machine = copy
     assert bench.op("settle", **mine, upto=4)["first"] == 4
@@ -489,19 +491,19 @@ def test_reserved_messages_keep_their_entries() -> None:
     assert not list(bench.machine.live_ranges())
 
 
-def test_a_reservation_shows_as_a_consumer() -> None:
+def test_a_reservation_counts_as_a_consumer() -> None:
     bench = Bench()
     bench.publish(3)
     mine = bench.open("nightly")
     bench.op("take", "nightly", **mine, max=2, after=0)
-    shown = bench.machine.consumers()
+    shown = bench.machine.reservations.infos()
     assert [(row["kind"], row["reservation"], row["unacked"]) for row in shown] == [
         ("reservation", "nightly", 2)
     ]
-    assert bench.machine.consumer_count == 1
+    assert bench.machine.consumers.count == 1
     assert bench.machine.memory_bytes() > 0
     bench.op("close", "nightly", **mine)
-    assert bench.machine.consumer_count == 0
+    assert bench.machine.consumers.count == 0
 
 
 def test_a_lease_without_a_ttl_lives_as_long_as_the_default() -> None:

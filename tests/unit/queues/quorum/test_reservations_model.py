@@ -384,4 +384,4 @@ def test_the_model_sees_every_op_do_something(op: str) -> None:
         run.replay(entry)
         compare_reservations(machine, run, entry, effects)
     expected = {"take": (0, 9), "settle": (0, 5), "release": (4, 5), "close": (9, 0)}
-    assert (machine.ready, machine.unacked) == expected.get(op, (0, 9))
+    assert (machine.backlog.ready(), machine.backlog.unacked) == expected.get(op, (0, 9))

@@ -1,0 +1,18 @@
+# Types of the compiled build; backlog.py is complete without them.
+import cython
+from libc.stdint cimport int64_t, uint64_t
+
+from convoymq.queues.quorum.runs cimport CheckedOut, Fifo, Tail
+
+cdef class Backlog:
+    cdef public int64_t delivery_limit
+    cdef public Fifo fresh, returned
+    cdef public Tail requeued
+    cdef public dict dropped
+    cdef public int64_t unacked, unacked_bytes
+    cdef public uint64_t published, delivered, acked, returns, redelivered, purged
+    cpdef int64_t ready(self)
+    @cython.locals(source=Fifo, ahead=uint64_t, run=tuple, count=uint64_t)
+    cpdef tuple take(self, uint64_t limit)
+    cpdef hold(self, int64_t messages, int64_t size)
+    cpdef settle(self, int64_t messages, int64_t size)

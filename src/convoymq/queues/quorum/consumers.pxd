@@ -1,0 +1,35 @@
+# Types of the compiled build; consumers.py is complete without them.
+import cython
+from libc.stdint cimport int64_t, uint64_t
+
+from convoymq.queues.group_machine cimport GroupMachine
+from convoymq.queues.quorum.runs cimport CheckedOut
+from convoymq.queues.sessions cimport Session
+
+cdef class QueueSession(Session):
+    cdef public dict consumers
+
+cdef class Consumer:
+    cdef public QueueSession session
+    cdef public object number
+    cdef public int state
+    cdef public str tag
+    cdef public int64_t window
+    cdef public bint no_ack, exclusive, queued
+    cdef public object priority
+    cdef public dict arguments
+    cdef public uint64_t next_id
+    cdef public CheckedOut checked_out
+    cpdef list pack(self)
+
+cdef class Consumers:
+    cdef public GroupMachine machine
+    cdef public bint single_active, strict, is_reserved
+    cdef public dict levels
+    cdef public list priorities, waiting
+    cdef public Consumer active
+    cdef public int64_t count
+    cdef public uint64_t last_active_ms
+    cpdef serve_last(self, Consumer consumer)
+    cpdef serve_no_more(self, Consumer consumer)
+    cpdef refresh(self, Consumer consumer)

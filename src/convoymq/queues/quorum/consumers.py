@@ -1,0 +1,398 @@
+# cython: annotation_typing=False
+"""The consumers of a quorum queue: who is served next, and who may be served at all.
+
+| state     | served | leaves it by                                               |
+|-----------|--------|------------------------------------------------------------|
+| UP        | yes    | cancel; quiescing or waiting (single active consumer only) |
+| WAITING   | no     | activation; cancel                                         |
+| QUIESCING | no     | last settle -> WAITING; contender gone -> UP; cancel       |
+| CANCELLED | no     | last settle or return -> removed                           |
+| POLLER    | no     | (number 0: holds what basic.get took) end of the session   |
+
+A consumer of a suspected node keeps its state and is not served until NODE_UP.
+
+Single active consumer: with `single_active_strict` (the default) an active consumer that is
+cancelled or whose node is suspected stays the active one for as long as it holds messages: the
+next one begins when they are settled or back in the queue, so with prefetch 1 nothing overtakes
+them. Without, the next one begins at once (RabbitMQ's rule). See ADR 0027. While there is a
+reservation, it is who is active.
+
+Invariants: a consumer is in the service queue exactly when it is UP, its node is not suspected and
+it has credit; with single active consumer at most one is UP or QUIESCING.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from convoymq.model import trace as words
+from convoymq.queues.group_machine import GroupMachine
+from convoymq.queues.quorum import runs, tracing
+from convoymq.queues.sessions import Session
+
+UP = 0
+WAITING = 1
+QUIESCING = 2
+CANCELLED = 3
+POLLER = 4
+
+#: Window of a consumer that asks for no limit, and of no_ack (the channel settles as it sends).
+WINDOW_UNLIMITED = 2000
+
+CONSUMER_EXISTS = "consumer_exists"
+EXCLUSIVE = "exclusive"
+
+
+class Consumer:
+    """One consumer and what it holds."""
+
+    __slots__ = (
+        "arguments",
+        "checked_out",
+        "exclusive",
+        "next_id",
+        "no_ack",
+        "number",
+        "priority",
+        "queued",
+        "session",
+        "state",
+        "tag",
+        "window",
+    )
+
+    def __init__(self, session: QueueSession, number: int, state: int) -> None:
+        self.session = session
+        self.number = number
+        self.state = state
+        self.tag = ""
+        self.window = 0
+        self.no_ack = False
+        self.exclusive = False
+        self.priority = 0
+        self.arguments: dict[str, object] = {}
+        self.next_id = 0
+        self.queued = False
+        self.checked_out = runs.CheckedOut()
+
+    def pack(self) -> list[object]:
+        """Plain values for the snapshot."""
+        return [
+            self.number,
+            self.state,
+            self.tag,
+            self.window,
+            self.no_ack,
+            self.exclusive,
+            self.priority,
+            self.arguments,
+            self.next_id,
+            self.checked_out.pack(),
+        ]
+
+    def unpack(self, packed: list[Any]) -> None:
+        """Takes over what `pack` gave; number and state are known."""
+        self.tag = packed[2]
+        self.window = packed[3]
+        self.no_ack = packed[4]
+        self.exclusive = packed[5]
+        self.priority = packed[6]
+        self.arguments = packed[7]
+        self.next_id = packed[8]
+        self.checked_out.unpack(packed[9])
+
+
+class QueueSession(Session):
+    """A session and its consumers."""
+
+    __slots__ = ("consumers",)
+
+    def __init__(self, session_id: int) -> None:
+        super().__init__(session_id)
+        self.consumers: dict[int, Consumer] = {}
+
+
+class Consumers:
+    """The consumers of all sessions of a machine."""
+
+    def __init__(self, machine: GroupMachine) -> None:
+        self.machine = machine
+        self.single_active = bool(machine.settings["single_active"])
+        self.strict = bool(machine.settings["single_active_strict"])
+        #: Consumers with credit, by priority, the next to serve on the left. No level is empty.
+        self.levels: dict[int, deque[Consumer]] = {}
+        self.priorities: list[int] = []
+        #: Single active consumer: who is UP or QUIESCING, or (strict) CANCELLED and still holds
+        #: messages; and who waits, in order of arrival.
+        self.active: Consumer | None = None
+        self.waiting: list[Consumer] = []
+        #: Single active consumer: a reservation has the queue.
+        self.is_reserved = False
+        #: Subscribed consumers and reservations.
+        self.count = 0
+        #: When a consumer last went, or basic.get last asked (logged time).
+        self.last_active_ms = 0
+
+    # ---------------------------------------------------------------- the service queue
+
+    def serve_last(self, consumer: Consumer) -> None:
+        """Puts a consumer at the end of the service queue, if it may be served and is not in it."""
+        if (
+            consumer.queued
+            or consumer.state != UP
+            or consumer.window <= consumer.checked_out.messages
+            or consumer.session.node in self.machine.down_nodes
+        ):
+            return
+        consumer.queued = True
+        level = self.levels.get(consumer.priority)
+        if level is None:
+            self.levels[consumer.priority] = deque((consumer,))
+            self.priorities = sorted(self.levels, reverse=True)
+        else:
+            level.append(consumer)
+
+    def serve_no_more(self, consumer: Consumer) -> None:
+        """Takes a consumer out of the service queue."""
+        if consumer.queued:
+            consumer.queued = False
+            level = self.levels[consumer.priority]
+            level.remove(consumer)
+            if not level:
+                self.drop_level(consumer.priority)
+
+    def drop_level(self, priority: int) -> None:
+        """Removes a priority that no consumer with credit has any more."""
+        assert not self.levels[priority], "a level of the service queue is not empty"
+        del self.levels[priority]
+        self.priorities = sorted(self.levels, reverse=True)
+
+    def restore_queue(self, order: list[Consumer]) -> None:
+        """Sets the service queue of a snapshot."""
+        for consumer in order:
+            consumer.queued = True
+            self.levels.setdefault(consumer.priority, deque()).append(consumer)
+        self.priorities = sorted(self.levels, reverse=True)
+
+    def refresh(self, consumer: Consumer) -> None:
+        """After a consumer's holdings or window changed."""
+        if consumer.state == UP:
+            if not consumer.queued:
+                self.serve_last(consumer)
+            elif consumer.window <= consumer.checked_out.messages:
+                self.serve_no_more(consumer)
+        if consumer.checked_out.messages:
+            return
+        if consumer.state == CANCELLED:
+            consumer.session.consumers.pop(consumer.number, None)
+        if consumer is self.active and (consumer.state != UP or self.machine.down_nodes):
+            self.choose_active()
+
+    # ---------------------------------------------------------------- they come and go
+
+    def refusal(self, session: QueueSession, number: int, spec: Mapping[str, Any]) -> str | None:
+        """Why a consumer cannot be; None when it can."""
+        if number == 0 or number in session.consumers:
+            return CONSUMER_EXISTS
+        if self.machine.settings["exclusive_honoured"] and self.count:
+            others = [c for c in self.all() if c.state < CANCELLED]
+            if bool(spec.get("exclusive", False)) or any(other.exclusive for other in others):
+                return EXCLUSIVE
+        return None
+
+    def add(self, session: QueueSession, number: int, spec: Mapping[str, Any]) -> Consumer:
+        """Registers a consumer. It is served when `begin` says so."""
+        assert number not in session.consumers, "a consumer is registered twice"
+        consumer = Consumer(session, number, UP)
+        consumer.tag = str(spec.get("tag", ""))
+        consumer.no_ack = bool(spec.get("no_ack", False))
+        consumer.priority = int(spec.get("priority", 0))
+        consumer.arguments = dict(spec.get("args") or {})
+        honoured = bool(self.machine.settings["exclusive_honoured"])
+        consumer.exclusive = bool(spec.get("exclusive", False)) and honoured
+        prefetch = int(spec.get("prefetch", 0))
+        consumer.window = WINDOW_UNLIMITED if prefetch <= 0 or consumer.no_ack else prefetch
+        session.consumers[number] = consumer
+        self.count += 1
+        tracing.owner(self.machine.trace, words.CAME, consumer)
+        return consumer
+
+    def begin(self, consumer: Consumer) -> None:
+        """From now on a new consumer is served, when its turn comes."""
+        if self.single_active:
+            consumer.state = WAITING
+            self.waiting.append(consumer)
+            self.choose_active()
+        else:
+            self.serve_last(consumer)
+
+    def poller(self, session: QueueSession) -> Consumer:
+        """Who holds what a session took by basic.get."""
+        poller = session.consumers.get(0)
+        if poller is None:
+            poller = session.consumers[0] = Consumer(session, 0, POLLER)
+            tracing.owner(self.machine.trace, words.CAME, poller)
+        return poller
+
+    def set_window(self, consumer: Consumer, window: int) -> None:
+        """How many messages a consumer may hold from now on."""
+        consumer.window = window
+        self.refresh(consumer)
+
+    def cancel(self, consumer: Consumer) -> None:
+        """No more deliveries; the record stays while the consumer holds messages."""
+        assert consumer.state < CANCELLED, "a consumer is cancelled twice"
+        self.serve_no_more(consumer)
+        if consumer.state == WAITING:
+            self.waiting.remove(consumer)
+        consumer.state = CANCELLED
+        tracing.owner(self.machine.trace, words.GONE, consumer)
+        self._left()
+        if not consumer.checked_out.messages:
+            del consumer.session.consumers[consumer.number]
+        if self.single_active:
+            self.choose_active()
+
+    def end(self, consumer: Consumer) -> bool:
+        """The consumer's session is over; what it holds has to be returned. True when it was not
+        cancelled before. Who is active next is another question: `choose_active`."""
+        self.serve_no_more(consumer)
+        if consumer.state == WAITING:
+            self.waiting.remove(consumer)
+        if consumer is self.active:
+            self.active = None
+        if consumer.state < CANCELLED:
+            self._left()
+        ended = consumer.state != CANCELLED
+        consumer.state = CANCELLED
+        return ended
+
+    def _left(self) -> None:
+        self.count -= 1
+        self.last_active_ms = self.machine.time_ms
+        assert self.count >= 0, "more consumers went than came"
+
+    # ---------------------------------------------------------------- reservations
+
+    def reservation_came(self) -> None:
+        """A reservation counts as a consumer; with single active consumer it is the active one."""
+        self.count += 1
+        self.is_reserved = self.single_active
+        assert not (self.single_active and self.active is not None), "two are active"
+
+    def reservation_went(self) -> None:
+        """A reservation is over."""
+        self._left()
+        self.is_reserved = False
+        if self.single_active:
+            self.choose_active()
+
+    # ---------------------------------------------------------------- single active consumer
+
+    def best_waiting(self) -> Consumer | None:
+        """Single active consumer: highest priority among those whose node is up, then arrival."""
+        best: Consumer | None = None
+        for consumer in self.waiting:
+            if consumer.session.node in self.machine.down_nodes:
+                continue
+            if best is None or consumer.priority > best.priority:
+                best = consumer
+        return best
+
+    def choose_active(self) -> None:
+        """Single active consumer: swaps, quiesces or activates as the rules ask for it now."""
+        assert self.single_active, "the queue serves all consumers"
+        if self.is_reserved:
+            return
+        active = self.active
+        if active is not None and (
+            active.state == CANCELLED or active.session.node in self.machine.down_nodes
+        ):
+            self.serve_no_more(active)
+            if self.strict and active.checked_out.messages:
+                return
+            if active.state != CANCELLED:
+                active.state = WAITING
+                self.waiting.append(active)
+            self.active = active = None
+        best = self.best_waiting()
+        if active is not None:
+            if best is None or best.priority <= active.priority:
+                if active.state == QUIESCING:
+                    active.state = UP
+                    self.serve_last(active)
+                return
+            self.serve_no_more(active)
+            if active.checked_out.messages:
+                active.state = QUIESCING
+                return
+            active.state = WAITING
+            self.waiting.append(active)
+            self.active = None
+        if best is not None:
+            self.waiting.remove(best)
+            best.state = UP
+            self.active = best
+            self.serve_last(best)
+
+    # ---------------------------------------------------------------- looking at it
+
+    def all(self) -> list[Consumer]:
+        """Every consumer, pollers and cancelled ones too."""
+        sessions = self.machine.sessions.values()
+        return [consumer for session in sessions for consumer in session.consumers.values()]
+
+    def find(self, session: int, number: int) -> Consumer | None:
+        """A consumer of a session; None when it is unknown."""
+        known = self.machine.sessions.get(session)
+        return known.consumers.get(number) if known is not None else None
+
+    def service_queue(self) -> list[tuple[int, int]]:
+        """(session, consumer number) in the order in which they will be served."""
+        return [
+            (consumer.session.id, consumer.number)
+            for priority in self.priorities
+            for consumer in self.levels[priority]
+        ]
+
+    def positions(self, session_node: int) -> list[tuple[int, int, int]]:
+        """(session, consumer, next message id) of the subscribed consumers of a node."""
+        return [
+            (consumer.session.id, consumer.number, consumer.next_id)
+            for consumer in self.all()
+            if consumer.session.node == session_node and consumer.state != POLLER
+        ]
+
+    def position(self, session: int, number: int) -> int:
+        """A consumer's next message id; 0 when it is unknown."""
+        found = self.find(session, number)
+        return found.next_id if found is not None else 0
+
+    def infos(self) -> list[dict[str, Any]]:
+        """What the management API shows of each consumer."""
+        names = ("up", "waiting", "quiescing", "cancelled", "poller")
+        made: list[dict[str, Any]] = []
+        for consumer in self.all():
+            if consumer.state == POLLER:
+                continue
+            status = names[consumer.state]
+            if consumer.session.node in self.machine.down_nodes:
+                status = "suspected_down"
+            elif self.single_active and consumer.state == UP:
+                status = "single_active"
+            made.append(
+                {
+                    "session": consumer.session.id,
+                    "number": consumer.number,
+                    "consumer_tag": consumer.tag,
+                    "prefetch_count": consumer.window,
+                    "ack_required": not consumer.no_ack,
+                    "priority": consumer.priority,
+                    "active": consumer.state == UP,
+                    "activity_status": status,
+                    "unacked": consumer.checked_out.messages,
+                }
+            )
+        return made

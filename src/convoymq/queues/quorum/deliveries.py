@@ -1,0 +1,190 @@
+# cython: annotation_typing=False
+"""Deliveries of a quorum queue: ready messages go to consumers, and come back or leave.
+
+Messages:  ready or returned --assign--> checked out --settle--> gone
+                    ^                        |---discard--> dropped (`rejected`)
+                    +-------- return --------+--- over the limit --> dropped (`delivery_limit`)
+
+Returns: to the end of `returned`, which is served before fresh messages. Without a delivery limit
+what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
+
+Invariant: after `assign` there is no message to serve or nobody to serve.
+"""
+
+from __future__ import annotations
+
+from convoymq.kernels import batch
+from convoymq.model import trace as words
+from convoymq.queues.group_machine import GroupMachine
+from convoymq.queues.quorum import runs, tracing
+from convoymq.queues.quorum.backlog import Backlog
+from convoymq.queues.quorum.consumers import Consumer, Consumers
+from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_NOTE
+
+#: A turn of one of n consumers is 1/(16 n) of the ready messages, 1 … TURN_MESSAGES_MAX (ADR 0003).
+TURN_DIVISOR = 16
+TURN_MESSAGES_MAX = 256
+
+SETTLE = batch.CMD_SETTLE
+RETURN = batch.CMD_RETURN
+
+
+class Deliveries:
+    """Moves messages between the backlog and the consumers of a machine."""
+
+    def __init__(self, machine: GroupMachine, backlog: Backlog, consumers: Consumers) -> None:
+        self.machine = machine
+        self.backlog = backlog
+        self.consumers = consumers
+
+    # ---------------------------------------------------------------- handing out
+
+    def assign(self) -> None:
+        """Hands ready messages to consumers until one side has nothing left."""
+        backlog = self.backlog
+        consumers = self.consumers
+        while consumers.priorities:
+            ready = backlog.ready()
+            if not ready:
+                return
+            priority = consumers.priorities[0]
+            level = consumers.levels[priority]
+            consumer = level.popleft()
+            others = len(level)
+            turn = consumer.window - consumer.checked_out.messages
+            if others:
+                fair = ready // (TURN_DIVISOR * (others + 1))
+                fair = min(max(fair, 1), TURN_MESSAGES_MAX)
+                turn = min(turn, fair)
+            assert turn > 0, "a consumer without credit is in the service queue"
+            while turn and ready:
+                taken = self.hand_out(consumer, turn, True)
+                turn -= taken
+                ready -= taken
+            if consumer.window > consumer.checked_out.messages:
+                level.append(consumer)
+            else:
+                consumer.queued = False
+                if not others:
+                    consumers.drop_level(priority)
+
+    def hand_out(self, consumer: Consumer, limit: int, hold: bool) -> int:
+        """Gives the consumer at most `limit` messages of the next run; returns how many."""
+        backlog = self.backlog
+        run = backlog.take(limit)
+        index, offset, first, count, size, acquired_count, failed_count = run
+        message_id = consumer.next_id
+        consumer.next_id = message_id + count
+        if self.machine.trace is not None:
+            self._trace_handed_out(consumer, message_id, run, hold)
+        if hold:
+            consumer.checked_out.add(
+                message_id, index, offset, first, count, size, acquired_count, failed_count
+            )
+            backlog.hold(count, size)
+        else:
+            backlog.acked += count
+        self.machine.effects.append(
+            (
+                EFFECT_DELIVER,
+                consumer.session.id,
+                consumer.number,
+                message_id,
+                index,
+                offset,
+                first,
+                count,
+                acquired_count,
+                failed_count,
+            )
+        )
+        return count
+
+    def _trace_handed_out(
+        self, consumer: Consumer, message_id: int, run: runs.Run, hold: bool
+    ) -> None:
+        rows = self.machine.trace
+        assert rows is not None, "the queue is not traced"
+        session, number = consumer.session.id, consumer.number
+        flags = words.NO_ACK if consumer.no_ack else 0
+        tracing.delivered(rows, flags, session, number, message_id, run)
+        if not hold:
+            tracing.left(rows, words.ACKED, 0, 0, session, number, run)
+
+    # ---------------------------------------------------------------- coming back
+
+    def release(self, consumer: Consumer, kind: int, failed: int, first: int, last: int) -> None:
+        """Takes message ids first … last from the consumer, as far as it still holds them."""
+        if last < first:
+            return
+        if kind == SETTLE:
+            for run in consumer.checked_out.remove(first, last):
+                if self.machine.trace is not None:
+                    self._trace(words.ACKED, 0, 0, consumer, run)
+                self.backlog.settle(run[3], run[4])
+        elif kind == RETURN:
+            for run in consumer.checked_out.remove(first, last):
+                if self.machine.trace is not None:
+                    self._trace(words.RETURNED, words.FAILED if failed else 0, 0, consumer, run)
+                if not failed and self.backlog.delivery_limit < 0:
+                    self.backlog.requeue(run)
+                else:
+                    self.give_back(run, failed)
+        else:
+            for run in consumer.checked_out.remove(first, last):
+                if self.machine.trace is not None:
+                    self._trace(words.DROPPED, words.HELD, words.REJECTED, consumer, run)
+                self.backlog.reject(run)
+
+    def give_back(self, run: runs.Run, failed: int) -> None:
+        """To the end of `returned`, or out when it has failed more often than the limit allows."""
+        dropped = self.backlog.give_back(run, failed)
+        if dropped is not None:
+            if self.machine.trace is not None:
+                tracing.left(
+                    self.machine.trace, words.DROPPED, 0, words.OVER_DELIVERY_LIMIT, 0, 0, dropped
+                )
+            self.machine.effects.append(
+                (EFFECT_NOTE, "quorum.delivery_limit", {"count": dropped[3]})
+            )
+
+    def give_back_all(self, consumer: Consumer, failed: int) -> None:
+        """Returns all that a consumer holds, in ascending message id."""
+        for run in consumer.checked_out.remove_all():
+            if self.machine.trace is not None:
+                self._trace(words.RETURNED, words.FAILED if failed else 0, 0, consumer, run)
+            self.give_back(run, failed)
+        assert not consumer.checked_out.messages, "a consumer holds what it gave back"
+
+    def _trace(self, kind: int, flags: int, reason: int, consumer: Consumer, run: runs.Run) -> None:
+        assert self.machine.trace is not None, "the queue is not traced"
+        session, number = consumer.session.id, consumer.number
+        tracing.left(self.machine.trace, kind, flags, reason, session, number, run)
+
+    # ---------------------------------------------------------------- again
+
+    def redeliver(self, session: int, number: int, from_id: int) -> None:
+        """Appends DELIVER effects for what the consumer holds from message id `from_id` on."""
+        for message_id, run in self.holds(session, number):
+            index, offset, first, count, _size, acquired_count, failed_count = run
+            skip = max(0, from_id - message_id)
+            if skip < count:
+                self.machine.effects.append(
+                    (
+                        EFFECT_DELIVER,
+                        session,
+                        number,
+                        message_id + skip,
+                        index,
+                        offset,
+                        first + skip,
+                        count - skip,
+                        acquired_count,
+                        failed_count,
+                    )
+                )
+
+    def holds(self, session: int, number: int) -> list[tuple[int, runs.Run]]:
+        """(first message id, run) of what a consumer holds, ascending; [] when it is unknown."""
+        found = self.consumers.find(session, number)
+        return found.checked_out.held() if found is not None else []

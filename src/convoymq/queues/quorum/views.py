@@ -1,0 +1,52 @@
+"""What others see of a quorum queue's machine: metrics, and its content for the trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.queues.quorum import runs
+from convoymq.queues.quorum.tracing import reservation_session
+
+if TYPE_CHECKING:
+    from convoymq.queues.quorum.machine import QuorumMachine
+
+Place = tuple[int | None, int, int, runs.Run]
+"""(session or None, consumer number, first message id, run)"""
+
+
+def totals(machine: QuorumMachine) -> dict[str, int]:
+    """Counters and gauges for metrics."""
+    backlog = machine.backlog
+    made = {
+        "ready": backlog.ready(),
+        "unacked": backlog.unacked,
+        "ready_bytes": backlog.ready_bytes(),
+        "unacked_bytes": backlog.unacked_bytes,
+        "returned_ready": backlog.returned.messages + backlog.requeued.messages,
+        "consumers": machine.consumers.count,
+        "published": backlog.published,
+        "delivered": backlog.delivered,
+        "acked": backlog.acked,
+        "returned": backlog.returns,
+        "redelivered": backlog.redelivered,
+        "purged": backlog.purged,
+        "duplicates": machine.duplicates,
+    }
+    for reason, count in backlog.dropped.items():
+        made["dropped_" + reason] = count
+    return made
+
+
+def state_snapshot(machine: QuorumMachine) -> list[Place]:
+    """Everything in the queue: what is ready first (session None), then what is checked out. A
+    reservation counts as session `reservation_session(name)`. Cost: O(runs)."""
+    made: list[Place] = [(None, 0, 0, run) for run in machine.backlog.ready_runs()]
+    for consumer in machine.consumers.all():
+        made += [
+            (consumer.session.id, consumer.number, message_id, run)
+            for message_id, run in consumer.checked_out.held()
+        ]
+    for reservation in machine.reservations.by_name.values():
+        owner = reservation_session(reservation.name)
+        made += [(owner, 0, message_id, run) for message_id, run in reservation.held.held()]
+    return made
