@@ -2,13 +2,11 @@
 import cython
 from libc.stdint cimport int64_t, uint64_t
 
-from convoymq.queues.sessions cimport Session, SessionTable
+from convoymq.queues.group_machine cimport GroupMachine
+from convoymq.queues.sessions cimport Session
 
-cdef class StreamMachine(SessionTable):
-    cdef public object trace
-    cdef public int version
-    cdef public dict settings, stored, down_nodes
-    cdef public uint64_t index
+cdef class StreamMachine(GroupMachine):
+    cdef public dict stored
     cdef public bint _broken
     cdef public object chunks, segments
     cdef public int64_t next, last_chunk, bytes, open_bytes

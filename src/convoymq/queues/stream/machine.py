@@ -31,27 +31,23 @@ Source: ADR 0007; RabbitMQ's streams for the meaning of the retention arguments.
 
 from __future__ import annotations
 
-import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
 from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
+from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
     Session,
-    SessionTable,
     check_openings,
     check_written,
-    first_u64,
 )
 from convoymq.replication import versions as supported
-from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_TIMER, FLAG_NODE_GONE, NEVER, Effect
+from convoymq.replication.machine import EFFECT_TIMER, NEVER
 from convoymq.streamlog.chunks import ChunkIndex
 
 ENQUEUE = batch.CMD_ENQUEUE
@@ -80,7 +76,7 @@ COMMAND_TYPES = {
 }  # fmt: skip
 
 
-class StreamMachine(SessionTable):
+class StreamMachine(GroupMachine):
     """State of one stream. See the module docstring.
 
     Args of the constructor: settings that all replicas agree on: `max_bytes` and `max_age_ms`
@@ -90,24 +86,20 @@ class StreamMachine(SessionTable):
     KIND = "stream"
     VERSION = 1
     OLDEST_VERSION = 1
+    SNAPSHOT_FORMAT = 2
 
-    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
-        self.effects: list[Effect] = []
-        #: `kernels.trace.TraceRows` of this replica, or None.
-        self.trace: Any = None
-        self.version = 1
-        self.settings: dict[str, Any] = {
-            "max_age_ms": NO_LIMIT,
-            "max_bytes": NO_LIMIT,
-            "segment_bytes": SEGMENT_BYTES_DEFAULT,
-        }
-        self.settings.update(settings or {})
-        self._clear()
+    def __init__(self, settings: Mapping[str, int] | None = None) -> None:
+        super().__init__(
+            {
+                "max_age_ms": NO_LIMIT,
+                "max_bytes": NO_LIMIT,
+                "segment_bytes": SEGMENT_BYTES_DEFAULT,
+                **(settings or {}),
+            }
+        )
 
     def _clear(self) -> None:
-        self.index = 0
-        self.time_ms = 0
-        self._clear_sessions()
+        super()._clear()
         self.chunks = ChunkIndex()
         #: Offset of the next message; the first kept one is `first`.
         self.next = 0
@@ -124,8 +116,6 @@ class StreamMachine(SessionTable):
         self._newest_ms = 0
         self.published = 0
         self.truncated = 0
-        #: Nodes are never suspected here: nothing is handed out that would have to come back.
-        self.down_nodes: dict[int, Any] = {}
 
     # ---------------------------------------------------------------- the log
 
@@ -233,29 +223,23 @@ class StreamMachine(SessionTable):
         else:
             raise UnknownCommand(f"a session's command of type {kind} is not known")
 
-    def _leader_command(
-        self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
-    ) -> None:
-        if kind == batch.CMD_TICK:
-            self._forget_producers()
-            self._retain()
-            self._arm()
-        elif kind == batch.CMD_SESSION_DOWN:
-            session = self.sessions.get(first_u64(data, offset))
-            if session is not None:
-                self._remove_session(session)
-        elif kind == batch.CMD_NODE_DOWN:
-            if flags & FLAG_NODE_GONE:
-                for session in self._sessions_of(arg):
-                    self._remove_session(session)
-        elif kind == batch.CMD_NODE_UP:
-            incarnation = first_u64(data, offset)
-            self._hear_of(arg, incarnation)
-            for session in self._sessions_of(arg):
-                if (session.id >> 24) & 0xFFFFFFFF < incarnation:
-                    self._remove_session(session)
-        else:
-            raise UnknownCommand(f"a command of type {kind} is not known")
+    def _tick(self) -> None:
+        self._forget_producers()
+        self._retain()
+        self._arm()
+
+    def _end_sessions(self, sessions: Iterable[Session], *, failed: bool) -> None:
+        for session in sessions:
+            self._remove_session(session)
+
+    def _node_down(self, node: int, gone: bool) -> None:
+        """Nodes are never suspected here: nothing is handed out that would have to come back."""
+        if gone:
+            self._end_sessions(self._sessions_of(node), failed=True)
+
+    def _node_up(self, node: int, incarnation: int) -> None:
+        self._hear_of(node, incarnation)
+        self._end_sessions(self._older_sessions(node, incarnation), failed=True)
 
     def _store_offset(self, session: Session, count: int, data: bytes, offset: int) -> None:
         body = batch.command_body(data, offset)
@@ -303,10 +287,6 @@ class StreamMachine(SessionTable):
         if max_age_ms < 0 or not self.segments:
             return None
         return self.segments[0][2] + max_age_ms + 1
-
-    def set_version(self, version: int) -> None:
-        """Carries out a `machine version` entry. Raises UnsupportedVersion."""
-        self.version = supported.check_version(self, version)
 
     def command_types(self, version: int) -> bytes:
         """The command types that a version knows (Machine.command_types)."""
@@ -357,9 +337,7 @@ class StreamMachine(SessionTable):
     def resend(self, session_node: int) -> None:
         """Appends the answers that bring the clients of a node up to date (Machine.resend)."""
         for session in self._sessions_of(session_node):
-            for seq, status, reply in session.replies:
-                self.effects.append((EFFECT_APPLIED, session.id, seq, status, reply))
-            self.effects.append((EFFECT_APPLIED, session.id, session.seq, APPLIED_OK, None))
+            self._resend_answers(session)
 
     def check_invariants(self) -> None:
         """Asserts what the module docstring promises. Cost: O(index ranges)."""
@@ -383,10 +361,9 @@ class StreamMachine(SessionTable):
 
     # ---------------------------------------------------------------- snapshots
 
-    def snapshot(self) -> bytes:
-        """The state as msgpack of plain values and packed words; equal for equal states."""
-        state = {
-            "format": 2,
+    def _pack(self) -> dict[str, Any]:
+        return {
+            "format": self.SNAPSHOT_FORMAT,
             "version": self.version,
             "settings": dict(sorted(self.settings.items())),
             "index": self.index,
@@ -407,19 +384,6 @@ class StreamMachine(SessionTable):
             "totals": [self.published, self.duplicates, self.truncated],
             "written": self._pack_written(),
         }
-        return msgspec.msgpack.encode(state)
-
-    def restore(self, state: bytes) -> None:
-        """Replaces the state. Raises ValueError for what is no snapshot of a known format."""
-        try:
-            known = msgspec.msgpack.decode(state)
-            if known["format"] != 2:
-                raise ValueError(f"snapshot format {known['format']} is not known")
-            self._restore(known)
-            if self.trace is not None:
-                self.trace.restored(self.index)
-        except (KeyError, TypeError, msgspec.DecodeError) as error:
-            raise ValueError(f"damaged snapshot of a stream: {error!r}") from error
 
     def _restore(self, known: dict[str, Any]) -> None:
         self.set_version(known["version"])
@@ -450,10 +414,6 @@ class StreamMachine(SessionTable):
     def at_rest(self) -> bool:
         """Settles mean nothing to a log; nothing is gained by letting them wait."""
         return False
-
-    def state_hash(self) -> int:
-        """Equal on replicas that applied the same index."""
-        return zlib.crc32(self.snapshot())
 
 
 supported.register(StreamMachine)

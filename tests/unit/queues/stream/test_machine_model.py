@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convoymq.queues.sessions as compiled_sessions
-import convoymq.queues.stream.machine as compiled_machine
 from convoymq.kernels import batch
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.streamlog.reader import ChunkReader, offset_at
+from tests.unit.queues.interpreted import interpreted
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 SESSIONS = [session_id(1, 1), session_id(2, 1), session_id(2, 2)]
@@ -239,28 +234,13 @@ def test_a_snapshot_and_the_rest_is_the_whole_log(
         other.check_invariants()
 
 
-def interpreted(name: str) -> ModuleType:
-    """The module from its source, whatever is compiled beside it."""
-    compiled = sys.modules[name].__file__
-    assert compiled is not None
-    path = Path(compiled).parent / f"{name.rsplit('.', 1)[1]}.py"
-    loader = importlib.machinery.SourceFileLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-def interpreted_machine() -> ModuleType:
-    sys.modules[compiled_sessions.__name__] = interpreted(compiled_sessions.__name__)
-    try:
-        return interpreted(compiled_machine.__name__)
-    finally:
-        sys.modules[compiled_sessions.__name__] = compiled_sessions
-
-
-PLAIN = interpreted_machine()
+PLAIN = interpreted(
+    [
+        "convoymq.queues.sessions",
+        "convoymq.queues.group_machine",
+        "convoymq.queues.stream.machine",
+    ]
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -275,4 +255,4 @@ def test_interpreted_equals_compiled(made: list[tuple[Any, ...]], chosen: dict[s
 
 def test_the_two_builds_are_really_two() -> None:
     assert str(PLAIN.__file__).endswith(".py")
-    assert PLAIN.SessionTable is not compiled_sessions.SessionTable
+    assert issubclass(PLAIN.StreamMachine, compiled_sessions.SessionTable) is False
