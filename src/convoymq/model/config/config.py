@@ -73,11 +73,13 @@ def key_table() -> dict[tuple[str, str], Key]:
 
 @cache
 def by_name() -> dict[str, tuple[str, str]]:
+    """Name → (section, field)."""
     return {name: place for place, key in key_table().items() for name in key.names}
 
 
 @cache
 def by_prefix() -> dict[str, tuple[str, str]]:
+    """Prefix of names of the user's choice → (section, field)."""
     return {key.collects: place for place, key in key_table().items() if key.collects}
 
 

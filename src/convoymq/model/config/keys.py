@@ -21,6 +21,8 @@ from convoymq.model.config.values import (
 
 @dataclass(frozen=True, slots=True)
 class Key:
+    """One key of the configuration."""
+
     names: tuple[str, ...]
     parse: Callable[[str], object]
     type_name: str
@@ -33,6 +35,7 @@ class Key:
 
     @property
     def name(self) -> str:
+        """The first of its names."""
         return self.names[0]
 
 
@@ -50,6 +53,7 @@ def key(
     collects: str = "",
     secret: bool = False,
 ) -> Any:
+    """Returns a field of a section, with its key in the metadata."""
     labels: dict[Callable[[str], object], str] = {
         str: "text",
         parse_int: "number",
@@ -77,6 +81,7 @@ def key(
 
 
 def number_text(value: float | None) -> str:
+    """Returns a bound as the reference shows it."""
     if value is None:
         return "–"
     return f"{value:g}" if isinstance(value, float) else str(value)

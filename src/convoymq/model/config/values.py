@@ -46,6 +46,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bool(text: str) -> bool:
+    """Returns a truth value. Raises ValueError, as all of these functions."""
     if text.lower() in ("true", "on", "yes"):
         return True
     if text.lower() in ("false", "off", "no"):
@@ -54,6 +55,7 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_int(text: str) -> int:
+    """Returns a whole number."""
     try:
         return int(text)
     except ValueError:
@@ -61,10 +63,12 @@ def parse_int(text: str) -> int:
 
 
 def parse_optional_int(text: str) -> int | None:
+    """Returns a whole number, or None for "none"."""
     return None if text.lower() in ("none", "undefined", "infinity") else parse_int(text)
 
 
 def parse_float(text: str) -> float:
+    """Returns a number."""
     try:
         return float(text)
     except ValueError:
@@ -90,14 +94,17 @@ def parse_address(text: str, default_host: str = "127.0.0.1") -> Address:
 
 
 def parse_listener(text: str) -> tuple[Address, ...]:
+    """Returns where to listen; nothing for "none"."""
     return () if text.lower() == "none" else (parse_address(text, "localhost"),)
 
 
 def parse_addresses(text: str) -> tuple[Address, ...]:
+    """Returns addresses that are separated by commas or spaces."""
     return tuple(parse_address(part) for part in re.split(r"[,\s]+", text.strip()) if part)
 
 
 def parse_words(text: str) -> tuple[str, ...]:
+    """Returns words that are separated by commas or spaces."""
     if text.strip().lower() == "none":
         return ()
     return tuple(part for part in re.split(r"[,\s]+", text.strip()) if part)
