@@ -37,7 +37,7 @@ def test_public_names_have_docstrings(path: Path) -> None:
             stub = path.with_suffix(".pyi")
             # The stub holds the docstrings of a kernel; an HTTP handler's path says what it does.
             is_handler = any(
-                isinstance(d, ast.Call) and getattr(d.func, "id", "") == "route"
+                isinstance(d, ast.Call) and ast.unparse(d.func) in ("routes.add", "routes.listing")
                 for d in node.decorator_list
             )
             if node.name.startswith("_") or stub.exists() or is_handler:

@@ -96,3 +96,8 @@ def reply_for(error: BrokerError) -> Reply:
 def _shortened(text: str) -> str:
     data = text.encode("utf-8", "replace")
     return data[:REPLY_TEXT_BYTES_MAX].decode("utf-8", "ignore")
+
+
+def as_broker_error(error: Exception) -> BrokerError:
+    """Return what a queue answered as an error that has a reply code."""
+    return error if isinstance(error, BrokerError) else BrokerError(str(error))

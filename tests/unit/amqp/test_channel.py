@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from convoymq.amqp import _spec as spec
-from convoymq.amqp import channel as channel_module
-from convoymq.amqp import codec
+from convoymq.amqp import codec, declarations
 from convoymq.amqp.connection import State
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.kernels import batch
@@ -884,7 +883,7 @@ async def test_empty_names_mean_the_last_declared_queue(client: Client, broker: 
 async def test_generated_names_need_the_permissions_of_others(
     client: Client, broker: FakeBroker, permission: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "generated_name", lambda prefix: prefix + "name")
+    monkeypatch.setattr(declarations, "generated_name", lambda prefix: prefix + "name")
     broker.refuse.add((permission, "queue", "amq.gen-name"))
     await refused(
         client,
@@ -1192,7 +1191,7 @@ async def test_replies_that_a_client_does_not_read_are_dropped_and_counted(
     await consume(client, "amq.rabbitmq.reply-to", no_ack=True)
     broker = client.connection.broker
     monkeypatch.setattr(client.connection, "output_full", lambda: True)
-    client.connection.channels[1]._on_reply(b"")
+    client.connection.channels[1].replies._on_reply(b"")
     assert await client.heard() == []
     assert broker.counters.dropped_replies == 1
 
@@ -1218,7 +1217,7 @@ async def test_streams_to_many_queues_are_bounded(make_client: MakeClient) -> No
         await client.declare(f"q{index}")
         client.publish("", f"q{index}")
         assert len(await client.methods()) == 1
-    clients = client.connection.channels[1]._clients
+    clients = client.connection.channels[1].clients
     assert len(clients) <= 22
     assert batch.CMD_SESSION_CLOSE
 

@@ -1,0 +1,314 @@
+"""The methods of the class basic that have to do with taking messages: consumers, get, replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from convoymq.amqp import _spec as spec
+from convoymq.amqp.errors import as_broker_error
+from convoymq.amqp.names import generated_name
+from convoymq.amqp.publishing import REPLY_QUEUE
+from convoymq.kernels import frames
+from convoymq.kernels.frames import ConsumerDeliveries
+from convoymq.model import refusals
+from convoymq.model.refusals import queue_subject
+from convoymq.model.tables import Table
+from convoymq.queues.interface import ConsumerSpec, GetResult, Queue, QueueClient
+from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
+
+if TYPE_CHECKING:
+    from convoymq.amqp.channel import Channel
+
+COUNTED_TYPES = frozenset(("quorum",))
+
+
+class Consumer:
+    """A consumer of this channel. States: subscribing → active → cancelling → gone."""
+
+    __slots__ = (
+        "active",
+        "arguments",
+        "cancelling",
+        "client",
+        "exclusive",
+        "number",
+        "paused",
+        "prefetch",
+        "queue",
+        "slot",
+        "tag",
+    )
+
+    def __init__(
+        self,
+        tag: str,
+        number: int,
+        queue: Queue,
+        client: QueueClient,
+        slot: ConsumerDeliveries,
+        method: spec.BasicConsume,
+        prefetch: int,
+    ) -> None:
+        self.tag = tag
+        self.number = number
+        self.queue = queue
+        self.client = client
+        self.slot = slot
+        self.exclusive = method.exclusive
+        self.arguments = method.arguments
+        self.prefetch = prefetch
+        self.active = False
+        self.cancelling = False
+        self.paused = False
+
+
+class Replies:
+    """The consumer of direct replies of a channel: it has no queue."""
+
+    __slots__ = ("_channel", "slot", "tag", "token")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.token: str | None = None
+        self.tag = ""
+        self.slot: ConsumerDeliveries | None = None
+
+    def consume(self, method: spec.BasicConsume) -> None:
+        """Take replies from now on. Raises Refused."""
+        if not method.no_ack:
+            raise refusals.reply_consumer(refusals.REPLY_CANNOT_ACKNOWLEDGE)
+        if self.token is not None:
+            raise refusals.reply_consumer(refusals.REPLY_ALREADY_SET)
+        tag = method.consumer_tag or generated_name("amq.ctag-")
+        if tag in self._channel.consumers:
+            raise refusals.consumer_tag_in_use(tag)
+        self.token = self._channel.broker.register_reply(self._on_reply)
+        self.tag = tag
+        self.slot = self._channel.codec.add_slot(None, 0, tag.encode(), True)
+        if not method.nowait:
+            self._channel.send(spec.BasicConsumeOk(consumer_tag=tag))
+
+    def _on_reply(self, record: bytes) -> None:
+        slot = self.slot
+        # Nobody keeps replies: what a client does not read in time is dropped.
+        if (
+            slot is None
+            or self._channel.codec.state == frames.CHANNEL_CLOSING
+            or self._channel.connection.output_full()
+        ):
+            self._channel.broker.counters.dropped_replies += 1
+            return
+        self._channel.codec.deliver_record(slot, bytes(record), False)
+
+    def end(self) -> None:
+        """Take no more replies."""
+        if self.token is not None:
+            self._channel.broker.unregister_reply(self.token)
+            if self.slot is not None and not self._channel.closed:
+                self._channel.codec.remove_slot(self.slot)
+        self.token = None
+        self.slot = None
+        self.tag = ""
+
+
+def qos(channel: Channel, method: spec.BasicQos) -> None:
+    """Set how many deliveries may be unacknowledged. Raises Refused."""
+    if method.prefetch_size:
+        raise refusals.prefetch_size(method.prefetch_size)
+    if method.global_:
+        channel.global_prefetch = method.prefetch_count
+        for consumer in channel.consumers.values():
+            if not consumer.slot.no_ack:
+                consumer.client.set_credit(consumer.number, channel.window(consumer.prefetch))
+        channel.deliveries.release()
+    else:
+        channel.prefetch = method.prefetch_count
+    channel.send(spec.BasicQosOk())
+
+
+def consume(channel: Channel, method: spec.BasicConsume) -> None:
+    """Begin a consumer. Raises BrokerError."""
+    if method.queue == REPLY_QUEUE:
+        channel.replies.consume(method)
+        return
+    name = channel.queue_name(method.queue)
+    channel.permissions.check("read", "queue", name)
+    tag = method.consumer_tag or generated_name("amq.ctag-")
+    if tag in channel.consumers or tag == channel.replies.tag:
+        raise refusals.consumer_tag_in_use(tag)
+    limit = channel.connection.settings.consumers_per_channel_max
+    if len(channel.consumers) >= limit:
+        raise refusals.too_many_consumers(limit)
+    queue = channel.find_queue(name)
+    _check_arguments(method.arguments, queue)
+    stream = queue.type == "stream"
+    if stream and channel.global_prefetch and channel.prefetch and not method.no_ack:
+        raise refusals.global_qos_on_stream(queue_subject(queue.vhost, queue.name))
+    priority = _priority_of(method.arguments, queue)
+    client = channel.client_of(queue)
+    channel.last_number += 1
+    slot = channel.codec.add_slot(
+        client,
+        channel.last_number,
+        tag.encode(),
+        method.no_ack,
+        queue.type in COUNTED_TYPES,
+        stream,
+    )
+    consumer = Consumer(tag, channel.last_number, queue, client, slot, method, channel.prefetch)
+    channel.consumers[tag] = consumer
+    channel.by_number[consumer.number] = consumer
+
+    prefetch = 0 if method.no_ack else channel.window(consumer.prefetch)
+    if stream:
+        # It needs a limit of its own; with one, it refuses to go without acknowledgements.
+        prefetch = consumer.prefetch
+
+    def subscribed(error: Exception | None) -> None:
+        if error is not None:
+            drop_consumer(channel, consumer)
+            raise as_broker_error(error)
+        consumer.active = True
+        if not method.nowait:
+            channel.send(spec.BasicConsumeOk(consumer_tag=tag))
+
+    channel.wait_for(subscribed)
+    client.subscribe(
+        ConsumerSpec(
+            number=consumer.number,
+            tag=tag,
+            prefetch=prefetch,
+            no_ack=method.no_ack,
+            exclusive=method.exclusive,
+            priority=priority,
+            arguments=method.arguments.to_plain(),
+            stream_offset=method.arguments.get("x-stream-offset"),
+        )
+    )
+
+
+def cancel(channel: Channel, method: spec.BasicCancel) -> None:
+    """End a consumer."""
+    tag = method.consumer_tag
+    done = None if method.nowait else spec.BasicCancelOk(consumer_tag=tag)
+    consumer = channel.consumers.get(tag)
+    if consumer is None:
+        if tag == channel.replies.tag:
+            channel.replies.end()
+        if done is not None:
+            channel.send(done)
+        return
+
+    def cancelled() -> None:
+        drop_consumer(channel, consumer)
+        if done is not None:
+            channel.send(done)
+
+    consumer.cancelling = True
+    channel.wait_for(cancelled)
+    consumer.client.cancel(consumer.number)
+
+
+def drop_consumer(channel: Channel, consumer: Consumer) -> None:
+    """Forget a consumer; its outstanding deliveries can still be acknowledged."""
+    consumer.active = False
+    if channel.consumers.get(consumer.tag) is consumer:
+        del channel.consumers[consumer.tag]
+    channel.by_number.pop(consumer.number, None)
+    channel.deliveries.take_back(consumer)
+    channel.leaving.append(consumer.slot)
+    channel.codec.flush_settles()
+    forget_empty_slots(channel)
+
+
+def forget_empty_slots(channel: Channel) -> None:
+    """Remove what is left of consumers that are gone, once nothing of theirs is outstanding."""
+    kept = []
+    for slot in channel.leaving:
+        if slot.unacked or (channel.transaction is not None and not slot.no_ack):
+            kept.append(slot)
+        else:
+            # Settles what a client that does not read was sent without acknowledgements.
+            channel.codec.remove_slot(slot)
+    channel.leaving = kept
+
+
+def get(channel: Channel, method: spec.BasicGet) -> None:
+    """Take one message. Raises BrokerError."""
+    name = channel.queue_name(method.queue)
+    channel.permissions.check("read", "queue", name)
+    queue = channel.find_queue(name)
+    client = channel.client_of(queue)
+    slot = channel.get_slots.get(client)
+    if slot is None:
+        slot = channel.codec.add_slot(client, 0, b"", False, queue.type in COUNTED_TYPES)
+        channel.get_slots[client] = slot
+
+    def got(result: GetResult) -> None:
+        counters = channel.broker.counters
+        block, command, record, get_id, acquired, failed, ready, error = result
+        if error is not None:
+            raise as_broker_error(error)
+        if block is None:
+            counters.get_empty += 1
+            channel.send(spec.BasicGetEmpty())
+            return
+        if method.no_ack:
+            counters.get_no_ack += 1
+        else:
+            counters.get += 1
+        channel.codec.send_get(
+            slot, block, command, record, get_id, acquired, failed, ready, method.no_ack
+        )
+
+    channel.wait_for(got)
+    client.get(no_ack=method.no_ack)
+
+
+def recover(channel: Channel, method: spec.BasicRecover | spec.BasicRecoverAsync) -> None:
+    """Return everything that is unacknowledged. Raises Refused."""
+    if not method.requeue:
+        raise refusals.recover_without_requeue()
+    channel.codec.acknowledge(frames.RETURN, 0, True)
+    channel.codec.flush_settles()
+    if isinstance(method, spec.BasicRecover):
+        channel.send(spec.BasicRecoverOk())
+
+
+def _check_arguments(arguments: Table, queue: Queue) -> None:
+    """Refuse consumer arguments that only other queue types know, and those not served yet."""
+    subject = queue_subject(queue.vhost, queue.name)
+    for key in ("x-stream-offset", "x-stream-consumer-name", *FILTER_ARGUMENTS):
+        if key in arguments and queue.type != "stream":
+            raise refusals.foreign_argument(key, subject, queue.type)
+    for key in FILTER_ARGUMENTS:
+        if key in arguments:
+            raise refusals.unserved_argument(key, subject, queue.type)
+    if "x-consumer-timeout" in arguments:
+        if queue.type == "quorum":
+            raise refusals.unserved_argument("x-consumer-timeout", subject, queue.type)
+        raise refusals.foreign_argument("x-consumer-timeout", subject, queue.type)
+
+
+def _priority_of(arguments: Table, queue: Queue) -> int:
+    field = arguments.get("x-priority")
+    if field is None:
+        return 0
+    if not isinstance(field.value, int) or isinstance(field.value, bool):
+        raise refusals.invalid_argument(
+            "x-priority",
+            queue_subject(queue.vhost, queue.name),
+            f'"expected integer, got {field.type_name}"',
+        )
+    return field.value
+
+
+HANDLERS: dict[type[spec.Method], Callable[..., None]] = {
+    spec.BasicQos: qos,
+    spec.BasicConsume: consume,
+    spec.BasicCancel: cancel,
+    spec.BasicGet: get,
+    spec.BasicRecover: recover,
+    spec.BasicRecoverAsync: recover,
+}

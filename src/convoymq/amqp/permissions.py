@@ -1,0 +1,51 @@
+"""What the user of a channel may do: asked once, and again when something in the tree changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from convoymq.amqp.connection import Connection
+
+DEFAULT_EXCHANGE_RESOURCE = "amq.default"
+GRANTED_MAX = 4096
+"""Permissions that a channel remembers."""
+
+
+class Permissions:
+    """The permissions that were granted on one channel."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+        self._granted: set[tuple[str, str, str]] = set()
+        self._version = 0
+
+    def check(self, permission: str, kind: str, name: str) -> None:
+        """Raise AccessRefused unless the user may; what was granted is remembered for a while."""
+        value = self._broker.topology.value
+        if value != self._version:
+            self._version = value
+            self._granted.clear()
+        key = (permission, kind, name)
+        if key in self._granted:
+            return
+        if kind == "exchange" and not name:
+            name = DEFAULT_EXCHANGE_RESOURCE
+        connection = self._connection
+        self._broker.check_permission(connection.user, connection.vhost, permission, kind, name)
+        if len(self._granted) >= GRANTED_MAX:
+            self._granted.clear()
+        self._granted.add(key)
+
+    def check_topic(self, permission: str, exchange: str, routing_key: str) -> None:
+        """Raise AccessRefused unless the user may, where there are topic permissions."""
+        connection = self._connection
+        if self._broker.has_topic_permissions(connection.user, connection.vhost):
+            self._broker.check_topic_permission(
+                connection.user, connection.vhost, permission, exchange, routing_key
+            )
+
+    def forget(self) -> None:
+        """Ask for every permission again."""
+        self._granted.clear()
