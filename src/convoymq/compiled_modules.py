@@ -7,6 +7,9 @@ from __future__ import annotations
 
 PLAIN_MODULES = (
     "convoymq.replication.raft.core",
+    "convoymq.replication.raft.elections",
+    "convoymq.replication.raft.changes",
+    "convoymq.replication.raft.lost_data",
     "convoymq.replication.raft.progress",
     "convoymq.queues.quorum.backlog",
     "convoymq.queues.quorum.consumers",

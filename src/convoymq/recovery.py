@@ -387,7 +387,7 @@ class Recovery:
             return f"group {group}: no copy on node {self._node.id}"
         if replica.is_leader and replica.core.members.voters == {self._node.id}:
             return ""
-        learners = tuple(replica.core.new_learner(node) for node in followers)
+        learners = tuple(replica.core.changes.new_learner(node) for node in followers)
         refused = replica.recover_membership(Membership(frozenset({self._node.id}), learners))
         if refused is not None:
             return f"group {group}: {refused}"

@@ -75,6 +75,24 @@ def _deliveries() -> Any:
     return Deliveries
 
 
+def _elections() -> Any:
+    from convoymq.replication.raft.elections import Elections
+
+    return Elections
+
+
+def _changes() -> Any:
+    from convoymq.replication.raft.changes import MembershipChanges
+
+    return MembershipChanges
+
+
+def _lost_data() -> Any:
+    from convoymq.replication.raft.lost_data import LostData
+
+    return LostData
+
+
 def _client() -> Any:
     from convoymq.queues.quorum.client import QuorumClient
 
@@ -83,19 +101,19 @@ def _client() -> Any:
 
 @plant("a vote is given without looking at the candidate's log", "crash,isolate,break")
 def vote_without_log_check() -> None:
-    _core()._log_is_up_to_date = lambda self, last_index, last_term: True
+    _core().log_is_up_to_date = lambda self, last_index, last_term: True
 
 
 @plant("a vote is sent before it is on disk", "blackout,crash,slow,spike,isolate,suspect,transfer")
 def vote_before_it_is_durable() -> None:
     core = _core()
-    set_vote = core._set_vote
+    set_vote = core.set_vote
 
     def planted(self: Any, term: int, node: int) -> None:
         set_vote(self, term, node)
         self.durable_term, self.durable_vote = self.term, self.voted_for
 
-    core._set_vote = planted
+    core.set_vote = planted
 
 
 @plant(
@@ -105,14 +123,15 @@ def vote_before_it_is_durable() -> None:
 def asks_before_its_vote_is_durable() -> None:
     from convoymq.replication.raft.types import VOTE
 
-    core = _core()
-    start_election = core._start_election
+    elections = _elections()
+    start = elections.start
 
     def planted(self: Any) -> None:
-        start_election(self)
-        self._ask_voters((VOTE, self.term, self.log.last_index, self.log.last_term))
+        start(self)
+        log = self.core.log
+        self.ask_voters((VOTE, self.core.term, log.last_index, log.last_term))
 
-    core._start_election = planted
+    elections.start = planted
 
 
 @plant("a restarted node has forgotten for whom it voted", "crash,kill,isolate,suspect")
@@ -130,7 +149,7 @@ def vote_forgotten_at_restart() -> None:
 
 @plant("one vote is enough to lead", "isolate,partition")
 def elected_without_majority() -> None:
-    _core()._elected = lambda self: bool(self._votes)
+    _elections().is_elected = lambda self: bool(self.votes)
 
 
 @plant("entries of older terms are committed by counting copies", "isolate,crash,partition")
@@ -140,7 +159,7 @@ def older_term_committed_by_count() -> None:
 
 @plant("a follower acknowledges what is not on its disk yet", "crash,spike")
 def acknowledged_before_disk() -> None:
-    _core()._ack_index = lambda self: self.match_index
+    _core().ack_index = lambda self: self.match_index
 
 
 @plant("the leader counts itself before its disk has the entry", "crash,spike")
@@ -221,14 +240,14 @@ def delivered_before_commit() -> None:
 @plant("a replica that lost its log votes at once", "rot,wipe,crash,kill")
 def lost_log_votes() -> None:
     core = _core()
-    core._may_vote = lambda self, candidate: self.voted_for in (0, candidate, 0xFFFE)
-    quarantine = core.quarantine
+    core.may_vote = lambda self, candidate: self.voted_for in (0, candidate, 0xFFFE)
+    quarantine = _lost_data().quarantine
 
     def planted(self: Any, vote_lost: bool) -> None:
         quarantine(self, vote_lost)
-        self.quarantined = self.lost_state = False
+        self.core.quarantined = self.core.lost_state = False
 
-    core.quarantine = planted
+    _lost_data().quarantine = planted
 
 
 @plant("a member that comes back votes before it has caught up", "membership,crash,isolate,kill")
@@ -236,8 +255,7 @@ def returned_member_votes() -> None:
     from convoymq.groups.replica import Replica
     from convoymq.replication.raft.membership import Learner
 
-    core = _core()
-    core.new_learner = lambda self, node, number=0, promote_at=0: Learner(node, 0, number)
+    _changes().new_learner = lambda self, node, number=0, promote_at=0: Learner(node, 0, number)
     start = Replica.start
 
     def planted(self: Any, *, campaign: bool, new: bool) -> None:
@@ -1061,15 +1079,15 @@ def snapshot_without_version() -> None:
 
 @plant("a copy goes on from what it knows to be committed", "lost_majority,blackout", "cluster")
 def survivor_drops_its_end() -> None:
-    core = _core()
-    force = core.force_membership
+    force = _changes().force
 
     def planted(self: Any, members: Any) -> Any:
-        if self.commit_index < self.log.last_index:
-            self.log.truncate_from(self.commit_index + 1)
+        core = self.core
+        if core.commit_index < core.log.last_index:
+            core.log.truncate_from(core.commit_index + 1)
         return force(self, members)
 
-    core.force_membership = planted
+    _changes().force = planted
 
 
 @plant("recovered queues are not filled up again", "lost_majority", "cluster")

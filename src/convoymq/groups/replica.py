@@ -182,8 +182,8 @@ class Replica:
         if log.damaged is not None:
             self._resynchronise(log.damaged)
         elif new and not log.last_index and not log.term:
-            self.core.quarantine(True)
-            self.core.on_log_lost()
+            self.core.lost_data.quarantine(True)
+            self.core.lost_data.on_log_lost()
         self.run_effects()
         self._spread = False
         if self._is_cut_off():
@@ -713,15 +713,15 @@ class Replica:
         """Somebody wants the group to be led: an election that waits for its turn begins soon."""
         if self._deferred:
             # The members that should stand first wait for their turn.
-            self._arm(self.core.hasty_delay_ms())
+            self._arm(self.core.elections.hasty_delay_ms())
 
     def begin_election(self) -> bool:
         """It is the turn of the group, if it still needs one."""
         if self.dead or not self._deferred:
             return False
         # Several members have their turn now: one of them stands first.
-        wait_ms = self.core.place_in_line() * self.host.config.election_min_ms * 4
-        self._arm(wait_ms + self.core.quick_delay_ms())
+        wait_ms = self.core.elections.place_in_line() * self.host.config.election_min_ms * 4
+        self._arm(wait_ms + self.core.elections.quick_delay_ms())
         return True
 
     def _disarm(self) -> None:
@@ -733,7 +733,7 @@ class Replica:
     def _on_election_timer(self) -> None:
         self._election = None
         if not self.dead and not self.faulty:
-            self.core.on_election_timer()
+            self.core.elections.on_timer()
             self.run_effects()
 
     def _became_leader(self) -> None:
@@ -763,7 +763,7 @@ class Replica:
         core = self.core
         index = self.log.last_index + 1
         kind, body = NOOP, b""
-        if core.members_index == 0 or core.forced:
+        if core.members_index == 0 or core.changes.is_forced:
             # From now on the log itself says who belongs to the group.
             kind, body = MEMBERSHIP, core.members.encode()
         self._append(make_entry(self.group, index, core.term, self.time.now_ms(), kind, body))
@@ -1105,7 +1105,7 @@ class Replica:
     def change_members(self, members: Membership) -> bool:
         """Leader: proposes a single-step change; False when that is not possible now."""
         core = self.core
-        if not self.takes_entries or core.change_members(members) is not None:
+        if not self.takes_entries or core.changes.refusal_of(members) is not None:
             return False
         if any(self.member_refusal(node) for node in members.nodes - core.members.nodes):
             return False
@@ -1143,7 +1143,7 @@ class Replica:
         )
 
     def _next_members(self) -> None:
-        members = self.core.next_members()
+        members = self.core.changes.proposal()
         if members is not None:
             self.change_members(members)
 
@@ -1152,7 +1152,7 @@ class Replica:
         members = self.core.members
         if node in members.nodes:
             return self.core.role == LEADER
-        learner = self.core.new_learner(node) if voter else Learner(node, 1 << 62)
+        learner = self.core.changes.new_learner(node) if voter else Learner(node, 1 << 62)
         return self.change_members(members.with_learner(learner))
 
     def remove_member(self, node: int) -> bool:
@@ -1167,7 +1167,7 @@ class Replica:
         up; one entry, so that no new leader can know of one half only. `by` 0: only removes."""
         members = self.core.members.without(node)
         if by:
-            members = members.with_learner(self.core.new_learner(by))
+            members = members.with_learner(self.core.changes.new_learner(by))
         return self.change_members(members)
 
     def recover_membership(self, members: Membership) -> str | None:
@@ -1175,11 +1175,11 @@ class Replica:
         non-voters that get everything anew. Returns why it may not; None = it does.
 
         The former members must not be heard any more: their disks may hold what this replica does
-        not, committed (`RaftCore.force_membership`).
+        not, committed (`MembershipChanges.force`).
         """
         if self.dead or self.faulty or self.receiving is not None:
             return self.stopped or self.faulty or "this replica is being replaced by a snapshot"
-        refusal = self.core.force_membership(members)
+        refusal = self.core.changes.force(members)
         if refusal is None:
             self.host.note(
                 "raft.membership_forced",
@@ -1515,12 +1515,12 @@ class Replica:
         self.host.active.add(self.group)
         self._end_transfers()
         core = self.core
-        core.quarantine(bool(damage.vote_lost))
+        core.lost_data.quarantine(bool(damage.vote_lost))
         self._cancel_timers()
         if (core.durable_term, core.durable_vote) == (core.term, core.voted_for):
             self.log.wipe(self._wiped)
         else:
-            # Not before the mark is on disk: see `RaftCore.quarantine`.
+            # Not before the mark is on disk: see `LostData.quarantine`.
             self._wiping = True
 
     def _wiped(self, error: BaseException | None) -> None:
@@ -1533,5 +1533,5 @@ class Replica:
         self.machine.restore(self._pristine)
         self.machine.effects = []
         self._version_changed()
-        self.core.on_log_lost()
+        self.core.lost_data.on_log_lost()
         self.run_effects()

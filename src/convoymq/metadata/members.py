@@ -195,7 +195,7 @@ class MemberKeeper:
             return
         core = replica.core
         for node in sorted(self._tree.directories.keys() - core.members.nodes):
-            if node not in core.rejoining and self._broker.is_up(node):
+            if node not in core.changes.rejoining and self._broker.is_up(node):
                 self._host.add_member(0, node)
                 return
 
@@ -223,7 +223,7 @@ class MemberKeeper:
             return
         nodes = core.members.nodes
         gone = set(record.members) - nodes - self._tree.forgotten
-        if gone and (ticks < TICKS_SETTLED or gone & core.rejoining.keys()):
+        if gone and (ticks < TICKS_SETTLED or gone & core.changes.rejoining.keys()):
             return
         members = [n for n in record.members if n in nodes]
         members += sorted(nodes - set(members))

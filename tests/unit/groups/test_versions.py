@@ -504,4 +504,4 @@ def test_a_membership_is_not_forced_on_a_replica_that_has_stopped() -> None:
     net.put(node, POISON)
     net.run(300)
     assert "a bug" in str(replica.recover_membership(Membership(frozenset({node}))))
-    assert not replica.core.forced
+    assert not replica.core.changes.is_forced

@@ -181,10 +181,10 @@ def test_a_member_that_is_taken_in_anew_stays_recorded_meanwhile() -> None:
     world.on_membership_changed(1, replica.core.members)
     world.ticks(TICKS_SETTLED)
     assert world.record.config == (0, 0)
-    replica.core.rejoining[3] = 1
+    replica.core.changes.rejoining[3] = 1
     world.ticks(5)
     assert world.record.members == (1, 2, 3)
-    del replica.core.rejoining[3]
+    del replica.core.changes.rejoining[3]
     world.ticks(1)
     assert (world.record.members, world.record.config) == ((1, 2), (5, 20))
 

@@ -57,6 +57,6 @@ def test_nobody_else_is_added(why: str) -> None:
     if why == "away":
         world.up.discard(3)
     if why == "rejoining":
-        world.replica.core.rejoining[3] = 1
+        world.replica.core.changes.rejoining[3] = 1
     world.keeper.tick()
     assert world.added == []

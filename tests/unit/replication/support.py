@@ -173,8 +173,8 @@ class Cluster:
         self.lived.add(node)
         core.start(found)
         if node in self.joined and not log.items and not log.term:
-            core.quarantine(True)
-            core.on_log_lost()
+            core.lost_data.quarantine(True)
+            core.lost_data.on_log_lost()
         self.drain(node)
 
     def forget(self, node: int) -> None:
@@ -249,7 +249,7 @@ class Cluster:
                     assert self.leaders.setdefault(core.term, node) == node, "two leaders"
                     log = self.logs[node]
                     kind, data = 0, b""
-                    if core.forced:
+                    if core.changes.is_forced:
                         kind, data = ENTRY_MEMBERSHIP, bytes(48) + core.members.encode()
                     core.append_own(Item(log.last_index + 1, core.term, kind, data))
         self.work(node)
@@ -261,7 +261,7 @@ class Cluster:
             for peer in core.peers:
                 while peer.next_index <= self.logs[node].last_index and peer.may_send():
                     self.send_append(core, peer)
-            members = core.next_members() if core.members_due else None
+            members = core.changes.proposal() if core.members_due else None
             if members is not None:
                 self.propose(node, members)
         else:
@@ -285,7 +285,7 @@ class Cluster:
             return None
         kind, data = 1, b""
         if members is not None:
-            reason = core.change_members(members)
+            reason = core.changes.refusal_of(members)
             if reason is not None:
                 return None
             kind, data = ENTRY_MEMBERSHIP, bytes(48) + members.encode()
@@ -324,7 +324,7 @@ class Cluster:
 
     def fire(self, node: int) -> None:
         self.timers.discard(node)
-        self.cores[node].on_election_timer()
+        self.cores[node].elections.on_timer()
         self.drain(node)
 
     def retry(self) -> None:

@@ -143,7 +143,7 @@ def test_a_candidate_does_not_count_its_own_vote_before_it_is_durable() -> None:
     cluster = Cluster(3)
     cluster.settle()
     core = cluster.cores[1]
-    core._start_election()
+    core.elections.start()
     core.on_message(2, (types.VOTE_REPLY, 1, True))
     assert core.role == types.CANDIDATE
     cluster.drain(1)
@@ -155,7 +155,7 @@ def test_a_candidate_asks_for_votes_only_when_its_own_is_durable() -> None:
     """3.8: term and vote are on disk before the request."""
     cluster = Cluster(3)
     cluster.settle()
-    cluster.cores[1]._start_election()
+    cluster.cores[1].elections.start()
     cluster.drain(1)
     assert not messages(cluster, types.VOTE, 1)
     cluster.flush(1)
@@ -169,7 +169,7 @@ def test_a_candidate_that_stands_no_more_asks_for_no_votes() -> None:
     cluster = Cluster(3)
     cluster.settle()
     core = cluster.cores[1]
-    core._start_election()
+    core.elections.start()
     core.on_append(3, 1, 0, 0, 0, ())
     cluster.drain(1)
     cluster.flush(1)
@@ -312,7 +312,7 @@ def test_the_survivor_of_a_lost_majority_goes_on_alone() -> None:
     core = cluster.cores[1]
     term, end = core.term, cluster.logs[1].last_index
     assert core.role != types.LEADER
-    assert core.force_membership(Membership(frozenset({1}))) is None
+    assert core.changes.force(Membership(frozenset({1}))) is None
     # Not before its vote for itself is durable; a snapshot of what is applied names the old ones.
     assert core.role == types.CANDIDATE
     assert core.members_at(end).voters == {1, 2, 3}
@@ -348,9 +348,9 @@ def test_a_restart_after_it_keeps_the_new_one() -> None:
 def test_a_forced_configuration_goes_when_somebody_else_leads() -> None:
     cluster = lost()
     core = cluster.cores[1]
-    assert core.force_membership(Membership(frozenset({1}))) is None
+    assert core.changes.force(Membership(frozenset({1}))) is None
     core.on_message(2, (types.VOTE, core.term + 5, 99, core.term))
-    assert not core.forced
+    assert not core.changes.is_forced
     assert core.members.voters == {1, 2, 3}
     core.check_invariants()
 
@@ -359,9 +359,9 @@ def test_a_membership_is_not_forced_while_anybody_leads() -> None:
     cluster = Cluster(3)
     leader = cluster.elect(1)
     alone = {node: Membership(frozenset({node})) for node in (1, 2)}
-    assert leader.force_membership(alone[1]) == "this replica leads, with a majority"
+    assert leader.changes.force(alone[1]) == "this replica leads, with a majority"
     assert cluster.cores[2].force_membership(alone[2]) == "node 1 leads"
-    assert leader.force_membership(alone[2]) == "the recovering replica must be the only voter"
+    assert leader.changes.force(alone[2]) == "the recovering replica must be the only voter"
     cluster.crash(1)
     # The others have not elected anybody yet, and can.
     reason = cluster.cores[2].force_membership(alone[2])
@@ -381,7 +381,7 @@ def test_a_majority_that_is_linked_and_never_elects_counts_as_lost() -> None:
         if 1 in cluster.timers:
             cluster.fire(1)
     assert core.role != types.LEADER
-    assert core.force_membership(Membership(frozenset({1}))) is None
+    assert core.changes.force(Membership(frozenset({1}))) is None
     cluster.settle()
     assert core.role == types.LEADER
 
@@ -436,7 +436,7 @@ def test_an_entry_of_an_older_term_is_not_committed_by_count() -> None:
     for node in (1, 2, 3):
         cluster.preset(node, [1], 1)
     core = cluster.cores[1]
-    core._start_election()
+    core.elections.start()
     cluster.drain(1)
     cluster.flush(1)
     core.on_message(2, (types.VOTE_REPLY, core.term, True))
@@ -515,10 +515,10 @@ def test_only_one_change_of_members_at_a_time() -> None:
     cluster = Cluster(3)
     leader = cluster.elect(1)
     assert cluster.propose(1, leader.members.without(3)) is not None
-    assert leader.change_members(leader.members.without(2)) is not None
+    assert leader.changes.refusal_of(leader.members.without(2)) is not None
     cluster.settle()
     assert leader.members.voters == {1, 2}
-    assert leader.change_members(Membership(frozenset({3, 4}))) is not None
+    assert leader.changes.refusal_of(Membership(frozenset({3, 4}))) is not None
 
 
 def test_nobody_is_removed_while_those_left_could_not_commit_it() -> None:
@@ -530,19 +530,19 @@ def test_nobody_is_removed_while_those_left_could_not_commit_it() -> None:
     cluster.settle()
     cluster.forget(3)
     for leaves in (1, 2):
-        refusal = leader.change_members(leader.members.without(leaves))
+        refusal = leader.changes.refusal_of(leader.members.without(leaves))
         assert refusal == "too few of the voters that are left could commit it"
-    assert leader.change_members(leader.members.without(3)) is None
+    assert leader.changes.refusal_of(leader.members.without(3)) is None
     cluster.connect(1, 3)
     cluster.settle()
     cluster.retry()
     cluster.settle()
     assert leader.members.voters == {1, 2, 3}
-    assert leader.change_members(leader.members.without(2)) is None
+    assert leader.changes.refusal_of(leader.members.without(2)) is None
     # Who leaves must leave somebody who may vote.
     leader.progress[2].voteless = True
-    assert leader.change_members(leader.members.without(1)) is not None
-    assert leader.change_members(leader.members.without(3)) is None
+    assert leader.changes.refusal_of(leader.members.without(1)) is not None
+    assert leader.changes.refusal_of(leader.members.without(3)) is None
 
 
 def test_a_new_member_gets_its_vote_when_it_has_caught_up() -> None:
@@ -594,12 +594,12 @@ def test_a_replica_that_lost_its_log_does_not_vote_before_it_caught_up() -> None
     cluster.propose(1)
     cluster.settle()
     core = cluster.cores[2]
-    core.quarantine(False)
+    core.lost_data.quarantine(False)
     cluster.drain(2)
     cluster.flush(2)
     cluster.crash(1)
     cluster.logs[2].wipe()
-    core.on_log_lost()
+    core.lost_data.on_log_lost()
     cluster.drain(2)
     cluster.connect(2, 3)
     cluster.settle()
@@ -641,8 +641,8 @@ def test_a_replica_that_lost_everything_is_removed_and_taken_in_anew() -> None:
     cluster.logs[2] = type(cluster.logs[2])()
     cluster.start(2)
     core = cluster.cores[2]
-    core.quarantine(True)
-    core.on_log_lost()
+    core.lost_data.quarantine(True)
+    core.lost_data.on_log_lost()
     cluster.drain(2)
     cluster.connect(2, 3)
     core.on_message(3, (types.VOTE, 9, 50, 8))
@@ -673,9 +673,9 @@ def test_a_replica_whose_vote_in_the_leader_s_term_is_known_is_taken_in_too() ->
     cluster.logs[2].term, cluster.logs[2].voted_for = cluster.logs[2].disk_vote = (1, 1)
     cluster.start(2)
     core = cluster.cores[2]
-    core.quarantine(True)
+    core.lost_data.quarantine(True)
     assert core.term == leader.term + 1
-    core.on_log_lost()
+    core.lost_data.on_log_lost()
     cluster.drain(2)
     cluster.connect(1, 2)
     # The leader learns of that term from what it sends next, and has to be elected again.
@@ -699,7 +699,7 @@ def returning_member() -> Cluster:
     cluster.spread_commit()
     cluster.disconnect(1, 2)
     cluster.disconnect(3, 2)
-    cluster.propose(1, leader.members.with_learner(leader.new_learner(4)))
+    cluster.propose(1, leader.members.with_learner(leader.changes.new_learner(4)))
     cluster.start(4)
     cluster.connect(1, 4)
     cluster.connect(3, 4)
@@ -712,7 +712,7 @@ def returning_member() -> Cluster:
     cluster.spread_commit()
     assert leader.commit_index == leader.log.last_index
     cluster.forget(3)
-    cluster.propose(1, leader.members.with_learner(leader.new_learner(3)))
+    cluster.propose(1, leader.members.with_learner(leader.changes.new_learner(3)))
     cluster.settle()
     return cluster
 
@@ -786,10 +786,10 @@ def test_a_learner_without_a_vote_of_its_own_is_not_promoted() -> None:
     leader = cluster.cores[1]
     end = leader.log.last_index
     leader.on_append_reply(3, leader.term, end, 0, voteless=True)
-    assert leader.next_members() is None
+    assert leader.changes.proposal() is None
     leader.on_append_reply(3, leader.term, end, 0)
     assert leader.members_due
-    found = leader.next_members()
+    found = leader.changes.proposal()
     assert found is not None
     assert 3 in found.voters
 

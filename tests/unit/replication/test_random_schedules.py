@@ -56,7 +56,7 @@ def step(cluster: Cluster, damage: bool) -> None:
             elif core is cluster.leader and core.members_index <= core.commit_index:
                 if cluster.random.random() < 0.5:
                     cluster.forget(other)
-                cluster.propose(node, members.with_learner(core.new_learner(other)))
+                cluster.propose(node, members.with_learner(core.changes.new_learner(other)))
     elif (
         damage
         and node in cluster.cores
@@ -66,11 +66,11 @@ def step(cluster: Cluster, damage: bool) -> None:
     ):
         # One at a time: with two lost logs out of three nobody can promise anything.
         core = cluster.cores[node]
-        core.quarantine(False)
+        core.lost_data.quarantine(False)
         cluster.drain(node)
         cluster.flush(node)
         cluster.logs[node].wipe()
-        core.on_log_lost()
+        core.lost_data.on_log_lost()
         cluster.drain(node)
 
 

@@ -35,20 +35,20 @@ from typing import Any
 
 from convoymq.logformat.entry import ENTRY_HEADER_SIZE
 from convoymq.model.errors import PeerError, check
-from convoymq.replication.raft.membership import Learner, Membership, decode_membership
+from convoymq.replication.raft.changes import MembershipChanges
+from convoymq.replication.raft.elections import Elections
+from convoymq.replication.raft.lost_data import LostData
+from convoymq.replication.raft.membership import Membership, decode_membership
 from convoymq.replication.raft.progress import Progress
 from convoymq.replication.raft.quorum import has_majority, majority, quorum_index
 from convoymq.replication.raft.types import (
-    ARM,
     CANDIDATE,
-    DISARM,
     FOLLOWER,
     LEAD,
     LEADER,
     LOG_END,
     LOG_END_REQUEST,
     LOST_STATE,
-    PRE_CANDIDATE,
     PRE_VOTE,
     PRE_VOTE_REPLY,
     PROBE,
@@ -69,18 +69,6 @@ from convoymq.replication.raft.types import (
 )
 
 ENTRY_MEMBERSHIP = 2
-QUICK_DELAY_SHARE = 0.5
-"""A follower whose leader just failed waits up to half of this share of the base, and the whole of
-it for each member that should stand before; retries wait longer."""
-
-
-QUESTIONS_MAX = 10
-"""How often a replica that may not stand asks who leads, until a link changes."""
-
-
-ATTEMPTS_LOST = 5
-"""After so many elections without a winner a majority that is linked counts as lost: it has no
-data, or its replicas have stopped."""
 
 
 class RaftCore:
@@ -141,28 +129,20 @@ class RaftCore:
         self.progress: dict[int, Progress] = {}
         self.term_start = 0
         self.transfer_target = 0
-        #: Members without a past that wait to be taken in: node -> incarnation.
-        self.rejoining: dict[int, int] = {}
         self.members_due = False
         #: Leader: who may be deferred is to be chosen anew (`choose_pace`).
         self.pace_due = False
         self.quarantined = log.voted_for == QUARANTINED
         self.lost_state = log.voted_for == LOST_STATE
-        #: Quarantined: log position that ends it; -1 = not yet known.
-        self.catch_up_to = -1
-        self._votes: set[int] = set()
-        self._vote_waiting = 0
-        self._attempts = 0
-        self._in_contact = False
-        self._armed = False
-        #: The configuration of `force_membership`, until it is in the log.
-        self._forced: Membership | None = None
+        self.elections = Elections(self)
+        self.changes = MembershipChanges(self)
+        self.lost_data = LostData(self)
         #: This replica leads term 1 as the group's founder.
         self.founded = False
 
     # Rules: small, so that a planted bug is one of them overridden.
 
-    def _log_is_up_to_date(self, last_index: int, last_term: int) -> bool:
+    def log_is_up_to_date(self, last_index: int, last_term: int) -> bool:
         """A candidate's log holds at least what this one does (thesis 3.6.1)."""
         own_term = self.log.last_term
         return last_term > own_term or (last_term == own_term and last_index >= self.log.last_index)
@@ -175,16 +155,16 @@ class RaftCore:
         """What the leader contributes to the count: what its own disk has."""
         return self.log.written_index
 
-    def _ack_index(self) -> int:
+    def ack_index(self) -> int:
         """What a follower may promise to have: durable, and checked against this leader."""
         written = self.log.written_index
         return written if written < self.match_index else self.match_index
 
-    def _may_vote(self, candidate: int) -> bool:
+    def may_vote(self, candidate: int) -> bool:
         """One vote per term; none while what was promised may be lost."""
         return self.voted_for in (0, candidate) and not self.quarantined and not self.lost_state
 
-    def _may_stand(self) -> bool:
+    def may_stand(self) -> bool:
         """Only voters stand for election, with all that they ever acknowledged. A voter whose
         removal may not be committed is one still: the others may need its log (thesis 4.2.2)."""
         if self.quarantined or self.lost_state:
@@ -198,20 +178,17 @@ class RaftCore:
             and self.node in self.memberships[before][1].voters
         )
 
-    def _may_change_members(self) -> bool:
+    def may_change_members(self) -> bool:
         """One change at a time, and none before an entry of this term is committed."""
-        return self._latest()[0] <= self.commit_index and self.term_start <= self.commit_index
-
-    def _elected(self) -> bool:
-        """A majority of the voters voted for this node."""
-        return has_majority(self._votes, self.members.voters)
+        return self.latest()[0] <= self.commit_index and self.term_start <= self.commit_index
 
     @property
     def members_index(self) -> int:
         """Index of the entry that brought the configuration in force; 0 = none."""
-        return self._latest()[0]
+        return self.latest()[0]
 
-    def _latest(self) -> tuple[int, Membership]:
+    def latest(self) -> tuple[int, Membership]:
+        """Returns the configuration in force and the index of its entry."""
         # No negative index: compiled modules do not support them.
         return self.memberships[len(self.memberships) - 1]
 
@@ -243,70 +220,14 @@ class RaftCore:
         `campaign`: stand at once, because nobody else is expected to.
         """
         self.memberships.extend(memberships)
-        self.members = self._latest()[1]
+        self.members = self.latest()[1]
         if self.founded:
-            self._become_leader()
+            self.become_leader()
             return
         alone = campaign or self.members.voters == {self.node}
-        self._arm(0 if alone else self.election_delay_ms())
+        self.elections.arm(0 if alone else self.elections.delay_ms())
         if self.lost_state:
-            self._ask_to_rejoin()
-
-    def _arm(self, delay_ms: int) -> None:
-        self._armed = True
-        self.effects.append((ARM, delay_ms))
-
-    def election_delay_ms(self) -> int:
-        """A random wait between half and double of the base; longer with each attempt."""
-        base = self.election_ms * (0.5 + 1.5 * self.random())
-        return int(base * min(max(self._attempts, 1), 4))
-
-    def quick_delay_ms(self) -> int:
-        """A random wait that is short, and longer for each member that should stand before."""
-        return self.hasty_delay_ms() + int(
-            self.election_ms * QUICK_DELAY_SHARE * self.place_in_line()
-        )
-
-    def hasty_delay_ms(self) -> int:
-        """A random wait for who need not let others go first."""
-        return int(self.election_ms * (0.02 + 0.5 * QUICK_DELAY_SHARE * self.random()))
-
-    def place_in_line(self) -> int:
-        """How many reachable voters should stand for an election before this one: another one goes
-        first in each group, and two that stand at once would split the votes."""
-        voters = [n for n in self.members.voters if n == self.node or n in self.connected]
-        if self.node not in voters:
-            return len(voters)
-        return (sorted(voters).index(self.node) + self.group) % len(voters)
-
-    def _disarm(self) -> None:
-        if self._armed:
-            self._armed = False
-            self.effects.append((DISARM,))
-
-    def on_election_timer(self) -> None:
-        """The timer that ARM asked for has run out."""
-        self._armed = False
-        if self.role == LEADER:
-            if not self.reaches_majority():
-                self._become_follower(self.term, 0)
-            return
-        if self.lost_state:
-            self._ask_to_rejoin()
-            return
-        if self.leader and self._in_contact and self.leader in self.connected:
-            return
-        if not self._may_stand() or not self.reaches_majority():
-            self._forget_leader()
-            if self.node in self.members.nodes and self._attempts < QUESTIONS_MAX:
-                # Never granted, but the leader answers it with an append.
-                self._attempts += 1
-                message = (PRE_VOTE, self.term, self.log.last_index, self.log.last_term)
-                self._ask_voters(message)
-                self._arm(self.election_delay_ms())
-            # Else it comes again with the next node that becomes reachable.
-            return
-        self._start_pre_vote()
+            self.lost_data.ask_to_rejoin()
 
     def reaches_majority(self) -> bool:
         """Whether so many members are linked, and answer, that something can be committed."""
@@ -325,15 +246,15 @@ class RaftCore:
             return
         peer.silent = True
         self.pace_due = True
-        if not self._armed and not self.reaches_majority():
-            self._arm(self.election_delay_ms())
+        if not self.elections.armed and not self.reaches_majority():
+            self.elections.arm(self.elections.delay_ms())
 
     def on_answer(self, peer: Progress) -> None:
         """Leader: a peer was silent and makes progress again."""
         peer.silent = False
         self.pace_due = True
-        if self._armed and self.reaches_majority():
-            self._disarm()
+        if self.elections.armed and self.reaches_majority():
+            self.elections.disarm()
 
     def on_suspected(self, node: int) -> None:
         """A node is not reachable any more (already out of `connected`)."""
@@ -345,33 +266,34 @@ class RaftCore:
                 self.pace_due = True
             if node == self.transfer_target:
                 self.transfer_target = 0
-            if not self._armed and not self.reaches_majority():
-                self._arm(self.election_delay_ms())
+            if not self.elections.armed and not self.reaches_majority():
+                self.elections.arm(self.elections.delay_ms())
         elif self.leader == node or not self.leader:
-            self._in_contact = False
-            if not self._armed or self.leader == node:
-                self._arm(self.quick_delay_ms())
+            self.elections.in_contact = False
+            if not self.elections.armed or self.leader == node:
+                self.elections.arm(self.elections.quick_delay_ms())
 
     def on_reachable(self, node: int) -> None:
         """A node is reachable (again); what was sent to it before may be lost."""
         if self.role == LEADER:
             peer = self.progress.get(node)
             if peer is not None:
-                self._reconnect(peer)
-            if self._armed and self.reaches_majority():
-                self._disarm()
+                self.reconnect(peer)
+            if self.elections.armed and self.reaches_majority():
+                self.elections.disarm()
             return
         if node not in self.members.nodes and self.node in self.members.voters:
             return
-        self._attempts = 0
+        self.elections.attempts = 0
         if self.lost_state:
-            self._ask_to_rejoin()
-        elif (self.leader == node or not self.leader) and not self._armed:
+            self.lost_data.ask_to_rejoin()
+        elif (self.leader == node or not self.leader) and not self.elections.armed:
             # If it still leads it says so at once.
-            self._in_contact = False
-            self._arm(self.election_delay_ms())
+            self.elections.in_contact = False
+            self.elections.arm(self.elections.delay_ms())
 
-    def _reconnect(self, peer: Progress) -> None:
+    def reconnect(self, peer: Progress) -> None:
+        """Leader: a peer is linked (again); what is known of it may be too much."""
         peer.connected = True
         peer.owes_ms = 0
         peer.silent = False
@@ -382,7 +304,8 @@ class RaftCore:
 
     # Elections.
 
-    def _set_vote(self, term: int, node: int) -> None:
+    def set_vote(self, term: int, node: int) -> None:
+        """Saves term and vote; durable when `on_vote_written` comes."""
         check(
             term > self.term
             or (term == self.term and self.voted_for in (0, node))
@@ -390,7 +313,7 @@ class RaftCore:
             f"group {self.group}: vote ({term}, {node}) after ({self.term}, {self.voted_for})",
         )
         if term > self.term:
-            self._vote_waiting = 0
+            self.elections.vote_waiting = 0
         if self.lost_state:
             node = LOST_STATE
         elif self.quarantined and node == 0:
@@ -405,16 +328,16 @@ class RaftCore:
         self.durable_vote = voted_for
         if term != self.term or voted_for != self.voted_for:
             return
-        if self._vote_waiting and voted_for == self._vote_waiting:
-            self.effects.append((SEND, self._vote_waiting, (VOTE_REPLY, term, True)))
-            self._vote_waiting = 0
+        if self.elections.vote_waiting and voted_for == self.elections.vote_waiting:
+            self.effects.append((SEND, self.elections.vote_waiting, (VOTE_REPLY, term, True)))
+            self.elections.vote_waiting = 0
         elif voted_for == self.node and self.role == CANDIDATE:
             # Not sooner: the others' votes for a life that forgets this term could be counted by
             # the next one, which stands in it again, with a shorter log (ADR 0002, 3).
-            self._votes.add(self.node)
-            self._arm(self.election_delay_ms())
-            self._ask_voters((VOTE, term, self.log.last_index, self.log.last_term))
-            self._count_votes()
+            self.elections.votes.add(self.node)
+            self.elections.arm(self.elections.delay_ms())
+            self.elections.ask_voters((VOTE, term, self.log.last_index, self.log.last_term))
+            self.elections.count_votes()
         elif voted_for == WITHHELD and self.quarantined:
             self.quarantined = False
             # The leader should know: it gives no vote to who could not use it.
@@ -423,23 +346,24 @@ class RaftCore:
     def step_down(self) -> None:
         """Leads and stands no more: the replica is about to stop."""
         if self.role != FOLLOWER:
-            self._become_follower(self.term, 0)
+            self.become_follower(self.term, 0)
 
-    def _become_follower(self, term: int, leader: int) -> None:
+    def become_follower(self, term: int, leader: int) -> None:
+        """Follows a leader, or (0) waits for one. Raises the term."""
         check(term >= self.term, f"group {self.group}: term {term} after {self.term}")
-        if self._forced is not None:
-            self._drop_forced()
+        if self.changes.forced is not None:
+            self.changes.drop_forced()
         changed = self.role != FOLLOWER or leader != self.leader or term != self.term
         was_leader = self.role == LEADER
         if term > self.term:
-            self._set_vote(term, 0)
+            self.set_vote(term, 0)
         if changed:
             self.match_index = 0
             self.reply_due = False
-            self.catch_up_to = -1
+            self.lost_data.catch_up_to = -1
         self.role = FOLLOWER
         self.leader = leader
-        self._votes.clear()
+        self.elections.votes.clear()
         self.founded = False
         if was_leader:
             if not leader:
@@ -449,18 +373,19 @@ class RaftCore:
             self.peers.clear()
             self.progress.clear()
             self.transfer_target = 0
-            self.rejoining.clear()
+            self.changes.rejoining.clear()
             self.members_due = False
         if leader:
-            self._in_contact = True
-            self._attempts = 0
-            self._disarm()
-        elif changed or not self._armed:
-            self._arm(self.election_delay_ms())
+            self.elections.in_contact = True
+            self.elections.attempts = 0
+            self.elections.disarm()
+        elif changed or not self.elections.armed:
+            self.elections.arm(self.elections.delay_ms())
         if changed:
             self.effects.append((ROLE,))
 
-    def _forget_leader(self) -> None:
+    def forget_leader(self) -> None:
+        """Follows nobody; the term stays."""
         if self.leader or self.role != FOLLOWER:
             self.role = FOLLOWER
             self.leader = 0
@@ -468,51 +393,23 @@ class RaftCore:
 
     def _on_stepped_down(self, node: int, term: int) -> None:
         if term >= self.term and node == self.leader:
-            self._in_contact = False
-            self._forget_leader()
-            self._arm(self.election_delay_ms())
+            self.elections.in_contact = False
+            self.forget_leader()
+            self.elections.arm(self.elections.delay_ms())
 
-    def _start_pre_vote(self) -> None:
-        self._attempts += 1
-        self.role = PRE_CANDIDATE
-        self.leader = 0
-        self._votes = {self.node}
-        self.effects.append((ROLE,))
-        if self._elected():
-            self._start_election()
-            return
-        self._arm(self.election_delay_ms())
-        message = (PRE_VOTE, self.term + 1, self.log.last_index, self.log.last_term)
-        self._ask_voters(message)
-
-    def _start_election(self) -> None:
-        self.role = CANDIDATE
-        self.leader = 0
-        self._votes = set()
-        self._set_vote(self.term + 1, self.node)
-        self.effects.append((ROLE,))
-        # The others are asked when the own vote is durable.
-        self._arm(self.election_delay_ms())
-
-    def _ask_voters(self, message: tuple[Any, ...]) -> None:
-        for node in sorted(self.members.voters):
-            if node != self.node:
-                self.effects.append((SEND, node, message))
-
-    def _count_votes(self) -> None:
-        if self.role == CANDIDATE and self.node in self._votes and self._elected():
-            self._become_leader()
-
-    def _become_leader(self) -> None:
+    def become_leader(self) -> None:
+        """Leads from now on; the shell opens the term."""
+        assert self.durable_term == self.term, f"group {self.group}: leads a term that may be lost"
+        assert self.commit_index <= self.log.last_index, f"group {self.group}: the log is short"
         self.role = LEADER
         self.leader = self.node
-        self._attempts = 0
-        self._disarm()
+        self.elections.attempts = 0
+        self.elections.disarm()
         self.term_start = self.log.last_index + 1
         self.transfer_target = 0
-        self.rejoining.clear()
+        self.changes.rejoining.clear()
         self.progress = {}
-        self._set_peers()
+        self.set_peers()
         self.effects.append((LEAD,))
         self.effects.append((ROLE,))
 
@@ -523,21 +420,21 @@ class RaftCore:
             if self.lost_state:
                 # Whatever it said now might contradict what it said before.
                 if kind == REJOIN_ACCEPTED:
-                    self._on_welcome(node, term, *rest)
+                    self.lost_data.on_rejoin_accepted(node, term, *rest)
             elif kind == PRE_VOTE:
-                self._on_pre_vote(node, term, *rest)
+                self.elections.on_pre_vote(node, term, *rest)
             elif kind == PRE_VOTE_REPLY:
-                self._on_pre_vote_reply(node, term, *rest)
+                self.elections.on_pre_vote_reply(node, term, *rest)
             elif kind == VOTE:
-                self._on_vote(node, term, *rest)
+                self.elections.on_vote(node, term, *rest)
             elif kind == VOTE_REPLY:
-                self._on_vote_reply(node, term, *rest)
+                self.elections.on_vote_reply(node, term, *rest)
             elif kind == TIMEOUT_NOW:
-                self._on_timeout_now(node, term)
+                self.elections.on_timeout_now(node, term)
             elif kind == STEPPED_DOWN:
                 self._on_stepped_down(node, term)
             elif kind == REJOIN:
-                self._on_rejoin(node, *rest)
+                self.lost_data.on_rejoin(node, *rest)
             elif kind == REJOIN_ACCEPTED:
                 pass
             elif kind == LOG_END_REQUEST:
@@ -545,83 +442,13 @@ class RaftCore:
                     answer = (LOG_END, term, self.log.last_index)
                     self.effects.append((SEND, node, answer))
             elif kind == LOG_END:
-                if term == self.term and node == self.leader and self.catch_up_to < 0:
-                    self.catch_up_to = int(rest[0])
-                    self._end_quarantine()
+                if term == self.term and node == self.leader and self.lost_data.catch_up_to < 0:
+                    self.lost_data.catch_up_to = int(rest[0])
+                    self.lost_data.end_quarantine()
             else:
                 raise PeerError(f"Raft message of unknown kind {kind!r}")
         except (TypeError, ValueError, IndexError) as error:
             raise PeerError(f"malformed Raft message {message!r}: {error}") from None
-
-    def _on_pre_vote(self, node: int, term: int, last_index: int, last_term: int) -> None:
-        alive = (
-            self.leader != 0
-            and self.leader != node
-            and (self.role == LEADER or (self._in_contact and self.leader in self.connected))
-        )
-        granted = (
-            not alive
-            and not self.quarantined
-            and not self.lost_state
-            and term > self.term
-            and self._log_is_up_to_date(last_index, last_term)
-        )
-        if not granted and self.role == LEADER:
-            # It does not know that this node leads: the next append tells.
-            peer = self.progress.get(node)
-            if peer is not None:
-                self._reconnect(peer)
-        leader = self.leader if alive else 0
-        reply = (PRE_VOTE_REPLY, self.term, granted, term, leader)
-        self.effects.append((SEND, node, reply))
-        if alive and self.role != LEADER and term > self.term + 1:
-            # A later term has begun, perhaps without this leader: it is asked whether it leads.
-            self._in_contact = False
-            alive = False
-        if not granted and not alive and not self._armed:
-            self._arm(self.quick_delay_ms())
-
-    def _on_pre_vote_reply(
-        self, node: int, term: int, granted: bool, asked: int, leader: int
-    ) -> None:
-        if term > self.term:
-            self._become_follower(term, 0)
-            return
-        if self.role != PRE_CANDIDATE or asked != self.term + 1:
-            return
-        if granted:
-            self._votes.add(node)
-            if self._elected():
-                self._start_election()
-
-    def _on_vote(self, node: int, term: int, last_index: int, last_term: int) -> None:
-        if term > self.term:
-            self._become_follower(term, 0)
-        granted = (
-            term == self.term
-            and self.role in (FOLLOWER, PRE_CANDIDATE)
-            and self._may_vote(node)
-            and self._log_is_up_to_date(last_index, last_term)
-        )
-        if not granted:
-            self.effects.append((SEND, node, (VOTE_REPLY, self.term, False)))
-            return
-        if self.role != FOLLOWER:
-            self._become_follower(term, 0)
-        if self.voted_for != node:
-            self._set_vote(term, node)
-        self._arm(self.election_delay_ms())
-        if self.durable_term == term and self.durable_vote == node:
-            self.effects.append((SEND, node, (VOTE_REPLY, term, True)))
-        else:
-            self._vote_waiting = node
-
-    def _on_vote_reply(self, node: int, term: int, granted: bool) -> None:
-        if term > self.term:
-            self._become_follower(term, 0)
-        elif term == self.term and self.role == CANDIDATE and granted:
-            self._votes.add(node)
-            self._count_votes()
 
     # Log: the follower's side.
 
@@ -648,13 +475,13 @@ class RaftCore:
                 self.role != LEADER or term > self.term,
                 f"group {self.group}: nodes {self.node} and {node} both lead term {term}",
             )
-            self._become_follower(term, node)
+            self.become_follower(term, node)
             if self.quarantined and entries:
                 self.effects.append((SEND, node, (LOG_END_REQUEST, term)))
-        elif not self._in_contact or self._armed:
-            self._in_contact = True
-            self._disarm()
-        if self.quarantined and self.catch_up_to < 0 and not entries:
+        elif not self.elections.in_contact or self.elections.armed:
+            self.elections.in_contact = True
+            self.elections.disarm()
+        if self.quarantined and self.lost_data.catch_up_to < 0 and not entries:
             # A probe begins what a leader sends, and comes again when something was lost.
             self.effects.append((SEND, node, (LOG_END_REQUEST, term)))
         last = log.last_index
@@ -693,7 +520,7 @@ class RaftCore:
         if not entries or log.written_index >= index:
             self.reply_due = True
         if self.quarantined:
-            self._end_quarantine()
+            self.lost_data.end_quarantine()
         return True
 
     def _before_term_of(self, index: int) -> int:
@@ -711,16 +538,16 @@ class RaftCore:
             f"group {self.group}: truncation at {index}, committed {self.commit_index}",
         )
         self.log.truncate_from(index)
-        while len(self.memberships) > 1 and self._latest()[0] >= index:
+        while len(self.memberships) > 1 and self.latest()[0] >= index:
             self.memberships.pop()
-        self.members = self._latest()[1]
+        self.members = self.latest()[1]
 
     def take_reply(self) -> int:
         """The index to acknowledge to the leader now, or -1."""
         if not self.reply_due or self.durable_term != self.term or not self.leader:
             return -1
         self.reply_due = False
-        return self._ack_index()
+        return self.ack_index()
 
     def on_commit(self, node: int, term: int, commit: int) -> bool:
         """A commit notice. Returns False when the sender must learn of a higher term."""
@@ -730,9 +557,9 @@ class RaftCore:
             if self.lost_state:
                 return True
             self.on_append(node, term, 0, 0, 0, ())
-        if not self._in_contact or self._armed:
-            self._in_contact = True
-            self._disarm()
+        if not self.elections.in_contact or self.elections.armed:
+            self.elections.in_contact = True
+            self.elections.disarm()
         if commit > self.match_index:
             commit = self.match_index
         if commit > self.commit_index:
@@ -746,7 +573,7 @@ class RaftCore:
         elif self.leader:
             self.reply_due = True
             if self.quarantined:
-                self._end_quarantine()
+                self.lost_data.end_quarantine()
 
     # Log: the leader's side.
 
@@ -776,7 +603,7 @@ class RaftCore:
         """
         if term != self.term or self.role != LEADER:
             if term > self.term:
-                self._become_follower(term, 0)
+                self.become_follower(term, 0)
             return
         peer = self.progress.get(node)
         if peer is None:
@@ -815,11 +642,12 @@ class RaftCore:
         if self.node in self.members.voters:
             matches.append(self._own_match())
         index = quorum_index(matches)
+        assert index <= self.log.last_index, f"group {self.group}: {index} is beyond the log"
         if index > self.commit_index and self._may_commit(index):
             before = self.commit_index
             self.commit_index = index
-            if before < self._latest()[0] <= index:
-                self._members_committed()
+            if before < self.latest()[0] <= index:
+                self.changes.on_committed()
             if before < self.term_start <= index:
                 self.members_due = True
 
@@ -855,13 +683,13 @@ class RaftCore:
     def _adopt(self, index: int, entry: LogEntry) -> None:
         """A configuration counts from when it is in the log (thesis 4.1)."""
         members = decode_membership(entry.data[ENTRY_HEADER_SIZE:])
-        if self._forced is not None:
+        if self.changes.forced is not None:
             # Now it is in the log, or another one is.
-            self._drop_forced()
+            self.changes.drop_forced()
         self.memberships.append((index, members))
         self.members = members
         if self.role == LEADER:
-            self._set_peers()
+            self.set_peers()
 
     def members_at(self, index: int) -> Membership:
         """The configuration in force at an index not below the snapshot's."""
@@ -874,7 +702,8 @@ class RaftCore:
         while len(self.memberships) > 1 and self.memberships[1][0] <= index:
             del self.memberships[0]
 
-    def _set_peers(self) -> None:
+    def set_peers(self) -> None:
+        """Leader: makes the peers be the other members."""
         following = self.log.last_index + 1
         nodes = self.members.nodes
         self.progress = {n: peer for n, peer in self.progress.items() if n in nodes}
@@ -887,204 +716,15 @@ class RaftCore:
                 peer.connected = node in self.connected
                 self.progress[node] = peer
             peer.voter = node in self.members.voters
-        self.rejoining = {n: number for n, number in self.rejoining.items() if n in nodes}
+        self.changes.rejoining = {
+            n: number for n, number in self.changes.rejoining.items() if n in nodes
+        }
         self.peers = [self.progress[node] for node in sorted(self.progress)]
         self.pace_due = True
 
-    def _members_committed(self) -> None:
-        self.members_due = True
-        if self.node not in self.members.voters:
-            # Removed: the most advanced of the others should not have to wait (thesis 4.2.2).
-            heirs = [peer for peer in self.peers if peer.voter and peer.connected]
-            if heirs:
-                heir = max(heirs, key=lambda peer: (peer.match, -peer.node))
-                self.effects.append((SEND, heir.node, (TIMEOUT_NOW, self.term)))
-            self._become_follower(self.term, 0)
-            return
-        for node, incarnation in list(self.rejoining.items()):
-            learner = self.members.learner(node)
-            if learner is not None and learner.incarnation == incarnation:
-                self._welcome(node, incarnation)
-
-    def change_members(self, members: Membership) -> str | None:
-        """Why the leader may not propose this configuration now; None = append it."""
-        if self.role != LEADER:
-            return "not leader"
-        if not self._may_change_members():
-            return "another change of members is under way"
-        if not members.voters or not members.is_single_step_from(self.members):
-            return "only one voter may change at a time"
-        if not has_majority(self._able_without(members), members.voters):
-            return "too few of the voters that are left could commit it"
-        return None
-
-    def _able_without(self, members: Membership) -> set[int]:
-        """Leader: who could commit a new configuration now, this node among them. Entries of a
-        change are held to the new one at once: where its majority has lost its logs, no leader can
-        commit it and nobody can be elected to undo it."""
-        able = {self.node}
-        # Who votes for the next leader, when this one takes its leave?
-        needs_votes = self.node not in members.voters
-        for peer in self.peers:
-            acknowledges = peer.connected and not peer.silent and peer.state == REPLICATE
-            whole = peer.node not in self.rejoining and not (needs_votes and peer.voteless)
-            if acknowledges and whole:
-                able.add(peer.node)
-        return able
-
-    def next_members(self) -> Membership | None:
-        """The configuration that the leader should propose by itself now: a non-voter that has
-        caught up is promoted, a member without a past becomes a non-voter under its number."""
-        if self.role != LEADER or not self._may_change_members():
-            return None
-        for node, incarnation in self.rejoining.items():
-            learner = self.members.learner(node)
-            if learner is None or learner.incarnation != incarnation:
-                promote_at = learner.promote_at if learner is not None else 0
-                return self.members.with_learner(self.new_learner(node, incarnation, promote_at))
-        for learner in self.members.learners:
-            peer = self.progress.get(learner.node)
-            if peer is not None and not peer.voteless and learner.promote_at <= peer.match:
-                return self.members.promoted(learner.node)
-        self.members_due = False
-        return None
-
     # A lost majority.
 
-    def force_membership(self, members: Membership) -> str | None:
-        """Why this replica may not go on with another configuration, in which it is the only voter;
-        None = it does.
-
-        This breaks what Raft promises: entries that the lost majority had committed and this
-        replica does not hold are gone, and the former members must never be heard again as such. It
-        is an operator's decision (`convoy recover`).
-
-        Nothing is changed before this replica is elected, alone, in a higher term: the shell then
-        opens the term with the membership entry (`forced`), which makes it last.
-        """
-        if members.voters != {self.node}:
-            return "the recovering replica must be the only voter"
-        if self.quarantined or self.lost_state:
-            return "this replica has lost its own data"
-        if self.role == LEADER and self.reaches_majority():
-            return "this replica leads, with a majority"
-        if self.role != LEADER and self.leader and self.leader in self.connected:
-            return f"node {self.leader} leads"
-        if self.role != LEADER and self.reaches_majority() and self._attempts < ATTEMPTS_LOST:
-            return "a majority can be reached: an election may still succeed"
-        self._become_follower(self.term, 0)
-        learners = [self.new_learner(each.node) for each in members.learners]
-        self._forced = members = Membership(members.voters, tuple(learners))
-        # Behind every entry: what it replaces stays in force for snapshots of what is applied.
-        self.memberships.append((self.log.last_index + 1, members))
-        self.members = members
-        self._start_election()
-        return None
-
-    @property
-    def forced(self) -> bool:
-        """The configuration in force is to be appended by the leader that this node becomes."""
-        return self._forced is not None
-
-    def _drop_forced(self) -> None:
-        self._forced = None
-        self.memberships.pop()
-        self.members = self._latest()[1]
-
     # A replica that lost its data.
-
-    def new_learner(self, node: int, incarnation: int = 0, promote_at: int = 0) -> Learner:
-        """A non-voter to be proposed now: it becomes a voter when it has what is proposed.
-
-        Nothing that it acknowledged in a former life reaches that far, however late it comes.
-        """
-        return Learner(node, max(promote_at, self.log.last_index + 1), incarnation)
-
-    def quarantine(self, vote_lost: bool) -> None:
-        """The log is damaged, or (`vote_lost`) this replica may have been a member before and has
-        nothing left of it: neither lead nor vote from now on.
-
-        The log may be wiped when this mark is durable (`on_vote_written`), not before: a crash in
-        between would leave an empty log whose owner votes.
-        """
-        term = self.term + (self.voted_for not in (0, LOST_STATE if vote_lost else QUARANTINED))
-        self.lost_state = self.lost_state or vote_lost
-        self.quarantined = not self.lost_state
-        self._become_follower(self.term, 0)
-        self._disarm()
-        mark = LOST_STATE if self.lost_state else QUARANTINED
-        if (term, mark) != (self.term, self.voted_for):
-            self._set_vote(term, mark)
-        self.effects.append((ROLE,))
-
-    def on_log_lost(self) -> None:
-        """The log was wiped (it is empty now): begins to catch up, or to be taken in anew."""
-        check(
-            self.quarantined or self.lost_state,
-            f"group {self.group}: the log was wiped without quarantine",
-        )
-        self.memberships = [(0, self.members)]
-        self.commit_index = self.applied_index = 0
-        self.leader = 0
-        self.match_index = 0
-        self.catch_up_to = -1
-        if self.lost_state:
-            self._ask_to_rejoin()
-        else:
-            self._arm(self.election_delay_ms())
-
-    def _end_quarantine(self) -> None:
-        """Once the log is whole: over when that is durable (`on_vote_written`). In this term it
-        still does not vote: it cannot know whether it has before."""
-        if (
-            self.quarantined
-            and self.voted_for == QUARANTINED
-            and 0 <= self.catch_up_to <= self._ack_index()
-        ):
-            self._set_vote(self.term, WITHHELD)
-
-    def _ask_to_rejoin(self) -> None:
-        # Everybody: who belongs to the group now, this replica cannot know any more.
-        for node in sorted(self.connected):
-            if node != self.node:
-                self.effects.append((SEND, node, (REJOIN, self.term, self.incarnation)))
-        self._arm(self.election_delay_ms())
-        self._attempts += 1
-
-    def _on_rejoin(self, node: int, incarnation: int) -> None:
-        # Who is no member waits until somebody who may decides that it is one.
-        if self.role != LEADER or node not in self.members.nodes:
-            return
-        learner = self.members.learner(node)
-        known = learner.incarnation if learner is not None else 0
-        if incarnation < max(1, known, self.rejoining.get(node, 0)):
-            return
-        self.rejoining[node] = incarnation
-        if known == incarnation and self._latest()[0] <= self.commit_index:
-            self._welcome(node, incarnation)
-        self.members_due = True
-
-    def _welcome(self, node: int, incarnation: int) -> None:
-        self.rejoining.pop(node, None)
-        self.effects.append((SEND, node, (REJOIN_ACCEPTED, self.term, incarnation)))
-        self.progress[node].match = 0
-        self.progress[node].probe(1)
-
-    def _on_welcome(self, node: int, term: int, incarnation: int) -> None:
-        if not self.lost_state or incarnation != self.incarnation:
-            return
-        # The number exists only since this life began, and the configuration that names it is
-        # committed: whoever leads from then on holds what this node ever promised to keep. The
-        # leader's term may be below the one that marks the loss. To know that a candidate is such a
-        # leader, this replica must first have it all.
-        self.lost_state = False
-        self.quarantined = True
-        self._attempts = 0
-        self._set_vote(max(term, self.term + 1), 0)
-        self._become_follower(self.term, 0)
-        # Never granted, but the leader answers it with an append.
-        message = (PRE_VOTE, self.term, self.log.last_index, self.log.last_term)
-        self.effects.append((SEND, node, message))
 
     # Transfer of leadership (thesis 3.10).
 
@@ -1108,10 +748,6 @@ class RaftCore:
         if peer.match == self.log.last_index:
             self.effects.append((SEND, peer.node, (TIMEOUT_NOW, self.term)))
 
-    def _on_timeout_now(self, node: int, term: int) -> None:
-        if term == self.term and self.role != LEADER and self._may_stand():
-            self._start_election()
-
     # Snapshots.
 
     def on_installed(self, index: int, members: Membership) -> None:
@@ -1119,6 +755,7 @@ class RaftCore:
         check(index >= self.commit_index, f"group {self.group}: snapshot {index} goes back")
         self.memberships = [(index, members)]
         self.members = members
+        assert self.log.last_index >= index, f"group {self.group}: the log ends before {index}"
         self.commit_index = self.applied_index = index
         self.match_index = max(self.match_index, index)
         self.reply_due = True
@@ -1131,7 +768,7 @@ class RaftCore:
         assert self.term >= log.last_term
         assert self.role != LEADER or self.leader == self.node
         assert (self.role == LEADER) == bool(self.progress) or len(self.members.nodes) <= 1
-        assert self.members is self._latest()[1]
+        assert self.members is self.latest()[1]
         assert [at for at, _ in self.memberships] == sorted(at for at, _ in self.memberships)
         for peer in self.peers:
             assert peer.match < peer.next_index <= log.last_index + 1

@@ -56,6 +56,8 @@ ROLE = 4
 LEAD = 5
 """(effect,): became leader; append the entry that opens the term"""
 
+Message = tuple[int | bool, ...]
+"""(kind, term, …)"""
 Effect = tuple[Any, ...]
 
 PROBE = 0
