@@ -11,7 +11,7 @@ from convoymq.kernels.batch import ENTRY_MEMBERSHIP, make_entry
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.raft.membership import Membership
 from convoymq.sim import nodes
-from convoymq.sim.cluster_world import ClusterChecker
+from convoymq.sim.cluster_checker import ClusterChecker
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.nodes import WatchedMachine

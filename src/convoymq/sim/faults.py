@@ -91,6 +91,17 @@ class Plan:
     """Channels open and close by hundreds into one queue."""
 
 
+def _kinds(rng: Random, seed: int, share: float) -> frozenset[str]:
+    """Kinds of faults that every load has."""
+    later = LOGS + RELAYS
+    faults = frozenset(kind for kind in KINDS if kind not in later and rng.random() < share)
+    # Apart, so that what seeds drew before these kinds stays.
+    logs = Random(seed ^ 0xD15C)
+    faults |= {kind for kind in LOGS if logs.random() < share}
+    relays = Random(seed ^ 0x2E1A)
+    return faults | {kind for kind in RELAYS if relays.random() < share}
+
+
 def _network(rng: Random, seed: int, faults: Collection[str], overtake: bool) -> NetworkConfig:
     return NetworkConfig(
         delay_min_us=rng.choice((20, 50, 500)),
@@ -161,13 +172,7 @@ def draw_plan(
     streams."""
     rng = Random(seed ^ 0x5EED)
     share = rng.choice((0.15, 0.3, 0.5, 0.7))
-    later = LOGS + RELAYS
-    faults = frozenset(kind for kind in KINDS if kind not in later and rng.random() < share)
-    # Apart, so that what seeds drew before these kinds stays.
-    logs = Random(seed ^ 0xD15C)
-    faults |= {kind for kind in LOGS if logs.random() < share}
-    relays = Random(seed ^ 0x2E1A)
-    faults |= {kind for kind in RELAYS if relays.random() < share}
+    faults = _kinds(rng, seed, share)
     overtake = churn = False
     if cluster:
         more = Random(seed ^ 0xC1)

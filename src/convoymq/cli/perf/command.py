@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 DEFAULT_URI = "amqp://guest:guest@127.0.0.1:5672/"
+
+DeclaringOption = Annotated[
+    list[str] | None, typer.Option(help="Nodes that declare: the leader starts there.")
+]
+TypeOption = Annotated[
+    str, typer.Option(help="quorum, classic, stream, none (the broker's default).")
+]
+ArgumentsOption = Annotated[
+    list[str] | None, typer.Option(help="Further queue arguments, key=value.")
+]
+VerifyOption = Annotated[bool, typer.Option("--verify", help="Check order, loss and duplicates.")]
 
 
 def _addresses(texts: list[str] | None, fallback: list[Address]) -> list[Address]:
@@ -43,15 +55,9 @@ def perf(
     uri: Annotated[list[str] | None, typer.Option(help="Node for every role; repeatable.")] = None,
     pub_uri: Annotated[list[str] | None, typer.Option(help="Nodes of the publishers.")] = None,
     cons_uri: Annotated[list[str] | None, typer.Option(help="Nodes of the consumers.")] = None,
-    decl_uri: Annotated[
-        list[str] | None, typer.Option(help="Nodes that declare: the leader starts there.")
-    ] = None,
-    queue_type: Annotated[
-        str, typer.Option(help="quorum, classic, stream, none (the broker's default).")
-    ] = "quorum",
-    declare_args: Annotated[
-        list[str] | None, typer.Option(help="Further queue arguments, key=value.")
-    ] = None,
+    decl_uri: DeclaringOption = None,
+    queue_type: TypeOption = "quorum",
+    declare_args: ArgumentsOption = None,
     queues: Annotated[int, typer.Option(help="Client i works on queue i mod QUEUES.")] = 1,
     publishers: int = 1,
     consumers: int = 1,
@@ -69,9 +75,7 @@ def perf(
     mode: Annotated[str, typer.Option(help="both, pub, cons.")] = "both",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the queues behind.")] = False,
     no_delete_first: Annotated[bool, typer.Option("--no-delete-first")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check order, loss and duplicates.")
-    ] = False,
+    verify: VerifyOption = False,
     pids: Annotated[str, typer.Option(help="Broker processes to meter, a,b,c.")] = "",
     kill_pid: Annotated[int, typer.Option(help="Process that gets a signal.")] = 0,
     kill_at: Annotated[float, typer.Option(help="… so many seconds after the start.")] = 0.0,
@@ -84,7 +88,7 @@ def perf(
 
     Works against any AMQP 0-9-1 broker. Exit code 1 when a check failed (table format).
     """
-    try:
+    with _refused():
         every = _addresses(uri, [Address.parse(DEFAULT_URI)])
         plan = Plan(
             publisher_uris=_addresses(pub_uri, every),
@@ -116,12 +120,23 @@ def perf(
             kill_signal=kill_sig,
             label=label,
         )
+    _measure(plan, lines=progress or not sys.stderr.isatty(), as_json=format == "json")
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """A value that cannot be read is a wrong parameter."""
+    try:
+        yield
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _measure(plan: Plan, *, lines: bool, as_json: bool) -> None:
+    """Runs the plan and prints its report."""
     install_signal_handlers()
-    as_json = format == "json"
     try:
-        report = _run(plan, lines=progress or not sys.stderr.isatty(), quiet=as_json)
+        report = _run(plan, lines=lines, quiet=as_json)
     except (OSError, BrokerSaid) as error:
         print(f"perf: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

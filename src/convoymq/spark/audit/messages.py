@@ -101,6 +101,13 @@ def _since_start(values: Array, starts: Array, atom_of: Array) -> Array:
     return result
 
 
+def _first_events(atom: Array) -> tuple[Array, Array]:
+    """(The first event of each atom, the atom of each event), counted from 0."""
+    fresh = np.ones(len(atom), bool)
+    fresh[1:] = atom[1:] != atom[:-1]
+    return np.flatnonzero(fresh), np.cumsum(fresh) - 1
+
+
 def _latest_events(event: Array, start: Array) -> tuple[Array, Array]:
     """(The latest event up to each, the one before it in the same atom), or -1.
 
@@ -124,17 +131,13 @@ def follow(columns: Columns, scope: Scope, findings: Findings) -> None:
     kind = columns["kind"][row]
     group = columns["group"][row]
     order = columns["order"][row]
-    index = order >> ORDINAL_BITS
-    span = scope.span(group, index)
+    span = scope.span(group, order >> ORDINAL_BITS)
     session = columns["session"][row]
     consumer = columns["consumer"][row]
     counts = columns["counts"][row]
     flags = columns["flags"][row]
 
-    fresh = np.ones(n, bool)
-    fresh[1:] = atom[1:] != atom[:-1]
-    starts = np.flatnonzero(fresh)
-    atom_of = np.cumsum(fresh) - 1
+    starts, atom_of = _first_events(atom)
     start = starts[atom_of]
 
     event = kind != words.STATE
@@ -144,8 +147,7 @@ def follow(columns: Columns, scope: Scope, findings: Findings) -> None:
     known = has & (span[before] == span) & (span >= 0)
     # Without anything before: judged when the place of its publishing is covered without a gap.
     origin = scope.span(group, columns["position_index"][row])
-    alone = ~has & (origin >= 0) & (origin == span)
-    judged = known | alone
+    judged = known | (~has & (origin >= 0) & (origin == span))
 
     def example(k: int) -> dict[str, object]:
         shown = _shown(columns, row[k])
