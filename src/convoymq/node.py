@@ -703,7 +703,7 @@ class Node:
             metadata=self.store,
             epoch=Epoch(),
             clock=self.clock,
-            directory=self.data.path / "classic",
+            directory=RealDirectory(self.data.path / "classic"),
             new_session=self._new_session,
             wake=self.wake,
             settings=settings,

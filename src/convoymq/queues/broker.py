@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -83,6 +82,7 @@ from convoymq.replication.machine import FLAG_NODE_GONE
 from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.types import Destination, DestinationKind, Exchange, ExchangeType, QueueType
+from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
 from convoymq.transport.control import (
     KIND_ALARM,
@@ -167,7 +167,7 @@ class Broker:
         metadata: AsyncMetadataStore,
         epoch: Epoch,
         clock: Clock,
-        directory: Path,
+        directory: Directory,
         new_session: Callable[[], int],
         wake: Callable[[], None],
         settings: BrokerSettings | None = None,

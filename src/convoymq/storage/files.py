@@ -54,7 +54,7 @@ class RealFile:
             have += len(data)
         return b"".join(parts)
 
-    def pwrite(self, buffers: Sequence[bytes], offset: int) -> None:
+    def pwrite(self, buffers: Sequence[bytes | memoryview], offset: int) -> None:
         for start in range(0, len(buffers), IOV_MAX):
             views: list[bytes | memoryview] = list(buffers[start : start + IOV_MAX])
             while views:
@@ -219,7 +219,7 @@ class MemoryFile:
         self.disk.on_operation("pread", self.name)
         return bytes(self.inode.content[offset : offset + length])
 
-    def pwrite(self, buffers: Sequence[bytes], offset: int) -> None:
+    def pwrite(self, buffers: Sequence[bytes | memoryview], offset: int) -> None:
         self.disk.on_operation("pwrite", self.name)
         data = b"".join(buffers)
         self.disk.reserve(self.name, offset + len(data) - len(self.inode.content))

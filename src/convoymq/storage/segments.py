@@ -148,7 +148,7 @@ class SegmentWriter:
             while waiting and size < size_max:
                 size += len(waiting[0])
                 part.append(waiting.popleft())
-            self._file.pwrite(part, at)  # type: ignore[arg-type]
+            self._file.pwrite(part, at)
             at += size
             if paced:
                 self._file.sync()

@@ -49,7 +49,7 @@ class File(Protocol):
     def pread(self, length: int, offset: int) -> bytes:
         """Up to `length` bytes; fewer only at the end of the file."""
 
-    def pwrite(self, buffers: Sequence[bytes], offset: int) -> None:
+    def pwrite(self, buffers: Sequence[bytes | memoryview], offset: int) -> None:
         """Writes all buffers back to back; not durable before `sync`."""
 
     def truncate(self, length: int) -> None:

@@ -23,6 +23,7 @@ from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.model.tables import Table
 from convoymq.node import log_note
 from convoymq.queues.broker import Broker, BrokerSettings
+from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
 
 INCARNATION = 7
@@ -219,7 +220,7 @@ class FakeNode:
             metadata=self.store,
             epoch=self.epoch,
             clock=clock,
-            directory=cluster.directory / f"node-{node}",
+            directory=RealDirectory(cluster.directory / f"node-{node}"),
             new_session=self.new_session,
             wake=cluster.wake,
             settings=settings,

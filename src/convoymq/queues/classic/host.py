@@ -11,7 +11,6 @@ and cancels its consumers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -22,10 +21,11 @@ from convoymq.model.clock import Clock
 from convoymq.model.errors import NotFound, PeerError, StorageFault
 from convoymq.model.refusals import home_node_down
 from convoymq.model.tables import Table
-from convoymq.queues.classic.log import LogWriter
+from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
 from convoymq.queues.held_back import HeldBack
+from convoymq.storage.types import Directory
 from convoymq.transport.control import (
     KIND_CLASSIC,
     KIND_CLASSIC_COUNTS,
@@ -72,7 +72,7 @@ class ClassicHost:
         self,
         *,
         node_id: int,
-        directory: Path,
+        directory: Directory,
         clock: Clock,
         control: ControlPlane,
         owner: Owner,
@@ -119,7 +119,7 @@ class ClassicHost:
         queue: ClassicQueue
         if record.home == self.node_id:
             try:
-                queue = LocalQueue(self, record, arguments, self._directory / str(record.group))
+                queue = LocalQueue(self, record, arguments, self._directory)
             except (StorageFault, OSError) as error:
                 fault = error if isinstance(error, StorageFault) else StorageFault(str(error))
                 self.damaged[record.group] = fault
@@ -150,13 +150,9 @@ class ClassicHost:
 
     def remove_orphans(self, known: set[int]) -> None:
         """Deletes the files of queues that the tree does not know any more."""
-        if not self._directory.is_dir():
-            return
-        for path in self._directory.iterdir():
-            if path.name.isdigit() and int(path.name) not in known:
-                for file in path.glob("*.log"):
-                    file.unlink(missing_ok=True)
-                path.rmdir()
+        for name in self._directory.list():
+            if name.isdigit() and int(name) not in known:
+                self._directory.remove(name)
 
     def stop(self) -> None:
         """Writes what waits and closes the files."""

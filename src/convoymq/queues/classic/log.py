@@ -14,7 +14,7 @@ Records follow, each a multiple of 8 bytes:
 
 Files go when no message in them, and in all older ones, is alive: a *settled* record is needed
 as long as the messages it speaks of can be found in an older file. A long-lived message at the
-front is moved to the end (`ClassicLog.move`), so it does not pin what follows.
+front is moved to the end (`LocalQueue._compact`), so it does not pin what follows.
 
 Writing happens in the one thread of a `LogWriter`; positions in the file are assigned at once. A
 torn tail of the newest file is cut at recovery; damage anywhere else raises StorageFault.
@@ -22,19 +22,17 @@ torn tail of the newest file is cut at recovery; damage anywhere else raises Sto
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
+import errno
 import struct
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from crc32c import crc32c
 
 from convoymq.model.errors import StorageFault
+from convoymq.queues.classic.log_writer import Buffers, Done, Writer
+from convoymq.storage.types import Directory, File
 
 MAGIC = b"CVCQ" + struct.pack("<H", 1) + bytes(10)
 RECORD_HEADER = 32
@@ -42,10 +40,7 @@ MESSAGES = 1
 SETTLED = 2
 HANDED_OUT = 3
 FILE_SIZE_MAX = 64 << 20
-IOVECS_MAX = 512
 
-_CLOSE = -1
-_BARRIER = -2
 _HEADER = struct.Struct("<IIB7xQQ")
 _REST = struct.Struct("<B7xQQ")
 
@@ -69,195 +64,77 @@ class Found:
     body: bytes
 
 
-class LogWriter:
-    """One thread that writes and flushes for all classic queues of a node; flushes merge.
-
-    `notify` is called from the thread with the callbacks of finished jobs; it must hand them to
-    the loop.
-    """
-
-    def __init__(self, notify: Callable[[list[Callable[[], None]]], None]) -> None:
-        self._notify = notify
-        self._jobs: deque[
-            tuple[int, int, list[bytes | memoryview], bool, Callable[[OSError | None], None]]
-        ] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        self.backlog_bytes = 0
-        """Bytes handed over and not yet written."""
-
-    def write(
-        self,
-        descriptor: int,
-        offset: int,
-        buffers: list[bytes | memoryview],
-        sync: bool,
-        done: Callable[[OSError | None], None],
-    ) -> None:
-        """Queues a write; `done` comes after it, and after fdatasync when `sync`."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="classic-log", daemon=True)
-            self._thread.start()
-        with self._wake:
-            self.backlog_bytes += sum(len(buffer) for buffer in buffers)
-            self._jobs.append((descriptor, offset, buffers, sync, done))
-            self._wake.notify()
-
-    def retire(self, descriptor: int) -> None:
-        """Closes a descriptor once everything queued for it is written."""
-        if self._thread is None:
-            os.close(descriptor)
-            return
-        with self._wake:
-            self._jobs.append((descriptor, _CLOSE, [], False, _nothing))
-            self._wake.notify()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the thread was never needed."""
-        return self._thread is None
-
-    def barrier(self, done: Callable[[], None]) -> None:
-        """Calls `done` in the writer thread when everything queued before is carried out."""
-        with self._wake:
-            self._jobs.append((-1, _BARRIER, [], False, lambda error: done()))
-            self._wake.notify()
-
-    def close(self) -> None:
-        """Finishes what is queued and ends the thread."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._jobs and not self._stopping:
-                    self._wake.wait()
-                jobs = list(self._jobs)
-                self._jobs.clear()
-            if not jobs:
-                return
-            self._carry_out(jobs)
-
-    def _carry_out(
-        self,
-        jobs: list[tuple[int, int, list[bytes | memoryview], bool, Callable[..., None]]],
-    ) -> None:
-        failed: dict[int, OSError] = {}
-        written = 0
-        for descriptor, offset, buffers, _, _ in jobs:
-            if offset < 0:
-                continue
-            try:
-                _write_all(descriptor, offset, buffers)
-            except OSError as error:
-                failed[descriptor] = error
-            written += sum(len(buffer) for buffer in buffers)
-        for descriptor in {job[0] for job in jobs if job[3]}:
-            try:
-                os.fdatasync(descriptor)
-            except OSError as error:
-                failed[descriptor] = error
-        for descriptor, offset, _, _, _ in jobs:
-            if offset == _CLOSE:
-                os.close(descriptor)
-        with self._wake:
-            self.backlog_bytes -= written
-        # Callbacks of one descriptor share its fate: nothing is confirmed that may not be on disk.
-        finished: list[Callable[[], None]] = [
-            partial(done, failed.get(descriptor))
-            for descriptor, offset, _, _, done in jobs
-            if offset >= 0
-        ]
-        if finished:
-            self._notify(finished)
-        for _, offset, _, _, done in jobs:
-            if offset == _BARRIER:
-                done(None)
+def _record(kind: int, position: int, body: memoryview | bytes) -> Buffers:
+    assert len(body) % 8 == 0, "the body of a record is padded"
+    rest = _REST.pack(kind, position, 0)
+    checksum = crc32c(body, crc32c(rest))
+    return [_HEADER.pack(RECORD_HEADER + len(body), checksum, kind, position, 0), body]
 
 
 def _nothing(error: OSError | None) -> None:
     pass
 
 
-def _write_all(descriptor: int, offset: int, buffers: Sequence[bytes | memoryview]) -> None:
-    for at in range(0, len(buffers), IOVECS_MAX):
-        part = list(buffers[at : at + IOVECS_MAX])
-        wanted = sum(len(buffer) for buffer in part)
-        written = os.pwritev(descriptor, part, offset)
-        if written < wanted:
-            # A short write is rare (a full disk, a signal): finish it in one piece.
-            rest = b"".join(part)[written:]
-            while rest:
-                more = os.pwrite(descriptor, rest, offset + written)
-                written += more
-                rest = rest[more:]
-        offset += wanted
-
-
-def _record(kind: int, position: int, body: memoryview | bytes) -> list[bytes | memoryview]:
-    assert len(body) % 8 == 0
-    rest = _REST.pack(kind, position, 0)
-    checksum = crc32c(body, crc32c(rest))
-    return [_HEADER.pack(RECORD_HEADER + len(body), checksum, kind, position, 0), body]
-
-
 class ClassicLog:
     """The files of one queue."""
 
-    def __init__(self, directory: Path, writer: LogWriter, *, sync: bool) -> None:
-        """`sync`: writes are flushed (durable queues); else the files are mere room for bodies."""
-        self.directory = directory
+    def __init__(self, directory: Directory, path: str, writer: Writer, *, sync: bool) -> None:
+        """
+        Args:
+            path: of the queue's own directory in `directory`.
+            sync: writes are flushed (durable queues); else the files are mere room for bodies.
+        """
+        self._directory = directory
+        self._path = path
         self.sync = sync
         self._writer = writer
-        self._descriptors: dict[int, int] = {}
+        self._files: dict[int, File] = {}
         self._live: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._active = 0
         self._end = 0
-        self._buffers: list[bytes | memoryview] = []
+        self._buffers: Buffers = []
         self._buffered_from = 0
-        self.failure: OSError | None = None
-        """A write of an earlier file failed: what came with it is not safe."""
+        #: (file, offset) -> what could not be written there. What follows in the file is not safe
+        #: before it is: recovery ends at the gap.
+        self._gaps: dict[tuple[int, int], Buffers] = {}
 
     # --- recovery ------------------------------------------------------------------------
 
     def recover(self) -> Iterator[Found]:
         """Yields all records, oldest first. Raises StorageFault on damage that is no torn tail."""
-        if not self.directory.is_dir():
-            return
-        numbers = sorted(int(path.stem) for path in self.directory.glob("*.log"))
+        names = self._directory.list(self._path)
+        numbers = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
         for number in numbers:
             self._live[number] = 0
-            yield from self._read_file(number, last=number == numbers[-1])
+            file = self._directory.open(self._name(number))
+            self._files[number] = file
+            yield from self._read_file(file, number, last=number == numbers[-1])
+            if number != numbers[-1]:
+                del self._files[number]
+                file.close()
         if numbers:
             self._active = numbers[-1]
-            self._descriptors[self._active] = os.open(self._path(self._active), os.O_RDWR)
             self._end = self._buffered_from = self._sizes[self._active]
 
-    def _read_file(self, number: int, *, last: bool) -> Iterator[Found]:
-        path = self._path(number)
-        data = path.read_bytes()
+    def _read_file(self, file: File, number: int, *, last: bool) -> Iterator[Found]:
+        data = file.pread(file.size(), 0)
         self._sizes[number] = len(data)
         at = len(MAGIC)
         if data[:at] != MAGIC:
-            if last and len(data) < at:
-                path.write_bytes(MAGIC)
+            if last and (len(data) < at or not any(data[:at])):
+                # The first write to the file was cut short: nothing in it was confirmed.
+                file.truncate(0)
+                file.pwrite([MAGIC], 0)
                 self._sizes[number] = at
                 return
-            raise StorageFault("classic queue log has no header", path=str(path), offset=0)
+            raise StorageFault("classic queue log has no header", path=file.name, offset=0)
         while at < len(data):
             found = self._read_record(data, number, at)
             if found is None:
                 if not last:
-                    raise StorageFault("damaged classic queue log", path=str(path), offset=at)
-                with path.open("r+b") as file:
-                    file.truncate(at)
+                    raise StorageFault("damaged classic queue log", path=file.name, offset=at)
+                file.truncate(at)
                 self._sizes[number] = at
                 return
             at += RECORD_HEADER + len(found.body)
@@ -296,16 +173,31 @@ class ClassicLog:
         if self._active:
             self._add(_record(HANDED_OUT, position, b""))
 
-    def flush(self, done: Callable[[OSError | None], None]) -> bool:
-        """Hands what was added to the writer; False when there was nothing."""
+    def flush(self, done: Done) -> bool:
+        """Hands what was added to the writer; False when there was nothing. `done` hears an error
+        too when something before could not be written."""
         if not self._buffers:
             return False
+        for (number, offset), buffers in self._gaps.items():
+            self._write(number, offset, buffers, _nothing)
         buffers, self._buffers = self._buffers, []
         offset, self._buffered_from = self._buffered_from, self._end
-        self._writer.write(self._descriptors[self._active], offset, buffers, self.sync, done)
+        self._write(self._active, offset, buffers, done)
         return True
 
-    def _add(self, buffers: list[bytes | memoryview]) -> None:
+    def _write(self, number: int, offset: int, buffers: Buffers, done: Done) -> None:
+        def written(error: OSError | None) -> None:
+            if error is None or number not in self._live:
+                self._gaps.pop((number, offset), None)
+            else:
+                self._gaps[number, offset] = buffers
+            if error is None and self._gaps:
+                error = OSError(errno.EIO, "an earlier write failed")
+            done(error)
+
+        self._writer.write(self._files[number], offset, buffers, self.sync, written)
+
+    def _add(self, buffers: Buffers) -> None:
         self._buffers += buffers
         self._end += sum(len(buffer) for buffer in buffers)
         self._sizes[self._active] = self._end
@@ -315,21 +207,19 @@ class ClassicLog:
             return
         if self._buffers:
             # What belongs to the old file is written first; the writer keeps the order.
-            self.flush(self._note_failure)
-        if not self.directory.is_dir():
-            self.directory.mkdir(parents=True, mode=0o700)
+            self.flush(_nothing)
+        self._directory.make(self._path)
         self._active += 1
-        path = self._path(self._active)
-        self._descriptors[self._active] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        file = self._directory.open(self._name(self._active), create=True)
+        if file.size():
+            file.truncate(0)
+        self._files[self._active] = file
         if self.sync:
-            _sync_directory(self.directory)
+            self._directory.sync(self._path)
         self._live[self._active] = 0
         self._buffers = [MAGIC]
         self._buffered_from = 0
         self._end = self._sizes[self._active] = len(MAGIC)
-
-    def _note_failure(self, error: OSError | None) -> None:
-        self.failure = self.failure or error
 
     # --- room ----------------------------------------------------------------------------
 
@@ -358,16 +248,15 @@ class ClassicLog:
 
     def read(self, place: Place) -> bytes:
         """Returns the body of a record. Raises StorageFault when it is damaged."""
-        descriptor = self._descriptors.get(place.file)
-        if descriptor is None:
-            descriptor = os.open(self._path(place.file), os.O_RDWR)
-            self._descriptors[place.file] = descriptor
-        data = os.pread(descriptor, place.length + RECORD_HEADER, place.offset - RECORD_HEADER)
+        file = self._files.get(place.file)
+        if file is None:
+            file = self._files[place.file] = self._directory.open(self._name(place.file))
+        data = file.pread(place.length + RECORD_HEADER, place.offset - RECORD_HEADER)
         found = self._read_record(data, place.file, 0)
         if found is None or len(found.body) != place.length:
             raise StorageFault(
                 "damaged classic queue log",
-                path=str(self._path(place.file)),
+                path=file.name,
                 offset=place.offset - RECORD_HEADER,
             )
         return found.body
@@ -379,31 +268,27 @@ class ClassicLog:
 
     def close(self) -> None:
         """Closes the files; what was added and not flushed is lost."""
-        for descriptor in self._descriptors.values():
-            self._writer.retire(descriptor)
-        self._descriptors.clear()
+        for file in self._files.values():
+            self._writer.retire(file)
+        self._files.clear()
+        self._gaps.clear()
 
     def remove(self) -> None:
         """Deletes everything."""
         self.close()
         self._live.clear()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._directory.remove(self._path)
 
     def _forget(self, number: int) -> None:
-        descriptor = self._descriptors.pop(number, None)
-        if descriptor is not None:
-            self._writer.retire(descriptor)
-        self._path(number).unlink(missing_ok=True)
+        file = self._files.pop(number, None)
+        if file is not None:
+            self._writer.retire(file)
+        self._directory.remove(self._name(number))
         del self._live[number]
         self._sizes.pop(number, None)
+        for gap in [gap for gap in self._gaps if gap[0] == number]:
+            del self._gaps[gap]
 
-    def _path(self, number: int) -> Path:
-        return self.directory / f"{number:08d}.log"
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _name(self, number: int) -> str:
+        return f"{self._path}/{number:08d}.log"

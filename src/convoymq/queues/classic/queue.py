@@ -12,7 +12,6 @@ import asyncio
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels.batch import CommandBuilder, record
@@ -37,6 +36,7 @@ from convoymq.queues.classic.reservation_clients import AwayReservations, HomeRe
 from convoymq.queues.classic.runs import Block
 from convoymq.queues.interface import SINGLE_ACTIVE, WAITING, ClientEvents, Queue
 from convoymq.routing.queue_arguments import takes_over_strictly
+from convoymq.storage.types import Directory
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.host import ClassicHost
@@ -133,14 +133,14 @@ class LocalQueue(HomeReservations, ClassicQueue):
     """The queue itself, at its home node."""
 
     def __init__(
-        self, host: ClassicHost, record: QueueRecord, arguments: Table, directory: Path
+        self, host: ClassicHost, record: QueueRecord, arguments: Table, directory: Directory
     ) -> None:
         """Opens the queue and recovers what a former run left. Raises StorageFault on damage."""
         super().__init__(host, record, arguments)
         self.durable = record.durable and record.owner is None
         self.machine = ClassicMachine(self.limits, self._load)
         self.machine.last_used_ms = host.now_ms()
-        self.log = ClassicLog(directory, host.writer, sync=self.durable)
+        self.log = ClassicLog(directory, str(record.group), host.writer, sync=self.durable)
         self._gated: deque[tuple[list[bool], list[Effect]]] = deque()
         self._handed_out = 0
         self._moves = 0
@@ -343,8 +343,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         blocks, self._unwritten = self._unwritten, []
         moved = self._moves
 
-        def done(error: OSError | None) -> None:
-            failed = error or self.log.failure
+        def done(failed: OSError | None) -> None:
             self._writes_done += 1
             self._tell_waiting(failed)
             if failed is None:

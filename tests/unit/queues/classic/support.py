@@ -13,6 +13,7 @@ from convoymq.model.tables import Table
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
 from convoymq.routing.types import QueueType
+from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
 
 
@@ -163,7 +164,7 @@ class Node:
         self.control = ControlPlane(node, self.wire)
         self.host = ClassicHost(
             node_id=node,
-            directory=directory / f"node-{node}",
+            directory=RealDirectory(directory / f"node-{node}"),
             clock=time,
             control=self.control,
             owner=self,

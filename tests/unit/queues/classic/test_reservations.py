@@ -13,6 +13,7 @@ from convoymq.model.errors import NotFound, PeerError, ReservationRefused, Stora
 from convoymq.queues.classic import queue as queue_module
 from convoymq.queues.reservation_reads import ReservedRun
 from convoymq.queues.reservations import TAKE_RUNS_MAX
+from convoymq.storage.files import RealFile
 from convoymq.transport.control import KIND_RESERVATION
 from tests.unit.queues.classic.support import Node, Time, body_of, queue_record, settle
 
@@ -217,7 +218,7 @@ async def test_a_restart_ends_reservations_and_old_epochs_are_refused(
 
 
 async def test_a_settle_of_a_durable_queue_is_answered_when_it_is_on_disk(
-    nodes: dict[int, Node],
+    nodes: dict[int, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(nodes, durable=True)
     bench.publish(b"a", b"b")
@@ -236,7 +237,11 @@ async def test_a_settle_of_a_durable_queue_is_answered_when_it_is_on_disk(
     # And is not answered as done when the disk refused.
     settling = asyncio.ensure_future(bench.queue.reservation({**op, "upto": 2}))
     await asyncio.sleep(0)
-    bench.home.log.failure = OSError(28, "No space left on device")
+
+    def refused(file: RealFile, buffers: object, offset: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RealFile, "pwrite", refused)
     settle(nodes)
     with pytest.raises(StorageFault):
         await settling

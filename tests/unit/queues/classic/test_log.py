@@ -1,0 +1,209 @@
+"""The log of a classic queue on a disk that loses power, tears writes and fills up."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from convoymq.model.errors import StorageFault
+from convoymq.queues.classic import log as log_module
+from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
+from convoymq.queues.classic.log_writer import Buffers, Done, Job, Kind, carry_out
+from convoymq.storage.files import MemoryDirectory
+from convoymq.storage.types import File
+
+
+class ManualWriter:
+    """Carries jobs out when it is told, on the thread of the test."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
+    def write(self, file: File, offset: int, buffers: Buffers, sync: bool, done: Done) -> None:
+        self.jobs.append(Job(Kind.WRITE, file, offset, buffers, sync, done))
+
+    def retire(self, file: File) -> None:
+        self.jobs.append(Job(Kind.CLOSE, file, 0, (), False, lambda error: None))
+
+    def run(self, *, sync: bool = True) -> None:
+        """Without `sync` the power fails before anything is durable: nobody is told."""
+        jobs, self.jobs = self.jobs, []
+        if not sync:
+            jobs = [job._replace(sync=False, done=lambda error: None) for job in jobs]
+        for finished in carry_out(jobs):
+            finished()
+
+
+class Bench:
+    """A durable queue's log on a disk in memory."""
+
+    def __init__(self, capacity: int = 1 << 40) -> None:
+        self.disk = MemoryDirectory(capacity)
+        self.answers: list[OSError | None] = []
+        self.position = 0
+        self.opened()
+
+    def opened(self) -> list[tuple[int, int, bytes]]:
+        """Opens the log anew and returns what it has: (kind, position, body)."""
+        self.writer = ManualWriter()
+        self.log = ClassicLog(self.disk, "7", self.writer, sync=True)
+        return [(found.kind, found.position, found.body) for found in self.log.recover()]
+
+    def positions(self) -> list[int]:
+        return [position for kind, position, _ in self.opened() if kind == MESSAGES]
+
+    def add(self, size: int = 40) -> int:
+        self.position += 1
+        self.log.add_messages(self.position, bytes([self.position % 256]) * size)
+        return self.position
+
+    def flush(self) -> None:
+        self.log.flush(self.answers.append)
+        self.writer.run()
+
+
+def test_records_come_back_in_their_order() -> None:
+    bench = Bench()
+    bench.add()
+    bench.log.add_settled([1, 1])
+    bench.log.add_handed_out(2)
+    bench.flush()
+    pairs = (1).to_bytes(8, "little") * 2
+    assert bench.opened() == [
+        (MESSAGES, 1, bytes([1]) * 40),
+        (SETTLED, 0, pairs),
+        (HANDED_OUT, 2, b""),
+    ]
+    assert bench.disk.list("7") == ["00000001.log"]
+
+
+def test_nothing_is_on_disk_before_it_is_flushed() -> None:
+    bench = Bench()
+    bench.add()
+    bench.log.flush(bench.answers.append)
+    assert bench.answers == []
+    bench.disk.crash(lambda: False)
+    assert bench.opened() == []
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_power_failure_loses_nothing_that_was_confirmed(seed: int) -> None:
+    rng = random.Random(seed)
+    bench = Bench()
+    confirmed = 0
+    for _ in range(rng.randint(0, 4)):
+        for _ in range(rng.randint(1, 4)):
+            bench.add(rng.choice([8, 400, 2000]))
+        bench.flush()
+        confirmed = bench.position
+    for _ in range(rng.randint(0, 6)):
+        bench.add(rng.choice([8, 400, 2000]))
+    bench.log.flush(bench.answers.append)
+    bench.writer.run(sync=False)
+    bench.disk.crash(lambda: rng.random() < 0.6)
+    found = bench.positions()
+    assert found == list(range(1, len(found) + 1))
+    assert confirmed <= len(found) <= bench.position
+    # It goes on behind what it found, and that lasts.
+    bench.position = len(found)
+    bench.add()
+    bench.flush()
+    bench.disk.crash(lambda: False)
+    assert bench.positions() == list(range(1, len(found) + 2))
+
+
+def test_a_file_whose_first_write_was_lost_is_begun_anew() -> None:
+    bench = Bench()
+    bench.add(4000)
+    bench.log.flush(bench.answers.append)
+    bench.writer.run(sync=False)
+    sectors = iter([False])
+    bench.disk.crash(lambda: next(sectors, True))
+    assert bench.opened() == []
+    bench.add()
+    bench.flush()
+    assert bench.positions() == [2]
+
+
+def test_damage_in_an_older_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 200)
+    bench = Bench()
+    for _ in range(6):
+        bench.add()
+        bench.flush()
+    assert len(bench.disk.list("7")) > 1
+    assert bench.positions() == [1, 2, 3, 4, 5, 6]
+    bench.disk.open("7/00000001.log").pwrite([b"\xff"], 60)
+    with pytest.raises(StorageFault, match="damaged classic queue log"):
+        bench.opened()
+
+
+def test_files_go_when_nothing_in_them_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 200)
+    bench = Bench()
+    places = []
+    for number in range(6):
+        places.append(bench.log.add_messages(number, bytes(40)))
+        bench.flush()
+    before = bench.disk.list("7")
+    for place in places[:4]:
+        bench.log.drop(place)
+    bench.log.collect()
+    bench.writer.run()
+    assert bench.disk.list("7") == before[1:]
+    assert bench.log.read(places[5]) == bytes(40)
+
+
+def test_a_full_disk_refuses_until_the_gap_is_filled() -> None:
+    bench = Bench(capacity=1000)
+    bench.add()
+    bench.flush()
+    assert bench.answers == [None]
+    bench.add(4000)
+    bench.flush()
+    assert isinstance(bench.answers[1], OSError)
+    # A small one has room, but recovery would not get to it.
+    bench.add()
+    bench.flush()
+    assert isinstance(bench.answers[2], OSError)
+    bench.disk.capacity = 1 << 40
+    bench.add()
+    bench.flush()
+    assert bench.answers[3] is None
+    bench.disk.crash(lambda: False)
+    assert bench.positions() == [1, 2, 3, 4]
+
+
+def test_a_failed_sync_confirms_nothing_of_that_file() -> None:
+    bench = Bench()
+    bench.add()
+    bench.flush()
+    failing = True
+
+    def operation(name: str, path: str) -> None:
+        if failing and name == "sync":
+            raise OSError(5, "Input/output error", path)
+
+    bench.disk.operation = operation
+    for _ in range(2):
+        bench.add()
+        bench.log.flush(bench.answers.append)
+    bench.writer.run()
+    assert [answer is None for answer in bench.answers] == [True, False, False]
+    failing = False
+    bench.add()
+    bench.flush()
+    assert bench.answers[3] is None
+    bench.disk.crash(lambda: False)
+    assert bench.positions() == [1, 2, 3, 4]
+
+
+def test_a_removed_log_leaves_nothing() -> None:
+    bench = Bench()
+    bench.add()
+    bench.flush()
+    bench.log.remove()
+    bench.writer.run()
+    assert not bench.disk.exists("7")
+    assert bench.opened() == []
