@@ -1,15 +1,5 @@
-"""One AMQP connection: handshake, heartbeats, channels, alarms, closing.
-
-    state        hears                                      goes to
-    HEADER       protocol header                            START
-    START        start-ok (→ authentication)                TUNE
-    TUNE         tune-ok                                    OPENING
-    OPENING      open                                       OPEN
-    OPEN         everything                                 CLOSING (our close), LEAVING (theirs)
-    CLOSING      close, close-ok; the rest is dropped       CLOSED
-    LEAVING      close; the rest is dropped                 LINGERING (close-ok is sent)
-    LINGERING    close; the rest is dropped                 CLOSED (the peer closes, or too late)
-    CLOSED       nothing
+"""One AMQP connection: input and output, pauses, channels, closing. Its states are in `states`, the
+handshake in `opening`.
 
 A peer may still write when its close is answered: closing the socket under it would turn the
 close-ok that it has not read yet into a reset.
@@ -24,29 +14,28 @@ import errno
 import math
 import time
 from collections.abc import Callable, Coroutine
-from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.channel import Channel
-from convoymq.amqp.codec import HEARTBEAT, decode_method, encode_method
+from convoymq.amqp.codec import decode_method, encode_method
 from convoymq.amqp.errors import REPLIES, Reply, Scope, reply_for
 from convoymq.amqp.handshake import (
     ClientCapabilities,
-    Credentials,
-    credentials_of,
     server_properties,
     text_of,
-    tuned,
 )
+from convoymq.amqp.heartbeats import Heartbeats
+from convoymq.amqp.opening import HANDLERS
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.amqp.states import ENDING, MOVES, State
 from convoymq.kernels import frames
 from convoymq.kernels.frames import ConnectionBuffer, Outbox
+from convoymq.metadata.records import User
 from convoymq.model import refusals
 from convoymq.model.errors import (
-    AccessRefused,
     BrokerError,
     ChannelFault,
     PeerError,
@@ -54,30 +43,14 @@ from convoymq.model.errors import (
 )
 from convoymq.model.tables import EMPTY
 
+if TYPE_CHECKING:
+    from convoymq.queues.broker import Broker
+
 log = structlog.get_logger()
 
 SCAN_S = 60.0
 """How often a connection looks for late acknowledgements, unless the time-out is that short."""
 _ALARM_WORDS = {"memory": "low on memory", "disk": "low on disk"}
-
-
-class State(Enum):
-    """Where a connection is in its life; see the module's table."""
-
-    HEADER = "header"
-    START = "starting"
-    AUTHENTICATING = "authenticating"
-    TUNE = "tuning"
-    OPENING = "opening"
-    OPEN = "running"
-    CLOSING = "closing"
-    LEAVING = "leaving"
-    LINGERING = "lingering"
-    CLOSED = "closed"
-
-
-#: Nothing is refused or closed by the server any more.
-_ENDING = frozenset((State.CLOSING, State.LEAVING, State.LINGERING, State.CLOSED))
 
 
 def _shown(address: tuple[str, int]) -> str:
@@ -110,7 +83,7 @@ class Shell(Protocol):
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer:
         """Call back once."""
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
         """Run in a task that somebody owns."""
 
 
@@ -121,7 +94,7 @@ class Connection:
         self,
         *,
         id: int,
-        broker: Any,
+        broker: Broker,
         settings: AmqpSettings,
         outbox: Outbox,
         shell: Shell,
@@ -145,7 +118,8 @@ class Connection:
         self.certificate_name = certificate_name
         self.state = State.HEADER
         self.vhost = ""
-        self.user: Any = None
+        self.user = User(name="")
+        """Nobody, until the login."""
         self.capabilities = ClientCapabilities()
         self.client_properties = EMPTY
         self.channels: dict[int, Channel] = {}
@@ -158,26 +132,39 @@ class Connection:
         self.buffer.backlog_max = settings.channel_backlog_bytes_max
         self._pauses: set[str] = set()
         self._flow: set[int] = set()
-        self._mechanism = ""
+        self.mechanism = ""
         self._blocked_sent = False
         self._publishes = False
         self._down = False
         self._finishing = False
         self._may_linger = True
-        self._vhost_open = False
-        self._silent_ticks = 0
-        self._seen_received = 0
-        self._seen_sent = 0
+        self.vhost_open = False
+        self.heartbeats = Heartbeats(self)
         self._scan: Timer | None = None
         if handshake_left_s is None:
             handshake_left_s = settings.handshake_timeout_s
         self._timers: list[Timer] = [shell.call_later(handshake_left_s, self._handshake_late)]
 
+    def enter(self, state: State) -> None:
+        """Move to another state."""
+        assert state in MOVES[self.state]
+        self.state = state
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the socket is closed."""
+        return self._down
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is read."""
+        return bool(self._pauses)
+
     # --- what the shell calls --------------------------------------------------------------
 
     def lost(self) -> None:
         """The socket is gone."""
-        self._tear_down()
+        self.tear_down()
 
     def on_writable(self) -> None:
         """The socket takes output again."""
@@ -188,7 +175,7 @@ class Connection:
         if self.buffer.output_bytes:
             self.shell.want_write()
         elif self._finishing:
-            self._tear_down()
+            self.tear_down()
             return
         self._after_output()
 
@@ -196,7 +183,7 @@ class Connection:
         """The peer closed its side."""
         if self.state in (State.OPEN, State.OPENING):
             log.warning("amqp.closed_without_close", connection=self.name)
-        self._tear_down()
+        self.tear_down()
 
     def failed(self) -> None:
         """Our own code failed while it worked through input; call inside `except`."""
@@ -236,10 +223,10 @@ class Connection:
         if waiting > self.settings.output_bytes_high:
             if not self.buffer.corked:
                 self.buffer.corked = True
-                self._pause("output")
+                self.pause("output")
         elif self.buffer.corked and waiting <= self.settings.output_bytes_low:
             self.buffer.corked = False
-            self._resume("output")
+            self.resume("output")
             self.buffer.flush_settles()
         if self.buffer.holding and not self.buffer.corked:
             self.on_drained()
@@ -255,16 +242,18 @@ class Connection:
             log.warning(
                 "amqp.socket_failed", connection=self.name, error=errno.errorcode.get(code, code)
             )
-        self._tear_down()
+        self.tear_down()
 
     # --- pauses ------------------------------------------------------------------------------
 
-    def _pause(self, reason: str) -> None:
+    def pause(self, reason: str) -> None:
+        """Stop reading, for one reason of possibly several."""
         self._pauses.add(reason)
         self.buffer.paused = True
         self.shell.set_reading(False)
 
-    def _resume(self, reason: str) -> None:
+    def resume(self, reason: str) -> None:
+        """End one reason not to read; without any, read on."""
         if reason not in self._pauses:
             return
         self._pauses.discard(reason)
@@ -276,11 +265,11 @@ class Connection:
 
     def on_backlog_full(self, channel: int) -> None:
         """See `WireOwner`: go on when that channel has its answer."""
-        self._pause("backlog")
+        self.pause("backlog")
 
     def codec_resumed(self) -> None:
         """A channel has worked off what was kept for it."""
-        self._resume("backlog")
+        self.resume("backlog")
 
     def set_flow(self, channel: int, blocked: bool) -> None:
         """A queue of that channel asks not to be sent more, or takes more again."""
@@ -288,7 +277,7 @@ class Connection:
             self._flow.add(channel)
         else:
             self._flow.discard(channel)
-        (self._pause if self._flow else self._resume)("flow")
+        (self.pause if self._flow else self.resume)("flow")
 
     @property
     def is_blocked(self) -> bool:
@@ -298,7 +287,7 @@ class Connection:
     def on_publish_blocked(self) -> None:
         """See `WireOwner`: a publish waits in front of an alarm."""
         self._publishes = True
-        self._pause("alarm")
+        self.pause("alarm")
         self._send_blocked()
 
     def set_alarms(self, alarms: frozenset[str]) -> None:
@@ -315,7 +304,7 @@ class Connection:
             if channel.codec.state == frames.CHANNEL_OPEN and channel.codec.backlog_bytes:
                 channel.codec.state = frames.CHANNEL_BUSY
                 channel.codec.resume()
-        self._resume("alarm")
+        self.resume("alarm")
 
     def _send_blocked(self) -> None:
         if self._blocked_sent or not self.capabilities.connection_blocked:
@@ -337,7 +326,7 @@ class Connection:
             self._finish()
             return
         self.buffer.state = frames.WIRE_OPEN
-        self.state = State.START
+        self.enter(State.START)
         self.send(
             0,
             spec.ConnectionStart(
@@ -370,44 +359,24 @@ class Connection:
         self._close_by_server(reply, class_id, method_id)
 
     def _dispatch(self, channel: int, method: spec.Method) -> None:
+        if channel and self.state is State.OPEN:
+            self._channel_method(channel, method)
+            return
         if self.state is State.CLOSED:
             return
         if isinstance(method, spec.ConnectionClose) and channel == 0:
             self._closed_by_client()
             return
-        if self.state in _ENDING:
+        if self.state in ENDING:
             if self.state is State.CLOSING and isinstance(method, spec.ConnectionCloseOk):
                 self._finish()
             return
-        if self.state is State.OPEN:
-            if channel:
-                self._channel_method(channel, method)
-            else:
-                self._connection_method(method)
-            return
         if channel:
             raise UnexpectedFrame(f"channel {channel} before connection.open")
-        match self.state, method:
-            case State.START, spec.ConnectionStartOk():
-                self._start_ok(method)
-            case State.TUNE, spec.ConnectionTuneOk():
-                self._tune_ok(method)
-            case State.OPENING, spec.ConnectionOpen():
-                self._open(method)
-            case _:
-                raise self._unexpected()
-
-    def _unexpected(self) -> ChannelFault:
-        return ChannelFault(f"unexpected method in connection state {self.state.value}")
-
-    def _connection_method(self, method: spec.Method) -> None:
-        match method:
-            case spec.ConnectionUpdateSecret():
-                self._update_secret()
-            case spec.ConnectionBlocked() | spec.ConnectionUnblocked():
-                pass
-            case _:
-                raise self._unexpected()
+        handler = HANDLERS.get((self.state, type(method)))
+        if handler is None:
+            raise ChannelFault(f"unexpected method in connection state {self.state.value}")
+        handler(self, method)
 
     def _channel_method(self, number: int, method: spec.Method) -> None:
         channel = self.channels.get(number)
@@ -431,99 +400,16 @@ class Connection:
         return self.settings.mechanisms
 
     def _handshake_late(self) -> None:
-        if self.state is not State.OPEN and self.state not in _ENDING:
+        if self.state is not State.OPEN and self.state not in ENDING:
             log.warning("amqp.handshake_timeout", connection=self.name, state=self.state.value)
-            self._tear_down()
-
-    def _start_ok(self, method: spec.ConnectionStartOk) -> None:
-        self.client_properties = method.client_properties
-        self.capabilities = ClientCapabilities.of(method.client_properties)
-        self._mechanism = method.mechanism
-        credentials = credentials_of(
-            method.mechanism, method.response, self.settings, self.certificate_name
-        )
-        self.state = State.AUTHENTICATING
-        self._pause("authentication")
-        self.shell.spawn(self._authenticate(credentials))
-
-    async def _authenticate(self, credentials: Credentials) -> None:
-        try:
-            self.user = await self._login(credentials)
-        except BrokerError as error:
-            self._login_refused(error, credentials.user)
-            return
-        except Exception:
-            log.exception("amqp.authentication_failed", connection=self.name)
-            self.refuse(BrokerError("internal error"), 0, 10, 11)
-            return
-        if self.state is not State.AUTHENTICATING:
-            return
-        self.state = State.TUNE
-        settings = self.settings
-        self.send(
-            0,
-            spec.ConnectionTune(
-                channel_max=settings.channel_max,
-                frame_max=settings.frame_max,
-                heartbeat=settings.heartbeat_s,
-            ),
-        )
-        self._resume("authentication")
-
-    async def _login(self, credentials: Credentials) -> Any:
-        if credentials.password is None:
-            return self.broker.external_user(credentials.user)
-        return await self.broker.authenticate(credentials.user, credentials.password, self.peer[0])
-
-    def _login_refused(self, error: BrokerError, user: str) -> None:
-        log.warning("amqp.login_refused", connection=self.name, user=user, reason=error.text)
-        if self.state is not State.AUTHENTICATING:
-            return
-        if self.capabilities.authentication_failure_close:
-            if not isinstance(error, AccessRefused):
-                self.refuse(error, 0, 0, 0)
-                return
-            self.refuse(refusals.login_refused(self._mechanism), 0, 0, 0)
-            return
-        # Such a client takes a closed socket for the refusal; silence slows guessing down.
-        self._later(self.settings.failed_login_delay_s, self._tear_down)
-
-    def _tune_ok(self, method: spec.ConnectionTuneOk) -> None:
-        agreed = tuned(self.settings, method.channel_max, method.frame_max, method.heartbeat)
-        self.channel_max = agreed.channel_max
-        self.heartbeat_s = agreed.heartbeat_s
-        self.buffer.frame_max = agreed.frame_max
-        self.state = State.OPENING
-        if agreed.heartbeat_s:
-            self._later(agreed.heartbeat_s / 2, self._first_beat)
-
-    def _open(self, method: spec.ConnectionOpen) -> None:
-        self.broker.open_vhost(self.user, method.virtual_host)
-        self._vhost_open = True
-        self.vhost = method.virtual_host
-        self.state = State.OPEN
-        self.set_alarms(self.broker.alarms)
-        self.broker.connections.add(self)
-        self.broker.counters.connections_opened += 1
-        if self.settings.consumer_timeout_ms is not None:
-            self._scan = self.shell.call_later(self._scan_s, self._check_acknowledged)
-        self.send(0, spec.ConnectionOpenOk())
-        log.info(
-            "amqp.connection_opened",
-            connection=self.name,
-            user=self.user.name,
-            vhost=self.vhost,
-            client=text_of(self.client_properties, "product"),
-        )
-
-    def _update_secret(self) -> None:
-        """Passwords do not expire, so any secret will do: what the user may now is asked again."""
-        self.broker.open_vhost(self.user, self.vhost)
-        for channel in list(self.channels.values()):
-            channel.check_again()
-        self.send(0, spec.ConnectionUpdateSecretOk())
+            self.tear_down()
 
     # --- late acknowledgements ---------------------------------------------------------------
+
+    def start_scans(self) -> None:
+        """Begin to look for late acknowledgements, where they are limited."""
+        if self.settings.consumer_timeout_ms is not None:
+            self._scan = self.shell.call_later(self._scan_s, self._check_acknowledged)
 
     @property
     def _scan_s(self) -> float:
@@ -539,36 +425,10 @@ class Connection:
         if not self._down:
             self._scan = self.shell.call_later(self._scan_s, self._check_acknowledged)
 
-    # --- heartbeats --------------------------------------------------------------------------
+    # --- timers ------------------------------------------------------------------------------
 
-    def _first_beat(self) -> None:
-        """A heartbeat comes after the first half interval even when open-ok has just been sent."""
-        self._seen_sent = self.buffer.sent
-        self._beat()
-
-    def _beat(self) -> None:
-        """Every half interval: send something when nothing was sent, and notice a silent peer."""
-        if self._down:
-            return
-        buffer = self.buffer
-        output = buffer.sent + buffer.output_bytes
-        if output == self._seen_sent and not buffer.output_bytes:
-            buffer.send_frame(spec.FRAME_HEARTBEAT, 0, b"")
-            # It counts as nothing sent: an idle connection has one every time.
-            output += len(HEARTBEAT)
-        self._seen_sent = output
-        if buffer.received != self._seen_received or self._pauses:
-            self._silent_ticks = 0
-        else:
-            self._silent_ticks += 1
-        self._seen_received = buffer.received
-        if self._silent_ticks >= 4:
-            log.warning("amqp.heartbeat_missed", connection=self.name, timeout_s=self.heartbeat_s)
-            self._tear_down()
-            return
-        self._later(self.heartbeat_s / 2, self._beat)
-
-    def _later(self, delay_s: float, call: Callable[[], None]) -> None:
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Call back once, unless the connection ends before."""
         # Two timers at most are ever due: the handshake's or close's, and the heartbeat's.
         self._timers = [*self._timers[-1:], self.shell.call_later(delay_s, call)]
 
@@ -584,7 +444,7 @@ class Connection:
 
     def refuse(self, error: BrokerError, channel: int, class_id: int, method_id: int) -> None:
         """Close the channel or the connection, as the error asks for."""
-        if self.state in _ENDING:
+        if self.state in ENDING:
             return
         reply = reply_for(error)
         found = self.channels.get(channel)
@@ -618,25 +478,25 @@ class Connection:
     def close(self, reason: str) -> None:
         """Close on an operator's behalf: 320 CONNECTION_FORCED."""
         if self.state is State.LINGERING:
-            self._tear_down()
+            self.tear_down()
             return
         self._may_linger = False
-        if self.state in _ENDING:
+        if self.state in ENDING:
             return
         self._close_by_server(
             Reply(320, f"CONNECTION_FORCED - {reason}"[:255], Scope.CONNECTION), 0, 0
         )
 
     def _close_by_server(self, reply: Reply, class_id: int, method_id: int) -> None:
-        if self.state in _ENDING:
+        if self.state in ENDING:
             return
         log.warning(
             "amqp.connection_error", connection=self.name, code=reply.code, reason=reply.text
         )
         if self.state is State.HEADER:
-            self._tear_down()
+            self.tear_down()
             return
-        self.state = State.CLOSING
+        self.enter(State.CLOSING)
         self.buffer.state = frames.WIRE_CLOSING
         self._end_channels()
         self.send(
@@ -648,7 +508,7 @@ class Connection:
                 method_id=method_id,
             ),
         )
-        self._later(self.settings.close_timeout_s, self._tear_down)
+        self.later(self.settings.close_timeout_s, self.tear_down)
         self._read_to_the_end()
 
     def _read_to_the_end(self) -> None:
@@ -666,7 +526,7 @@ class Connection:
         if self.state is State.LEAVING:
             return
         opened = self.state is State.OPEN
-        self.state = State.LEAVING
+        self.enter(State.LEAVING)
         self.buffer.state = frames.WIRE_CLOSING
         self._end_channels()
         if opened:
@@ -690,12 +550,12 @@ class Connection:
         if not self._may_linger:
             self._finish()
             return
-        self.state = State.LINGERING
+        self.enter(State.LINGERING)
         linger_s = self.settings.linger_timeout_s
         if self.heartbeat_s:
             linger_s = min(linger_s, self.heartbeat_s)
         self._cancel_timers()
-        self._later(linger_s, self._tear_down)
+        self.later(linger_s, self.tear_down)
         self._read_to_the_end()
 
     def _end_channels(self) -> None:
@@ -711,28 +571,28 @@ class Connection:
         self._finishing = True
         self.buffer.flush()
         if self.buffer.fd >= 0 and self.buffer.output_bytes:
-            self._later(self.settings.close_timeout_s, self._tear_down)
+            self.later(self.settings.close_timeout_s, self.tear_down)
         else:
-            self._tear_down()
+            self.tear_down()
 
-    def _tear_down(self) -> None:
+    def tear_down(self) -> None:
         """Give everything back and close the socket. Safe to call twice."""
         if self._down:
             return
         self._down = True
-        self.state = State.CLOSED
+        self.enter(State.CLOSED)
         self._cancel_timers()
         self._end_channels()
         self.buffer.close()
         self.shell.close()
-        if self._vhost_open:
+        if self.vhost_open:
             self.shell.spawn(self._leave())
 
     async def _leave(self) -> None:
         """Tell the broker that this connection is over; exclusive queues are gone afterwards."""
-        if not self._vhost_open:
+        if not self.vhost_open:
             return
-        self._vhost_open = False
+        self.vhost_open = False
         self.broker.connections.remove(self)
         self.broker.close_vhost(self.user, self.vhost)
         self.broker.counters.connections_closed += 1
@@ -741,17 +601,17 @@ class Connection:
         except BrokerError as error:
             log.warning("amqp.exclusive_queues_left", connection=self.name, reason=error.text)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
         """Run in a task that the shell owns."""
         self.shell.spawn(work)
 
     # --- for the management API --------------------------------------------------------------
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         """What other rows show of this connection."""
         return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, object]:
         """One row of /api/connections."""
         state = (
             "blocked" if self.is_blocked else "flow" if "flow" in self._pauses else self.state.value
@@ -760,7 +620,7 @@ class Connection:
             "name": self.name,
             "user_provided_name": text_of(self.client_properties, "connection_name"),
             "node": self.broker.node_name,
-            "user": self.user.name if self.user is not None else "",
+            "user": self.user.name,
             "vhost": self.vhost,
             "state": state,
             "channels": len(self.channels),
@@ -768,7 +628,7 @@ class Connection:
             "frame_max": self.buffer.frame_max,
             "timeout": self.heartbeat_s,
             "protocol": "AMQP 0-9-1",
-            "auth_mechanism": self._mechanism,
+            "auth_mechanism": self.mechanism,
             "ssl": self.ssl,
             "host": self.local[0],
             "port": self.local[1],
@@ -786,10 +646,10 @@ class Connection:
         """The sessions of its channels."""
         return [channel.session for channel in self.channels.values()]
 
-    def channel_infos(self) -> list[dict[str, Any]]:
+    def channel_infos(self) -> list[dict[str, object]]:
         """Rows of /api/channels."""
         return [channel.info() for channel in self.channels.values()]
 
-    def consumer_infos(self) -> list[dict[str, Any]]:
+    def consumer_infos(self) -> list[dict[str, object]]:
         """Rows of /api/consumers."""
         return [row for channel in self.channels.values() for row in channel.consumer_infos()]

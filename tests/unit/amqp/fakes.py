@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
-from convoymq.amqp.connection import Connection, State
+from convoymq.amqp.connection import Connection
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.amqp.states import State
 from convoymq.kernels import batch
 from convoymq.kernels.frames import ConnectionBuffer, Epoch, Outbox
 from convoymq.model import refusals

@@ -9,8 +9,8 @@ import pytest
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
-from convoymq.amqp.connection import State
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.amqp.states import State
 from convoymq.model.tables import Table
 from tests.unit.amqp.fakes import Client, FakeBroker
 

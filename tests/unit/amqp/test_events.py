@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from convoymq.amqp import _spec as spec
-from convoymq.amqp.connection import State
 from convoymq.amqp.edge import AmqpEdge
 from convoymq.amqp.settings import AmqpSettings
+from convoymq.amqp.states import State
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.kernels.frames import Outbox
 from convoymq.model.errors import Unavailable

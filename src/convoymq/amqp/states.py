@@ -1,0 +1,52 @@
+"""States of a connection, and the moves between them.
+
+state        hears                                      goes to
+HEADER       protocol header                            START
+START        start-ok (→ authentication)                TUNE
+TUNE         tune-ok                                    OPENING
+OPENING      open                                       OPEN
+OPEN         everything                                 CLOSING (our close), LEAVING (theirs)
+CLOSING      close, close-ok; the rest is dropped       CLOSED
+LEAVING      close; the rest is dropped                 LINGERING (close-ok is sent)
+LINGERING    close; the rest is dropped                 CLOSED (the peer closes, or too late)
+CLOSED       nothing
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    """Where a connection is in its life; see the module's table."""
+
+    HEADER = "header"
+    START = "starting"
+    AUTHENTICATING = "authenticating"
+    TUNE = "tuning"
+    OPENING = "opening"
+    OPEN = "running"
+    CLOSING = "closing"
+    LEAVING = "leaving"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+ENDING = frozenset((State.CLOSING, State.LEAVING, State.LINGERING, State.CLOSED))
+"""Nothing is refused or closed by the server any more."""
+
+_ENDS = (State.CLOSING, State.LEAVING, State.CLOSED)
+
+MOVES: dict[State, frozenset[State]] = {
+    State.HEADER: frozenset((State.START, State.CLOSED)),
+    State.START: frozenset((State.AUTHENTICATING, *_ENDS)),
+    State.AUTHENTICATING: frozenset((State.TUNE, *_ENDS)),
+    State.TUNE: frozenset((State.OPENING, *_ENDS)),
+    State.OPENING: frozenset((State.OPEN, *_ENDS)),
+    State.OPEN: frozenset(_ENDS),
+    State.CLOSING: frozenset((State.CLOSED,)),
+    State.LEAVING: frozenset((State.LINGERING, State.CLOSED)),
+    State.LINGERING: frozenset((State.CLOSED,)),
+    State.CLOSED: frozenset(),
+}
+"""Where each state may lead."""
