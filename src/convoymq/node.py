@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import random
 import signal
@@ -61,10 +60,11 @@ from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
 from convoymq.storage.threads import DiskPace, ThreadWorker
 from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
+from convoymq.transport.clocks import since_boot_ms, wall_ms
 from convoymq.transport.cluster_clock import ClusterClock
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.identity import NodeIdentity
-from convoymq.transport.links import Links, since_boot_ms, wall_ms
+from convoymq.transport.links import Links
 from convoymq.transport.listening import addresses_of
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Node:
         self._loop.set_exception_handler(self._on_fault)
         self.clock = LoopClock(self._loop)
         self.started_ms = self.clock.now_ms()
-        self.data = DataDirectory(self.config.node.data_dir, self.id, machine_versions())
+        self.data = DataDirectory(self.config.node.data_dir, self.id, supported.announced())
         try:
             self._watch_signals()
             self._open_storage()
@@ -322,7 +322,7 @@ class Node:
             self.wake,
             self.log,
             self.run_input,
-            supports=machine_versions(),
+            supports=supported.announced(),
             backlog=config.listeners.backlog,
         )
         self.links.is_congested = self._is_congested
@@ -489,8 +489,8 @@ class Node:
         self.links.flush()
         for flush in self._flushes:
             flush()
-        if self.host.release_due:
-            self.host.release()
+        if self.host.deferred.release_due:
+            self.host.deferred.release()
             self.links.flush()
         self._ended_ns = time.monotonic_ns()
 
@@ -633,7 +633,7 @@ class Node:
                 addresses=self._addresses(),
                 directory=identity.directory,
                 release=__version__,
-                supports=machine_versions(),
+                supports=supported.announced(),
             )
         )
         if not is_newest:
@@ -889,13 +889,6 @@ _SYNC_METHODS = {
     SyncMethod.O_DSYNC: SYNC_DSYNC,
     SyncMethod.NONE: SYNC_NONE,
 }
-
-
-def machine_versions() -> dict[str, tuple[int, int]]:
-    """The machine versions that this build supports: machines register when they are imported."""
-    for name in ("metadata.machine", "queues.quorum.machine", "queues.stream.machine"):
-        importlib.import_module(f"convoymq.{name}")
-    return supported.supports()
 
 
 def client_tls(config: Config) -> ssl.SSLContext:

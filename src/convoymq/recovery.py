@@ -388,7 +388,7 @@ class Recovery:
         if replica.is_leader and replica.core.members.voters == {self._node.id}:
             return ""
         learners = tuple(replica.core.changes.new_learner(node) for node in followers)
-        refused = replica.recover_membership(Membership(frozenset({self._node.id}), learners))
+        refused = replica.changes.force(Membership(frozenset({self._node.id}), learners))
         if refused is not None:
             return f"group {group}: {refused}"
         log.warning("recovery.group", node=self._node.id, group=group, followers=followers)

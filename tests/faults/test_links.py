@@ -16,7 +16,7 @@ import structlog
 from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
 from convoymq.management import metrics
 from convoymq.model.config import Address, ClusterConfig
-from convoymq.transport import links
+from convoymq.transport import admission, credit
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import FLAG_NEIGHBOURS, Links
 from tests.ports import cluster_ports
@@ -153,10 +153,10 @@ async def test_strangers_are_refused(option: dict[str, str]) -> None:
     where = addresses(2)
     one, two = Node(1, where), Node(2, where, **option)
     async with one.links, two.links:
-        await until(lambda: one.links._refusals and two.links._refusals)
+        await until(lambda: one.links.admission.refusals and two.links.admission.refusals)
         assert one.told == two.told == []
         words = "secret" if "secret" in option else "cluster"
-        assert any(words in text for text in one.links._refusals.values())
+        assert any(words in text for text in one.links.admission.refusals.values())
 
 
 @pytest.mark.provokes("link.handshake_broken", "link.lost", "link.up", "link.down")
@@ -182,7 +182,7 @@ async def test_a_closed_peer_is_down_at_once_and_nothing_more_is_known() -> None
     async with one.links:
         async with two.links:
             await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
-        await until(lambda: one.links._dials[f"127.0.0.1:{where[1].port}"].last_error)
+        await until(lambda: one.links.dialler.dials[f"127.0.0.1:{where[1].port}"].last_error)
         # A refused connection alone proves nothing.
         assert one.told == [("up", 2, 1), ("down", 2, False)]
         again = Node(2, where, incarnation=2)
@@ -228,7 +228,7 @@ async def test_a_process_of_this_machine_that_does_not_run_any_more_is_gone() ->
 async def test_the_second_process_with_a_number_is_refused_while_the_first_is_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "REJECTED_S", 0.2)
+    monkeypatch.setattr(admission, "REJECTED_S", 0.2)
     where = addresses(2)
     quick = {"heartbeat_ms": 20, "suspect_min_ms": 50, "suspect_max_ms": 100}
     one, two = Node(1, where, **quick), Node(2, where, **quick)
@@ -261,7 +261,9 @@ async def test_an_older_incarnation_of_the_same_directory_is_refused() -> None:
             copy = Node(2, where, incarnation=incarnation)
             async with copy.links:
                 words = f"node 2 shows incarnation {incarnation} of its data directory"
-                await until(lambda w=words: any(w in t for t in one.links._refusals.values()))
+                await until(
+                    lambda w=words: any(w in t for t in one.links.admission.refusals.values())
+                )
                 assert copy.told == []
         emptied = Node(2, where, incarnation=1, directory="new")
         async with emptied.links:
@@ -285,7 +287,9 @@ async def test_a_new_identity_is_told_on_new_links() -> None:
         await until(lambda: two.links.is_connected(1))
         # Another cluster from now on.
         one.links.set_identity(NodeIdentity(1, "directory 1", 1, "dd"))
-        await until(lambda: any("is of cluster" in t for t in one.links._refusals.values()))
+        await until(
+            lambda: any("is of cluster" in t for t in one.links.admission.refusals.values())
+        )
         assert not one.links.is_connected(2)
 
 
@@ -331,7 +335,9 @@ async def test_a_forgotten_node_is_refused() -> None:
     async with one.links, two.links:
         await until(lambda: one.links.is_connected(2) and two.links.is_connected(1))
         one.links.forget(2)
-        await until(lambda: any("removed" in text for text in one.links._refusals.values()))
+        await until(
+            lambda: any("removed" in text for text in one.links.admission.refusals.values())
+        )
         assert not one.links.is_connected(2)
         one.links.remember(2)
         await until(lambda: one.links.is_connected(2))
@@ -371,7 +377,7 @@ async def test_a_link_is_full_until_what_was_sent_is_taken(
 ) -> None:
     """The window is an eighth of the backlog's bound. Urgent frames pass; there is room as soon as
     the receiver says what it has taken, and nothing breaks."""
-    monkeypatch.setattr(links, "FULL_S", 0.01)
+    monkeypatch.setattr(credit, "FULL_S", 0.01)
     where = addresses(2)
     one, two = (Node(i, where, link_backlog_max_bytes=8 << 20) for i in (1, 2))
     async with one.links, two.links:
@@ -405,7 +411,7 @@ async def test_a_link_is_full_until_what_was_sent_is_taken(
 async def test_a_full_link_that_breaks_has_no_room(
     monkeypatch: pytest.MonkeyPatch, observed: Observed
 ) -> None:
-    monkeypatch.setattr(links, "FULL_S", 0.01)
+    monkeypatch.setattr(credit, "FULL_S", 0.01)
     where = addresses(2)
     one, two = Node(1, where), Node(2, where)
     async with one.links:
@@ -463,15 +469,15 @@ async def test_credit_of_a_former_connection_is_void() -> None:
             one.links.send(2, *bulk(100_000))
         assert one.links.full == {2}
         peer = one.links.peers[2]
-        one.links._on_credit(peer, 1 << 40, peer.out_id ^ 1)
+        one.links.credit.on_credit(peer, 1 << 40, peer.out_id ^ 1)
         assert one.links.full == {2}
         with pytest.raises(ValueError, match="credit"):
-            one.links._on_credit(peer, 1 << 40, peer.out_id)
+            one.links.credit.on_credit(peer, 1 << 40, peer.out_id)
         # A link that is made anew owes nothing.
-        one.links._drop(peer, "for the test")
+        one.links.drop(peer, "for the test")
         assert one.links.full == set()
         await until(lambda: one.told[-1][0] == "up" and len(one.told) > 2)
-        assert one.links._under_way(peer) < 10_000
+        assert one.links.credit.under_way(peer) < 10_000
 
 
 async def test_a_frame_larger_than_the_bound_does_not_break_the_link_for_what_follows() -> None:

@@ -1051,17 +1051,17 @@ def version_raised_too_early() -> None:
 
 @plant("a version counts from when it is proposed, not from its entry", "none", "mixed")
 def version_counts_from_its_proposal() -> None:
-    from convoymq.groups.replica import Replica
+    from convoymq.groups.version_raising import VersionRaising
 
-    raise_version = Replica._raise_version
+    propose = VersionRaising.propose
 
     def planted(self: Any) -> None:
-        before = self._version_index
-        raise_version(self)
-        if self._version_index != before:
-            self.machine.set_version(2)
+        before = self.proposed_index
+        propose(self)
+        if self.proposed_index != before:
+            self.replica.machine.set_version(2)
 
-    Replica._raise_version = planted  # type: ignore[method-assign]
+    VersionRaising.propose = planted  # type: ignore[method-assign]
 
 
 @plant("a snapshot leaves out the version in force", "crash,kill,membership", "mixed")

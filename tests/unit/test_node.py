@@ -20,11 +20,11 @@ from convoymq.node import (
     client_tls,
     free_disk_bytes,
     machine_memory_bytes,
-    machine_versions,
     memory_limit,
     resident_bytes,
     run,
 )
+from convoymq.replication.versions import announced
 from convoymq.transport.listening import addresses_of
 from tests.sockets import backlog_of
 
@@ -101,7 +101,7 @@ async def test_a_node_asks_again_until_it_is_known(tmp_path: Path) -> None:
 
 
 def test_all_machines_are_announced() -> None:
-    assert machine_versions().keys() == {"metadata", "quorum", "stream"}
+    assert announced().keys() == {"metadata", "quorum", "stream"}
 
 
 async def test_listeners_are_as_configured(tmp_path: Path) -> None:

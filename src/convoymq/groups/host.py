@@ -11,15 +11,18 @@ leader by asking the members, and forwards.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from convoymq.groups.deferred import Deferred
 from convoymq.groups.effect_sink import EffectSink
-from convoymq.groups.replica import LEADER_IS, Replica
+from convoymq.groups.replica import Replica
+from convoymq.groups.room import RoomQueues
+from convoymq.groups.serving import LEADER_IS
+from convoymq.groups.status import GroupStatus, HostCounters
+from convoymq.groups.watched import Watched
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry, frame, frame_header
 from convoymq.model.clock import Clock
@@ -37,110 +40,6 @@ EARLY_FRAMES_MAX = 64
 EARLY_GROUPS_MAX = 4096
 ROUNDS_MAX = 8
 ASK_LEADER_MS = 200
-IDLE_ELECTIONS_MS = 10
-IDLE_ELECTIONS = 10
-"""Groups that nobody uses elect a new leader so many at a time, at least so far apart: thousands at
-once would keep those waiting that are in use. A node that is late begins fewer."""
-OPENING_MS = 10
-"""New groups that nobody has used yet open their terms together, so much later."""
-
-
-class HostCounters:
-    """What happened so far on this node, over all groups."""
-
-    __slots__ = (
-        "bytes_appended",
-        "elections",
-        "entries_appended",
-        "forwards_stale",
-        "leader_changes",
-        "replicas_stopped",
-        "snapshots_installed",
-        "snapshots_sent",
-    )
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    bytes_appended: int
-    elections: int
-    entries_appended: int
-    forwards_stale: int
-    leader_changes: int
-    replicas_stopped: int
-    snapshots_installed: int
-    snapshots_sent: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStatus:
-    """A look at one group from this node."""
-
-    group: int
-    role: str
-    leader: int
-    term: int
-    commit_index: int
-    last_applied: int
-    last_index: int
-    written_index: int
-    snapshot_index: int
-    voters: tuple[int, ...]
-    learners: tuple[int, ...]
-    match: dict[int, int]
-    """Leader: last index known to be durable on each follower."""
-    version: int
-    """Machine version in force."""
-    stopped: str
-    """Why the replica takes part no more, or ""."""
-
-
-class _Line:
-    """Who waits until a node takes bulk again, in order."""
-
-    __slots__ = ("items", "known", "room_at")
-
-    def __init__(self, now: int) -> None:
-        self.items: deque[Any] = deque()
-        self.known: set[Any] = set()
-        self.room_at = now
-        """When there was room last, or the wait began."""
-
-
-class Watched:
-    """A group without a replica here."""
-
-    __slots__ = (
-        "asked_at", "builder", "group", "host", "late", "leader", "members", "sink", "term", "turn",
-        "wanted",
-    )  # fmt: skip
-
-    def __init__(
-        self, host: ReplicaHost, group: int, members: Sequence[int], sink: EffectSink
-    ) -> None:
-        self.host = host
-        self.group = group
-        self.members = tuple(members)
-        self.sink = sink
-        self.builder: CommandBuilder = CommandBuilder()
-        self.leader = 0
-        self.term = 0
-        self.asked_at = 0
-        self.turn = 0
-        #: Commands wait for a leader.
-        self.wanted = False
-        #: Commands for the leader that wait for room: (node, term, frame).
-        self.late: deque[tuple[int, int, bytes]] = deque()
-
-    def on_room(self, node: int) -> None:
-        """The node takes bulk again."""
-        if self.host.watched.get(self.group) is self:
-            self.host.send_late(self, node, self.leader, self.term)
-
-    def on_lost(self, _node: int) -> None:
-        """The node is away."""
-        self.late.clear()
 
 
 class ReplicaHost:
@@ -193,7 +92,9 @@ class ReplicaHost:
         self.after_seal: Callable[[], None] | None = None
         #: Nodes whose link takes no bulk.
         self.full = transport.full
-        self._lines: dict[int, _Line] = {}
+        self.room = RoomQueues(self)
+        self.await_room = self.room.wait
+        self.on_room = self.room.on_room
         self._early: dict[int, list[tuple[int, bytes]]] = {}
         #: Groups that were here and are no more, the last ones: their late frames are dropped.
         self._removed: dict[int, None] = {}
@@ -202,17 +103,7 @@ class ReplicaHost:
         self._dirty: list[Replica | Watched] = []
         self._apply: list[Replica] = []
         self._notices: list[Replica] = []
-        #: Replicas that hold back entries for deferred followers, since when.
-        self._holding: list[Replica] = []
-        self._holding_since = 0
-        self._holding_timer: Any = None
-        self.release_due = False
-        #: Replicas of groups that nobody uses whose election waits for its turn.
-        self._deferred: deque[Replica] = deque()
-        #: Founders whose term is not opened yet.
-        self._openings: list[Replica] = []
-        #: Replicas whose open batch waits to be coalesced.
-        self._batches_due: list[Replica] = []
+        self.deferred = Deferred(self)
         self._woken = False
         self._numbers = 0
         self._damaged = False
@@ -287,7 +178,7 @@ class ReplicaHost:
         if watched is None:
             watched = self._watch(Watched(self, group, members, sink))
         watched.members = tuple(members)
-        self._ask_leader(watched)
+        watched.ask_leader()
 
     def _watch(self, watched: Watched) -> Watched:
         builder = watched.builder
@@ -307,7 +198,7 @@ class ReplicaHost:
         watched = Watched(self, group, members, replica.sink)
         watched.builder = replica.builder
         self.remove_group(group)
-        self._ask_leader(self._watch(watched))
+        self._watch(watched).ask_leader()
         watched.sink.on_replica_gone()
 
     def unwatch_group(self, group: int) -> None:
@@ -340,7 +231,7 @@ class ReplicaHost:
         others = sorted(replica.core.members.nodes - {self.node})
         watched = Watched(self, group, others, replica.sink)
         watched.builder = replica.builder
-        self._ask_leader(self._watch(watched))
+        self._watch(watched).ask_leader()
         watched.sink.on_replica_gone()
         self.wake()
         if self.on_stopped is not None:
@@ -462,17 +353,17 @@ class ReplicaHost:
                 )  # fmt: skip
                 # A watcher learns the leader from this, a replica from the leader's own frames.
                 self._tell_leader(replica, node)
-                replica.probe_member(node)
+                replica.sender.probe_member(node)
                 return
             try:
-                replica.builder.adopt(data, batch.HEADER_SIZE, len(data), replica.allowed)
+                replica.builder.adopt(data, batch.HEADER_SIZE, len(data), replica.versions.allowed)
             except ValueError as error:
                 self.note(
                     "raft.forward_malformed", group=replica.group, node=node, error=str(error)
                 )
             return
         self._tell_leader(replica, node)
-        replica.campaign()
+        replica.election_timer.campaign()
 
     def _tell_leader(self, replica: Replica, node: int) -> None:
         leader = replica.established_leader
@@ -500,7 +391,7 @@ class ReplicaHost:
         if message[0] == LEADER_IS and message[1] == 0:
             self._tell_leader(replica, node)
             if len(message) > 2 and message[2]:
-                replica.campaign()
+                replica.election_timer.campaign()
             return
         replica.on_message(node, message)
 
@@ -511,38 +402,7 @@ class ReplicaHost:
         if message[0] != LEADER_IS or len(message) != 3:
             self._keep_early(watched.group, node, data)
             return
-        _, term, leader = message
-        if leader == 0:
-            if node == watched.leader:
-                # It got commands, and does not lead any more.
-                self._forget_leader(watched)
-            return
-        if term < watched.term or (leader, term) == (watched.leader, watched.term):
-            return
-        watched.term = term
-        if leader not in self.reachable:
-            # The one that told may not have noticed yet, and later nobody has to tell.
-            self._forget_leader(watched)
-            return
-        watched.leader = leader
-        watched.wanted = False
-        watched.sink.on_leader(watched.group, leader, term)
-
-    def _forget_leader(self, watched: Watched) -> None:
-        """The leader is not known (any more); the ticks ask for it."""
-        self.active.add(watched.group)
-        if watched.leader:
-            watched.leader = 0
-            watched.sink.on_leader(watched.group, None, watched.term)
-
-    def _ask_leader(self, watched: Watched) -> None:
-        near = [n for n in watched.members if n in self.reachable]
-        self.active.add(watched.group)
-        watched.asked_at = self.now
-        if near:
-            watched.turn += 1
-            node = near[watched.turn % len(near)]
-            self.send_raft(node, watched.group, (LEADER_IS, 0, int(watched.wanted)))
+        watched.on_leader_is(node, message[1], message[2])
 
     def on_link_up(self, node: int, incarnation: int, supports: Supports | None = None) -> None:
         """The link to a node is up, the node answers.
@@ -579,78 +439,23 @@ class ReplicaHost:
             if watched.leader == node:
                 watched.sink.on_leader(watched.group, node, watched.term)
             elif watched.leader == 0 and node in watched.members:
-                self._ask_leader(watched)
+                watched.ask_leader()
         self.wake()
 
     def _lose(self, node: int) -> None:
         self.now = self.clock.monotonic_ms()
         self.reachable.discard(node)
-        line = self._lines.pop(node, None)
-        if line is not None:
-            # Clients send again what was for the leader, when they know one.
-            for item in line.items:
-                item.on_lost(node)
+        self.room.on_lost(node)
         for replica in list(self.groups.values()):
             if replica.concerns(node):
                 replica.on_unreachable(node)
         for watched in self.watched.values():
             if watched.leader == node:
-                self._forget_leader(watched)
-                self._ask_leader(watched)
+                watched.forget_leader()
+                watched.ask_leader()
         self.wake()
 
     # Flow (ADR 0025).
-
-    def await_room(self, node: int, item: Any) -> None:
-        """Has `item.on_room(node)` called when a node that is in `full` takes bulk again, once;
-        `item.on_lost(node)` instead when it is lost."""
-        line = self._lines.get(node)
-        if line is None:
-            line = self._lines[node] = _Line(self.clock.monotonic_ms())
-        if item not in line.known:
-            line.known.add(item)
-            line.items.append(item)
-
-    def on_room(self, node: int) -> None:
-        """A node that was in `full` takes bulk: whoever waits sends in turn, until it is full."""
-        line = self._lines.get(node)
-        if line is None:
-            return
-        line.room_at = self.now = self.clock.monotonic_ms()
-        while line.items and node not in self.full:
-            item = line.items.popleft()
-            line.known.discard(item)
-            item.on_room(node)
-        if not line.items and self._lines.get(node) is line:
-            del self._lines[node]
-        self.wake()
-
-    def is_held_up(self, node: int) -> bool:
-        """Whether the link to the node is what others wait for: it is full, but goes on."""
-        line = self._lines.get(node)
-        return line is not None and self.now - line.room_at < self.config.quorum_timeout_ms
-
-    def forward(self, item: Replica | Watched, node: int, term: int, data: bytes) -> None:
-        """Sends a FORWARD frame to the leader, behind those that wait."""
-        late = item.late
-        if late and late[0][:2] != (node, term):
-            # For a former leader: clients have sent it all again.
-            late.clear()
-        if late or node in self.full:
-            late.append((node, term, data))
-            self.await_room(node, item)
-        else:
-            self.transport.send(node, data)
-
-    def send_late(self, item: Replica | Watched, node: int, leader: int, term: int) -> None:
-        """Sends FORWARD frames that waited for a node, unless another one leads by now."""
-        late = item.late
-        while late and late[0][0] == node and node not in self.full:
-            _, sent_in, data = late.popleft()
-            if (leader, term) == (node, sent_in):
-                self.transport.send(node, data)
-        if late and late[0][0] == node:
-            self.await_room(node, item)
 
     def incarnation_of(self, node: int) -> int:
         """Incarnation of a node that was heard of; 0 = never."""
@@ -673,8 +478,8 @@ class ReplicaHost:
 
     def mark_apply(self, replica: Replica) -> None:
         """The replica's commit index is ahead of what it applied."""
-        if not replica.apply_due:
-            replica.apply_due = True
+        if not replica.applying.due:
+            replica.applying.due = True
             self._apply.append(replica)
             if not self._woken:
                 self.wake()
@@ -682,81 +487,6 @@ class ReplicaHost:
     def mark_notice(self, replica: Replica) -> None:
         """Nodes with sessions should hear of the commit index."""
         self._notices.append(replica)
-
-    def hold(self, replica: Replica) -> None:
-        """The replica holds entries back; all that do are released together."""
-        replica.holding = True
-        if not self._holding:
-            self._holding_since = self.now
-            self._holding_timer = self.clock.call_later(
-                2 * self.config.deferral_ms, self._held_long
-            )
-        self._holding.append(replica)
-
-    def hold_batch(self, replica: Replica) -> None:
-        """The replica's open batch waits for commands to be coalesced with, but not for long."""
-        if not replica.batch_due:
-            replica.batch_due = True
-            if not self._batches_due:
-                self.clock.call_later(self.config.deferral_ms, self._on_batches_due)
-            self._batches_due.append(replica)
-
-    def _on_batches_due(self) -> None:
-        due = self._batches_due
-        self._batches_due = []
-        for replica in due:
-            replica.batch_due = False
-            if replica.builder.held and not replica.dead:
-                self.mark_dirty(replica)
-
-    def release_between(self) -> None:
-        """All that a replica appended is committed: a good time for what was held back, its flush
-        disturbs nobody who waits. The timer is for when there is none."""
-        if self.now - self._holding_since >= self.config.deferral_ms:
-            self.release_due = True
-
-    def hold_opening(self, replica: Replica) -> None:
-        """The founder of a new group opens its term when it is used, or soon."""
-        if not self._openings:
-            self.clock.call_later(OPENING_MS, self._open_terms)
-        self._openings.append(replica)
-
-    def _open_terms(self) -> None:
-        self.now = self.clock.monotonic_ms()
-        due = self._openings
-        self._openings = []
-        for replica in due:
-            if not replica.dead:
-                replica.open_term()
-
-    def defer_election(self, replica: Replica) -> None:
-        """Puts the election of a group that nobody uses at the end of the line."""
-        if not self._deferred:
-            self.clock.call_later(IDLE_ELECTIONS_MS, self._begin_elections)
-        self._deferred.append(replica)
-
-    def _begin_elections(self) -> None:
-        begun = 0
-        while self._deferred and begun < IDLE_ELECTIONS:
-            begun += self._deferred.popleft().begin_election()
-        if self._deferred:
-            self.clock.call_later(IDLE_ELECTIONS_MS, self._begin_elections)
-
-    def _held_long(self) -> None:
-        self.now = self.clock.monotonic_ms()
-        self.release()
-        self.wake()
-
-    def release(self) -> None:
-        """Sends what was held back. When `release_due`, the node calls this after it has told its
-        clients what is committed: who gets it may take the processor at once."""
-        self.release_due = False
-        self._holding_timer.cancel()
-        holding = self._holding
-        self._holding = []
-        for replica in holding:
-            if not replica.dead:
-                replica.release()
 
     def _on_full(self, item: Replica | Watched) -> None:
         self._seal(item)
@@ -770,7 +500,7 @@ class ReplicaHost:
         watched = item
         if watched.leader and watched.leader in self.reachable:
             data = watched.builder.take_forward(watched.group, watched.term)
-            self.forward(watched, watched.leader, watched.term, data)
+            self.room.forward(watched, watched.leader, watched.term, data)
         else:
             watched.builder.discard_unsent()
             watched.wanted = True
@@ -795,7 +525,7 @@ class ReplicaHost:
             if self._damaged:
                 self._damaged = False
                 for replica in list(self.groups.values()):
-                    replica.on_damage()
+                    replica.damage.on_damage()
             if self._dirty:
                 dirty = self._dirty
                 self._dirty = []
@@ -816,7 +546,7 @@ class ReplicaHost:
                 self._apply = []
                 for replica in due:
                     if not replica.dead:
-                        replica.apply()
+                        replica.applying.apply()
             if not self._has_work():
                 break
         if self._notices:
@@ -824,7 +554,7 @@ class ReplicaHost:
             self._notices = []
             for replica in notices:
                 if not replica.dead:
-                    replica.send_notices()
+                    replica.sender.send_notices()
 
     def tick(self) -> None:
         """About every 100 ms: looks after groups with something outstanding."""
@@ -841,29 +571,29 @@ class ReplicaHost:
             if watched is None or watched.leader:
                 self.active.discard(group)
             elif self.now - watched.asked_at >= ASK_LEADER_MS:
-                self._ask_leader(watched)
+                watched.ask_leader()
 
     # Administration.
 
     def add_member(self, group: int, node: int, *, voter: bool = True) -> bool:
         """Leader: adds a member; False = not leader, or another change is under way."""
         replica = self.groups.get(group)
-        return replica is not None and replica.is_leader and replica.add_member(node, voter=voter)
+        return replica is not None and replica.is_leader and replica.changes.add(node, voter=voter)
 
     def member_refusal(self, group: int, node: int) -> str:
         """Why the group can't take in that node, as far as this node knows; "" = it can."""
         replica = self.groups.get(group)
-        return replica.member_refusal(node) if replica is not None else ""
+        return replica.changes.refusal_of(node) if replica is not None else ""
 
     def remove_member(self, group: int, node: int) -> bool:
         """Leader: removes a member; False = not leader, last voter, or a change is under way."""
         replica = self.groups.get(group)
-        return replica is not None and replica.is_leader and replica.remove_member(node)
+        return replica is not None and replica.is_leader and replica.changes.remove(node)
 
     def replace_member(self, group: int, node: int, by: int = 0) -> bool:
         """Leader: like `remove_member`, with another node in its place unless `by` is 0."""
         replica = self.groups.get(group)
-        return replica is not None and replica.is_leader and replica.replace_member(node, by)
+        return replica is not None and replica.is_leader and replica.changes.replace(node, by)
 
     def transfer_leadership(self, group: int, to: int = 0) -> bool:
         """Leader: hands over to `to`, or (0) to the reachable voter that is furthest."""
@@ -920,12 +650,12 @@ class ReplicaHost:
     def plan(self, group: int) -> GroupPlan | None:
         """Asked by storage when it empties a WAL file."""
         replica = self.groups.get(group)
-        return replica.plan() if replica is not None else None
+        return replica.snapshots.plan() if replica is not None else None
 
     def needed_from(self, group: int) -> int:
         """Asked by storage: bodies of the log below that index need not stay in memory."""
         replica = self.groups.get(group)
-        return replica.needed_from() if replica is not None else 0
+        return replica.snapshots.needed_from() if replica is not None else 0
 
     def send_raft(self, node: int, group: int, message: tuple[int, ...]) -> None:
         """Sends a RAFT frame for a group without a replica that could."""

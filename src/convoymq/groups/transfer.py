@@ -42,7 +42,7 @@ class SnapshotSending:
         self.node = node
         self.term = replica.core.term
         self.id = replica.host.next_number()
-        snapshot = replica.make_snapshot()
+        snapshot = replica.snapshots.make()
         self.index = snapshot.index
         self.index_term = snapshot.term
         self.membership = snapshot.membership
@@ -76,7 +76,7 @@ class SnapshotSending:
     def tick(self) -> None:
         """Asks again when nothing was heard for too long."""
         now_ms = self.replica.host.clock.monotonic_ms()
-        if self.replica.host.is_held_up(self.node):
+        if self.replica.host.room.is_held_up(self.node):
             self._heard_ms = now_ms
         if now_ms - self._heard_ms >= self.replica.host.config.retransmit_ms:
             self.resume()
@@ -93,7 +93,7 @@ class SnapshotSending:
         self._heard_ms = self.replica.host.clock.monotonic_ms()
         if message[0] == DONE:
             self.stopped = True
-            self.replica.snapshot_sent(self.node, message[3])
+            self.replica.snapshots.on_sent(self.node, message[3])
             return
         self._had = (message[3], message[4])
         if self._had > (len(self.state), self.index):
@@ -112,7 +112,7 @@ class SnapshotSending:
         host = self.replica.host
         while not self._ended and self._ahead < config.snapshot_chunks_in_flight:
             if self.node in host.full:
-                host.await_room(self.node, self.replica)
+                host.room.wait(self.node, self.replica)
                 return
             offset, index = self._sent
             self._ahead += 1
@@ -212,12 +212,12 @@ class SnapshotReceiving:
         state = bytes(self._state)
 
         def done(error: BaseException | None) -> None:
-            if self.replica.receiving is not self:
+            if self.replica.snapshots.receiving is not self:
                 return
             if error is None:
-                self.replica.install(self.index, self.membership, state)
+                self.replica.snapshots.install(self.index, self.membership, state)
             else:
-                self.replica.receiving_failed()
+                self.replica.snapshots.on_failed()
             self._send(DONE, 0 if error is not None else self.index)
 
         self._receiver.finish(self.membership, state, done)

@@ -578,7 +578,7 @@ class GroupQueue(Queue):
     async def _until_led(self) -> None:
         replica = self._host.replica(self.group)
         if replica is not None:
-            replica.campaign()
+            replica.election_timer.campaign()
         while not self._is_led():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)

@@ -1,30 +1,47 @@
-"""Which versions of the replicated machines this build supports.
-
-The modules of the machines register their classes when they are imported; the node imports them
-before it tells other nodes (ADR 0016).
-"""
+"""The list of replicated machines, and which versions of them this build supports (ADR 0016)."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from convoymq.model.errors import UnsupportedVersion
 
+MACHINES = [
+    "convoymq.metadata.machine",
+    "convoymq.queues.quorum.machine",
+    "convoymq.queues.stream.machine",
+]
+"""Modules of machines, which register their classes when they are imported: a new one is one line
+here. A node tells other nodes of all of them."""
+
 Supports = Mapping[str, Sequence[int]]
 """Kind -> (oldest, newest) version."""
 
-_ranges: dict[str, tuple[int, int]] = {}
+_ranges: dict[str, tuple[str, int, int]] = {}
+"""Kind -> (module, oldest, newest version)."""
 
 
 def register(machine: Any) -> None:
     """Adds a class of machines: its KIND, OLDEST_VERSION and VERSION."""
-    _ranges[machine.KIND] = (machine.OLDEST_VERSION, machine.VERSION)
+    _ranges[machine.KIND] = (machine.__module__, machine.OLDEST_VERSION, machine.VERSION)
 
 
 def supports() -> dict[str, tuple[int, int]]:
-    """The versions of every machine that is registered."""
-    return dict(_ranges)
+    """The versions of the machines of the list, as far as they are imported."""
+    return {
+        kind: (oldest, newest)
+        for kind, (module, oldest, newest) in _ranges.items()
+        if module in MACHINES
+    }
+
+
+def announced() -> dict[str, tuple[int, int]]:
+    """Imports the machines of the list, and returns the versions of every one."""
+    for name in MACHINES:
+        importlib.import_module(name)
+    return supports()
 
 
 def newest_of(supported: Supports, kind: str) -> int:

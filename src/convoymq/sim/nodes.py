@@ -340,8 +340,8 @@ class SimNode:
     def _end_round(self) -> None:
         self._round_due = False
         self.host.end_of_round()
-        if self.host.release_due:
-            self.host.release()
+        if self.host.deferred.release_due:
+            self.host.deferred.release()
         self.world.poll(self)
 
     def _tick_host(self) -> None:

@@ -41,7 +41,7 @@ def is_live(replica: Replica, node: int, lag_entries_max: int) -> bool:
     if peer is None or not peer.connected or peer.state != REPLICATE:
         return False
     behind: int = replica.commit_index - peer.match
-    if node in replica.behind_nodes or node in replica.lagging_nodes:
+    if node in replica.lagging.behind_nodes or node in replica.lagging.lagging_nodes:
         return False
     return behind <= lag_entries_max
 

@@ -15,7 +15,8 @@ import structlog
 from msgspec.msgpack import encode
 
 from convoymq.groups import transfer
-from convoymq.groups.host import OPENING_MS, ReplicaHost
+from convoymq.groups.deferred import OPENING_MS
+from convoymq.groups.host import ReplicaHost
 from convoymq.groups.replica import BEHIND
 from convoymq.kernels import batch
 from convoymq.kernels.batch import (
@@ -255,8 +256,8 @@ class Net:
             woken, self.woken = self.woken, set()
             for node in sorted(woken & self.hosts.keys()):
                 self.hosts[node].end_of_round()
-                if self.hosts[node].release_due:
-                    self.hosts[node].release()
+                if self.hosts[node].deferred.release_due:
+                    self.hosts[node].deferred.release()
             if not self.queue and not self.woken:
                 break
             for _ in range(len(self.queue)):
@@ -381,7 +382,7 @@ def test_a_founder_that_leads_no_more_opens_nothing() -> None:
     net.hosts[2].on_frame(1, frame(batch.FRAME_RAFT, 0, GROUP, 2, 0, 0, 0, encode([VOTE, 2, 0, 0])))
     assert not replica.is_leader
     assert replica.core.voted_for == 1
-    net.hosts[2]._open_terms()
+    net.hosts[2].deferred._open_terms()
     assert kinds_of(net, 2) == []
     net.run(1000)
     assert kinds_of(net, net.leader)[0] == ENTRY_MEMBERSHIP
@@ -446,14 +447,17 @@ def full_of_elections(net: Net, but: int) -> None:
     """Three seconds of groups wait for their elections on all nodes but one."""
 
     class Other:
-        def begin_election(self) -> bool:
+        def __init__(self) -> None:
+            self.election_timer = self
+
+        def begin(self) -> bool:
             return True
 
     other: Any = Other()
     for node, host in net.hosts.items():
         if node != but:
             for _ in range(3000):
-                host.defer_election(other)
+                host.deferred.defer_election(other)
 
 
 def test_a_group_that_nobody_uses_elects_when_it_is_its_turn(net: Net) -> None:
@@ -621,7 +625,7 @@ def test_a_leader_is_heard_while_its_snapshot_is_replacing_the_log(net: Net) -> 
         net.put(leader, value)
         net.run(300)
     replica, sink = net.hosts[lost].groups[GROUP], net.sinks[lost]
-    snapshot, term = net.hosts[leader].groups[GROUP].make_snapshot(), replica.term
+    snapshot, term = net.hosts[leader].groups[GROUP].snapshots.make(), replica.term
     begin = (
         *(transfer.BEGIN, term, 1, snapshot.index),
         *(snapshot.term, snapshot.membership, len(snapshot.state), 1),
@@ -660,7 +664,7 @@ def test_a_snapshot_that_its_leader_gave_up_does_not_keep_a_follower_from_entrie
         net.put(leader, value)
         net.run(300)
     replica = net.hosts[lost].groups[GROUP]
-    snapshot, term = net.hosts[leader].groups[GROUP].make_snapshot(), replica.term
+    snapshot, term = net.hosts[leader].groups[GROUP].snapshots.make(), replica.term
     replica.on_message(
         leader,
         (
@@ -668,10 +672,10 @@ def test_a_snapshot_that_its_leader_gave_up_does_not_keep_a_follower_from_entrie
             *(snapshot.term, snapshot.membership, len(snapshot.state), 1),
         ),
     )
-    assert replica.receiving is not None
+    assert replica.snapshots.receiving is not None
     net.join(lost)
     net.run(1000)
-    assert replica.receiving is None
+    assert replica.snapshots.receiving is None
     assert net.machines[lost].values == [1, 2]
 
 
@@ -790,7 +794,7 @@ def test_a_leader_learns_from_a_refused_snapshot_that_its_term_is_over(net: Net)
     lost, other = (n for n in net.hosts if n != leader)
     net.isolate(lost)
     replica, former = net.hosts[lost].groups[GROUP], net.hosts[leader].groups[GROUP]
-    snapshot, term = former.make_snapshot(), former.term
+    snapshot, term = former.snapshots.make(), former.term
     replica.on_message(other, (VOTE, term + 1, 0, 0))
     assert replica.term == term + 1
     # The leader sends nothing else: it is not told that the follower can be reached.
@@ -802,7 +806,7 @@ def test_a_leader_learns_from_a_refused_snapshot_that_its_term_is_over(net: Net)
             *(snapshot.term, snapshot.membership, len(snapshot.state)),
         ),
     )
-    assert replica.receiving is None
+    assert replica.snapshots.receiving is None
     net.run(30)
     assert not former.is_leader
     net.join(lost)
@@ -1052,7 +1056,7 @@ def test_a_member_that_caught_up_by_a_snapshot_votes_although_nothing_follows() 
         net.put(1, value)
         net.run(100)
     leader = net.hosts[1].groups[GROUP]
-    leader.log.save_snapshot(leader.make_snapshot())
+    leader.log.save_snapshot(leader.snapshots.make())
     leader.log.raise_first(leader.last_applied + 1)
     net.hosts[1].add_member(GROUP, 2)
     net.run(100)
@@ -1273,14 +1277,14 @@ def test_a_leader_that_was_away_hears_again_who_is_behind(net: Net) -> None:
     leader, slow = catching_up(net)
     net.run(2000)
     net.hosts[leader].on_suspect(slow)
-    assert slow not in net.hosts[leader].groups[GROUP].behind_nodes
+    assert slow not in net.hosts[leader].groups[GROUP].lagging.behind_nodes
     net.hosts[leader].on_unsuspect(slow)
     net.hosts[slow].on_suspect(leader)
     assert net.sinks[slow].leaders[-1] is None
     net.hosts[slow].on_unsuspect(leader)
     net.run(100)
     assert net.sinks[slow].leaders[-1] == leader
-    assert slow in net.hosts[leader].groups[GROUP].behind_nodes
+    assert slow in net.hosts[leader].groups[GROUP].lagging.behind_nodes
 
 
 def test_a_follower_whose_log_lags_for_long_does_not_count_as_live(net: Net) -> None:
@@ -1310,8 +1314,8 @@ def test_a_log_that_cannot_be_wiped_is_wiped_later(net: Net) -> None:
     net.run(2000)
     follower = net.leader % 3 + 1
     replica = net.hosts[follower].groups[GROUP]
-    replica._resynchronise(Damage(file="wal", offset=0, group=GROUP, reason="spoiled"))
-    replica._wiped(StorageFault("read-only"))
+    replica.damage.resynchronise(Damage(file="wal", offset=0, group=GROUP, reason="spoiled"))
+    replica.damage.on_wiped(StorageFault("read-only"))
     net.run(5000)
     net.put(net.leader, 7)
     net.run(2000)
@@ -1327,7 +1331,7 @@ def test_a_log_found_damaged_in_the_turn_of_an_election_takes_nothing(net: Net) 
     last = replica.log.last_index
     replica.log.mark_damaged(StorageFault("spoiled", path="wal", offset=0))
     replica._became_leader()
-    assert not replica.change_members(replica.core.members)
+    assert not replica.changes.propose(replica.core.members)
     assert replica.log.last_index == last
     net.run(6000)
     net.put(net.leader, 8)
@@ -1413,7 +1417,7 @@ def test_clients_of_a_replica_that_cannot_be_wiped_are_served_by_the_leader(
     replica = net.hosts[follower].groups[GROUP]
     wiped: list[Any] = []
     monkeypatch.setattr(replica.log, "wipe", wiped.append)
-    replica._resynchronise(Damage(file="wal", offset=0, group=GROUP, reason="spoiled"))
+    replica.damage.resynchronise(Damage(file="wal", offset=0, group=GROUP, reason="spoiled"))
     replica.run_effects()
     assert net.sinks[follower].leaders[-1] is None
     net.run(2500)

@@ -173,7 +173,7 @@ def test_who_does_not_support_the_version_in_force_is_not_taken_in() -> None:
 def test_the_version_in_force_is_in_the_snapshot_and_survives_a_restart() -> None:
     net = started(NextMachine)
     lost = next(n for n in net.hosts if n != net.leader)
-    state = net.hosts[lost].groups[GROUP].make_snapshot().state
+    state = net.hosts[lost].groups[GROUP].snapshots.make().state
     machine = NextMachine()
     machine.restore(state)
     assert machine.version == 2
@@ -208,7 +208,7 @@ def test_a_snapshot_of_a_newer_version_replaces_nothing() -> None:
     begin = (transfer.BEGIN, replica.term, 1, end + 10, replica.term, b"", 4, 2)
     replica.on_message(net.leader, begin)
     assert "version 2 of the list machine" in replica.stopped
-    assert replica.receiving is None
+    assert replica.snapshots.receiving is None
     assert replica.log.last_index == end
 
 
@@ -248,7 +248,7 @@ def test_a_follower_that_cannot_apply_stops_and_the_others_go_on(
     net.show(3)
     # Storage keeps all that the replica has.
     assert net.hosts[3].plan(GROUP) is None
-    assert replica.plan() is None
+    assert replica.snapshots.plan() is None
     end = replica.log.last_index
     # Its clients are served by the others.
     for value in (7, 8):
@@ -284,7 +284,7 @@ def test_a_replica_stops_at_an_entry_of_unknown_kind() -> None:
     net = started(ListMachine)
     replica = net.hosts[net.leader].groups[GROUP]
     index = replica.log.last_index + 1
-    replica._append(make_entry(GROUP, index, replica.term, net.time, 9, b""))
+    replica.sender.append(make_entry(GROUP, index, replica.term, net.time, 9, b""))
     net.run(1000)
     reasons = [h.stopped[GROUP].stopped for h in net.hosts.values() if h.stopped]
     # Those that know that it is committed. The last one does not find out without the others.
@@ -327,7 +327,7 @@ def test_a_snapshot_that_cannot_be_restored_stops_the_replica() -> None:
     replica = net.hosts[3].groups[GROUP]
     state = b"BROKEN"
     index = replica.log.last_index + 5
-    membership = leader.make_snapshot().membership
+    membership = leader.snapshots.make().membership
     begin = (transfer.BEGIN, leader.term, 1, index, leader.term, membership, len(state), 1)
     for message in (
         begin,
@@ -483,7 +483,7 @@ def test_a_survivor_goes_on_and_takes_others_in(lags: bool) -> None:
     assert not replica.is_leader
     term = replica.term
     alone = Membership(frozenset({node}), (Learner(4, 0),))
-    assert replica.recover_membership(alone) is None
+    assert replica.changes.force(alone) is None
     net.run(500)
     assert replica.is_leader
     assert replica.term > term
@@ -503,5 +503,5 @@ def test_a_membership_is_not_forced_on_a_replica_that_has_stopped() -> None:
     replica = net.hosts[node].groups[GROUP]
     net.put(node, POISON)
     net.run(300)
-    assert "a bug" in str(replica.recover_membership(Membership(frozenset({node}))))
+    assert "a bug" in str(replica.changes.force(Membership(frozenset({node}))))
     assert not replica.core.changes.is_forced

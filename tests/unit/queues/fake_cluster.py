@@ -95,7 +95,7 @@ class FakeHost:
         replica.faulty, replica.is_behind = "", False
         replica.can_commit = True
         replica.time = GroupTime(LoopClock())
-        replica.campaign = lambda: None
+        replica.election_timer = SimpleNamespace(campaign=lambda: None)
         replica.core = SimpleNamespace(
             lost_state=False, quarantined=False, progress={}, commit_index=0
         )

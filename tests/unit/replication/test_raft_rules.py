@@ -221,7 +221,7 @@ def test_a_pre_vote_changes_no_term_and_a_live_leader_is_not_disturbed() -> None
     """9.6."""
     cluster = Cluster(3)
     cluster.elect(1)
-    cluster.cores[3]._start_pre_vote()
+    cluster.cores[3].elections.start_pre_vote()
     cluster.drain(3)
     cluster.settle()
     assert cluster.cores[1].role == types.LEADER
@@ -329,7 +329,7 @@ def test_the_survivor_of_a_lost_majority_goes_on_alone() -> None:
 
 def test_a_restart_before_the_entry_is_durable_keeps_the_old_configuration() -> None:
     cluster = lost()
-    assert cluster.cores[1].force_membership(Membership(frozenset({1}))) is None
+    assert cluster.cores[1].changes.force(Membership(frozenset({1}))) is None
     cluster.crash(1)
     cluster.start(1)
     assert cluster.cores[1].members.voters == {1, 2, 3}
@@ -337,7 +337,7 @@ def test_a_restart_before_the_entry_is_durable_keeps_the_old_configuration() -> 
 
 def test_a_restart_after_it_keeps_the_new_one() -> None:
     cluster = lost()
-    assert cluster.cores[1].force_membership(Membership(frozenset({1}))) is None
+    assert cluster.cores[1].changes.force(Membership(frozenset({1}))) is None
     cluster.settle()
     cluster.crash(1)
     cluster.start(1)
@@ -360,13 +360,13 @@ def test_a_membership_is_not_forced_while_anybody_leads() -> None:
     leader = cluster.elect(1)
     alone = {node: Membership(frozenset({node})) for node in (1, 2)}
     assert leader.changes.force(alone[1]) == "this replica leads, with a majority"
-    assert cluster.cores[2].force_membership(alone[2]) == "node 1 leads"
+    assert cluster.cores[2].changes.force(alone[2]) == "node 1 leads"
     assert leader.changes.force(alone[2]) == "the recovering replica must be the only voter"
     cluster.crash(1)
     # The others have not elected anybody yet, and can.
-    reason = cluster.cores[2].force_membership(alone[2])
+    reason = cluster.cores[2].changes.force(alone[2])
     assert reason == "a majority can be reached: an election may still succeed"
-    assert not cluster.cores[2].forced
+    assert not cluster.cores[2].changes.is_forced
 
 
 def test_a_majority_that_is_linked_and_never_elects_counts_as_lost() -> None:
@@ -388,8 +388,8 @@ def test_a_majority_that_is_linked_and_never_elects_counts_as_lost() -> None:
 
 def test_a_replica_that_lost_its_own_data_is_no_survivor() -> None:
     cluster = lost()
-    cluster.cores[1].quarantine(False)
-    reason = cluster.cores[1].force_membership(Membership(frozenset({1})))
+    cluster.cores[1].lost_data.quarantine(False)
+    reason = cluster.cores[1].changes.force(Membership(frozenset({1})))
     assert reason == "this replica has lost its own data"
 
 
@@ -619,7 +619,7 @@ def test_a_replica_that_lost_its_log_does_not_vote_before_it_caught_up() -> None
 def test_the_quarantine_lasts_over_a_restart() -> None:
     cluster = Cluster(3)
     cluster.elect(1)
-    cluster.cores[2].quarantine(False)
+    cluster.cores[2].lost_data.quarantine(False)
     cluster.drain(2)
     cluster.flush(2)
     cluster.logs[2].wipe()

@@ -1,0 +1,26 @@
+# Types of the compiled build; applying.py is complete without them.
+import cython
+from libc.stdint cimport int64_t
+
+from convoymq.groups.sender cimport EntrySender
+from convoymq.groups.serving cimport Serving
+from convoymq.groups.snapshots cimport SnapshotTransfers
+from convoymq.kernels.batch cimport Entry
+from convoymq.replication.raft.core cimport RaftCore
+from convoymq.storage.log cimport GroupLog
+
+cdef class Applying:
+    cdef public object replica, host, machine, versions
+    cdef public RaftCore core
+    cdef public GroupLog log
+    cdef public EntrySender sender
+    cdef public Serving serving
+    cdef public SnapshotTransfers snapshots
+    cdef public int64_t group
+    cdef public bint due
+    cdef public dict timers
+    @cython.locals(core=RaftCore, log=GroupLog, machine=object, commit=int64_t, index=int64_t,
+                   room=int64_t, term=int64_t, entry=Entry)
+    cpdef apply(self)
+    @cython.locals(effects=list, effect=tuple)
+    cpdef carry_out(self)

@@ -1,0 +1,129 @@
+# cython: annotation_typing=False
+"""Applies committed entries to the machine of one replica, and hands its effects on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.kernels import batch
+from convoymq.kernels.batch import Entry
+from convoymq.model.clock import Timer
+from convoymq.model.errors import InvariantViolated, StorageFault, UnsupportedVersion
+from convoymq.replication.machine import EFFECT_TIMER
+from convoymq.replication.raft.membership import decode_membership
+from convoymq.replication.raft.types import LEADER
+
+if TYPE_CHECKING:
+    from convoymq.groups.replica import Replica
+
+COMMANDS = batch.ENTRY_COMMANDS
+NOOP = batch.ENTRY_NOOP
+
+
+class Applying:
+    """The machine of one replica, entry by entry."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.host = replica.host
+        self.core = replica.core
+        self.log = replica.log
+        self.machine = replica.machine
+        self.group = replica.group
+        # Used for every entry.
+        self.sender = replica.sender
+        self.serving = replica.serving
+        self.snapshots = replica.snapshots
+        self.versions = replica.versions
+        #: The host will call `apply`.
+        self.due = False
+        #: Leader: when the machine wants to be told the time, ms.
+        self.timers: dict[int, Timer] = {}
+
+    def apply(self) -> None:
+        """Applies what is committed and hands the effects on, in one call."""
+        replica = self.replica
+        self.due = False
+        core = self.core
+        if self.snapshots.receiving is not None or replica.faulty:
+            return
+        log = self.log
+        machine = self.machine
+        commit = core.commit_index
+        index = core.applied_index
+        room = self.host.config.apply_bytes_max
+        term = 0
+        try:
+            while index < commit and room > 0:
+                entry = log.entry(index + 1)
+                room -= entry.size
+                term = entry.term
+                if entry.kind == COMMANDS:
+                    machine.apply(index + 1, entry.time_ms, entry.data)
+                elif entry.kind != NOOP:
+                    self._apply_other(entry)
+                index += 1
+        except InvariantViolated:
+            raise
+        except Exception as error:
+            if isinstance(error, StorageFault) and log.damaged is not None:
+                replica.damage.on_damage()
+                return
+            # What is half applied must not be applied again, and its effects must not leave.
+            core.on_applied(index)
+            replica.fail(index + 1, "entry", error)
+            return
+        core.on_applied(index)
+        if index < commit:
+            self.host.mark_apply(replica)
+        if machine.effects:
+            self.carry_out()
+        if term and term == core.term:
+            # The first entry of a term is the one that opened it.
+            self.serving.establish()
+        if self.versions.due:
+            self.versions.due = False
+            self.versions.propose()
+        if self.sender.holding and core.commit_index == log.last_index:
+            self.host.deferred.release_between()
+        if core.role == LEADER and not self.sender.notice_due:
+            self.sender.notice_due = True
+            self.host.mark_notice(replica)
+
+    def _apply_other(self, entry: Entry) -> None:
+        """An entry that is not the machine's. Raises UnsupportedVersion."""
+        replica = self.replica
+        if entry.kind == batch.ENTRY_MEMBERSHIP:
+            self.host.on_membership(replica, decode_membership(entry.data[batch.HEADER_SIZE :]))
+            self.versions.due = True
+        elif entry.kind == batch.ENTRY_VERSION:
+            version = batch.decode_version(entry.data)
+            # A version never falls; two leaders may have proposed the same.
+            if version > self.machine.version:
+                self.machine.set_version(version)
+                self.host.note(
+                    "raft.version_raised", group=self.group, machine=replica.kind, version=version
+                )
+                self.versions.changed()
+                self.versions.due = True
+        else:
+            raise UnsupportedVersion(f"entry kind {entry.kind} is not known")
+
+    def carry_out(self) -> None:
+        """Hands the machine's effects on, and starts its timers."""
+        replica = self.replica
+        effects = self.machine.effects
+        self.machine.effects = []
+        if self.core.role == LEADER:
+            for effect in effects:
+                if effect[0] == EFFECT_TIMER and effect[1] not in self.timers:
+                    due = effect[1]
+                    delay = replica.time.delay_ms(due)
+                    self.timers[due] = self.host.clock.call_later(delay, self._on_due, due)
+        replica.sink.on_effects(effects, replica)
+
+    def _on_due(self, due: int) -> None:
+        replica = self.replica
+        self.timers.pop(due, None)
+        if not replica.dead:
+            replica.propose(batch.CMD_TICK)

@@ -1,0 +1,45 @@
+"""What proves that a node belongs to the cluster: the shared secret, and certificates."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+from convoymq.model.config import ClusterConfig
+from convoymq.transport.handshake import LinkRefused
+
+SECRET_BITS_REFUSED = 0o077
+
+
+def read_secret(config: ClusterConfig) -> bytes:
+    """Returns the configured secret. Raises LinkRefused when others may read its file."""
+    if not config.secret_file:
+        return config.secret.encode()
+    try:
+        with open(config.secret_file, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            if mode & SECRET_BITS_REFUSED:
+                raise LinkRefused(
+                    f"cluster.secret_file: others may read {config.secret_file} (mode {mode:04o}); "
+                    "it must be for its owner alone (chmod 600)"
+                )
+            return file.read(4096).strip()
+    except OSError as error:
+        raise LinkRefused(f"cluster.secret_file: {error}") from None
+
+
+def tls_contexts(config: ClusterConfig) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+    """(accepting, dialling), both of which demand a certificate of the cluster's authority."""
+    if not config.tls_certfile:
+        return None
+    made = []
+    for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(kind)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Nodes are known by the authority and by the secret, not by their host names.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_cert_chain(config.tls_certfile, config.tls_keyfile)
+        context.load_verify_locations(config.tls_cacertfile)
+        made.append(context)
+    return made[0], made[1]
