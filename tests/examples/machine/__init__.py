@@ -1,0 +1,1 @@
+"""A counter as a replicated machine."""
