@@ -115,7 +115,7 @@ class LocalCluster:
         """Size of each node's log file when the node was started."""
         self._lock: int | None = None
 
-    # -- life -------------------------------------------------------------------------------
+    # -- start and stop ---------------------------------------------------------------------
 
     def __enter__(self) -> LocalCluster:
         self.start()

@@ -1,5 +1,5 @@
-"""Reservations in the simulator: owners that take, read, settle and fence each other, and a referee
-that follows them in the log.
+"""Reservations in the simulator: owners that take, read, settle and take over from each other, and
+a referee that follows them in the log.
 
 What the referee asserts, beyond what holds for every queue:
 

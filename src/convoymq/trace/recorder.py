@@ -97,7 +97,7 @@ class QueueTrace:
         origin: what the rows are about.
         writer: takes them.
         directory: where the queue's files lie.
-        through: entries up to here are in files of this node's earlier lives.
+        through: entries up to here are in files of this node's earlier incarnations.
         now_us: the node's clock.
         members: (node, its incarnation or 0, whether it has a replica) of those that record the
             queue, as this node knows them; default: this node.

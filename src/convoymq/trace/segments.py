@@ -176,7 +176,7 @@ class TraceFile:
 
 
 def files_of(directory: Path, origin: Origin) -> list[TraceFile]:
-    """Files of this queue that this node wrote, in any of its lives, oldest first."""
+    """Files of this queue that this node wrote, in any of its incarnations, oldest first."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for path in directory.iterdir():

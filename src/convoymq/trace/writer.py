@@ -66,7 +66,7 @@ class Writer:
         return self._handed - self._done > self.backlog_max_bytes
 
     def open(self, feed: Feed) -> None:
-        """Begins a queue: what its earlier lives left as journals becomes segments."""
+        """Begins a queue: what its earlier incarnations left as journals becomes segments."""
         self._work.put(lambda: self._open(feed))
 
     def write(self, feed: Feed, rows: int, data: bytes) -> None:

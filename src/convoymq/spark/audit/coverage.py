@@ -179,7 +179,7 @@ def _member_gaps(facts: QueueFacts, footers: list[Footer]) -> Iterable[Gap]:
 
 
 def _joined(ranges: list[Range]) -> list[Range]:
-    """Contiguous ranges of one life, which a new file had cut, as one."""
+    """Contiguous ranges of one incarnation, which a new file had cut, as one."""
     made: list[Range] = []
     for each in sorted(ranges):
         last = made[-1] if made else None
