@@ -68,8 +68,8 @@ from convoymq.transport.links import Links
 from convoymq.transport.listening import addresses_of
 
 if TYPE_CHECKING:
+    from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
-    from convoymq.queues.broker import Broker
     from convoymq.trace.recorder import Traces
 
 TICK_S = 0.1
@@ -384,7 +384,7 @@ class Node:
         """Whether so much waits for the disk that other nodes should send less."""
         waiting = self.storage.backlog_bytes
         if self.broker is not None:
-            waiting += self.broker.classic.writer.backlog_bytes
+            waiting += self.broker.local.backlog_bytes()
         return waiting > self.config.cluster.link_backlog_max_bytes // CONGESTED_SHARE
 
     async def _start_and_wait(self) -> None:
@@ -679,8 +679,9 @@ class Node:
         return found
 
     def _make_broker(self) -> Broker:
+        from convoymq.broker.facade import Broker
+        from convoymq.broker.settings import BrokerSettings
         from convoymq.kernels.frames import Epoch
-        from convoymq.queues.broker import Broker, BrokerSettings
 
         defaults = self.config.defaults
         settings = BrokerSettings(
@@ -701,9 +702,9 @@ class Node:
             host=self.host,
             control=self.control,
             metadata=self.store,
-            epoch=Epoch(),
+            route_cache_version=Epoch(),
             clock=self.clock,
-            directory=RealDirectory(self.data.path / "classic"),
+            open_directory=lambda name: RealDirectory(self.data.path / name),
             new_session=self._new_session,
             wake=self.wake,
             settings=settings,
@@ -781,7 +782,7 @@ class Node:
         else:
             self.log.info("storage.unblocked")
         if self.broker is not None:
-            self.broker.set_alarm("disk", fault is not None)
+            self.broker.alarms.set("disk", fault is not None)
 
     def _watch_resources(self) -> None:
         timer = self._loop.call_later(self.config.alarms.interval_ms / 1000, self._watch_resources)
@@ -807,7 +808,7 @@ class Node:
             setattr(self, "_alarm_" + name, on)
             log = self.log.warning if on else self.log.info
             log("alarm.memory" if name == "memory" else "alarm.disk", on=on, **facts)
-            self.broker.set_alarm(name, on)
+            self.broker.alarms.set(name, on)
 
 
 # -- resources of the machine ----------------------------------------------------------------

@@ -84,10 +84,10 @@ async def test_alarms_begin_and_end(
         (tmp_path / "ballast").write_bytes(ballast)
         with monkeypatch.context() as patch:
             patch.setattr(node_module, "free_disk_bytes", lambda path: 0)
-            await until(lambda: {"memory", "disk"} <= set(node.broker.alarms_of(1)))
+            await until(lambda: {"memory", "disk"} <= set(node.broker.alarms.of(1)))
             await nodes.metrics()
         node.memory_limit = limit
-        await until(lambda: not node.broker.alarms_of(1))
+        await until(lambda: not node.broker.alarms.of(1))
         node.storage.on_blocked(StorageFault("no space left"))
         node.storage.on_blocked(None)
         idle = threading.Event()

@@ -1019,7 +1019,7 @@ def let_in_and_left_out() -> None:
 
 @plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster")
 def emptied_member_votes() -> None:
-    from convoymq.queues.local_queues import LocalQueues
+    from convoymq.broker.local_queues import LocalQueues
 
     become = LocalQueues._become_member
 

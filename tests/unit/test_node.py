@@ -132,8 +132,8 @@ def test_others_send_less_while_the_disk_is_behind(tmp_path: Path, where: str) -
     assert not node._is_congested()
     waiting[where] = (1 << 20) // CONGESTED_SHARE
     node.storage.backlog_bytes = waiting["storage"]
-    writer = SimpleNamespace(backlog_bytes=waiting["classic"])
-    node.broker = SimpleNamespace(classic=SimpleNamespace(writer=writer))
+    local = SimpleNamespace(backlog_bytes=lambda: waiting["classic"])
+    node.broker = SimpleNamespace(local=local)
     assert not node._is_congested()
     node.storage.backlog_bytes += 1
     assert node._is_congested()

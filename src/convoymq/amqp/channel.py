@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-#: Whose machines drop what a named producer repeats.
-PRODUCER_TYPES = frozenset(("quorum", "stream"))
-
 
 class Channel:
     """A channel's rules. Implements `LaneOwner` and `ClientEvents`; nothing here blocks."""
@@ -53,7 +50,9 @@ class Channel:
         self.broker = connection.broker
         self.number = number
         self.session = self.broker.new_session()
-        self.codec: ChannelCodec = connection.buffer.open_codec(number, self, self.broker.topology)
+        self.codec: ChannelCodec = connection.buffer.open_codec(
+            number, self, self.broker.route_cache_version
+        )
         self.consumers: dict[str, Consumer] = {}
         self.global_prefetch = 0
         self.closed = False
@@ -197,7 +196,9 @@ class Channel:
 
     def find_queue(self, name: str) -> Queue:
         """Return a queue that this connection may use. Raises BrokerError."""
-        queue: Queue = self.broker.find_queue(self.connection.vhost, name, self.connection.id)
+        queue: Queue = self.broker.queue_admin.find_queue(
+            self.connection.vhost, name, self.connection.id
+        )
         return queue
 
     def client_of(self, queue: Queue) -> QueueClient:
@@ -279,7 +280,9 @@ class Channel:
             if not exchange and routing_key.startswith(REPLY_PREFIX):
                 return None
             self.may_publish(exchange, routing_key)
-            route = self.broker.route(self.connection.vhost, exchange, (routing_key,), None)
+            route = self.broker.publishing.route(
+                self.connection.vhost, exchange, (routing_key,), None
+            )
             if not route.cacheable:
                 return None
             return tuple(self.client_of(queue).target for queue in route.queues)
@@ -311,7 +314,9 @@ class Channel:
             exchange, routing_key = names_of(key)
             if exchange or not routing_key.startswith(REPLY_PREFIX):
                 self.may_publish(exchange, routing_key)
-                route = self.broker.route(self.connection.vhost, exchange, (routing_key,), None)
+                route = self.broker.publishing.route(
+                    self.connection.vhost, exchange, (routing_key,), None
+                )
                 # Better now than in the middle of a commit.
                 properties = decode_header(content_parts(content)[0]).properties
                 asked = asked_property(properties.expiration, properties.priority)
@@ -337,12 +342,14 @@ class Channel:
             reply_token=self.replies.token,
         )
         if not exchange and routing_key.startswith(REPLY_PREFIX):
-            self.broker.publish_reply(routing_key[len(REPLY_PREFIX) :], key + message.content)
+            self.broker.replies.publish(routing_key[len(REPLY_PREFIX) :], key + message.content)
             self._expect(tag, 0)
             return
         for each in message.routing_keys:
             self.may_publish(exchange, each)
-        route = self.broker.route(connection.vhost, exchange, message.routing_keys, message.headers)
+        route = self.broker.publishing.route(
+            connection.vhost, exchange, message.routing_keys, message.headers
+        )
         if not route.queues:
             if bits & 1:
                 self.broker.counters.returned_unroutable += 1
@@ -355,7 +362,7 @@ class Channel:
         targets = [self.client_of(queue).target for queue in route.queues]
         self._expect(tag, len(targets))
         for queue, target in zip(route.queues, targets, strict=True):
-            if message.producer is not None and queue.type in PRODUCER_TYPES:
+            if message.producer is not None and queue.features.drops_repeats:
                 target.name_next(*message.producer)
             self.codec.append(target, key, message.content, body_size, flags, tag)
 

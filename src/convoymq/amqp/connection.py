@@ -44,7 +44,7 @@ from convoymq.model.errors import (
 from convoymq.model.tables import EMPTY
 
 if TYPE_CHECKING:
-    from convoymq.queues.broker import Broker
+    from convoymq.broker.facade import Broker
 
 log = structlog.get_logger()
 
@@ -310,7 +310,10 @@ class Connection:
         if self._blocked_sent or not self.capabilities.connection_blocked:
             return
         self._blocked_sent = True
-        words = [_ALARM_WORDS.get(name, name) for name in sorted(self.broker.alarms, reverse=True)]
+        words = [
+            _ALARM_WORDS.get(name, name)
+            for name in sorted(self.broker.alarms.effective, reverse=True)
+        ]
         reason = " & ".join(
             word if index == 0 else word.removeprefix("low on ") for index, word in enumerate(words)
         )
@@ -594,10 +597,9 @@ class Connection:
             return
         self.vhost_open = False
         self.broker.connections.remove(self)
-        self.broker.close_vhost(self.user, self.vhost)
         self.broker.counters.connections_closed += 1
         try:
-            await self.broker.connection_closed(self.id)
+            await self.broker.queue_admin.connection_closed(self.id)
         except BrokerError as error:
             log.warning("amqp.exclusive_queues_left", connection=self.name, reason=error.text)
 

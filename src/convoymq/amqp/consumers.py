@@ -20,7 +20,13 @@ from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
 if TYPE_CHECKING:
     from convoymq.amqp.channel import Channel
 
-COUNTED_TYPES = frozenset(("quorum",))
+TYPED_ARGUMENTS = (
+    "x-stream-offset",
+    "x-stream-consumer-name",
+    *FILTER_ARGUMENTS,
+    "x-consumer-timeout",
+)
+"""Arguments of a consumer that not all queue types have."""
 
 
 class Consumer:
@@ -83,7 +89,7 @@ class Replies:
         tag = method.consumer_tag or generated_name("amq.ctag-")
         if tag in self._channel.consumers:
             raise refusals.consumer_tag_in_use(tag)
-        self.token = self._channel.broker.register_reply(self._on_reply)
+        self.token = self._channel.broker.replies.register(self._on_reply)
         self.tag = tag
         self.slot = self._channel.codec.add_slot(None, 0, tag.encode(), True)
         if not method.nowait:
@@ -104,7 +110,7 @@ class Replies:
     def end(self) -> None:
         """Take no more replies."""
         if self.token is not None:
-            self._channel.broker.unregister_reply(self.token)
+            self._channel.broker.replies.unregister(self.token)
             if self.slot is not None and not self._channel.closed:
                 self._channel.codec.remove_slot(self.slot)
         self.token = None
@@ -142,7 +148,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
         raise refusals.too_many_consumers(limit)
     queue = channel.find_queue(name)
     _check_arguments(method.arguments, queue)
-    stream = queue.type == "stream"
+    stream = queue.features.reads_by_offset
     if stream and channel.global_prefetch and channel.prefetch and not method.no_ack:
         raise refusals.global_qos_on_stream(queue_subject(queue.vhost, queue.name))
     priority = _priority_of(method.arguments, queue)
@@ -153,7 +159,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
         channel.last_number,
         tag.encode(),
         method.no_ack,
-        queue.type in COUNTED_TYPES,
+        queue.features.counts_failed_deliveries,
         stream,
     )
     consumer = Consumer(tag, channel.last_number, queue, client, slot, method, channel.prefetch)
@@ -242,7 +248,9 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
     client = channel.client_of(queue)
     slot = channel.get_slots.get(client)
     if slot is None:
-        slot = channel.codec.add_slot(client, 0, b"", False, queue.type in COUNTED_TYPES)
+        slot = channel.codec.add_slot(
+            client, 0, b"", False, queue.features.counts_failed_deliveries
+        )
         channel.get_slots[client] = slot
 
     def got(result: GetResult) -> None:
@@ -279,16 +287,12 @@ def recover(channel: Channel, method: spec.BasicRecover | spec.BasicRecoverAsync
 def _check_arguments(arguments: Table, queue: Queue) -> None:
     """Refuse consumer arguments that only other queue types know, and those not served yet."""
     subject = queue_subject(queue.vhost, queue.name)
-    for key in ("x-stream-offset", "x-stream-consumer-name", *FILTER_ARGUMENTS):
-        if key in arguments and queue.type != "stream":
-            raise refusals.foreign_argument(key, subject, queue.type)
-    for key in FILTER_ARGUMENTS:
-        if key in arguments:
-            raise refusals.unserved_argument(key, subject, queue.type)
-    if "x-consumer-timeout" in arguments:
-        if queue.type == "quorum":
-            raise refusals.unserved_argument("x-consumer-timeout", subject, queue.type)
-        raise refusals.foreign_argument("x-consumer-timeout", subject, queue.type)
+    for name in TYPED_ARGUMENTS:
+        if name not in arguments or name in queue.features.consumer_arguments:
+            continue
+        if name in queue.features.unserved_consumer_arguments:
+            raise refusals.unserved_argument(name, subject, queue.type)
+        raise refusals.foreign_argument(name, subject, queue.type)
 
 
 def _priority_of(arguments: Table, queue: Queue) -> int:

@@ -11,6 +11,7 @@ from convoymq.amqp.publishing import REPLY_PREFIX, REPLY_QUEUE
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError
 from convoymq.model.refusals import exchange_subject, queue_subject
+from convoymq.routing.types import Destination, DestinationKind
 
 if TYPE_CHECKING:
     from convoymq.amqp.channel import Channel
@@ -26,7 +27,7 @@ def exchange_declare(channel: Channel, method: spec.ExchangeDeclare) -> None:
     if not name:
         raise refusals.default_exchange_untouchable()
     if method.passive:
-        channel.broker.passive_declare_exchange(channel.connection.vhost, name)
+        channel.broker.declarations.passive_declare_exchange(channel.connection.vhost, name)
         if not method.nowait:
             channel.send(spec.ExchangeDeclareOk())
         return
@@ -37,7 +38,7 @@ def exchange_declare(channel: Channel, method: spec.ExchangeDeclare) -> None:
         channel.permissions.check("write", "exchange", alternate.value.decode("utf-8", "replace"))
 
     async def work() -> None:
-        await channel.broker.declare_exchange(
+        await channel.broker.declarations.declare_exchange(
             channel.connection.vhost,
             name,
             method.type,
@@ -45,7 +46,6 @@ def exchange_declare(channel: Channel, method: spec.ExchangeDeclare) -> None:
             auto_delete=method.auto_delete,
             internal=method.internal,
             arguments=method.arguments,
-            user=channel.connection.user,
         )
         if not method.nowait:
             channel.send(spec.ExchangeDeclareOk())
@@ -63,7 +63,7 @@ def exchange_delete(channel: Channel, method: spec.ExchangeDelete) -> None:
     channel.permissions.check("configure", "exchange", name)
 
     async def work() -> None:
-        await channel.broker.delete_exchange(
+        await channel.broker.declarations.delete_exchange(
             channel.connection.vhost, name, if_unused=method.if_unused
         )
         if not method.nowait:
@@ -80,13 +80,15 @@ def exchange_bind(channel: Channel, method: spec.ExchangeBind | spec.ExchangeUnb
     channel.permissions.check("read", "exchange", method.source)
     channel.permissions.check_topic("read", method.source, method.routing_key)
     bind = isinstance(method, spec.ExchangeBind)
-    call = channel.broker.bind_exchange if bind else channel.broker.unbind_exchange
+    declarations = channel.broker.declarations
+    call = declarations.bind if bind else declarations.unbind
+    destination = Destination(DestinationKind.EXCHANGE, method.destination)
 
     async def work() -> None:
         await call(
             channel.connection.vhost,
-            method.destination,
             method.source,
+            destination,
             method.routing_key,
             method.arguments,
         )
@@ -115,9 +117,11 @@ def queue_declare(channel: Channel, method: spec.QueueDeclare) -> None:
 
     async def work() -> None:
         if method.passive:
-            declared = await channel.broker.passive_declare(vhost, name, channel.connection.id)
+            declared = await channel.broker.declarations.passive_declare(
+                vhost, name, channel.connection.id
+            )
         else:
-            declared = await channel.broker.declare_queue(
+            declared = await channel.broker.declarations.declare_queue(
                 vhost,
                 name,
                 durable=method.durable,
@@ -125,7 +129,6 @@ def queue_declare(channel: Channel, method: spec.QueueDeclare) -> None:
                 auto_delete=method.auto_delete,
                 arguments=method.arguments,
                 owner=channel.connection.id,
-                user=channel.connection.user,
                 generated=generated,
             )
         channel.last_queue = declared[0]
@@ -141,7 +144,7 @@ def queue_declare(channel: Channel, method: spec.QueueDeclare) -> None:
 
 async def _declare_reply(channel: Channel, name: str, nowait: bool) -> None:
     token = name[len(REPLY_PREFIX) :]
-    if token and not await channel.broker.reply_exists(token):
+    if token and not await channel.broker.replies.exists(token):
         raise refusals.missing(queue_subject(channel.connection.vhost, name))
     if not nowait:
         channel.send(spec.QueueDeclareOk(queue=name, message_count=0, consumer_count=1))
@@ -159,14 +162,15 @@ def queue_bind(channel: Channel, method: spec.QueueBind | spec.QueueUnbind) -> N
     channel.permissions.check("read", "exchange", method.exchange)
     channel.permissions.check_topic("read", method.exchange, routing_key)
     bind = isinstance(method, spec.QueueBind)
-    call = channel.broker.bind_queue if bind else channel.broker.unbind_queue
+    declarations = channel.broker.declarations
+    call = declarations.bind if bind else declarations.unbind
     silent = isinstance(method, spec.QueueBind) and method.nowait
 
     async def work() -> None:
         await call(
             channel.connection.vhost,
-            queue,
             method.exchange,
+            Destination(DestinationKind.QUEUE, queue),
             routing_key,
             method.arguments,
             channel.connection.id,
@@ -202,13 +206,12 @@ def queue_delete(channel: Channel, method: spec.QueueDelete) -> None:
         held: list[spec.BasicCancel] = []
         channel.deleting = (name, held)
         try:
-            count = await channel.broker.delete_queue(
+            count = await channel.broker.queue_admin.delete_queue(
                 channel.connection.vhost,
                 name,
                 if_unused=method.if_unused,
                 if_empty=method.if_empty,
                 owner=channel.connection.id,
-                user=channel.connection.user,
             )
             if not method.nowait:
                 channel.send(spec.QueueDeleteOk(message_count=count))

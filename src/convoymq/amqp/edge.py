@@ -12,9 +12,9 @@ from convoymq.amqp.certificates import certificate_user
 from convoymq.amqp.connection import Connection
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.sockets import SocketShell, TlsShell
+from convoymq.broker.facade import Broker
 from convoymq.edges.edge import Edge, Incoming, NodeParts, RunInput
 from convoymq.kernels.frames import Outbox
-from convoymq.queues.broker import Broker
 from convoymq.transport.listening import HangUpWatch
 
 log = structlog.get_logger()
@@ -73,13 +73,13 @@ class AmqpEdge(Edge):
 
     async def start(self) -> None:
         """Follows the node's alarms."""
-        self.broker.on_alarms.append(self._on_alarms)
-        self._on_alarms(self.broker.alarms)
+        self.broker.alarms.listeners.append(self._on_alarms)
+        self._on_alarms(self.broker.alarms.effective)
 
     async def stop(self) -> None:
         """Closes all connections with 320 and waits a bounded time for their answers."""
-        if self._on_alarms in self.broker.on_alarms:
-            self.broker.on_alarms.remove(self._on_alarms)
+        if self._on_alarms in self.broker.alarms.listeners:
+            self.broker.alarms.listeners.remove(self._on_alarms)
         self._hang_ups.set(False)
         for connection in list(self.connections.values()):
             connection.close(SHUTDOWN)

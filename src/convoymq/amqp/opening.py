@@ -72,8 +72,8 @@ async def _authenticate(connection: Connection, credentials: Credentials) -> Non
 
 async def _login(connection: Connection, credentials: Credentials) -> User:
     if credentials.password is None:
-        return connection.broker.external_user(credentials.user)
-    return await connection.broker.authenticate(
+        return connection.broker.access.external_user(credentials.user)
+    return await connection.broker.access.authenticate(
         credentials.user, credentials.password, connection.peer[0]
     )
 
@@ -105,11 +105,11 @@ def tune_ok(connection: Connection, method: spec.ConnectionTuneOk) -> None:
 
 def open_vhost(connection: Connection, method: spec.ConnectionOpen) -> None:
     """Open the connection's virtual host. Raises BrokerError."""
-    connection.broker.open_vhost(connection.user, method.virtual_host)
+    connection.broker.access.open_vhost(connection.user, method.virtual_host)
     connection.vhost_open = True
     connection.vhost = method.virtual_host
     connection.enter(State.OPEN)
-    connection.set_alarms(connection.broker.alarms)
+    connection.set_alarms(connection.broker.alarms.effective)
     connection.broker.connections.add(connection)
     connection.broker.counters.connections_opened += 1
     connection.start_scans()
@@ -125,7 +125,7 @@ def open_vhost(connection: Connection, method: spec.ConnectionOpen) -> None:
 
 def update_secret(connection: Connection, _method: spec.ConnectionUpdateSecret) -> None:
     """Take any secret, as passwords do not expire: what the user may now is asked again."""
-    connection.broker.open_vhost(connection.user, connection.vhost)
+    connection.broker.access.open_vhost(connection.user, connection.vhost)
     for channel in list(connection.channels.values()):
         channel.check_again()
     connection.send(0, spec.ConnectionUpdateSecretOk())

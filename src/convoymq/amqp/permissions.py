@@ -23,7 +23,7 @@ class Permissions:
 
     def check(self, permission: str, kind: str, name: str) -> None:
         """Raise AccessRefused unless the user may; what was granted is remembered for a while."""
-        value = self._broker.topology.value
+        value = self._broker.route_cache_version.value
         if value != self._version:
             self._version = value
             self._granted.clear()
@@ -33,7 +33,9 @@ class Permissions:
         if kind == "exchange" and not name:
             name = DEFAULT_EXCHANGE_RESOURCE
         connection = self._connection
-        self._broker.check_permission(connection.user, connection.vhost, permission, kind, name)
+        self._broker.access.check_permission(
+            connection.user, connection.vhost, permission, kind, name
+        )
         if len(self._granted) >= GRANTED_MAX:
             self._granted.clear()
         self._granted.add(key)
@@ -41,8 +43,8 @@ class Permissions:
     def check_topic(self, permission: str, exchange: str, routing_key: str) -> None:
         """Raise AccessRefused unless the user may, where there are topic permissions."""
         connection = self._connection
-        if self._broker.has_topic_permissions(connection.user, connection.vhost):
-            self._broker.check_topic_permission(
+        if self._broker.access.has_topic_permissions(connection.user, connection.vhost):
+            self._broker.access.check_topic_permission(
                 connection.user, connection.vhost, permission, exchange, routing_key
             )
 

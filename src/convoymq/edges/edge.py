@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from convoymq.broker.facade import Broker
     from convoymq.model.config import Config
-    from convoymq.queues.broker import Broker
     from convoymq.transport.links import Links
 
 Metric = tuple[str, str, dict[str, str], int]

@@ -330,7 +330,6 @@ class FetchConnection(asyncio.BufferedProtocol):
         self.requests.close()
         if was_open:
             self.broker.connections.remove(self)
-            self.broker.close_vhost(self.user, self.vhost)
             self.broker.counters.connections_closed += 1
         transport = self._transport
         if transport is None:
@@ -443,10 +442,10 @@ class FetchConnection(asyncio.BufferedProtocol):
                     ErrorCode.PRECONDITION_FAILED,
                     f"mechanism {request.mechanism!r} is not known; PLAIN is",
                 )
-            user = await self.broker.authenticate(
+            user = await self.broker.access.authenticate(
                 request.user, request.password.encode(), self.peer[0]
             )
-            self.broker.open_vhost(user, request.vhost)
+            self.broker.access.open_vhost(user, request.vhost)
         except BrokerError as error:
             told = as_error(error)
             self.edge.counters.errors[ErrorCode(told.code)] += 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import structlog
 
+from convoymq.broker.facade import Broker
 from convoymq.edges.edge import Edge, Incoming, Metric, NodeParts
 from convoymq.fetch.connection import FetchConnection
 from convoymq.fetch.counters import FetchCounters
@@ -14,7 +15,6 @@ from convoymq.fetch.settings import FetchSettings
 from convoymq.fetch.turns import Budget, Turns
 from convoymq.model.columnar import PREFACE_MAGIC
 from convoymq.model.machine import machine_id
-from convoymq.queues.broker import Broker
 from convoymq.transport.listening import HangUpWatch
 
 log = structlog.get_logger()
@@ -73,8 +73,8 @@ class FetchEdge(Edge):
             lambda: {c.fileno(): c.abort for c in self.connections.values() if c.blocked}
         )
         self.stopping = False
-        broker.on_alarms.append(self._on_alarms)
-        self._on_alarms(broker.alarms)
+        broker.alarms.listeners.append(self._on_alarms)
+        self._on_alarms(broker.alarms.effective)
 
     def connect(self, incoming: Incoming) -> None:
         """See `Edge`."""
@@ -118,8 +118,8 @@ class FetchEdge(Edge):
     async def stop(self) -> None:
         """Closes all connections; clients are told why."""
         self.stopping = True
-        if self._on_alarms in self.broker.on_alarms:
-            self.broker.on_alarms.remove(self._on_alarms)
+        if self._on_alarms in self.broker.alarms.listeners:
+            self.broker.alarms.listeners.remove(self._on_alarms)
         self._hang_ups.set(False)
         for connection in list(self.connections.values()):
             connection.close("the node stops")

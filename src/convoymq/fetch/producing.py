@@ -184,7 +184,7 @@ class Producing(ClientEvents):
             async with asyncio.timeout(self._edge.settings.alarm_patience_s):
                 await self._edge.calm.wait()
         except TimeoutError:
-            names = " and ".join(sorted(self._broker.alarms))
+            names = " and ".join(sorted(self._broker.alarms.effective))
             raise ColumnarError(
                 ErrorCode.RESOURCE_ALARM, f"publishers are blocked by an alarm: {names}"
             ) from None
@@ -270,18 +270,20 @@ class Producing(ClientEvents):
 
     def _named_queue(self, request: Produce, name: str) -> Queue:
         connection = self._connection
-        self._broker.check_permission(connection.user, connection.vhost, "write", "queue", name)
-        queue: Queue = self._broker.find_queue(connection.vhost, name, connection.id)
-        if request.stream is not None and queue.type != "stream":
+        self._broker.access.check_permission(
+            connection.user, connection.vhost, "write", "queue", name
+        )
+        queue: Queue = self._broker.queue_admin.find_queue(connection.vhost, name, connection.id)
+        if request.stream is not None and not queue.features.reads_by_offset:
             raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
         self._check_type(request, queue)
         return queue
 
     def _check_type(self, request: Produce, queue: Queue) -> None:
-        if request.producer is not None and queue.type == "classic":
+        if request.producer is not None and not queue.features.drops_repeats:
             raise PreconditionFailed(
-                f"classic queue '{queue.name}' cannot tell a producer's repeats: use a quorum queue"
-                " or a stream, or no producer"
+                f"{queue.type} queue '{queue.name}' cannot tell a producer's repeats: use a quorum"
+                " queue or a stream, or no producer"
             )
 
     def _resolve(self, request: Produce, exchange: bytes, key: bytes) -> tuple[Queue, ...] | None:
@@ -289,10 +291,12 @@ class Producing(ClientEvents):
         connection = self._connection
         broker = self._broker
         names = _text(exchange, "exchange"), _text(key, "routing key")
-        broker.check_permission(connection.user, connection.vhost, "write", "exchange", names[0])
-        if names[0] and broker.has_topic_permissions(connection.user, connection.vhost):
-            broker.check_topic_permission(connection.user, connection.vhost, "write", *names)
-        route = broker.route(connection.vhost, names[0], (names[1],), None)
+        broker.access.check_permission(
+            connection.user, connection.vhost, "write", "exchange", names[0]
+        )
+        if names[0] and broker.access.has_topic_permissions(connection.user, connection.vhost):
+            broker.access.check_topic_permission(connection.user, connection.vhost, "write", *names)
+        route = broker.publishing.route(connection.vhost, names[0], (names[1],), None)
         if not route.cacheable:
             return None
         for queue in route.queues:
@@ -310,7 +314,7 @@ class Producing(ClientEvents):
         content = split_record(next(_records(body, 1, position)))[1]
         headers: Table | None = decode_header(content_parts(content)[0]).properties.headers
         vhost = self._connection.vhost
-        route = self._broker.route(vhost, exchange.decode(), (key.decode(),), headers)
+        route = self._broker.publishing.route(vhost, exchange.decode(), (key.decode(),), headers)
         for queue in route.queues:
             self._check_type(request, queue)
         return tuple(route.queues)
@@ -376,7 +380,7 @@ class Producing(ClientEvents):
         target.command(
             CMD_ENQUEUE, command.flags, command.rows, command.position, command.body, answered
         )
-        if client.queue.type == "classic":
+        if client.queue.features.answers_by_tags:
             # Its client tells of publishes by their tags, as it does to AMQP channels.
             tag = next(self._tags)
             target.pending[-1].tags = [tag, tag]

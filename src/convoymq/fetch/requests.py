@@ -128,9 +128,13 @@ class Requests:
         """A queue that the user may read. Raises ColumnarError, BrokerError. A type that can't be
         reserved says so itself."""
         connection = self._connection
-        self._broker.check_permission(connection.user, connection.vhost, "read", "queue", name)
+        self._broker.access.check_permission(
+            connection.user, connection.vhost, "read", "queue", name
+        )
         try:
-            found: Queue = self._broker.find_queue(connection.vhost, name, connection.id)
+            found: Queue = self._broker.queue_admin.find_queue(
+                connection.vhost, name, connection.id
+            )
         except NotFound as error:
             details = {"near": self._near(name)}
             raise ColumnarError(ErrorCode.NOT_FOUND, error.text, details) from None
@@ -139,7 +143,7 @@ class Requests:
     def _stream(self, name: str, group: int = 0) -> StreamDoor:
         """A stream that the user may read; `group`: this one of that name, and no other."""
         queue = self._queue(name)
-        if queue.type != "stream":
+        if not queue.features.reads_by_offset:
             raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
         stream = cast(StreamDoor, queue)
         if group and stream.group != group:
@@ -164,7 +168,9 @@ class Requests:
     def _may_read(self, name: str) -> bool:
         connection = self._connection
         try:
-            self._broker.check_permission(connection.user, connection.vhost, "read", "queue", name)
+            self._broker.access.check_permission(
+                connection.user, connection.vhost, "read", "queue", name
+            )
         except AccessRefused:
             return False
         return True
@@ -230,17 +236,17 @@ class Requests:
             "arguments": _plain(declared.arguments.to_plain()) if declared is not None else {},
         }
         try:
-            queue = broker.find_queue(record.vhost, record.name, self._connection.id)
+            queue = broker.queue_admin.find_queue(record.vhost, record.name, self._connection.id)
         except Refused:
             # Another connection's, or its home node is away.
             return row
-        if row["type"] == "classic":
-            leader: int | None = record.home
-        else:
+        if record.type.is_replicated:
             leader = getattr(queue, "leader", None) or broker.host.leader_of(record.group)
+        else:
+            leader = record.home
         row["leader"] = None if leader is None else broker.node_name_of(leader)
         row["bytes"] = queue.info().get("message_bytes")
-        if row["type"] == "stream":
+        if queue.features.reads_by_offset:
             stream = cast(StreamDoor, queue)
             if stream.machine() is not None:
                 row["first"], row["next"] = stream.bounds()

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from convoymq.broker.facade import Broker
 from convoymq.management import metrics
 from convoymq.management.bodies import (
     LARGE_BODY_BYTES_MAX,
@@ -30,6 +31,7 @@ from convoymq.management.handlers import ROUTES
 from convoymq.management.json_values import as_json, listed
 from convoymq.management.resources import Rates
 from convoymq.management.routes import find
+from convoymq.metadata.machine import User
 from convoymq.model.errors import (
     AccessRefused,
     BrokerError,
@@ -37,7 +39,6 @@ from convoymq.model.errors import (
     ResourceLocked,
     Unavailable,
 )
-from convoymq.queues.broker import Broker, User
 
 log = structlog.get_logger()
 
@@ -98,7 +99,7 @@ async def _metrics(broker: Broker, request: Request, *, per_object: bool = False
     open_metrics = metrics.wants_open_metrics(request.headers.get("accept", ""))
     text = await metrics.render(
         broker,
-        broker.node_info(),
+        broker.cluster.node_info(),
         per_object=per_object,
         open_metrics=open_metrics,
     )
@@ -149,7 +150,7 @@ class _Api:
         peer = request.client.host if request.client is not None else ""
         try:
             name, password = _credentials(given)
-            user = await self.broker.authenticate(name, password, peer)
+            user = await self.broker.access.authenticate(name, password, peer)
         except (ValueError, AccessRefused) as error:
             reason = error.text if isinstance(error, AccessRefused) else "malformed credentials"
             log.warning("management.login_refused", peer=peer, user=name, reason=reason)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from convoymq.broker.facade import Broker
 from convoymq.management.bodies import BODY_BYTES_MAX, ApiError, Bodies, bad_request
 from convoymq.management.json_values import JsonObject
 from convoymq.management.resources import Rates
 from convoymq.metadata.commands import Command
-from convoymq.queues.broker import Broker, User
+from convoymq.metadata.machine import User
 
 CREATED = 201
 DONE = 204
@@ -79,7 +80,7 @@ class Call:
 
     def may(self, permission: str, kind: str, name: str) -> None:
         """Checks the user's permission in the path's virtual host."""
-        self.broker.check_permission(self.user, self.path["vhost"], permission, kind, name)
+        self.broker.access.check_permission(self.user, self.path["vhost"], permission, kind, name)
 
     def flag(self, name: str) -> bool:
         """A query parameter that is true."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from convoymq import __version__
+from convoymq.broker.facade import Broker
 from convoymq.management import resources
 from convoymq.management.fields import tags_of, truth
 from convoymq.management.json_values import JsonObject
@@ -26,8 +27,7 @@ from convoymq.metadata.commands import (
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Table
-from convoymq.queues.broker import Broker
-from convoymq.routing.types import RESERVED_PREFIX
+from convoymq.routing.types import RESERVED_PREFIX, Destination, DestinationKind
 
 NAMED_MAX = 20
 """Of what is refused, how much the answer names."""
@@ -200,7 +200,7 @@ async def _load_topology(broker: Broker, document: Mapping[str, object], only: s
         vhost, name = only or _text(row, "vhost"), _text(row, "name")
         known = tree.vhosts.get(vhost)
         if known is None or known.topology.find_exchange(name) is None:
-            await broker.declare_exchange(
+            await broker.declarations.declare_exchange(
                 vhost,
                 name,
                 _text(row, "type"),
@@ -213,7 +213,7 @@ async def _load_topology(broker: Broker, document: Mapping[str, object], only: s
         vhost, name = only or _text(row, "vhost"), _text(row, "name")
         known = tree.vhosts.get(vhost)
         if known is None or name not in known.queues:
-            await broker.declare_queue(
+            await broker.declarations.declare_queue(
                 vhost,
                 name,
                 durable=truth(row.get("durable", True)),
@@ -225,11 +225,10 @@ async def _load_topology(broker: Broker, document: Mapping[str, object], only: s
         kind = _text(row, "destination_type")
         if kind not in ("queue", "exchange"):
             raise PreconditionFailed("malformed definitions: destination_type of a binding")
-        bind = broker.bind_queue if kind == "queue" else broker.bind_exchange
-        await bind(
+        await broker.declarations.bind(
             only or _text(row, "vhost"),
-            _text(row, "destination"),
             _text(row, "source"),
+            Destination(DestinationKind(kind), _text(row, "destination")),
             _text(row, "routing_key", ""),
             _table(row),
         )

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from convoymq.broker.facade import Broker
 from convoymq.kernels.batch import record as record_of
 from convoymq.management.json_values import JsonObject
 from convoymq.metadata.machine import User
@@ -20,7 +21,6 @@ from convoymq.model.refusals import (
     wrong_user_id,
 )
 from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
-from convoymq.queues.broker import Broker
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
 from convoymq.queues.message_properties import asked_property, check_expiration, check_served
 
@@ -231,7 +231,7 @@ class OneShot:
 
 async def purge(broker: Broker, vhost: str, name: str) -> int:
     """Drops the ready messages of a queue and returns how many."""
-    shot = OneShot(broker, broker.find_queue(vhost, name))
+    shot = OneShot(broker, broker.queue_admin.find_queue(vhost, name))
     try:
         shot.client.purge()
         count = await shot.wait()
@@ -257,7 +257,7 @@ async def get_messages(
         raise PreconditionFailed(f"ackmode must be one of {', '.join(ACK_MODES)}")
     if encoding not in ("auto", "base64"):
         raise PreconditionFailed("encoding must be auto or base64")
-    shot = OneShot(broker, broker.find_queue(vhost, name))
+    shot = OneShot(broker, broker.queue_admin.find_queue(vhost, name))
     rows: list[JsonObject] = []
     ids: list[int] = []
     try:
@@ -327,8 +327,8 @@ async def publish(
     headers = _headers(properties.get("headers") or {})
     keys = dict.fromkeys((routing_key, *_copies(headers, "CC"), *_copies(headers, "BCC")))
     for key in keys:
-        broker.check_topic_permission(user, vhost, "write", exchange, key)
-    route = broker.route(vhost, exchange, tuple(keys), headers)
+        broker.access.check_topic_permission(user, vhost, "write", exchange, key)
+    route = broker.publishing.route(vhost, exchange, tuple(keys), headers)
     kept = headers.without("BCC")
     properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
     priority = properties.get("priority")

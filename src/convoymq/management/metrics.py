@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq import __version__
+from convoymq.broker.facade import Broker
 from convoymq.management.json_values import JsonObject, count_in
 from convoymq.management.metric_help import HELP
 from convoymq.model.compatibility import COMPATIBLE_VERSION
-from convoymq.queues.broker import Broker
 from convoymq.queues.slices import in_slices
 
 if TYPE_CHECKING:
-    from convoymq.queues.local_queues import GroupHost
+    from convoymq.groups.host import ReplicaHost
     from convoymq.trace.recorder import Traces
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -89,7 +89,7 @@ async def render(
     text = _Text(open_metrics=open_metrics)
     _identity(text, broker)
     _edges(text, broker)
-    rows = [row async for row in in_slices(broker.local_rows())]
+    rows = [row async for row in in_slices(broker.cluster.local_rows())]
     await _queues(text, broker, rows, per_object=per_object)
     _process(text, broker, node_info)
     _replication(text, broker)
@@ -155,13 +155,14 @@ def _edges(text: _Text, broker: Broker) -> None:
     text.counter("convoy_direct_replies_dropped_total", counters.dropped_replies)
     text.counter(
         "global_messages_dead_lettered_delivery_limit_total",
-        broker.dropped_over_limit(),
+        broker.local.dropped_over_limit(),
         {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "disabled"},
     )
-    expired, over_length = broker.classic.dropped()
-    classic = {"queue_type": "rabbit_classic_queue", "dead_letter_strategy": "disabled"}
-    text.counter("global_messages_dead_lettered_expired_total", expired, classic)
-    text.counter("global_messages_dead_lettered_maxlen_total", over_length, classic)
+    for name, host in broker.local.hosts.items():
+        expired, over_length = host.dropped()
+        kind = {"queue_type": f"rabbit_{name}_queue", "dead_letter_strategy": "disabled"}
+        text.counter("global_messages_dead_lettered_expired_total", expired, kind)
+        text.counter("global_messages_dead_lettered_maxlen_total", over_length, kind)
     text.counter("auth_attempts_total", counters.auth_attempts)
     text.counter("auth_attempts_succeeded_total", counters.auth_succeeded)
     text.counter("auth_attempts_failed_total", counters.auth_failed)
@@ -211,8 +212,8 @@ def _process(text: _Text, broker: Broker, info: JsonObject) -> None:
     ):
         if key in info:
             text.gauge(metric, float(count_in(info, key)))
-    text.gauge("erlang_uptime_seconds", broker.uptime_ms / 1000)
-    alarms = broker.alarms_of(broker.node_id)
+    text.gauge("erlang_uptime_seconds", broker.cluster.uptime_ms / 1000)
+    alarms = broker.alarms.of(broker.node_id)
     text.gauge("alarms_memory_used_watermark", int("memory" in alarms))
     text.gauge("alarms_free_disk_space_watermark", int("disk" in alarms))
     used, most = count_in(info, "fd_used"), count_in(info, "fd_total", 1)
@@ -227,7 +228,7 @@ def _traces(text: _Text, traces: Traces) -> None:
 
 
 def _replication(text: _Text, broker: Broker) -> None:
-    local, proxied = broker.deliveries()
+    local, proxied = broker.local.deliveries()
     text.counter("convoy_deliveries_local_total", local)
     text.counter("convoy_deliveries_proxied_total", proxied)
     _hosted(text, broker.host)
@@ -242,7 +243,7 @@ def _linked(text: _Text, broker: Broker) -> None:
         text.counter("convoy_link_received_bytes_total", link["bytes_in"], peer)
 
 
-def _hosted(text: _Text, host: GroupHost) -> None:
+def _hosted(text: _Text, host: ReplicaHost) -> None:
     groups = host.groups.values()
     led = sum(1 for replica in groups if replica.is_leader)
     text.gauge("convoy_groups_led", led)

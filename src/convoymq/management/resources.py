@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote
 
 from convoymq import __version__
+from convoymq.broker.facade import Broker
 from convoymq.management.json_values import JsonObject, count_in, part
 from convoymq.metadata.machine import QueueRecord, User, Vhost
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.tables import Table
-from convoymq.queues.broker import Broker
 from convoymq.queues.group_queue import group_state
 from convoymq.queues.slices import in_slices
 from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
@@ -91,14 +91,14 @@ def exchange_types() -> list[JsonObject]:
 
 async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObject:
     """The first page: versions, totals, listeners."""
-    nodes = await broker.list_nodes()
+    nodes = await broker.cluster.list_nodes()
     rows = [row for row in await queues(broker, rates) if row["vhost"] in visible]
     stats: dict[str, int] = {}
     for node in nodes.values():
         for name, value in message_stats(node.get("counters", {})).items():
             stats[name] = stats.get(name, 0) + value
     totals = {name: sum(count_in(row, name) for row in rows) for name in MESSAGE_COUNTS}
-    channels = await broker.list_channels()
+    channels = await broker.cluster.list_channels()
     return {
         "management_version": COMPATIBLE_VERSION,
         "rates_mode": "basic",
@@ -125,7 +125,7 @@ async def overview(broker: Broker, rates: Rates, visible: set[str]) -> JsonObjec
         "listeners": listeners(broker),
         "contexts": contexts(broker),
         "statistics_db_event_queue": 0,
-        "default_queue_type": broker.default_queue_type(""),
+        "default_queue_type": broker.declarations.default_queue_type.value,
         "disable_stats": False,
         "enable_queue_totals": False,
         "is_op_policy_updating_enabled": False,
@@ -188,7 +188,7 @@ def contexts(broker: Broker, node: str | None = None) -> list[JsonObject]:
 
 async def nodes(broker: Broker) -> list[JsonObject]:
     """All nodes of the cluster, those that are down too."""
-    known = await broker.list_nodes()
+    known = await broker.cluster.list_nodes()
     rows = []
     for record in sorted(broker.metadata.tree.nodes.values(), key=lambda node: node.id):
         live = known.get(record.name)
@@ -262,7 +262,7 @@ def vhost_row(vhost: Vhost) -> JsonObject:
 
 async def queues(broker: Broker, rates: Rates) -> list[JsonObject]:
     """All queues, with what their leading nodes say of them."""
-    live = await broker.queue_infos()
+    live = await broker.cluster.queue_infos()
     records = [
         record
         for vhost in broker.metadata.tree.vhosts.values()
@@ -312,7 +312,7 @@ def queue_row(
         row["online"] = online
         row["state"] = group_state(leader, len(online), len(record.members))
         facts.pop("state", None)
-    elif record.home == broker.node_id and record.group in broker.classic.damaged:
+    elif broker.local.is_damaged(record.group):
         row["state"] = "crashed"
     if live is None:
         return row

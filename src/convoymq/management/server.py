@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from convoymq.queues.broker import Broker
+from convoymq.broker.facade import Broker
 from convoymq.transport.listening import BACKLOG, listen
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ class LinkTable(Protocol):
 
 
 class Brokerage(Protocol):
-    """What is needed of `queues.broker.Broker`."""
+    """What is needed of `broker.facade.Broker`."""
 
     node_id: int
     host: Any

@@ -33,7 +33,8 @@ from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
 from convoymq.model.tables import decode_body
 from convoymq.routing.declarations import check_binding, check_exchange, check_queue
-from convoymq.routing.types import Destination, DestinationKind, QueueType
+from convoymq.routing.queue_types import type_names
+from convoymq.routing.types import Destination, DestinationKind
 
 NAME_BYTES_MAX = 255
 NODE_MAX = 255
@@ -41,8 +42,6 @@ INCARNATION_MAX = (1 << 32) - 1
 
 FIRST_VERSIONS: Mapping[type[Command], int] = {}
 """The version of the metadata machine that brought a command, where it is not the first."""
-
-_QUEUE_TYPES = {kind.value for kind in QueueType}
 
 
 def validated(command: Command, tree: MetadataMachine) -> Command:
@@ -137,7 +136,7 @@ def _destination(command: Bind | Unbind) -> Destination:
 
 def _check_vhost(command: PutVhost) -> None:
     _check_name("vhost", command.name)
-    if command.default_queue_type and command.default_queue_type not in _QUEUE_TYPES:
+    if command.default_queue_type and command.default_queue_type not in type_names():
         raise PreconditionFailed(f"unsupported queue type '{command.default_queue_type}'")
 
 

@@ -152,17 +152,17 @@ def foreign_argument(key: str, subject: Subject, queue_type: str) -> Preconditio
 
 
 def unserved_argument(
-    key: str, subject: Subject, queue_type: str, *, by_classic: bool = False
+    key: str, subject: Subject, queue_type: str, *, served_by: str | None = None
 ) -> PreconditionFailed:
     """An argument that RabbitMQ knows and this broker does not serve yet.
 
     Args:
-        by_classic: classic queues do.
+        served_by: a type without replication that does.
     """
-    hint = "; queues with x-queue-type 'classic' serve it and are not replicated"
+    hint = f"; queues with x-queue-type '{served_by}' serve it and are not replicated"
     return PreconditionFailed(
         f"invalid arg '{key}' for {subject}: not served yet by {queue_type} queues"
-        + (hint if by_classic else ""),
+        + (hint if served_by is not None else ""),
         subject=subject,
     )
 

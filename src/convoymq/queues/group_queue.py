@@ -29,7 +29,7 @@ from convoymq.groups.group_time import GroupTime
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry, PendingBudget
 from convoymq.model.clock import Clock
-from convoymq.model.errors import StorageFault, Unavailable
+from convoymq.model.errors import NotFound, StorageFault, Unavailable
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import ClientEvents, Queue
 from convoymq.replication.machine import (
@@ -355,6 +355,15 @@ class GroupQueue(Queue):
             client.on_replica_gone()
 
     # --- for others ----------------------------------------------------------------------
+
+    @property
+    def reader_count(self) -> int:
+        """Consumers of this node's channels that the leader does not know of."""
+        return 0
+
+    def serve(self, request: list[Any], reply: Callable[[Any], None], node: int) -> None:
+        """Answers what another node's handle asks. Raises NotFound where nothing is asked for."""
+        raise NotFound("the stream is not here")
 
     def on_room(self, node: int) -> None:
         """The link to a node takes bulk again."""

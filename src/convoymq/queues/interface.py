@@ -10,17 +10,43 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from convoymq.kernels.batch import PublishTarget
-from convoymq.model.errors import PreconditionFailed
+from convoymq.model.errors import PreconditionFailed, Refused
 from convoymq.model.tables import Field
 from convoymq.queues.reservation_reads import ReservedRun, Room, no_wait
+
+if TYPE_CHECKING:
+    from convoymq.trace.recorder import QueueTrace
 
 SINGLE_ACTIVE = "single_active"
 """Activity status of the consumer that is served."""
 WAITING = "waiting"
 """Activity status of one that is not."""
+
+Row = dict[str, Any]
+"""Facts by name, as the management API shows them; what they are depends on the name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFeatures:
+    """What clients may ask of the queues of a type."""
+
+    counts_failed_deliveries: bool = False
+    """Deliveries carry `x-delivery-count`."""
+    drops_repeats: bool = False
+    """Messages of a named producer that were published before are dropped."""
+    reads_by_offset: bool = False
+    """A log: consumers choose where to read, and nothing goes when it is acknowledged."""
+    serves_expiration: bool = False
+    """Messages may carry an expiration, and a priority, which is ignored."""
+    answers_by_tags: bool = False
+    """Its clients tell of publishes by their tags only, not by a command's note."""
+    consumer_arguments: frozenset[str] = frozenset()
+    """Arguments of a consumer that only some types have, and this one serves."""
+    unserved_consumer_arguments: frozenset[str] = frozenset()
+    """Those that the type has in RabbitMQ and that are not served yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +61,7 @@ class ConsumerSpec:
     no_ack: bool
     exclusive: bool = False
     priority: int = 0
-    arguments: Mapping[str, Any] | None = None
+    arguments: Mapping[str, object] | None = None
     stream_offset: Field | None = None
     """Streams: the argument `x-stream-offset` as it came, as its meaning depends on its type."""
 
@@ -188,10 +214,14 @@ class Queue(ABC):
 
     vhost: str
     name: str
+    group: int
+    """Number of the queue, of its Raft group if it is one; never given out twice."""
     type: str
-    trace: Any = None
-    """`trace.recorder.QueueTrace` on this node, or None: clients and channels tell it what they
-    did."""
+    features: QueueFeatures
+    trace: QueueTrace | None = None
+    """Clients and channels tell it what they did."""
+    ended: Refused | None = None
+    """Why nothing can be done any more."""
 
     @abstractmethod
     def client(self, session: int, events: ClientEvents) -> QueueClient:
@@ -201,11 +231,15 @@ class Queue(ABC):
     async def ready(self, timeout: float) -> None:
         """Waits until the queue can serve. Raises Unavailable."""
 
+    async def wait_until_open(self, timeout: float) -> None:
+        """Waits until a queue that was declared just now can serve. Raises Unavailable."""
+        await self.ready(timeout)
+
     @abstractmethod
     async def counts(self) -> tuple[int, int]:
         """(ready messages, consumers), from the leader where there is one."""
 
-    async def reservation(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def reservation(self, op: Mapping[str, Any]) -> Row:
         """Carries out one op on a reservation or lease (`queues.reservations`) and returns its
         answer.
 
@@ -248,7 +282,7 @@ class Queue(ABC):
         `reservation_reads.serve`."""
         raise self._without_reservations()
 
-    def reservations(self) -> list[dict[str, Any]]:
+    def reservations(self) -> list[Row]:
         """Reservations of the queue (`Reservations.infos`), if this node decides about it;
         otherwise []."""
         return []
@@ -262,6 +296,6 @@ class Queue(ABC):
         return PreconditionFailed(f"a queue of type {self.type} has no reservations")
 
     @abstractmethod
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Row:
         """What the management API shows, from local knowledge: messages_ready,
         messages_unacknowledged, consumers, leader, members, online, state, memory …"""

@@ -21,7 +21,6 @@ EXPIRATION_MS_MAX = 315_360_000_000
 RECORD_PRIORITY = 2
 RECORD_EXPIRATION = 4
 """Flags of ENQUEUE: some record carries the property."""
-SERVED_BY = frozenset(("classic",))
 
 
 def asked_property(expiration: object, priority: int | None) -> str | None:
@@ -63,7 +62,7 @@ def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
     if asked is None:
         return
     for queue in queues:
-        if queue.type not in SERVED_BY:
+        if not queue.features.serves_expiration:
             raise unserved_property(asked, queue_subject(queue.vhost, queue.name), queue.type)
 
 

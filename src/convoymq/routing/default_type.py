@@ -28,6 +28,8 @@ def with_default_type(
         return arguments
     wanted = vhost_default or node_default
     fits = durable and not exclusive and not auto_delete and not server_named
-    if wanted.is_replicated and fits:
+    if wanted is QueueType.CLASSIC or not wanted.is_served:
+        return arguments
+    if fits or not wanted.is_replicated:
         return arguments.with_field(TYPE_ARGUMENT, wanted.value)
     return arguments

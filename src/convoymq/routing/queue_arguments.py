@@ -1,14 +1,13 @@
-"""Queue arguments: which exist, what values they take, which types know and serve them.
+"""Queue arguments: which exist, and what values they take.
 
-One row per argument in `RULES`, in the order in which RabbitMQ checks them. To serve an argument
-from now on, add the type to its row's `served_by`. Keys that no row names are kept, shown, and
-never compared.
+One row per argument in `ARGUMENTS`, in the order in which RabbitMQ checks them. Which type serves
+which is said by its `TypeRules`. Keys that no row names are kept, shown, and never compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import chain
 
 from convoymq.model.durations import duration_ms
 from convoymq.model.errors import Subject
@@ -22,6 +21,14 @@ from convoymq.model.refusals import (
     unserved_argument,
 )
 from convoymq.model.tables import INTEGER_CODES, Field, Table
+from convoymq.routing.queue_types import (
+    Argument,
+    Check,
+    own_arguments,
+    rules_of,
+    type_names,
+    unreplicated_type_with,
+)
 from convoymq.routing.types import QueueType
 
 TYPE_ARGUMENT = "x-queue-type"
@@ -34,9 +41,6 @@ SEGMENT_ARGUMENT = "x-stream-max-segment-size-bytes"
 SEGMENT_BYTES_MAX = 3_000_000_000
 FILTER_ARGUMENTS = ("x-stream-filter", "x-stream-match-unfiltered")
 """By these a consumer of a stream asks for some of its messages only."""
-
-Check = Callable[[Field, Table], "str | None"]
-"""Returns the reason to refuse a value, as an Erlang term, or None."""
 
 
 def _unacceptable(field: Field) -> str:
@@ -89,8 +93,7 @@ def _dead_letter_key(field: Field, arguments: Table) -> str | None:
 def _queue_type(field: Field, arguments: Table) -> str | None:
     if field.code != "S":
         return _unacceptable(field)
-    known = {queue_type.value for queue_type in QueueType}
-    return None if field.term() in known else f"\"unsupported queue type '{field.term()}'\""
+    return None if field.term() in type_names() else f"\"unsupported queue type '{field.term()}'\""
 
 
 def _queue_version(field: Field, arguments: Table) -> str | None:
@@ -106,115 +109,71 @@ def _max_age(field: Field, arguments: Table) -> str | None:
     return "invalid_max_age" if duration_ms(field.term()) is None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One argument. `served_by`: types that do what it says. `foreign_to`: types that refuse it
-    as belonging to others; a type in neither knows it and does not serve it yet.
-    """
-
-    name: str
-    check: Check
-    served_by: frozenset[QueueType]
-    foreign_to: frozenset[QueueType] = frozenset()
-
-
-_CLASSIC = frozenset({QueueType.CLASSIC})
-_QUORUM = frozenset({QueueType.QUORUM})
-_STREAM = frozenset({QueueType.STREAM})
-_BOTH = _CLASSIC | _QUORUM
-_ALL = _BOTH | _STREAM
-_NONE: frozenset[QueueType] = frozenset()
-
 _COUNT = _integer(0)
 _DURATION = _integer(0, DURATION_MS_MAX)
 
-RULES: tuple[Rule, ...] = (
-    Rule("x-expires", _integer(1, DURATION_MS_MAX), _CLASSIC, _STREAM),
-    Rule("x-message-ttl", _DURATION, _CLASSIC, _STREAM),
-    Rule("x-dead-letter-exchange", _string, _NONE, _STREAM),
-    Rule("x-dead-letter-routing-key", _dead_letter_key, _NONE, _STREAM),
-    Rule(
+ARGUMENTS: tuple[Argument, ...] = (
+    Argument("x-expires", _integer(1, DURATION_MS_MAX)),
+    Argument("x-message-ttl", _DURATION),
+    Argument("x-dead-letter-exchange", _string),
+    Argument("x-dead-letter-routing-key", _dead_letter_key),
+    Argument(
         "x-dead-letter-strategy",
         _one_of("invalid_dlx_strategy", "at-most-once", "at-least-once"),
-        _NONE,
-        _CLASSIC | _STREAM,
     ),
-    Rule("x-max-length", _COUNT, _CLASSIC, _STREAM),
-    Rule("x-max-length-bytes", _COUNT, _CLASSIC | _STREAM),
-    # Accepted without effect, as RabbitMQ does since 3.10.
-    Rule("x-max-in-memory-length", _COUNT, _QUORUM, _CLASSIC | _STREAM),
-    Rule("x-max-in-memory-bytes", _COUNT, _QUORUM, _CLASSIC | _STREAM),
-    Rule(
-        "x-max-priority", _integer(0, PRIORITY_MAX, "max_value_exceeded"), _NONE, _QUORUM | _STREAM
-    ),
-    Rule(
+    Argument("x-max-length", _COUNT),
+    Argument("x-max-length-bytes", _COUNT),
+    Argument("x-max-in-memory-length", _COUNT),
+    Argument("x-max-in-memory-bytes", _COUNT),
+    Argument("x-max-priority", _integer(0, PRIORITY_MAX, "max_value_exceeded")),
+    Argument(
         "x-overflow",
         _one_of("invalid_overflow", "drop-head", "reject-publish", "reject-publish-dlx"),
-        _CLASSIC,
-        _STREAM,
     ),
-    # Accepted without effect, as RabbitMQ does since 3.12.
-    Rule(
-        "x-queue-mode",
-        _one_of("invalid_queue_mode", "default", "lazy"),
-        _CLASSIC,
-        _QUORUM | _STREAM,
-    ),
-    Rule("x-queue-version", _queue_version, _CLASSIC, _QUORUM | _STREAM),
-    Rule("x-single-active-consumer", _boolean, _BOTH, _STREAM),
+    Argument("x-queue-mode", _one_of("invalid_queue_mode", "default", "lazy")),
+    Argument("x-queue-version", _queue_version),
+    Argument("x-single-active-consumer", _boolean),
     # Ours: when the next consumer becomes active (docs/adr/0027-refused-until-served.md).
-    Rule(
-        TAKE_OVER_ARGUMENT,
-        _one_of("invalid_single_active_take_over", STRICT, IMMEDIATE),
-        _BOTH,
-        _STREAM,
-    ),
-    Rule(TYPE_ARGUMENT, _queue_type, _ALL),
-    Rule("x-quorum-initial-group-size", _integer(1), _QUORUM, _CLASSIC | _STREAM),
-    # Classic queues keep it like any key they have never heard of.
-    Rule("x-quorum-target-group-size", _integer(1), _CLASSIC, _STREAM),
-    Rule(
+    Argument(TAKE_OVER_ARGUMENT, _one_of("invalid_single_active_take_over", STRICT, IMMEDIATE)),
+    Argument(TYPE_ARGUMENT, _queue_type),
+    Argument("x-quorum-initial-group-size", _integer(1)),
+    Argument("x-quorum-target-group-size", _integer(1)),
+    Argument(
         "x-queue-leader-locator",
         _one_of("invalid_queue_locator_arg", "client-local", "balanced"),
-        _ALL,
     ),
-    Rule(
+    Argument(
         "x-queue-master-locator",
         _one_of("invalid_queue_locator_arg", "min-masters", "client-local", "random"),
-        _CLASSIC,
-        _QUORUM | _STREAM,
     ),
     # RabbitMQ does not look at the value here either; -1 means without limit.
-    Rule("x-delivery-limit", _anything, _QUORUM, _CLASSIC | _STREAM),
+    Argument("x-delivery-limit", _anything),
     # Ours: records what becomes of every message (docs/adr/0009-trace.md).
-    Rule("x-trace", _boolean, _QUORUM | _STREAM),
-    Rule("x-consumer-timeout", _DURATION, _NONE, _CLASSIC | _STREAM),
-    Rule("x-consumer-disconnected-timeout", _DURATION, _NONE, _CLASSIC | _STREAM),
-    Rule(
+    Argument("x-trace", _boolean),
+    Argument("x-consumer-timeout", _DURATION),
+    Argument("x-consumer-disconnected-timeout", _DURATION),
+    Argument(
         "x-delayed-retry-type",
         _one_of("invalid_delayed_retry_type", "disabled", "all", "failed", "returned"),
-        _NONE,
-        _CLASSIC | _STREAM,
     ),
-    Rule("x-delayed-retry-min", _DURATION, _NONE, _CLASSIC | _STREAM),
-    Rule("x-delayed-retry-max", _DURATION, _NONE, _CLASSIC | _STREAM),
+    Argument("x-delayed-retry-min", _DURATION),
+    Argument("x-delayed-retry-max", _DURATION),
     # These belong to streams.
-    Rule("x-max-age", _max_age, _STREAM, _BOTH),
-    Rule("x-stream-max-segment-size-bytes", _COUNT, _STREAM, _BOTH),
-    Rule("x-stream-filter-size-bytes", _COUNT, _NONE, _BOTH),
-    Rule("x-initial-cluster-size", _integer(1), _STREAM, _BOTH),
+    Argument("x-max-age", _max_age),
+    Argument("x-stream-max-segment-size-bytes", _COUNT),
+    Argument("x-stream-filter-size-bytes", _COUNT),
+    Argument("x-initial-cluster-size", _integer(1)),
     # Of consumers; who asks for a filter here would get every message.
-    *(Rule(name, _anything, _NONE, _BOTH) for name in FILTER_ARGUMENTS),
+    *(Argument(name, _anything) for name in FILTER_ARGUMENTS),
 )
+"""Those that RabbitMQ has, and ours; a type may bring others (`TypeRules.own`)."""
 
 
-def type_of(arguments: Table) -> QueueType:
-    """Return the type that the arguments ask for; without `x-queue-type` it is classic.
-
-    The value must have passed `check_arguments`.
-    """
+def type_name_of(arguments: Table) -> str:
+    """Return the name of the type that the arguments ask for; without `x-queue-type` it is
+    classic."""
     field = arguments.get(TYPE_ARGUMENT)
-    return QueueType.CLASSIC if field is None else QueueType(field.term())
+    return QueueType.CLASSIC.value if field is None else field.term()
 
 
 def check_arguments(subject: Subject, arguments: Table) -> QueueType:
@@ -228,23 +187,33 @@ def check_arguments(subject: Subject, arguments: Table) -> QueueType:
     type_field = arguments.get(TYPE_ARGUMENT)
     if type_field is not None and (reason := _queue_type(type_field, arguments)) is not None:
         raise invalid_argument(TYPE_ARGUMENT, subject, reason)
-    queue_type = type_of(arguments)
-    present = [(rule, field) for rule in RULES if (field := arguments.get(rule.name)) is not None]
-    for rule, field in present:
-        reason = rule.check(field, arguments)
+    queue_type = QueueType(type_name_of(arguments))
+    rules = rules_of(queue_type.value)
+    assert rules is not None
+    present: list[str] = []
+    for argument in _all_arguments():
+        field = arguments.get(argument.name)
+        if field is None:
+            continue
+        reason = argument.check(field, arguments)
         if reason is not None:
-            raise invalid_argument(rule.name, subject, reason)
-    for rule, _ in present:
-        if queue_type in rule.foreign_to:
-            raise foreign_argument(rule.name, subject, queue_type.value)
-    for rule, _ in present:
-        if queue_type not in rule.served_by:
-            by_classic = QueueType.CLASSIC in rule.served_by and "quorum" not in rule.name
-            raise unserved_argument(rule.name, subject, queue_type.value, by_classic=by_classic)
+            raise invalid_argument(argument.name, subject, reason)
+        present.append(argument.name)
+    for name in present:
+        if rules.is_foreign(name):
+            raise foreign_argument(name, subject, queue_type.value)
+    for name in present:
+        if name != TYPE_ARGUMENT and not rules.takes(name):
+            by = unreplicated_type_with(name)
+            raise unserved_argument(name, subject, queue_type.value, served_by=by)
     segment = arguments.get(SEGMENT_ARGUMENT)
     if segment and isinstance(segment.value, int) and segment.value > SEGMENT_BYTES_MAX:
         raise segment_too_large(subject)
     return queue_type
+
+
+def _all_arguments() -> Iterator[Argument]:
+    return chain(ARGUMENTS, own_arguments())
 
 
 def takes_over_strictly(arguments: Table) -> bool:
@@ -288,13 +257,15 @@ def check_equivalent_arguments(
     Raises:
         PreconditionFailed: they do.
     """
-    asked = received.get(TYPE_ARGUMENT)
-    asked_type = asked.term() if asked is not None else QueueType.CLASSIC.value
+    asked_type = type_name_of(received)
     if asked_type != queue_type.value:
         raise inequivalent(TYPE_ARGUMENT, subject, f"'{asked_type}'", f"'{queue_type.value}'")
-    for rule in RULES:
-        if rule.name != TYPE_ARGUMENT and queue_type not in rule.foreign_to:
-            check_equivalent_argument(rule.name, subject, current, received)
+    rules = rules_of(queue_type.value)
+    for argument in _all_arguments():
+        if argument.name == TYPE_ARGUMENT:
+            continue
+        if rules is None or not rules.is_foreign(argument.name):
+            check_equivalent_argument(argument.name, subject, current, received)
 
 
 def check_equivalent_argument(key: str, subject: Subject, current: Table, received: Table) -> None:

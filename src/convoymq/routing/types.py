@@ -7,6 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from convoymq.model.tables import EMPTY, Table
+from convoymq.routing.queue_types import rules_of
 
 DEFAULT_EXCHANGE = ""
 RESERVED_PREFIX = "amq."
@@ -43,16 +44,23 @@ class ExchangeType(_StoredType):
 
 
 class QueueType(_StoredType):
-    """Who keeps the messages of a queue."""
+    """Who keeps the messages of a queue. Which types are served is said by `queue_types`; those of
+    RabbitMQ have a name here."""
 
     CLASSIC = "classic"
     QUORUM = "quorum"
     STREAM = "stream"
 
     @property
+    def is_served(self) -> bool:
+        """Whether this release knows the type."""
+        return rules_of(self.value) is not None
+
+    @property
     def is_replicated(self) -> bool:
         """Whether such a queue is a Raft group."""
-        return self is QueueType.QUORUM or self is QueueType.STREAM
+        rules = rules_of(self.value)
+        return rules is not None and rules.is_replicated
 
 
 class DestinationKind(Enum):

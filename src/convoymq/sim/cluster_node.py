@@ -1,6 +1,6 @@
 """A simulated node of a cluster that keeps its own books: the metadata group says what is where.
 
-It does what `node` and `queues.broker` do in production around the same cores: `Formation` decides
+It does what `node` and `broker.facade` do in production around the same cores: `Formation` decides
 how the node comes to its cluster, `MetadataStore` carries commands into the tree, `LocalQueues`
 opens and ends queues by the tree, `MemberKeeper` keeps groups, records and links in step.
 `node.json` is `Saved`: replaced whole, and durable at once.
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from convoymq.broker.local_queues import LocalQueues, make_machine
+from convoymq.broker.placement import Placement
 from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.formation import (
     FOUNDED_MS,
@@ -38,10 +40,10 @@ from convoymq.metadata.members import MemberKeeper
 from convoymq.metadata.store import MetadataSink, MetadataStore
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Table
+from convoymq.queues.driver import GroupQuestions
 from convoymq.queues.group_queue import TICK_MS
-from convoymq.queues.local_queues import LocalQueues, Questions, make_machine
+from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication import versions as supported
-from convoymq.routing.types import QueueType
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.lost_majority import RecoveryPort
 from convoymq.sim.network import Receiver
@@ -407,12 +409,14 @@ class ClusterNode(SimNode):
             clock=self.clock,
             incarnations=self.incarnations,
             new_session=self.new_session,
-            ask=Questions(stream=self._ask_node, sessions=self.ask_sessions),
+            ask=GroupQuestions(node=self._ask_node),
+            ask_sessions=self.ask_sessions,
             audit_interval_ms=AUDIT_MS,
             stored_groups=lambda: list(self.storage.logs),
             machine_for=self._machine_for,
             lost_groups=self.saved.lost_groups,
         )
+        self.placement = Placement(self.number, self.tree, self.host.leader_of)
         self.queues = self.local.queues
         self.watch = self.local.watch
         self.store.watch(self._on_change)
@@ -438,9 +442,10 @@ class ClusterNode(SimNode):
         self.world.on_open(self, record)
         made = make_machine(record, arguments)
         settings = dict(made.settings)
-        if record.type is QueueType.QUORUM:
+        is_quorum = isinstance(made, QuorumMachine)
+        if is_quorum:
             settings["disconnect_timeout_ms"] = self.world.plan.settings["disconnect_timeout_ms"]
-        kind = WatchedStream if record.type is QueueType.STREAM else WatchedMachine
+        kind = WatchedMachine if is_quorum else WatchedStream
         return kind(settings, self, record.group)
 
     def _on_change(self, change: Change) -> None:
@@ -478,8 +483,7 @@ class ClusterNode(SimNode):
 
     def group_size_of(self, record: QueueRecord) -> int:
         """How many members a queue began with, or would have."""
-        assert self.local is not None
-        return self.local.group_size_of(record)
+        return self.placement.group_size_of(record)
 
     # Requests.
 

@@ -20,7 +20,7 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.metadata.placement import CLIENT_LOCAL
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table
-from convoymq.queues.local_queues import machine_settings
+from convoymq.queues.quorum.driver import machine_settings
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import Effect
 from convoymq.sim.clients import Channel
@@ -270,7 +270,7 @@ class ClusterWorld(World):
                 mine = [c for c in self.channels if c.node == node.number and c.group == group]
                 if len(mine) < self.plan.channels_max and self.scheduler.chance(0.3):
                     assert node.local is not None
-                    node.local.handle(record)
+                    node.local.open(record)
                     if self.checkers[group].ended:
                         continue
                     self._open_channel(node, group, bool(mine))
@@ -318,8 +318,7 @@ class ClusterWorld(World):
         if self.scheduler.chance(0.5):
             arguments["x-queue-leader-locator"] = "balanced"
         table = Table.of(arguments)
-        assert node.local is not None
-        members = node.local.members_for(table, node.running_nodes(), CLIENT_LOCAL)
+        members = node.placement.members_for(table, node.running_nodes(), CLIENT_LOCAL)
         if len(members) < NODES_LEFT_MIN and self.plan.faults & LOSING:
             return
         self._submit(

@@ -16,11 +16,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from convoymq.broker.facade import Broker
 from convoymq.edges.edge import Edge, Incoming, NodeParts
 from convoymq.kernels.batch import record as record_of
 from convoymq.kernels.frames import content_parts, split_record
 from convoymq.model.errors import BrokerError, Misuse, Unavailable
-from convoymq.queues.broker import Broker
 from convoymq.queues.interface import ClientEvents, QueueClient
 
 PREFACE = b"LINES\n"
@@ -131,8 +131,8 @@ class LineConnection(asyncio.Protocol, ClientEvents):
 
     async def _serve(self) -> None:
         try:
-            self.user = await self._broker.authenticate("guest", b"guest", self._peer)
-            self._broker.open_vhost(self.user, self.vhost)
+            self.user = await self._broker.access.authenticate("guest", b"guest", self._peer)
+            self._broker.access.open_vhost(self.user, self.vhost)
         except BrokerError as error:
             self.close(error.text)
             return
@@ -162,12 +162,12 @@ class LineConnection(asyncio.Protocol, ClientEvents):
                 raise Misuse("PUBLISH queue text, or GET queue")
 
     def _check(self, permission: str, kind: str, name: str) -> None:
-        self._broker.check_permission(self.user, self.vhost, permission, kind, name)
+        self._broker.access.check_permission(self.user, self.vhost, permission, kind, name)
 
     def _client(self, name: str) -> QueueClient:
         client = self._clients.get(name)
         if client is None:
-            queue = self._broker.find_queue(self.vhost, name)
+            queue = self._broker.queue_admin.find_queue(self.vhost, name)
             client = self._clients[name] = queue.client(self._broker.new_session(), self)
         return client
 

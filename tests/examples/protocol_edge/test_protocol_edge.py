@@ -37,7 +37,9 @@ async def test_lines_and_amqp_share_a_port(tmp_path: Path, monkeypatch: pytest.M
         assert await asyncio.to_thread(get_by_amqp, port) == b"by lines"
         assert (await ask("GET missing")).startswith("ERROR no queue 'missing'")
         assert (await ask("SHOUT")).startswith("ERROR PUBLISH queue text")
-        assert [row["protocol"] for row in await nodes[1].broker.list_connections()] == ["lines"]
+        assert [row["protocol"] for row in await nodes[1].broker.cluster.list_connections()] == [
+            "lines"
+        ]
         # An orderly stop tells clients why.
         nodes[1].stop()
         assert (await reader.readline()) == b"ERROR the node stops\n"

@@ -1,4 +1,4 @@
-"""An in-memory broker door, queues on real batches, and a client that speaks in methods."""
+"""An in-memory broker, queues on real batches, and a client that speaks in methods."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ from convoymq.model import refusals
 from convoymq.model.errors import AccessRefused
 from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table
+from convoymq.queues.classic.queue import ClassicQueue
 from convoymq.queues.interface import GET_EMPTY, Delivery, GetResult
+from convoymq.queues.message_properties import check_served
+from convoymq.queues.quorum.queue import QuorumQueue
+from convoymq.queues.stream.queue import StreamQueue
+from convoymq.routing.types import Destination, DestinationKind
 
 WINDOW_UNLIMITED = 2000
+FEATURES = {kind.type: kind.features for kind in (ClassicQueue, QuorumQueue, StreamQueue)}
 
 
 class Route(NamedTuple):
-    """As the broker door's."""
+    """As the broker's."""
 
     queues: tuple[Any, ...]
     cacheable: bool
@@ -59,6 +65,7 @@ class FakeQueue:
         self.vhost = vhost
         self.name = name
         self.type = type
+        self.features = FEATURES[type]
         self.owner = owner
         self.builder = batch.CommandBuilder()
         self.ready: deque[tuple[bytes, int, int, int]] = deque()
@@ -239,15 +246,41 @@ class FakeClient:
         self.gets = {}
 
 
+class FakeReplies:
+    """Direct reply-to consumers of one node."""
+
+    def __init__(self) -> None:
+        self.routes: dict[str, Callable[[bytes], None]] = {}
+
+    def register(self, deliver: Callable[[bytes], None]) -> str:
+        token = f"token{len(self.routes)}"
+        self.routes[token] = deliver
+        return token
+
+    def unregister(self, token: str) -> None:
+        self.routes.pop(token, None)
+
+    def publish(self, token: str, record: bytes) -> bool:
+        if token not in self.routes:
+            return False
+        self.routes[token](record)
+        return True
+
+    async def exists(self, token: str) -> bool:
+        return token in self.routes
+
+
 class FakeBroker:
-    """The broker door's interface over dictionaries."""
+    """The broker's interface over dictionaries: all its parts in one."""
 
     def __init__(self) -> None:
         self.node_name = "convoy@test"
         self.cluster_name = "test"
-        self.topology = Epoch()
-        self.alarms: frozenset[str] = frozenset()
-        self.on_alarms: list[Callable[[frozenset[str]], None]] = []
+        self.access = self.declarations = self.queue_admin = self.publishing = self
+        self.route_cache_version = Epoch()
+        listeners: list[Callable[[frozenset[str]], None]] = []
+        self.alarms = SimpleNamespace(effective=frozenset(), listeners=listeners)
+        self.replies = FakeReplies()
         self.queues: dict[str, FakeQueue] = {}
         self.exchanges: dict[str, str] = {"amq.direct": "direct", "amq.fanout": "fanout"}
         self.bindings: list[tuple[str, str, str]] = []
@@ -279,7 +312,6 @@ class FakeBroker:
         self.vhosts = {"/"}
         self.refuse: set[tuple[str, str, str]] = set()
         self.routed: list[tuple[Any, ...]] = []
-        self.replies: dict[str, Callable[[bytes], None]] = {}
         self.closed: list[int] = []
         self.gate: asyncio.Event | None = None
         self._sessions = itertools.count(1)
@@ -303,9 +335,6 @@ class FakeBroker:
         if vhost not in self.vhosts:
             raise refusals.vhost_missing(vhost)
 
-    def close_vhost(self, user: Any, vhost: str) -> None:
-        pass
-
     def check_permission(
         self, user: Any, vhost: str, permission: str, kind: str, name: str
     ) -> None:
@@ -316,7 +345,7 @@ class FakeBroker:
     def has_topic_permissions(self, user: Any, vhost: str) -> bool:
         return False
 
-    def find_queue(self, vhost: str, name: str, owner: int) -> FakeQueue:
+    def find_queue(self, vhost: str, name: str, owner: int | None) -> FakeQueue:
         queue = self.queues.get(name)
         if queue is None:
             raise refusals.missing(queue_subject(vhost, name))
@@ -324,7 +353,14 @@ class FakeBroker:
             raise refusals.exclusive_queue(queue_subject(vhost, name))
         return queue
 
-    def route(self, vhost: str, exchange: str, keys: Sequence[str], headers: Table | None) -> Route:
+    def route(
+        self,
+        vhost: str,
+        exchange: str,
+        keys: Sequence[str],
+        headers: Table | None,
+        asked: str | None = None,
+    ) -> Route:
         self.routed.append((exchange, tuple(keys), headers))
         if exchange and exchange not in self.exchanges:
             raise refusals.missing(exchange_subject(vhost, exchange))
@@ -337,6 +373,7 @@ class FakeBroker:
                 for source, queue, key in self.bindings
                 if source == exchange and (fanout or key in keys)
             ]
+        check_served(asked, found)  # type: ignore[arg-type]
         return Route(tuple(dict.fromkeys(found)), self.exchanges.get(exchange) != "headers")
 
     async def _wait(self) -> None:
@@ -353,7 +390,6 @@ class FakeBroker:
         auto_delete: bool,
         arguments: Table,
         owner: int,
-        user: Any,
         generated: str = "",
     ) -> tuple[str, int, int]:
         await self._wait()
@@ -366,7 +402,7 @@ class FakeBroker:
                 "classic" if kind is None else bytes(kind.value).decode(),  # type: ignore[arg-type]
                 owner if exclusive else None,
             )
-            self.topology.bump()
+            self.route_cache_version.bump()
         queue = self.find_queue(vhost, name, owner)
         return name, len(queue.ready), len(queue.consumers)
 
@@ -375,45 +411,57 @@ class FakeBroker:
         return name, len(queue.ready), len(queue.consumers)
 
     async def delete_queue(
-        self, vhost: str, name: str, *, if_unused: bool, if_empty: bool, owner: int, user: Any
+        self, vhost: str, name: str, *, if_unused: bool, if_empty: bool, owner: int
     ) -> int:
         await self._wait()
         queue = self.queues.pop(name, None)
-        self.topology.bump()
+        self.route_cache_version.bump()
         if queue is None:
             return 0
         for consumer in list(queue.consumers):
             consumer.client.events.on_cancelled(consumer.client, consumer.spec.number, "deleted")
         return len(queue.ready)
 
-    async def bind_queue(
-        self, vhost: str, queue: str, exchange: str, key: str, arguments: Table, owner: int
+    async def bind(
+        self,
+        vhost: str,
+        source: str,
+        destination: Destination,
+        key: str,
+        arguments: Table,
+        owner: int | None = None,
     ) -> None:
-        self.find_queue(vhost, queue, owner)
-        if exchange not in self.exchanges:
-            raise refusals.missing(exchange_subject(vhost, exchange))
-        self.bindings.append((exchange, queue, key))
-        self.topology.bump()
+        if destination.kind is DestinationKind.EXCHANGE:
+            self.routed.append(("bind", source, destination.name, key))
+            return
+        self.find_queue(vhost, destination.name, owner)
+        if source not in self.exchanges:
+            raise refusals.missing(exchange_subject(vhost, source))
+        self.bindings.append((source, destination.name, key))
+        self.route_cache_version.bump()
 
-    async def unbind_queue(
-        self, vhost: str, queue: str, exchange: str, key: str, arguments: Table, owner: int
+    async def unbind(
+        self,
+        vhost: str,
+        source: str,
+        destination: Destination,
+        key: str,
+        arguments: Table,
+        owner: int | None = None,
     ) -> None:
-        self.bindings = [b for b in self.bindings if b != (exchange, queue, key)]
-        self.topology.bump()
-
-    async def bind_exchange(self, *arguments: Any) -> None:
-        self.routed.append(("bind_exchange", *arguments))
-
-    async def unbind_exchange(self, *arguments: Any) -> None:
-        self.routed.append(("unbind_exchange", *arguments))
+        if destination.kind is DestinationKind.EXCHANGE:
+            self.routed.append(("unbind", source, destination.name, key))
+            return
+        self.bindings = [b for b in self.bindings if b != (source, destination.name, key)]
+        self.route_cache_version.bump()
 
     async def declare_exchange(
         self, vhost: str, name: str, type: str, *, durable: bool, auto_delete: bool,
-        internal: bool, arguments: Table, user: Any,
+        internal: bool, arguments: Table,
     ) -> None:  # fmt: skip
         await self._wait()
         self.exchanges[name] = type
-        self.topology.bump()
+        self.route_cache_version.bump()
 
     def passive_declare_exchange(self, vhost: str, name: str) -> None:
         if name not in self.exchanges:
@@ -421,28 +469,11 @@ class FakeBroker:
 
     async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool) -> None:
         self.exchanges.pop(name, None)
-        self.topology.bump()
+        self.route_cache_version.bump()
 
     async def connection_closed(self, owner: int) -> None:
         self.closed.append(owner)
         self.queues = {n: q for n, q in self.queues.items() if q.owner != owner}
-
-    def register_reply(self, deliver: Callable[[bytes], None]) -> str:
-        token = f"token{len(self.replies)}"
-        self.replies[token] = deliver
-        return token
-
-    def unregister_reply(self, token: str) -> None:
-        self.replies.pop(token, None)
-
-    def publish_reply(self, token: str, record: bytes) -> bool:
-        if token not in self.replies:
-            return False
-        self.replies[token](record)
-        return True
-
-    async def reply_exists(self, token: str) -> bool:
-        return token in self.replies
 
 
 class FakeTimer:

@@ -341,7 +341,7 @@ async def test_write_permission_is_asked_for(client: Client, broker: FakeBroker)
     await client.declare("q")
     await fill(client, "q", b"x")
     broker.refuse.add(("write", "exchange", "amq.default"))
-    broker.topology.bump()
+    broker.route_cache_version.bump()
     client.publish("", "q")
     await refused(
         client,

@@ -410,16 +410,16 @@ async def test_malformed_frames_close_the_connection(
 
 async def test_blocked_is_told_to_publishers_only(client: Client, broker: FakeBroker) -> None:
     queue = await client.declare("q")
-    broker.alarms = frozenset(("memory", "disk"))
-    client.connection.set_alarms(broker.alarms)
+    broker.alarms.effective = frozenset(("memory", "disk"))
+    client.connection.set_alarms(broker.alarms.effective)
     assert await client.methods() == []
     client.publish("", "q", b"one")
     (blocked,) = await client.methods()
     assert blocked == spec.ConnectionBlocked(reason="low on memory & disk")
     assert not client.reads()
     assert not queue.ready
-    broker.alarms = frozenset()
-    client.connection.set_alarms(broker.alarms)
+    broker.alarms.effective = frozenset()
+    client.connection.set_alarms(broker.alarms.effective)
     assert await client.methods() == [spec.ConnectionUnblocked()]
     assert client.reads()
     assert len(queue.ready) == 1

@@ -331,9 +331,9 @@ async def test_the_end_of_a_blocked_client_is_noticed(
     edge = Edge(broker)
     if begins == "after":
         await edge.start()
-    broker.alarms = frozenset({"memory"})
-    for heard in broker.on_alarms:
-        heard(broker.alarms)
+    broker.alarms.effective = frozenset({"memory"})
+    for heard in broker.alarms.listeners:
+        heard(broker.alarms.effective)
     if begins == "before":
         await edge.start()
     publish = codec.content_frames(

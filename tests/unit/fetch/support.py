@@ -26,6 +26,7 @@ from convoymq.model.columnar import (
 )
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.queues.interface import Queue
+from convoymq.queues.stream.queue import StreamQueue
 from tests.unit.queues.fake_cluster import FakeCluster, until
 
 TIME_MS = 1_700_000_000_000
@@ -202,6 +203,7 @@ class FakeStream(Queue):
     """A stream whose rows are made up; `error` is raised by the next read."""
 
     type = "stream"
+    features = StreamQueue.features
 
     def __init__(self, name: str) -> None:
         self.vhost = "/"
@@ -304,12 +306,12 @@ class Rig:
         self.broker = self.cluster.nodes[1].broker
         self.edge = FetchEdge(broker=self.broker, settings=self.settings)
         self.broker.edge_metrics = self.edge.metrics
-        find: Callable[..., Queue] = self.broker.find_queue
+        find: Callable[..., Queue] = self.broker.queue_admin.find_queue
 
         def find_queue(vhost: str, name: str, owner: int | None = None) -> Queue:
             return self.streams.get(name) or find(vhost, name, owner)
 
-        self.broker.find_queue = find_queue  # type: ignore[method-assign]
+        self.broker.queue_admin.find_queue = find_queue  # type: ignore[method-assign]
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -340,4 +342,4 @@ class Rig:
         return made
 
     async def count(self, name: str) -> int:
-        return (await self.broker.find_queue("/", name).counts())[0]
+        return (await self.broker.queue_admin.find_queue("/", name).counts())[0]

@@ -178,7 +178,7 @@ async def test_answers_go_on_when_the_client_reads_again(rig: Rig) -> None:
 
 
 async def test_an_operator_can_close_it_and_the_client_hears_why(rig: Rig, client: Peer) -> None:
-    assert await rig.broker.close_connection(client.connection.name, "maintenance")
+    assert await rig.broker.cluster.close_connection(client.connection.name, "maintenance")
     assert client.transport.closed
     last = client.heard()[-1]
     assert last.correlation == 0
@@ -204,7 +204,7 @@ async def test_a_user_that_is_deleted_loses_the_connection(rig: Rig) -> None:
 async def test_it_is_in_the_list_of_connections(rig: Rig) -> None:
     peer = rig.peer()
     await peer.ask(Op.AUTHENTICATE, **LOGIN, client="spark driver")
-    (row,) = await rig.broker.list_connections()
+    (row,) = await rig.broker.cluster.list_connections()
     assert row["protocol"] == "Columnar 1"
     assert row["user"] == "guest"
     assert row["user_provided_name"] == "spark driver"
@@ -256,12 +256,12 @@ async def test_requests_of_much_payload_stop_reading(tmp_path: Path) -> None:
     async with Rig(tmp_path, frame_max=1 << 20, answer_bytes=1 << 20) as rig:
         await rig.queue("q")
         peer = await rig.client()
-        rig.broker.set_alarm("memory", True)
+        rig.broker.alarms.set("memory", True)
         frame = values_frame([bytes(1000)] * 900)
         numbers = [peer.send(Op.PRODUCE, {"queue": "q"}, frame) for _ in range(3)]
         assert not peer.transport.reading
         await until(lambda: peer.connection.info()["state"] == "blocked")
-        rig.broker.set_alarm("memory", False)
+        rig.broker.alarms.set("memory", False)
         await until(lambda: all(peer.answer_to(number) for number in numbers))
         assert peer.transport.reading
 
@@ -291,7 +291,7 @@ async def test_large_requests_wait_for_room_before_they_are_read(tmp_path: Path)
         two.feed(request[:1000])
         assert not two.transport.reading
         assert rig.edge.input.used == len(request)
-        assert (await one.connection.broker.find_queue("/", "q").counts())[0] == 0
+        assert (await one.connection.broker.queue_admin.find_queue("/", "q").counts())[0] == 0
         one.feed(request[1000:])
         await until(lambda: one.answer_to(9) is not None)
         await until(lambda: two.transport.reading)
@@ -325,9 +325,9 @@ async def test_a_connection_that_goes_gives_its_room_back(tmp_path: Path) -> Non
         peers[1].transport.close()
         peers[0].transport.close()
         await until(lambda: peers[2].transport.reading)
-        rig.broker.set_alarm("disk", True)
+        rig.broker.alarms.set("disk", True)
         peers[2].feed(request[1000:])
         await until(lambda: peers[2].connection.blocked)
         peers[2].transport.close()
         await until(lambda: rig.edge.input.used == 0)
-        rig.broker.set_alarm("disk", False)
+        rig.broker.alarms.set("disk", False)

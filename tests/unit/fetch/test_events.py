@@ -80,7 +80,7 @@ async def test_the_end_of_a_blocked_client_is_noticed(
     client = await rig.client()
     ours, theirs = socket.socketpair()
     client.transport._extra["socket"] = ours
-    rig.broker.set_alarm("memory", True)
+    rig.broker.alarms.set("memory", True)
     client.send(Op.PRODUCE, {"queue": "q"}, values_frame([b"row"]))
     await until(lambda: client.connection.blocked)
     theirs.sendall(b"unread")

@@ -26,7 +26,7 @@ from convoymq.metadata.commands import PutPermission, PutUser
 from convoymq.model.columnar import ErrorCode, Frame, Op
 from convoymq.model.tables import Table
 from tests.unit.fetch.support import Peer, Rig, values_frame
-from tests.unit.queues.fake_cluster import until
+from tests.unit.queues.fake_cluster import queue_end, until
 
 
 def texts(values: list[bytes]) -> list[bytes]:
@@ -97,10 +97,10 @@ async def test_rows_are_routed_by_their_keys(rig: Rig, client: Peer) -> None:
         await rig.queue(name)
     broker = rig.broker
     flags: dict[str, Any] = {"durable": True, "auto_delete": False, "internal": False}
-    await broker.declare_exchange("/", "x", "topic", **flags)
-    await broker.bind_queue("/", "a", "x", "a.*")
-    await broker.bind_queue("/", "b", "x", "b.*")
-    await broker.bind_queue("/", "both", "x", "#.both")
+    await broker.declarations.declare_exchange("/", "x", "topic", **flags)
+    await broker.declarations.bind("/", "x", queue_end("a"), "a.*")
+    await broker.declarations.bind("/", "x", queue_end("b"), "b.*")
+    await broker.declarations.bind("/", "x", queue_end("both"), "#.both")
     rows = [("x", "a.1", "1"), ("x", "a.2", "2"), ("x", "b.both", "3"), ("x", "none", "4")]
     assert result(await client.ask(Op.PRODUCE, keyed(rows), exchange="x")) == (4, 0, 1)
     assert [await rig.count(name) for name in ("a", "b", "both")] == [2, 1, 1]
@@ -135,9 +135,9 @@ async def test_headers_exchanges_look_at_each_row(rig: Rig, client: Peer) -> Non
     await rig.queue("red")
     await rig.queue("blue")
     flags: dict[str, Any] = {"durable": True, "auto_delete": False, "internal": False}
-    await rig.broker.declare_exchange("/", "h", "headers", **flags)
+    await rig.broker.declarations.declare_exchange("/", "h", "headers", **flags)
     for name in ("red", "blue"):
-        await rig.broker.bind_queue("/", name, "h", "", Table.of({"color": name}))
+        await rig.broker.declarations.bind("/", "h", queue_end(name), "", Table.of({"color": name}))
     colors = [b"red", b"blue", b"red", b"green"]
     headers = [b"", struct.pack("<5i", *range(5)), *texts([b"color"] * 4), b"", *texts(colors)]
     buffers = [b"", *texts([b"v"] * 4), *headers]
@@ -230,7 +230,7 @@ async def test_classic_queues_cannot_tell_repeats(rig: Rig, client: Peer) -> Non
 
 async def test_one_request_of_a_producer_at_a_time(rig: Rig, client: Peer) -> None:
     await rig.queue("q")
-    rig.broker.set_alarm("disk", True)
+    rig.broker.alarms.set("disk", True)
     frame = values_frame([b"a"])
     first = client.send(Op.PRODUCE, {"queue": "q", "producer": "p"}, frame)
     second = client.send(Op.PRODUCE, {"queue": "q", "producer": "p", "sequence": 1}, frame)
@@ -239,7 +239,7 @@ async def test_one_request_of_a_producer_at_a_time(rig: Rig, client: Peer) -> No
     assert refused is not None
     assert refused.status == ErrorCode.PRECONDITION_FAILED
     assert "under way" in refused.map["text"]
-    rig.broker.set_alarm("disk", False)
+    rig.broker.alarms.set("disk", False)
     await until(lambda: client.answer_to(first) is not None)
 
 
@@ -260,11 +260,11 @@ async def test_an_alarm_makes_publishers_wait_and_then_says_so(tmp_path: Path) -
     async with Rig(tmp_path, alarm_patience_s=0.03) as rig:
         await rig.queue("q")
         peer = await rig.client()
-        rig.broker.set_alarm("memory", True)
+        rig.broker.alarms.set("memory", True)
         code, text = await peer.refusal(Op.PRODUCE, values_frame([b"a"]), queue="q")
         assert code == ErrorCode.RESOURCE_ALARM
         assert "memory" in text
-        rig.broker.set_alarm("memory", False)
+        rig.broker.alarms.set("memory", False)
         assert result(await peer.ask(Op.PRODUCE, values_frame([b"a"]), queue="q")) == (1, 0, 0)
 
 

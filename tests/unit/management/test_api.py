@@ -19,7 +19,7 @@ from convoymq.management.metrics import render
 from convoymq.management.server import ManagementServer
 from convoymq.metadata.machine import User
 from convoymq.queues import slices
-from tests.unit.queues.fake_cluster import FakeCluster
+from tests.unit.queues.fake_cluster import FakeCluster, queue_end
 
 
 @pytest.fixture
@@ -285,10 +285,10 @@ async def test_definitions_go_out_and_in(tmp_path: Path, cluster: FakeCluster) -
     await cluster.queue(1, "q")
     await cluster.queue(1, "mine", durable=False, exclusive=True, owner=1)
     broker = cluster.nodes[1].broker
-    await broker.declare_exchange(
+    await broker.declarations.declare_exchange(
         "/", "x", "topic", durable=True, auto_delete=False, internal=False
     )
-    await broker.bind_queue("/", "q", "x", "k")
+    await broker.declarations.bind("/", "x", queue_end("q"), "k")
     async with client(cluster) as api:
         document = await ok(api.get("/definitions"))
         assert [row["name"] for row in document["queues"]] == ["q"]

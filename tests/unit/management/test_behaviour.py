@@ -24,7 +24,7 @@ from convoymq.model.tables import Field, Table
 from convoymq.queues.classic.client import ClassicClient
 from convoymq.queues.classic.queue import LocalQueue
 from tests.unit.management.test_api import api, client, cluster, ok
-from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
+from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, queue_end, until
 
 __all__ = ["api", "cluster"]
 
@@ -119,17 +119,17 @@ async def test_an_alarm_refuses_what_is_published(
     path = "/exchanges/%2F/amq.default/publish"
     message = {"properties": {}, "routing_key": "q", "payload": "x"}
     # An alarm of any node blocks the publishers of all.
-    cluster.nodes[2].broker.set_alarm("disk", True)
-    await until(lambda: cluster.nodes[1].broker.alarms)
-    cluster.nodes[1].broker.set_alarm("memory", True)
+    cluster.nodes[2].broker.alarms.set("disk", True)
+    await until(lambda: cluster.nodes[1].broker.alarms.effective)
+    cluster.nodes[1].broker.alarms.set("memory", True)
     answer = await ok(api.post(path, json=message), 503)
     assert answer == {
         "error": "service_unavailable",
         "reason": "publishers are blocked by an alarm: disk and memory",
     }
-    cluster.nodes[2].broker.set_alarm("disk", False)
-    cluster.nodes[1].broker.set_alarm("memory", False)
-    await until(lambda: not cluster.nodes[1].broker.alarms)
+    cluster.nodes[2].broker.alarms.set("disk", False)
+    cluster.nodes[1].broker.alarms.set("memory", False)
+    await until(lambda: not cluster.nodes[1].broker.alarms.effective)
     assert await ok(api.post(path, json=message)) == {"routed": True}
     (row,) = await ok(api.post("/queues/%2F/q/get", json={"count": 5}))
     assert row["message_count"] == 0
@@ -154,7 +154,7 @@ async def test_a_get_is_answered_when_the_queue_has_settled(
     await cluster.queue(1, "q", arguments={"x-queue-type": "classic"})
     message = {"properties": {}, "routing_key": "q", "payload": "x"}
     await ok(api.post("/exchanges/%2F/amq.default/publish", json=message))
-    (queue,) = cluster.nodes[1].broker.classic.queues.values()
+    (queue,) = cluster.nodes[1].broker.local.hosts["classic"].queues.values()
     assert isinstance(queue, LocalQueue)
     machine, waiting = queue.machine, []
     monkeypatch.setattr(ClassicClient, "when_settled", lambda _, call: waiting.append(call))
@@ -320,7 +320,7 @@ async def test_a_fault_is_logged_and_answered(
     async def broken() -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(cluster.nodes[1].broker, "list_nodes", broken)
+    monkeypatch.setattr(cluster.nodes[1].broker.cluster, "list_nodes", broken)
     with capture_logs() as logs:
         assert (await ok(api.get("/nodes"), 500))["error"] == "internal_error"
     (row,) = [row for row in logs if row["event"] == "management.request_failed"]
@@ -344,7 +344,7 @@ async def test_what_goes_away_during_a_request_is_not_found(
 ) -> None:
     await cluster.queue(1, "q")
     broker = cluster.nodes[1].broker
-    gather = broker._gather
+    gather = broker.cluster._gather
 
     async def slow(what: str) -> list[dict[str, Any]]:
         found = await gather(what)
@@ -352,7 +352,7 @@ async def test_what_goes_away_during_a_request_is_not_found(
             await broker.metadata.execute(command)
         return found
 
-    broker._gather = slow  # type: ignore[method-assign]
+    broker.cluster._gather = slow  # type: ignore[method-assign]
     found = await ok(api.get(path), status)
     if status == 404:
         assert found == {"error": "Object Not Found", "reason": "Not Found"}
@@ -364,13 +364,13 @@ async def test_a_vhost_that_goes_away_during_its_get_is_not_found(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
     broker = cluster.nodes[1].broker
-    infos = broker.queue_infos
+    infos = broker.cluster.queue_infos
 
     async def slow() -> Any:
         await broker.metadata.execute(DeleteVhost(name="/"))
         return await infos()
 
-    broker.queue_infos = slow  # type: ignore[method-assign]
+    broker.cluster.queue_infos = slow  # type: ignore[method-assign]
     await ok(api.get("/vhosts/%2F"), 404)
 
 
@@ -461,7 +461,7 @@ async def test_contexts_and_sockets_are_shown(cluster: FakeCluster, api: httpx.A
     shown = [(row["node"], row["description"], row["port"]) for row in contexts]
     assert shown == [("n2", "RabbitMQ Management", "15672"), ("n2", "RabbitMQ Prometheus", "15692")]
     cluster.nodes[2].broker.connections.add(Connection(1, "guest"))
-    cluster.nodes[2].broker.node_info = process.process_info
+    cluster.nodes[2].broker.cluster.node_info = process.process_info
     row = await ok(api.get("/nodes/n2"))
     assert row["contexts"] == contexts
     assert (row["sockets_used"], row["sockets_total"]) == (1, row["fd_total"])
@@ -483,7 +483,9 @@ async def test_numbers_that_json_has_not_are_null(
 ) -> None:
     await cluster.queue(1, "q")
     arguments = Table.from_fields([("n", Field("d", float("nan"))), ("i", Field("d", 1e400))])
-    await cluster.nodes[1].broker.bind_queue("/", "q", "amq.headers", "", arguments)
+    await cluster.nodes[1].broker.declarations.bind(
+        "/", "amq.headers", queue_end("q"), "", arguments
+    )
     answer = await api.get("/queues/%2F/q/bindings")
     assert "NaN" not in answer.text
     assert json.loads(answer.text)[1]["arguments"] == {"n": None, "i": None}
@@ -657,7 +659,7 @@ async def test_half_a_request_is_given_up(cluster: FakeCluster, sent: bytes) -> 
 
 async def test_a_client_that_reads_nothing_is_given_up(cluster: FakeCluster) -> None:
     broker = cluster.nodes[1].broker
-    broker.node_info = lambda: {"pad": "x" * 8_000_000}
+    broker.cluster.node_info = lambda: {"pad": "x" * 8_000_000}
     server = ManagementServer(broker, [("127.0.0.1", 0)], times=Times(answer_s=0.05))
     await server.start()
     try:

@@ -55,14 +55,14 @@ async def test_a_sound_cluster_passes_all(cluster: FakeCluster, api: httpx.Async
 
 
 async def test_an_alarm_fails_its_checks(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
-    cluster.nodes[2].broker.set_alarm("memory", True)
-    await until(lambda: cluster.nodes[1].broker.alarms)
+    cluster.nodes[2].broker.alarms.set("memory", True)
+    await until(lambda: cluster.nodes[1].broker.alarms.effective)
     assert (await check(api, "alarms", 503))["alarms"] == [{"node": "n2", "resource": "memory"}]
     assert await check(api, "local-alarms") == HEALTHY
     # Publishers are blocked on every node.
     assert (await check(api, "ready-to-serve-clients", 503))["alarms"] == ["memory"]
     assert await check(api, "is-in-service") == HEALTHY
-    cluster.nodes[1].broker.set_alarm("disk", True)
+    cluster.nodes[1].broker.alarms.set("disk", True)
     assert (await check(api, "local-alarms", 503))["alarms"] == ["disk"]
     answer = await ok(api.get("/healthchecks/node"))
     assert answer == {"status": "failed", "reason": "resource alarm(s) in effect"}
@@ -74,14 +74,14 @@ async def test_damaged_and_stopped_queues_fail_their_virtual_host(
     broker = cluster.nodes[1].broker
     await cluster.queue(1, "c", arguments={"x-queue-type": "classic"})
     (record,) = broker.metadata.tree.records()
-    broker.classic.damaged[record.group] = StorageFault("torn")
+    broker.local.hosts["classic"].damaged[record.group] = StorageFault("torn")
     answer = await check(api, "virtual-hosts", 503)
     assert answer["virtual-hosts"] == ["/"]
     assert answer["queues"] == [{"name": "c", "virtual_host": "/", "type": "classic"}]
     assert (await ok(api.get("/healthchecks/node")))["status"] == "failed"
-    del broker.classic.queues[record.group]
+    del broker.local.hosts["classic"].queues[record.group]
     assert (await ok(api.get("/queues/%2F/c")))["state"] == "crashed"
-    broker.classic.damaged.clear()
+    broker.local.hosts["classic"].damaged.clear()
     assert await check(api, "virtual-hosts") == HEALTHY
     await cluster.queue(1, "q")
     group = max(record.group for record in broker.metadata.tree.records())
@@ -176,7 +176,7 @@ async def test_the_aliveness_test_fails_with_what_it_does(
     cluster: FakeCluster, api: httpx.AsyncClient
 ) -> None:
     assert await ok(api.get("/aliveness-test/%2F")) == HEALTHY
-    classic = cluster.nodes[1].broker.classic
+    classic = cluster.nodes[1].broker.local.hosts["classic"]
     (group,) = classic.queues
     classic.damaged[group] = StorageFault("torn")
     handle = classic.queues.pop(group)

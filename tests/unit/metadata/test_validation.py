@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -36,13 +35,15 @@ from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.validation import validated
 from convoymq.model.errors import NotFound, NotServed, PreconditionFailed, Refused
 from convoymq.model.tables import Table
-from convoymq.routing import headers, queue_arguments, topics
+from convoymq.routing import headers, queue_arguments, queue_types, topics
+from convoymq.routing.queue_types import TypeRules
 
 SESSION = 1 << 56 | 7 << 24
-LARGER = tuple(
-    replace(rule, served_by=queue_arguments._ALL, foreign_to=frozenset())
-    for rule in queue_arguments.RULES
-)
+EVERY_ARGUMENT = frozenset(argument.name for argument in queue_arguments.ARGUMENTS)
+LARGER = {
+    name: TypeRules(name=name, is_replicated=name in ("quorum", "stream"), serves=EVERY_ARGUMENT)
+    for name in ("classic", "quorum", "stream", "delayed")
+}
 
 
 @contextmanager
@@ -52,12 +53,11 @@ def build(larger: bool) -> Iterator[None]:
         yield
         return
     with (
-        mock.patch.object(queue_arguments, "RULES", LARGER),
+        mock.patch.object(queue_types, "_TYPES", LARGER),
         mock.patch.object(topics, "MANY_WILDCARDS_MAX", 9),
         mock.patch.object(headers, "_MODES", {*headers._MODES, b"most"}),
         mock.patch.object(validation, "pattern_error", return_value=None),
         mock.patch.object(validation, "is_known_hash", return_value=True),
-        mock.patch.object(validation, "_QUEUE_TYPES", {"classic", "quorum", "stream", "delayed"}),
     ):
         yield
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import structlog
 
+from convoymq.broker.facade import Broker
+from convoymq.broker.settings import BrokerSettings
 from convoymq.groups.group_time import GroupTime
 from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, CommandBuilder, Entry, frame_header
 from convoymq.metadata.access import SHA256, hash_sha256
@@ -22,7 +24,6 @@ from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.model.tables import Table
 from convoymq.node import log_note
-from convoymq.queues.broker import Broker, BrokerSettings
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
 
@@ -220,7 +221,7 @@ class FakeNode:
             metadata=self.store,
             epoch=self.epoch,
             clock=clock,
-            directory=RealDirectory(cluster.directory / f"node-{node}"),
+            open_directory=lambda _name: RealDirectory(cluster.directory / f"node-{node}"),
             new_session=self.new_session,
             wake=cluster.wake,
             settings=settings,
@@ -320,7 +321,7 @@ class FakeCluster:
         """Declares a durable queue."""
         arguments = Table.of(more.pop("arguments", {}))
         properties = {"durable": True, "exclusive": False, "auto_delete": False, **more}
-        return await self.nodes[node].broker.declare_queue(
+        return await self.nodes[node].broker.declarations.declare_queue(
             "/", name, arguments=arguments, **properties
         )
 

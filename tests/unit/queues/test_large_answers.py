@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from convoymq.broker import cluster_queries
+from convoymq.broker.settings import BrokerSettings
 from convoymq.kernels.batch import FRAME_CONTROL, frame_header
 from convoymq.model.errors import Refused, ReservationRefused, Unavailable
-from convoymq.queues import broker as broker_module
-from convoymq.queues.broker import BrokerSettings
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.transport.control import KIND_RESERVATION, KIND_STREAM
 from tests.unit.queues.classic.support import Channel, Time, body_of
@@ -253,7 +253,7 @@ class Reads:
         return self.cluster.nodes[1].control.transport.full
 
     def queue(self, node: int) -> Any:
-        return self.cluster.nodes[node].broker.find_queue("/", "q")
+        return self.cluster.nodes[node].broker.queue_admin.find_queue("/", "q")
 
     async def fill(self) -> None:
         await self.cluster.queue(1, "q", arguments=self.arguments)
@@ -383,22 +383,24 @@ class Listed:
 async def test_lists_wait_for_room_on_the_link(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "LIST_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(cluster_queries, "LIST_TIMEOUT_S", 30.0)
     reads = Reads(cluster, CLASSIC)
     cluster.nodes[1].broker.connections.add(Listed())
     asker = cluster.nodes[2].broker
-    assert [row["node"] for row in await asker.list_connections()] == ["n1"]
+    assert [row["node"] for row in await asker.cluster.list_connections()] == ["n1"]
     assert max(reads.sent) > LARGE
     reads.sent.clear()
     reads.full.add(2)
-    task = asyncio.ensure_future(asker.list_connections())
+    task = asyncio.ensure_future(asker.cluster.list_connections())
     await until(lambda: reads.host.lines.get(2))
     # What alarms are learned from is small: it does not wait.
-    assert sorted(await asker.list_nodes()) == ["n1", "n2"]
+    assert sorted(await asker.cluster.list_nodes()) == ["n1", "n2"]
     await steps()
     assert max(reads.sent, default=0) < LARGE
     # A node lists what it has itself without a link.
-    assert [row["name"] for row in await cluster.nodes[1].broker.list_connections()] == ["client"]
+    assert [row["name"] for row in await cluster.nodes[1].broker.cluster.list_connections()] == [
+        "client"
+    ]
     reads.host.make_room(2)
     assert len(await task) == 1
     assert len([size for size in reads.sent if size > LARGE]) == 1
@@ -411,9 +413,9 @@ async def test_a_list_for_a_link_that_stays_full_is_dropped(
     reads = Reads(cluster, CLASSIC)
     cluster.nodes[1].broker.connections.add(Listed())
     reads.full.add(2)
-    monkeypatch.setattr(broker_module, "LIST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(cluster_queries, "LIST_TIMEOUT_S", 0.05)
     # A node that does not answer in time has no rows.
-    assert await cluster.nodes[2].broker.list_connections() == []
+    assert await cluster.nodes[2].broker.cluster.list_connections() == []
     reads.host.make_room(2)
     await until(lambda: not cluster.nodes[1].control._tasks)
     assert max(reads.sent, default=0) < LARGE

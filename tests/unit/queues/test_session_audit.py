@@ -128,7 +128,7 @@ def test_malformed_lists_are_refused(body: Any) -> None:
 
 
 def consumer(cluster: FakeCluster, node: int, name: str) -> tuple[Any, Events]:
-    queue = cluster.nodes[node].broker.find_queue("/", name)
+    queue = cluster.nodes[node].broker.queue_admin.find_queue("/", name)
     events = Events()
     client = queue.client(cluster.nodes[node].new_session(), events)
     client.subscribe(ConsumerSpec(number=1, tag="c", prefetch=10, no_ack=False))
@@ -136,7 +136,7 @@ def consumer(cluster: FakeCluster, node: int, name: str) -> tuple[Any, Events]:
 
 
 def publish(cluster: FakeCluster, node: int, name: str, count: int) -> Any:
-    queue = cluster.nodes[node].broker.find_queue("/", name)
+    queue = cluster.nodes[node].broker.queue_admin.find_queue("/", name)
     client = queue.client(cluster.nodes[node].new_session(), Events())
     for i in range(count):
         client.target.publish([b"\0\1q", b"h", b"m%d" % i], 2, i + 1)
@@ -246,7 +246,7 @@ async def test_who_leads_later_ends_the_sessions_of_a_forgotten_node(tmp_path: P
         watch, cluster.nodes[1].broker.local.watch = cluster.nodes[1].broker.local.watch, None
         await cluster.nodes[1].store.execute(ForgetNode(id=3))
         assert lost.session in machine.sessions
-        queue = cluster.nodes[1].broker.find_queue("/", "q")
+        queue = cluster.nodes[1].broker.queue_admin.find_queue("/", "q")
         queue.on_leader(queue.group, 1, 2)
         await until(lambda: lost.session not in machine.sessions)
         cluster.nodes[1].broker.local.watch = watch

@@ -11,11 +11,12 @@ from convoymq.model.refusals import queue_subject
 from convoymq.model.tables import Field, Table
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.queue_arguments import (
+    ARGUMENTS,
     DURATION_MS_MAX,
-    RULES,
     check_arguments,
     check_equivalent_arguments,
 )
+from convoymq.routing.queue_types import rules_of, type_names
 from convoymq.routing.types import QueueType
 
 SUBJECT = queue_subject("/", "q")
@@ -155,8 +156,13 @@ def test_served_and_unknown_arguments_are_taken() -> None:
 
 
 def test_no_rule_both_serves_and_refuses() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES)
-    assert not [rule.name for rule in RULES if rule.served_by & rule.foreign_to]
+    names = {argument.name for argument in ARGUMENTS}
+    assert len(names) == len(ARGUMENTS)
+    for name in type_names():
+        rules = rules_of(name)
+        assert rules is not None
+        assert not (rules.serves | rules.kept) & rules.foreign
+        assert rules.serves | rules.kept | rules.foreign <= names
 
 
 def inequivalence(

@@ -37,7 +37,9 @@ async def test_a_queue_that_asks_is_traced_on_every_member(
     await until(lambda: all(node.broker.traces.queues == 1 for node in cluster.nodes.values()))
     user = Channel()
     broker = cluster.nodes[1].broker
-    user.client = broker.find_queue("/", "q").client(cluster.nodes[1].new_session(), user)
+    user.client = broker.queue_admin.find_queue("/", "q").client(
+        cluster.nodes[1].new_session(), user
+    )
     for tag in (1, 2, 3):
         user.client.target.publish([message(b"x")], 1, tag)
     await until(lambda: ("published", [1, 3], True) in user.heard)
@@ -72,5 +74,5 @@ async def test_a_deleted_queue_ends_its_trace(cluster: FakeCluster) -> None:
     await cluster.queue(1, "q", arguments=TRACED)
     broker = cluster.nodes[1].broker
     assert broker.traces.queues == 1
-    await broker.delete_queue("/", "q")
+    await broker.queue_admin.delete_queue("/", "q")
     await until(lambda: broker.traces.queues == 0)

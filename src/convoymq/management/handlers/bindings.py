@@ -59,13 +59,8 @@ async def post_binding(call: Call) -> Status:
     call.may("read", "exchange", source)
     body = await call.json()
     routing_key, arguments = text_in(body, "routing_key", ""), table_in(body)
-    call.broker.check_topic_permission(call.user, vhost, "read", source, routing_key)
-    bind = (
-        call.broker.bind_queue
-        if destination.kind is DestinationKind.QUEUE
-        else call.broker.bind_exchange
-    )
-    await bind(vhost, destination.name, source, routing_key, arguments)
+    call.broker.access.check_topic_permission(call.user, vhost, "read", source, routing_key)
+    await call.broker.declarations.bind(vhost, source, destination, routing_key, arguments)
     key = resources.properties_key(routing_key, arguments.canonical())
     parts = (call.path["destination"], quote(key, safe=""))
     return Status(CREATED, location="/".join(parts))
@@ -87,12 +82,9 @@ async def delete_binding(call: Call) -> Status:
     call.may("write", destination.kind.value, destination.name)
     call.may("read", "exchange", source)
     found = _found_binding(call, vhost, source, destination, row)
-    unbind = (
-        call.broker.unbind_queue
-        if destination.kind is DestinationKind.QUEUE
-        else call.broker.unbind_exchange
+    await call.broker.declarations.unbind(
+        vhost, source, destination, found.routing_key, found.arguments
     )
-    await unbind(vhost, destination.name, source, found.routing_key, found.arguments)
     return Status(DONE)
 
 

@@ -22,7 +22,7 @@ def _owned_by_caller(call: Call, rows: list[JsonObject]) -> list[JsonObject]:
 
 @routes.listing("connections")
 async def connections(call: Call) -> list[JsonObject]:
-    return _owned_by_caller(call, await call.broker.list_connections())
+    return _owned_by_caller(call, await call.broker.cluster.list_connections())
 
 
 @routes.listing("vhosts/{vhost}/connections")
@@ -48,7 +48,7 @@ async def connection(call: Call) -> JsonObject:
 async def close_connections_of(call: Call) -> Status:
     call.need(call.is_administrator or call.path["user"] == call.user.name)
     for row in await connections_by(call):
-        await call.broker.close_connection(str(row["name"]), _reason(call))
+        await call.broker.cluster.close_connection(str(row["name"]), _reason(call))
     return Status(DONE)
 
 
@@ -56,7 +56,7 @@ async def close_connections_of(call: Call) -> Status:
 async def close_connection(call: Call) -> Status:
     row = await connection(call)
     call.need(call.is_administrator or row.get("user") == call.user.name)
-    if not await call.broker.close_connection(call.path["name"], _reason(call)):
+    if not await call.broker.cluster.close_connection(call.path["name"], _reason(call)):
         raise object_not_found()
     return Status(DONE)
 
@@ -76,7 +76,7 @@ async def channels_of(call: Call) -> list[JsonObject]:
 
 @routes.listing("channels")
 async def channels(call: Call) -> list[JsonObject]:
-    return _owned_by_caller(call, await call.broker.list_channels())
+    return _owned_by_caller(call, await call.broker.cluster.list_channels())
 
 
 @routes.listing("vhosts/{vhost}/channels")
@@ -96,7 +96,7 @@ async def channel(call: Call) -> JsonObject:
 @routes.listing("consumers")
 async def consumers(call: Call) -> list[JsonObject]:
     visible = call.visible
-    rows = await call.broker.list_consumers()
+    rows = await call.broker.cluster.list_consumers()
     return [row for row in rows if part(row, "queue").get("vhost") in visible]
 
 

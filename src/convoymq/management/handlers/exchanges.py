@@ -39,7 +39,7 @@ async def put_exchange(call: Call) -> Status:
     name = exchange_name(call.path["name"])
     call.may("configure", "exchange", name)
     body = await call.json()
-    created = await call.broker.declare_exchange(
+    created = await call.broker.declarations.declare_exchange(
         vhost,
         name,
         text_in(body, "type", "direct"),
@@ -47,7 +47,6 @@ async def put_exchange(call: Call) -> Status:
         auto_delete=truth(body.get("auto_delete", False)),
         internal=truth(body.get("internal", False)),
         arguments=table_in(body),
-        user=call.user,
     )
     return put_status(created)
 
@@ -57,7 +56,9 @@ async def delete_exchange(call: Call) -> Status:
     await exchange(call)
     name = exchange_name(call.path["name"])
     call.may("configure", "exchange", name)
-    await call.broker.delete_exchange(call.vhost(), name, if_unused=call.flag("if-unused"))
+    await call.broker.declarations.delete_exchange(
+        call.vhost(), name, if_unused=call.flag("if-unused")
+    )
     return Status(DONE)
 
 

@@ -41,7 +41,7 @@ async def aliveness(call: Call) -> Verdict:
     call.may("write", "exchange", "")
     broker = call.broker
     try:
-        await broker.declare_queue(
+        await broker.declarations.declare_queue(
             vhost, ALIVENESS_QUEUE, durable=False, exclusive=False, auto_delete=False,
             arguments=messages.table_from_json({"x-queue-type": QueueType.CLASSIC.value}),
         )  # fmt: skip
@@ -64,14 +64,14 @@ async def check_alarms(call: Call) -> Verdict:
     alarms = [
         {"node": broker.node_name_of(node), "resource": name}
         for node in broker.metadata.tree.nodes
-        for name in sorted(broker.alarms_of(node))
+        for name in sorted(broker.alarms.of(node))
     ]
     return _unhealthy("resource alarm(s) in effect", alarms=alarms) if alarms else _healthy()
 
 
 @routes.add("GET", "health/checks/local-alarms")
 async def check_local_alarms(call: Call) -> Verdict:
-    alarms = sorted(call.broker.alarms_of(call.broker.node_id))
+    alarms = sorted(call.broker.alarms.of(call.broker.node_id))
     return _unhealthy("resource alarm(s) in effect", alarms=alarms) if alarms else _healthy()
 
 
@@ -89,7 +89,7 @@ async def check_virtual_hosts(call: Call) -> Verdict:
 def _broken_here(call: Call) -> list[JsonObject]:
     """Queues with damaged files, or with a replica that was stopped, on this node."""
     broker = call.broker
-    groups = {*broker.classic.damaged, *broker.host.stopped}
+    groups = broker.local.broken()
     return [
         {"name": record.name, "virtual_host": record.vhost, "type": record.type.value}
         for record in broker.metadata.tree.records()
@@ -106,7 +106,7 @@ async def check_in_service(call: Call) -> Verdict:
 @routes.add("GET", "health/checks/ready-to-serve-clients")
 async def check_ready(call: Call) -> Verdict:
     """As is-in-service, and publishers are not blocked."""
-    alarms = sorted(call.broker.alarms)
+    alarms = sorted(call.broker.alarms.effective)
     if alarms:
         return _unhealthy("publishers are blocked by an alarm", alarms=alarms)
     return await check_in_service(call)
@@ -146,7 +146,7 @@ async def check_cluster_size(call: Call) -> Verdict:
 @routes.add("GET", "health/checks/node-is-quorum-critical")
 async def check_quorum_critical(call: Call) -> Verdict:
     broker = call.broker
-    behind = await broker.replicas_behind()
+    behind = await broker.cluster.replicas_behind()
     critical = []
     async for record in in_slices(list(broker.metadata.tree.records())):
         members = record.members

@@ -19,7 +19,7 @@ async def publish(call: Call) -> JsonObject:
     vhost = call.vhost()
     name = exchange_name(call.path["name"])
     call.may("write", "exchange", name)
-    alarms = sorted(call.broker.alarms)
+    alarms = sorted(call.broker.alarms.effective)
     if alarms:
         raise Unavailable(f"publishers are blocked by an alarm: {' and '.join(alarms)}")
     try:

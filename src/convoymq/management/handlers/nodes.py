@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 
 from convoymq import __version__
+from convoymq.broker.facade import Broker
 from convoymq.groups.replica import Replica
 from convoymq.management import resources
 from convoymq.management.bodies import ApiError
@@ -14,7 +15,6 @@ from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import ForgetNode
 from convoymq.model.errors import PreconditionFailed
-from convoymq.queues.broker import Broker
 from convoymq.replication import versions as supported
 
 routes = Routes()
@@ -74,7 +74,7 @@ async def own_node(call: Call) -> JsonObject:
     broker = call.broker
     replicas = list(broker.host.groups.values())
     led = sum(1 for replica in replicas if replica.is_leader)
-    local, proxied = broker.deliveries()
+    local, proxied = broker.local.deliveries()
     counters = broker.counters
     skew_ms, skewed = broker.clock_skew()
     return {
@@ -86,7 +86,7 @@ async def own_node(call: Call) -> JsonObject:
         "groups_led": led,
         "groups_followed": len(replicas) - led,
         "replicas_behind": sum(map(_behind, replicas)) + len(broker.host.stopped),
-        "replicas_stopped": broker.stopped_replicas(),
+        "replicas_stopped": broker.local.stopped_rows(),
         "versions": _versions(broker),
         "connections": len(broker.connections),
         "published": counters.published,
@@ -94,12 +94,12 @@ async def own_node(call: Call) -> JsonObject:
         "delivered": counters.delivered + counters.delivered_no_ack,
         "deliveries_local": local,
         "deliveries_proxied": proxied,
-        "alarms": sorted({*broker.alarms, *(("clock",) if skewed else ())}),
+        "alarms": sorted({*broker.alarms.effective, *(("clock",) if skewed else ())}),
         "clock_skew_ms": skew_ms,
-        "uptime_ms": broker.uptime_ms,
+        "uptime_ms": broker.cluster.uptime_ms,
         "build": f"{__version__}, compiled kernels, Python {platform.python_version()}",
         "links": broker.link_info(),
-        **broker.node_info(),
+        **broker.cluster.node_info(),
     }
 
 

@@ -36,8 +36,8 @@ async def queue(call: Call) -> JsonObject:
     record = broker.metadata.tree.vhosts[call.vhost()].queues.get(call.path["name"])
     if record is None:
         raise object_not_found()
-    live = (await broker.queue_infos()).get(record.group)
-    consumers = await broker.list_consumers()
+    live = (await broker.cluster.queue_infos()).get(record.group)
+    consumers = await broker.cluster.list_consumers()
     row = resources.queue_row(broker, record, live, call.rates)
     if row is None:
         # It went away meanwhile.
@@ -57,14 +57,13 @@ async def put_queue(call: Call) -> Status:
     body = await call.json()
     place = call.broker.metadata.tree.vhosts.get(vhost)
     exists = place is not None and name in place.queues
-    await call.broker.declare_queue(
+    await call.broker.declarations.declare_queue(
         vhost,
         name,
         durable=truth(body.get("durable", True)),
         exclusive=False,
         auto_delete=truth(body.get("auto_delete", False)),
         arguments=table_in(body),
-        user=call.user,
     )
     return put_status(not exists)
 
@@ -81,7 +80,7 @@ def existing_queue(call: Call) -> tuple[str, str]:
 async def delete_queue(call: Call) -> Status:
     vhost, name = existing_queue(call)
     call.may("configure", "queue", name)
-    await call.broker.delete_queue(
+    await call.broker.queue_admin.delete_queue(
         vhost, name, if_unused=call.flag("if-unused"), if_empty=call.flag("if-empty")
     )
     return Status(DONE)

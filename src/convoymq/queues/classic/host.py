@@ -10,8 +10,8 @@ and cancels its consumers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -24,7 +24,9 @@ from convoymq.model.tables import Table
 from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.driver import Reports
 from convoymq.queues.held_back import HeldBack
+from convoymq.queues.interface import Row
 from convoymq.storage.types import Directory
 from convoymq.transport.control import (
     KIND_CLASSIC,
@@ -46,25 +48,6 @@ LOST = 255
 """Kind of the pseudo effect (kind, session): the home node does not know the queue."""
 
 
-class Owner(Protocol):
-    """What the queues report to: the broker."""
-
-    def on_unused(self, record: QueueRecord) -> None:
-        """The last consumer left a queue."""
-
-    def on_expired(self, record: QueueRecord) -> None:
-        """A queue was unused for too long."""
-
-    def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
-        """A queue's files cannot be written or read."""
-
-    def new_session(self) -> int:
-        """A fresh session id of this node."""
-
-    def node_name_of(self, node: int) -> str:
-        """Name of a node, for texts."""
-
-
 class ClassicHost:
     """The classic queues of one node."""
 
@@ -75,7 +58,9 @@ class ClassicHost:
         directory: Directory,
         clock: Clock,
         control: ControlPlane,
-        owner: Owner,
+        reports: Reports,
+        new_session: Callable[[], int],
+        node_name: Callable[[int], str],
         call_soon: Callable[[Callable[[], None]], None],
         wanted: Callable[[], None],
         await_room: Callable[[int, Any], None],
@@ -94,7 +79,9 @@ class ClassicHost:
         self._directory = directory
         self._clock = clock
         self._control = control
-        self._owner = owner
+        self.new_session = new_session
+        self.node_name = node_name
+        self._reports = reports
         self._call_soon = call_soon
         self._wanted = wanted
         self._await_room = await_room
@@ -123,7 +110,7 @@ class ClassicHost:
             except (StorageFault, OSError) as error:
                 fault = error if isinstance(error, StorageFault) else StorageFault(str(error))
                 self.damaged[record.group] = fault
-                self._owner.on_disk_error(record, fault)
+                self._reports.on_disk_error(record, fault)
                 return None
             if self._timer is None:
                 self._timer = self._clock.call_later(TICK_MS, self._on_tick)
@@ -131,6 +118,41 @@ class ClassicHost:
             queue = RemoteQueue(self, record, arguments)
         self.queues[record.group] = queue
         return queue
+
+    def find(self, record: QueueRecord, arguments: Table) -> ClassicQueue | None:
+        """See `QueueHost`; None when its files are damaged, or it was not opened here yet."""
+        known = self.queues.get(record.group)
+        if known is not None or record.home == self.node_id:
+            return known
+        queue = RemoteQueue(self, record, arguments)
+        self.queues[record.group] = queue
+        if not self.is_up(record.home):
+            error = home_node_down(queue.subject, self.node_name(record.home))
+            queue.end(error, published_ok=False)
+        return queue
+
+    def get(self, group: int) -> ClassicQueue | None:
+        """See `QueueHost`."""
+        return self.queues.get(group)
+
+    def handles(self) -> Iterable[ClassicQueue]:
+        """See `QueueHost`."""
+        return self.queues.values()
+
+    def rows(self) -> Iterator[Row]:
+        """See `QueueHost`."""
+        # A copy: between two rows queues may come and go.
+        for group, queue in list(self.queues.items()):
+            if isinstance(queue, LocalQueue):
+                yield {**queue.info(), "group": group}
+
+    def sessions(self) -> Iterable[int]:
+        """See `QueueHost`."""
+        return [session for queue in self.queues.values() for session in queue.clients]
+
+    def backlog_bytes(self) -> int:
+        """See `QueueHost`."""
+        return self.writer.backlog_bytes
 
     def delete(self, group: int) -> None:
         """The queue is gone from the tree."""
@@ -208,25 +230,17 @@ class ClassicHost:
 
     def on_unused(self, queue: ClassicQueue) -> None:
         """The last consumer left."""
-        self._owner.on_unused(queue.record)
+        self._reports.on_unused(queue.record)
 
     def on_expired(self, queue: ClassicQueue) -> None:
         """Unused for too long."""
-        self._owner.on_expired(queue.record)
+        self._reports.on_expired(queue.record)
 
     def on_disk_error(self, queue: ClassicQueue, error: Exception) -> None:
         """Files cannot be written."""
-        self._owner.on_disk_error(queue.record, error)
+        self._reports.on_disk_error(queue.record, error)
 
     # --- other nodes ---------------------------------------------------------------------
-
-    def new_session(self) -> int:
-        """A fresh session id."""
-        return self._owner.new_session()
-
-    def node_name(self, node: int) -> str:
-        """Name of a node, for texts."""
-        return self._owner.node_name_of(node)
 
     def now_ms(self) -> int:
         """Wall clock."""
@@ -283,19 +297,23 @@ class ClassicHost:
             record.home, KIND_RESERVATION, [record.group, *request], RESERVATION_TIMEOUT_S
         )
 
-    def on_node_down(self, node: int) -> list[int]:
-        """The link to a node broke. Returns the groups whose handles have ended."""
+    def on_node_up(self, node: int) -> None:
+        """A node is linked, or speaks again. Handles of queues that were lost with it refuse
+        everything: others take their place."""
+        for group, queue in list(self.queues.items()):
+            if isinstance(queue, RemoteQueue) and queue.record.home == node and queue.ended:
+                del self.queues[group]
+
+    def on_node_down(self, node: int) -> None:
+        """The link to a node broke."""
         now = self._clock.now_ms()
         self._held_back.forget(node)
-        lost: list[int] = []
         for queue in list(self.queues.values()):
             if isinstance(queue, LocalQueue):
                 queue.node_down(node, now)
             elif isinstance(queue, RemoteQueue) and queue.record.home == node:
                 del self.queues[queue.group]
                 queue.home_lost(self.node_name(node))
-                lost.append(queue.group)
-        return lost
 
     def _send_effect(self, group: int, effect: Effect) -> None:
         if not self._held_back.add(effect[1] >> 56, (group, effect)):

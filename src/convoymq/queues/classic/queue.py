@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels.batch import CommandBuilder, record
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import Refused, StorageFault, Unavailable
+from convoymq.model.errors import NotFound, Refused, StorageFault, Unavailable
 from convoymq.model.refusals import home_node_down, missing, queue_subject
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
@@ -34,13 +34,14 @@ from convoymq.queues.classic.machine import (
 from convoymq.queues.classic.records import Traits, traits_of
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block
-from convoymq.queues.interface import SINGLE_ACTIVE, WAITING, ClientEvents, Queue
+from convoymq.queues.interface import SINGLE_ACTIVE, WAITING, ClientEvents, Queue, QueueFeatures
 from convoymq.routing.queue_arguments import takes_over_strictly
 from convoymq.storage.types import Directory
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.host import ClassicHost
 
+HOME_POLL_S = 0.02
 MEMORY_BYTES_MAX = 32 << 20
 """Message bodies of one queue in memory; what comes behind them waits on disk."""
 
@@ -72,6 +73,7 @@ class ClassicQueue(Queue):
     """What both handles share: the open batch and this node's clients."""
 
     type = "classic"
+    features = QueueFeatures(serves_expiration=True, answers_by_tags=True)
 
     def __init__(self, host: ClassicHost, record: QueueRecord, arguments: Table) -> None:
         self.vhost = record.vhost
@@ -81,8 +83,6 @@ class ClassicQueue(Queue):
         self.limits = limits_from(arguments)
         self.host = host
         self.clients: dict[int, ClassicClient] = {}
-        self.ended: Refused | None = None
-        """Why nothing can be done any more."""
         self._published_ok = True
         self.builder = CommandBuilder(self._on_first)
 
@@ -507,6 +507,22 @@ class RemoteQueue(AwayReservations, ClassicQueue):
     async def ready(self, timeout: float) -> None:
         """Raises NotFound when the home node is away."""
         self.host.check_home(self)
+
+    async def wait_until_open(self, timeout: float) -> None:
+        """See `Queue`. The home node may be a few milliseconds behind; commands must not reach it
+        before."""
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    try:
+                        await self.counts()
+                        return
+                    except NotFound:
+                        if not self.host.is_up(self.record.home):
+                            raise
+                        await asyncio.sleep(HOME_POLL_S)
+        except TimeoutError:
+            raise Unavailable(f"{self.subject} was not opened in time") from None
 
     async def counts(self) -> tuple[int, int]:
         """(ready messages, consumers), asked from the home node."""

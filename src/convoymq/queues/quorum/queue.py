@@ -30,7 +30,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import StorageFault
 from convoymq.queues.group_queue import GroupQueue, effects_of
-from convoymq.queues.interface import ClientEvents, Delivery
+from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
@@ -54,6 +54,11 @@ class QuorumQueue(GroupQueue):
     """
 
     type = "quorum"
+    features = QueueFeatures(
+        counts_failed_deliveries=True,
+        drops_repeats=True,
+        unserved_consumer_arguments=frozenset(("x-consumer-timeout",)),
+    )
 
     def __init__(self, *, ask_node: Ask | None = None, **options: Any) -> None:
         super().__init__(**options)

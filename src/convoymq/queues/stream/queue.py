@@ -42,11 +42,12 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.queues.group_queue import GroupQueue
-from convoymq.queues.interface import ClientEvents
+from convoymq.queues.interface import ClientEvents, QueueFeatures
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.stream.client import StreamClient
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication.machine import Effect
+from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
 from convoymq.storage.types import EntryGone
 from convoymq.streamlog.excerpt import Excerpt, excerpt
 from convoymq.streamlog.reader import ChunkReader, Run, offset_at
@@ -119,6 +120,12 @@ class StreamQueue(GroupQueue):
     """
 
     type = "stream"
+    features = QueueFeatures(
+        drops_repeats=True,
+        reads_by_offset=True,
+        consumer_arguments=frozenset(("x-stream-offset", "x-stream-consumer-name")),
+        unserved_consumer_arguments=frozenset(FILTER_ARGUMENTS),
+    )
 
     def __init__(self, *, ask_node: AskNode, answers: LargeAnswers, **common: Any) -> None:
         super().__init__(**common)

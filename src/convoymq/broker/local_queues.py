@@ -1,8 +1,9 @@
-"""A node's replicated queues: what the tree says, opened, joined, left and ended on this node.
+"""A node's queues: what the tree says, opened, joined, left and ended on this node.
 
-The only creator of replicas of queues. It compares what should be with what is, so it does not
-matter which changes it missed. It never waits: who owns it calls `on_change` with every change of
-the tree, and `reconcile` soon after when that returned True.
+The only creator of queues and of their replicas. It compares what should be with what is, so it
+does not matter which changes it missed. It never waits: who owns it calls `on_change` with every
+change of the tree, and `reconcile` soon after when that returned True. A broker, whose clients may
+ask for a queue right after the change, calls `open_new` as well.
 
 Invariants:
     - a group in `member_of` has a replica in the host, opened with the settings of its declaration
@@ -14,132 +15,39 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
 
+from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
-from convoymq.metadata.placement import (
-    BALANCED,
-    CLIENT_LOCAL,
-    LOCATORS,
-    choose_leader,
-    choose_members,
-)
 from convoymq.model.clock import Clock
-from convoymq.model.durations import duration_ms
-from convoymq.model.tables import EMPTY, Table
+from convoymq.model.tables import Table
+from convoymq.queues import drivers as _registered  # noqa: F401
+from convoymq.queues.driver import (
+    GroupOptions,
+    GroupQuestions,
+    QueueHost,
+    QueueMachine,
+    group_driver_of,
+)
 from convoymq.queues.group_queue import FlowLimits, GroupQueue
+from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
-from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.queue import QuorumQueue
-from convoymq.queues.reservation_reads import Ask
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
-from convoymq.queues.stream.machine import NO_LIMIT, StreamMachine
-from convoymq.queues.stream.queue import AskNode, StreamQueue
-from convoymq.routing.queue_arguments import takes_over_strictly
-from convoymq.routing.types import QueueType
 from convoymq.trace.recorder import QueueTrace, Traces
 from convoymq.transport.interfaces import Transport
 
 TRACE_ARGUMENT = "x-trace"
-COUNT_SHARE = 64
-"""Leaders per node are counted anew with every 64th part of the queues that is added."""
 SLICE_QUEUES = 64
 """Queues that one `reconcile` opens, ends or looks at: a node that starts with thousands serves its
 links and clients in between."""
 
 
-class GroupHost(Protocol):
-    """What is needed of `groups.host.ReplicaHost`."""
-
-    groups: Any
-    stopped: Any
-
-    def create_group(
-        self,
-        group: int,
-        members: Sequence[int],
-        machine: Any,
-        sink: Any,
-        *,
-        leader_hint: int = 0,
-        founder: tuple[int, int] = (0, 0),
-        learner: bool = False,
-        wiped: bool = False,
-    ) -> Any:
-        """Starts this node's replica of a group."""  # fmt: skip
-
-    def watch_group(self, group: int, members: Sequence[int], sink: Any) -> None:
-        """Follows a group that this node is no member of."""
-
-    def unwatch_group(self, group: int) -> None:
-        """Stops following."""
-
-    def leave_group(self, group: int, members: Sequence[int]) -> None:
-        """Deletes this node's replica and follows the group from now on."""
-
-    def remove_group(self, group: int) -> None:
-        """Deletes this node's replica."""
-
-    def replica(self, group: int) -> Any:
-        """The local replica, if any."""
-
-    def leader_of(self, group: int) -> int | None:
-        """Who leads, as far as known."""
-
-    def builder_of(self, group: int) -> Any:
-        """The open batch of a group."""
-
-    def await_room(self, node: int, item: Any) -> None:
-        """Has `item.on_room(node)` called when the link to the node takes bulk again."""
-
-    def is_replica_live(self, group: int, node: int) -> bool:
-        """Whether a node carries out effects itself."""
-
-    def read_entry(self, group: int, index: int) -> Any:
-        """An entry of the local log."""
-
-    def read_span(self, group: int, index: int, max_bytes: int) -> Any:
-        """An entry of the local log and some that follow it."""
-
-    def segment_at(self, group: int, index: int) -> Any:
-        """(segment, its file) where an entry lies in one; None elsewhere."""
-
-    def incarnation_of(self, node: int) -> int:
-        """Incarnation of a linked node; 0 when it is not known."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Questions:
-    """How queues ask other nodes; the edge of a node that has none leaves them out."""
-
-    counts: Any = None
-    reservation: Ask | None = None
-    stream: AskNode | None = None
-    sessions: AskSessions | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What `LocalQueues.reconcile` looked at."""
-
-    records: dict[int, QueueRecord]
-    """Group -> queue, of all that the tree has."""
-    touched: set[int]
-    everything: bool = False
-    """Changes may have been missed: what no record names was deleted."""
-    more: bool = False
-    """Not all that is due was done: `reconcile` is to be called again soon."""
-
-
-def make_machine(record: QueueRecord, arguments: Table) -> QuorumMachine | StreamMachine:
+def make_machine(record: QueueRecord, arguments: Table) -> QueueMachine:
     """Returns the machine of a declared queue."""
-    if record.type is QueueType.STREAM:
-        return StreamMachine(stream_settings(arguments))
-    return QuorumMachine(machine_settings(arguments))
+    return group_driver_of(record.type.value).make_machine(arguments)
 
 
 @dataclass(kw_only=True)
@@ -147,28 +55,29 @@ class LocalQueues:
     """See the module text. One per node; single threaded."""
 
     node: int
-    host: GroupHost
+    host: ReplicaHost
     tree: MetadataMachine
     transport: Transport
     clock: Clock
     incarnations: dict[int, int]
     """Node -> latest incarnation known here."""
     new_session: Callable[[], int]
-    group_size: int = 3
-    """Members of a queue whose declaration does not say."""
+    hosts: Mapping[str, QueueHost] = field(default_factory=dict)
+    """Type -> its queues that are kept on one node."""
     limits: FlowLimits | None = None
-    ask: Questions = field(default_factory=Questions)
+    ask: GroupQuestions = field(default_factory=GroupQuestions)
+    ask_sessions: AskSessions | None = None
     stored_groups: Callable[[], Iterable[int]] = tuple
     """Groups with data on this node's disk."""
     traces: Traces | None = None
-    machine_for: Callable[[QueueRecord, Table], Any] = make_machine
+    machine_for: Callable[[QueueRecord, Table], QueueMachine] = make_machine
     lost_groups: int = 0
     """Groups up to this number that have nothing on disk here were lost with the disk."""
-    note: Callable[[str, dict[str, Any]], None] | None = None
+    note: Callable[[str, Row], None] | None = None
     """Something for the log file."""
     audit_interval_ms: int = INTERVAL_MS
     queues: dict[int, GroupQueue] = field(default_factory=dict)
-    """Faces of the queues, with and without a replica here."""
+    """Local handles of queues that are groups, with and without a replica here."""
     member_of: set[int] = field(default_factory=set)
     _touched: set[int] | None = None
     """None = everything has to be looked at."""
@@ -176,9 +85,6 @@ class LocalQueues:
     """Groups that wait for their turn to be looked at; twice is no harm."""
     _ended: tuple[int, int] = (0, 0)
     _ended_over_limit: int = 0
-    _leaders: dict[int, int] = field(default_factory=dict)
-    _placed: int = 0
-    """Queues placed by `_leaders` since they were counted."""
     _followed: int = 0
     """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
@@ -187,13 +93,13 @@ class LocalQueues:
 
     def __post_init__(self) -> None:
         self.answers = LargeAnswers(self.transport, self.host.await_room, self.clock)
-        if self.ask.sessions is not None:
+        if self.ask_sessions is not None:
             self.watch = SessionWatch(
                 node=self.node,
                 queues=self.queues,
                 host=self.host,
                 clock=self.clock,
-                ask=self.ask.sessions,
+                ask=self.ask_sessions,
                 forgotten=lambda: self.tree.forgotten,
                 note=self.note,
                 interval_ms=self.audit_interval_ms,
@@ -214,17 +120,32 @@ class LocalQueues:
             self._touched.add(change.record.group)
         return True
 
-    def reconcile(self) -> Followed:
-        """Makes this node's replicated queues be what the tree says, some at a time."""
+    def open_new(self, change: Change) -> None:
+        """Opens what a change of the tree brought to this node. It may be gone already: changes
+        come in batches, and the tree is that after the last of them."""
+        if self.is_behind:
+            return
+        records = self.tree.queue_index.by_group
+        if change.kind is ChangeKind.RESTORED:
+            for record in records.values():
+                self._open_own(record)
+        elif change.record is not None:
+            found = records.get(change.record.group)
+            if found is not None:
+                self._open_own(found)
+
+    def reconcile(self) -> bool:
+        """Makes this node's queues be what the tree says, some at a time. Returns whether more is
+        due: it is to be called again soon."""
         if self.is_behind:
             self._touched = None
-            return Followed({}, set())
+            return False
         self._followed = self.tree.applied_index
         touched, self._touched = self._touched, set()
         wanted = self.tree.queue_index.by_group
-        everything = touched is None
         if touched is None:
-            touched = {*wanted, *self.queues}
+            kept = (queue.group for host in self.hosts.values() for queue in host.handles())
+            touched = {*wanted, *self.queues, *kept}
             self._remove_orphans(set(wanted))
             self._line.clear()
         line = self._line
@@ -236,7 +157,9 @@ class LocalQueues:
                 self._end_queue(group)
             elif record.type.is_replicated:
                 self._follow_members(record)
-        return Followed(wanted, set(order), everything, bool(line))
+            else:
+                self._open_own(record)
+        return bool(line)
 
     @property
     def is_behind(self) -> bool:
@@ -245,6 +168,9 @@ class LocalQueues:
         return self.tree.applied_index < self._followed
 
     def _remove_orphans(self, known: set[int]) -> None:
+        """Deletes data of queues that the tree does not have any more."""
+        for host in self.hosts.values():
+            host.remove_orphans(known)
         for group in list(self.stored_groups()):
             # Ids are never given out twice: what is below the next one and unknown was deleted.
             if group and group < self.tree.next_group and group not in known:
@@ -264,6 +190,8 @@ class LocalQueues:
             if self.traces is not None:
                 self.traces.end(group)
         self.member_of.discard(group)
+        for host in self.hosts.values():
+            host.delete(group)
 
     def _follow_members(self, record: QueueRecord) -> None:
         """Opens, joins or leaves the group of a queue, as its record says."""
@@ -284,13 +212,73 @@ class LocalQueues:
         elif queue is not None:
             self.host.watch_group(group, record.members, queue)
 
-    def handle(self, record: QueueRecord) -> GroupQueue:
-        """This node's handle of a replicated queue."""
-        found = self.queues.get(record.group)
-        return found if found is not None else self._open_group(record)
+    # --- handles -------------------------------------------------------------------------
+
+    def find(self, record: QueueRecord) -> Queue | None:
+        """This node's handle of a queue. No replica comes into being, and no file: only a handle of
+        a queue that lives on other nodes is made when it is first asked for.
+
+        Returns:
+            None when the queue should be here and is not open: its type is not served, its files
+            are damaged, or this node's tree is behind.
+        """
+        known = self.get(record.group)
+        if known is not None:
+            return known
+        if record.type.is_replicated:
+            return None if self.node in record.members else self._open_group(record)
+        host = self.hosts.get(record.type.value)
+        return host.find(record, self._arguments(record)) if host is not None else None
+
+    def may_open(self, record: QueueRecord) -> bool:
+        """Whether a queue that `find` does not have may be open later: the tree is behind."""
+        return record.type.is_served and not self.is_damaged(record.group)
+
+    def get(self, group: int) -> Queue | None:
+        """The open handle with that group id, whatever its type."""
+        queue = self.queues.get(group)
+        if queue is not None:
+            return queue
+        for host in self.hosts.values():
+            found = host.get(group)
+            if found is not None:
+                return found
+        return None
+
+    def handles(self) -> Iterator[Queue]:
+        """All handles of this node."""
+        yield from self.queues.values()
+        for host in self.hosts.values():
+            yield from host.handles()
+
+    def broken(self) -> set[int]:
+        """Groups of queues with damaged files, or with a replica that was stopped, on this node."""
+        found = set(self.host.stopped)
+        return found.union(*(host.damaged for host in self.hosts.values()))
+
+    def is_damaged(self, group: int) -> bool:
+        """Whether the files of a queue whose home is this node could not be read."""
+        return any(group in host.damaged for host in self.hosts.values())
+
+    def open(self, record: QueueRecord) -> None:
+        """Opens a queue on this node, with a replica or without, if it is not open."""
+        if self.get(record.group) is not None:
+            return
+        if record.type.is_replicated:
+            self._open_group(record)
+            return
+        host = self.hosts.get(record.type.value)
+        if host is not None and not self.is_damaged(record.group):
+            host.open(record, self._arguments(record))
+
+    def _open_own(self, record: QueueRecord) -> None:
+        """Opens a queue that has a replica, or its home, on this node."""
+        own = self.node in record.members if record.type.is_replicated else record.home == self.node
+        if own:
+            self.open(record)
 
     def _open_group(self, record: QueueRecord) -> GroupQueue:
-        common: dict[str, Any] = {
+        options: GroupOptions = {
             "vhost": record.vhost,
             "name": record.name,
             "group": record.group,
@@ -305,12 +293,8 @@ class LocalQueues:
             "ask_counts": self.ask.counts,
             "limits": self.limits,
         }
-        queue: GroupQueue
-        if record.type is QueueType.STREAM:
-            assert self.ask.stream is not None
-            queue = StreamQueue(ask_node=self.ask.stream, answers=self.answers, **common)
-        else:
-            queue = QuorumQueue(ask_node=self.ask.reservation, **common)
+        driver = group_driver_of(record.type.value)
+        queue = driver.make_handle(options, self.ask, self.answers)
         queue.trace = self._open_trace(record, queue)
         self.queues[record.group] = queue
         if self.node in record.members:
@@ -340,8 +324,8 @@ class LocalQueues:
         """The trace of a queue that asks for one, by argument or virtual host."""
         if self.traces is None:
             return None
-        wish = self._arguments(record).get(TRACE_ARGUMENT)
-        if not self.traces.wants(record.vhost, wish is not None and wish.value is True):
+        requested = self._arguments(record).get(TRACE_ARGUMENT)
+        if not self.traces.wants(record.vhost, requested is not None and requested.value is True):
             return None
         return self.traces.open(
             record.vhost,
@@ -371,9 +355,17 @@ class LocalQueues:
         """Another node is linked, or speaks again."""
         for queue in list(self.queues.values()):
             queue.on_node_up(node)
+        for host in self.hosts.values():
+            host.on_node_up(node)
 
     def on_node_down(self, node: int, *, definite: bool) -> None:
-        """Another node is silent or not linked; `definite`: its process is known to be gone."""
+        """Another node is not linked; `definite`: its process is known to be gone."""
+        self.on_suspect(node, definite=definite)
+        for host in self.hosts.values():
+            host.on_node_down(node)
+
+    def on_suspect(self, node: int, *, definite: bool = False) -> None:
+        """Another node is silent: its consumers get nothing new."""
         for queue in list(self.queues.values()):
             queue.on_node_down(node, definite=definite)
 
@@ -388,7 +380,54 @@ class LocalQueues:
 
     def sessions(self) -> list[int]:
         """Sessions of this node that a queue may still hear of."""
-        return [session for queue in self.queues.values() for session in queue.sessions()]
+        found = [session for queue in self.queues.values() for session in queue.sessions()]
+        for host in self.hosts.values():
+            found += host.sessions()
+        return found
+
+    def rows(self) -> Iterator[Row]:
+        """What management shows of the queues that this node leads or is the home of, one by
+        one."""
+        # A copy: between two rows queues may come and go.
+        for group, queue in list(self.queues.items()):
+            replica = self.host.replica(group)
+            if replica is not None and replica.is_leader:
+                yield {**queue.info(), "group": group}
+        for host in self.hosts.values():
+            yield from host.rows()
+
+    def stopped_rows(self) -> list[Row]:
+        """Replicas of this node that stopped because of something in their log."""
+        return [
+            {"group": group, "node": self.node, "stopped": replica.stopped}
+            for group, replica in self.host.stopped.items()
+        ]
+
+    def behind_rows(self) -> Iterator[Row]:
+        """What this node knows of replicas that could not replace another one now: its own ones,
+        and as leader the others'."""
+        for group in list(self.host.stopped):
+            yield {"group": group, "node": self.node}
+        for group, replica in list(self.host.groups.items()):
+            core = replica.core
+            if replica.is_behind or replica.faulty or core.lost_state or core.quarantined:
+                yield {"group": group, "node": self.node}
+            if replica.is_leader:
+                for peer in core.progress.values():
+                    if peer.silent or not peer.voter:
+                        yield {"group": group, "node": peer.node}
+
+    def reader_rows(self) -> list[Row]:
+        """How many consumers read here what other nodes lead, where these don't know."""
+        return [
+            {"group": group, "readers": queue.reader_count}
+            for group, queue in self.queues.items()
+            if queue.leader != self.node and queue.reader_count
+        ]
+
+    def backlog_bytes(self) -> int:
+        """What queues that are kept on one node have waiting for the disk."""
+        return sum(host.backlog_bytes() for host in self.hosts.values())
 
     def deliveries(self) -> tuple[int, int]:
         """Messages that this node handed to its own clients, and that it sent, as leader, to nodes
@@ -403,93 +442,5 @@ class LocalQueues:
         """Messages over the delivery limit that were dropped while this node led their queues."""
         return self._ended_over_limit + sum(q.dropped_over_limit for q in self.queues.values())
 
-    # --- places --------------------------------------------------------------------------
 
-    def group_size_of(self, record: QueueRecord) -> int:
-        """How many members a queue should have: what its declaration or the settings say."""
-        declared = self.tree.vhosts[record.vhost].topology.find_queue(record.name)
-        return self.group_size_for(declared.arguments if declared is not None else EMPTY)
-
-    def group_size_for(self, arguments: Table) -> int:
-        """The same, for a declaration."""
-        # A queue can only have the argument of its own type.
-        for name in ("x-quorum-initial-group-size", "x-initial-cluster-size"):
-            size = arguments.get(name)
-            if size is not None and isinstance(size.value, int) and size.value > 0:
-                return size.value
-        return self.group_size
-
-    def members_for(
-        self, arguments: Table, running: Sequence[int], default_locator: str = CLIENT_LOCAL
-    ) -> tuple[int, ...]:
-        """Returns nodes for a new queue, the designated leader or home first.
-
-        Args:
-            running: nodes that are up, this one included.
-        """
-        kind = arguments.get("x-queue-type")
-        classic = kind is None or kind.term() == QueueType.CLASSIC.value
-        wish = arguments.get("x-queue-leader-locator")
-        locator = LOCATORS.get(wish.term() if wish is not None else default_locator, CLIENT_LOCAL)
-        leaders: dict[int, int] = {}
-        if locator == BALANCED and len(running) > 1:
-            leaders = self._count_leaders()
-        leader = choose_leader(locator, client_node=self.node, running=running, leaders=leaders)
-        leaders[leader] = leaders.get(leader, 0) + 1
-        if classic:
-            return (leader,)
-        return choose_members(
-            self.group_size_for(arguments),
-            leader=leader,
-            nodes=set(self.tree.nodes) | {self.node},
-            running=running,
-            replicas=self.tree.queue_index.replicas,
-        )
-
-    def _count_leaders(self) -> dict[int, int]:
-        """Leaders and homes per node. Counted anew when so many were added that it may matter, or
-        each declaration would look at all queues."""
-        records = self.tree.queue_index.by_group
-        self._placed += 1
-        if self._placed * COUNT_SHARE > len(records):
-            self._placed = 0
-            leaders = self._leaders = {}
-            for record in records.values():
-                # Where nobody is known to lead, the designated leader is expected to.
-                node = self.host.leader_of(record.group) if record.type.is_replicated else None
-                node = node or record.home
-                leaders[node] = leaders.get(node, 0) + 1
-        return self._leaders
-
-
-def machine_settings(arguments: Table) -> dict[str, Any]:
-    """Returns what the machine of a quorum queue takes from its declaration."""
-    settings: dict[str, Any] = {}
-    limit = arguments.get("x-delivery-limit")
-    if limit is not None and isinstance(limit.value, int):
-        settings["delivery_limit"] = limit.value
-    single = arguments.get("x-single-active-consumer")
-    if single is not None:
-        settings["single_active"] = bool(single.value)
-    if not takes_over_strictly(arguments):
-        settings["single_active_strict"] = False
-    return settings
-
-
-def stream_settings(arguments: Table) -> dict[str, Any]:
-    """Returns what the machine of a stream takes from its declaration."""
-    settings: dict[str, Any] = {}
-    for name, argument in (
-        ("max_bytes", "x-max-length-bytes"),
-        ("segment_bytes", "x-stream-max-segment-size-bytes"),
-    ):
-        limit = arguments.get(argument)
-        if limit is not None and isinstance(limit.value, int):
-            settings[name] = limit.value
-    age = arguments.get("x-max-age")
-    if age is not None:
-        settings["max_age_ms"] = duration_ms(age.term()) or NO_LIMIT
-    return settings
-
-
-__all__ = ["Followed", "GroupHost", "LocalQueues", "Questions", "make_machine"]
+__all__ = ["LocalQueues", "make_machine"]

@@ -12,9 +12,9 @@ import os
 import struct
 from collections.abc import Callable
 
+from convoymq.broker.registry import Counters
 from convoymq.kernels.batch import HEADER_SIZE, frame_header
 from convoymq.model.errors import BrokerError
-from convoymq.queues.registry import Counters
 from convoymq.transport.control import KIND_REPLY, KIND_REPLY_EXISTS, ControlPlane
 
 _TOKEN = struct.Struct(">BIQ")

@@ -1,4 +1,4 @@
-"""The door for edges: permissions, declarations, routing, reply-to, lists."""
+"""The broker as edges see it: permissions, declarations, routing, reply-to, lists."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from convoymq.broker.facade import Broker
+from convoymq.broker.settings import BrokerSettings
 from convoymq.management.metrics import render
 from convoymq.metadata.commands import (
     DeclareQueue,
@@ -30,11 +32,10 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.model.tables import Field, Table
-from convoymq.queues.broker import Broker, BrokerSettings
 from convoymq.queues.stream.queue import StreamQueue
 from tests.provocation import Observed
 from tests.unit.queues.classic.support import Channel
-from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
+from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, exchange_end, queue_end, until
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
 
 def channel(cluster: FakeCluster, node: int, name: str, owner: int | None = None) -> Channel:
     made = Channel()
-    queue = cluster.nodes[node].broker.find_queue("/", name, owner)
+    queue = cluster.nodes[node].broker.queue_admin.find_queue("/", name, owner)
     made.client = queue.client(cluster.nodes[node].new_session(), made)
     return made
 
@@ -63,58 +64,58 @@ async def test_only_the_right_password_from_the_right_place_is_accepted(
     cluster: FakeCluster,
 ) -> None:
     broker = cluster.nodes[2].broker
-    assert (await broker.authenticate("guest", b"guest", "127.0.0.1")).name == "guest"
-    assert (await broker.authenticate("guest", b"guest", "::ffff:127.0.0.1")).name == "guest"
+    assert (await broker.access.authenticate("guest", b"guest", "127.0.0.1")).name == "guest"
+    assert (await broker.access.authenticate("guest", b"guest", "::ffff:127.0.0.1")).name == "guest"
     for name, password, peer in (
         ("guest", b"wrong", "127.0.0.1"),
         ("guest", b"guest", "10.0.0.1"),
         ("nobody", b"guest", "127.0.0.1"),
     ):
         with pytest.raises(AccessRefused, match="Login was refused"):
-            await broker.authenticate(name, password, peer)
+            await broker.access.authenticate(name, password, peer)
     assert broker.counters.auth_failed == 3
 
 
 async def test_a_virtual_host_must_exist_and_admit_the_user(cluster: FakeCluster) -> None:
     broker = cluster.nodes[1].broker
-    broker.open_vhost(cluster.guest, "/")
+    broker.access.open_vhost(cluster.guest, "/")
     with pytest.raises(NotAllowed, match="vhost x not found"):
-        broker.open_vhost(cluster.guest, "x")
+        broker.access.open_vhost(cluster.guest, "x")
     await cluster.nodes[2].store.execute(PutVhost(name="v"))
     await until(lambda: "v" in cluster.nodes[1].machine.vhosts)
     with pytest.raises(NotAllowed, match="access to vhost 'v' refused for user 'guest'"):
-        broker.open_vhost(cluster.guest, "v")
+        broker.access.open_vhost(cluster.guest, "v")
 
 
 async def test_permissions_are_matched_by_name(cluster: FakeCluster) -> None:
     someone = await user(cluster, write="^amq.default$|^mine", read="^mine")
     broker = cluster.nodes[1].broker
-    broker.check_permission(someone, "/", "write", "exchange", "")
-    broker.check_permission(someone, "/", "read", "queue", "mine-1")
+    broker.access.check_permission(someone, "/", "write", "exchange", "")
+    broker.access.check_permission(someone, "/", "read", "queue", "mine-1")
     with pytest.raises(AccessRefused, match="configure access to queue 'mine-1' in"):
-        broker.check_permission(someone, "/", "configure", "queue", "mine-1")
+        broker.access.check_permission(someone, "/", "configure", "queue", "mine-1")
 
 
 async def test_topic_permissions_bind_topic_exchanges_only(cluster: FakeCluster) -> None:
     someone = await user(cluster)
     store, broker = cluster.nodes[1].store, cluster.nodes[1].broker
-    assert not broker.has_topic_permissions(someone, "/")
+    assert not broker.access.has_topic_permissions(someone, "/")
     for exchange in ("amq.topic", "amq.direct"):
         await store.execute(
             PutTopicPermission(user="u", vhost="/", exchange=exchange, write="^a", read="^b")
         )
-    assert broker.has_topic_permissions(someone, "/")
-    broker.check_topic_permission(someone, "/", "write", "amq.topic", "a.b")
-    broker.check_topic_permission(someone, "/", "write", "amq.direct", "z")
+    assert broker.access.has_topic_permissions(someone, "/")
+    broker.access.check_topic_permission(someone, "/", "write", "amq.topic", "a.b")
+    broker.access.check_topic_permission(someone, "/", "write", "amq.direct", "z")
     with pytest.raises(AccessRefused, match=r"read access to topic 'a\.b' in"):
-        broker.check_topic_permission(someone, "/", "read", "amq.topic", "a.b")
+        broker.access.check_topic_permission(someone, "/", "read", "amq.topic", "a.b")
 
 
 async def test_the_default_type_follows_the_properties(cluster: FakeCluster) -> None:
     async def type_of(**properties: Any) -> str:
         name, _, _ = await cluster.queue(1, properties.pop("name", "q"), **properties)
-        found = cluster.nodes[1].broker.find_queue("/", name, 1).type
-        await cluster.nodes[1].broker.delete_queue("/", name, owner=1)
+        found = cluster.nodes[1].broker.queue_admin.find_queue("/", name, 1).type
+        await cluster.nodes[1].broker.queue_admin.delete_queue("/", name, owner=1)
         return found
 
     assert await type_of() == "quorum"
@@ -143,11 +144,11 @@ async def test_a_declared_queue_works_from_every_node(
     assert await cluster.queue(node, "q", arguments=arguments) == ("q", 2, 0)
     consumer.consume(prefetch=10)
     await until(lambda: consumer.deliveries() == [b"a", b"b"])
-    assert await cluster.nodes[node].broker.passive_declare("/", "q") == ("q", 0, 1)
-    assert await cluster.nodes[node].broker.delete_queue("/", "q") == 0
+    assert await cluster.nodes[node].broker.declarations.passive_declare("/", "q") == ("q", 0, 1)
+    assert await cluster.nodes[node].broker.queue_admin.delete_queue("/", "q") == 0
     await until(lambda: ("cancelled", 1, "deleted") in consumer.heard)
     with pytest.raises(NotFound):
-        cluster.nodes[node].broker.find_queue("/", "q")
+        cluster.nodes[node].broker.queue_admin.find_queue("/", "q")
 
 
 @pytest.mark.moves("rabbitmq_global_messages_dead_lettered_delivery_limit_total")
@@ -167,8 +168,8 @@ async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: Fake
     text = await render(node.broker, {})
     lines = [line for line in text.splitlines() if line.startswith(name)]
     assert [line.rpartition(" ")[2] for line in lines] == ["1"], lines
-    await node.broker.delete_queue("/", "q")
-    assert node.broker.dropped_over_limit() == 1
+    await node.broker.queue_admin.delete_queue("/", "q")
+    assert node.broker.local.dropped_over_limit() == 1
 
 
 @pytest.mark.moves(
@@ -195,10 +196,10 @@ async def test_what_classic_queues_drop_is_in_the_metrics(cluster: FakeCluster) 
             if line.startswith(prefix) and labels in line
         }
 
-    await until(lambda: node.broker.classic.dropped() == (3, 2))
+    await until(lambda: node.broker.local.hosts["classic"].dropped() == (3, 2))
     assert await counted() == wanted
-    await node.broker.delete_queue("/", "short")
-    await node.broker.delete_queue("/", "old")
+    await node.broker.queue_admin.delete_queue("/", "short")
+    await node.broker.queue_admin.delete_queue("/", "old")
     assert await counted() == wanted
 
 
@@ -223,7 +224,7 @@ async def test_a_queue_without_a_leader_leaves_no_trace(cluster: FakeCluster) ->
         await cluster.queue(1, "q")
     assert sorted(cluster.nodes[1].machine.vhosts["/"].queues) == ["first"]
     with pytest.raises(NotFound):
-        broker.find_queue("/", "q")
+        broker.queue_admin.find_queue("/", "q")
 
 
 async def test_changes_without_a_majority_are_unavailable(cluster: FakeCluster) -> None:
@@ -236,17 +237,17 @@ async def test_exclusive_queues_belong_to_their_connection(cluster: FakeCluster)
     name, _, _ = await cluster.queue(1, "", exclusive=True, durable=False, owner=5)
     assert name.startswith("amq.gen-")
     assert len(name) == len("amq.gen-") + 22
-    cluster.nodes[1].broker.find_queue("/", name, 5)
+    cluster.nodes[1].broker.queue_admin.find_queue("/", name, 5)
     for node, owner in ((1, 6), (2, 5)):
         await until(lambda node=node: name in cluster.nodes[node].machine.vhosts["/"].queues)
         with pytest.raises(ResourceLocked):
-            cluster.nodes[node].broker.find_queue("/", name, owner)
+            cluster.nodes[node].broker.queue_admin.find_queue("/", name, owner)
     # Anybody may publish to it: a reply comes from wherever the responder is.
-    (queue,) = cluster.nodes[2].broker.route("/", "", [name], None).queues
+    (queue,) = cluster.nodes[2].broker.publishing.route("/", "", [name], None).queues
     assert queue.name == name
-    await cluster.nodes[1].broker.connection_closed(5)
+    await cluster.nodes[1].broker.queue_admin.connection_closed(5)
     with pytest.raises(NotFound):
-        cluster.nodes[1].broker.find_queue("/", name, 5)
+        cluster.nodes[1].broker.queue_admin.find_queue("/", name, 5)
 
 
 async def test_names_of_a_lost_node_get_free_also_when_it_led_the_tree(
@@ -275,16 +276,16 @@ async def test_names_of_a_node_that_stays_away_get_free_after_the_disconnect_tim
         # Away and back: it starts anew.
         cluster.down.add(3)
         broker.on_node_down(3)
-        await until(lambda: 3 in broker._away)
+        await until(lambda: 3 in broker._absent_nodes._away)
         cluster.down.clear()
         broker.on_node_up(3, INCARNATION)
-        await until(lambda: 3 not in broker._away)
+        await until(lambda: 3 not in broker._absent_nodes._away)
         assert "mine" in queues
         cluster.down.add(3)
         broker.on_node_down(3)
         await until(lambda: "mine" not in queues)
-        await until(lambda: not broker._gone)
-        assert broker._away[3] is None
+        await until(lambda: not broker._absent_nodes._gone)
+        assert broker._absent_nodes._away[3] is None
 
 
 async def test_a_face_that_was_made_while_its_home_was_suspected_is_made_anew(
@@ -296,10 +297,10 @@ async def test_a_face_that_was_made_while_its_home_was_suspected_is_made_anew(
     cluster.down.add(1)
     broker.on_suspect(1)
     with pytest.raises(NotFound):
-        broker.find_queue("/", "c")
+        broker.queue_admin.find_queue("/", "c")
     cluster.down.clear()
     broker.on_unsuspect(1)
-    assert await broker.passive_declare("/", "c") == ("c", 0, 0)
+    assert await broker.declarations.passive_declare("/", "c") == ("c", 0, 0)
 
 
 async def test_an_auto_delete_queue_goes_with_its_last_consumer(cluster: FakeCluster) -> None:
@@ -317,15 +318,15 @@ async def test_conditions_of_a_delete(cluster: FakeCluster) -> None:
     sender = channel(cluster, 1, "c")
     sender.publish(b"a")
     with pytest.raises(PreconditionFailed, match="not empty"):
-        await broker.delete_queue("/", "c", if_empty=True)
+        await broker.queue_admin.delete_queue("/", "c", if_empty=True)
     sender.consume()
     await until(lambda: sender.got)
     with pytest.raises(PreconditionFailed, match="in use"):
-        await broker.delete_queue("/", "c", if_unused=True)
+        await broker.queue_admin.delete_queue("/", "c", if_unused=True)
     await cluster.queue(1, "q")
     with pytest.raises(NotServed, match="if-unused flag set are not supported by quorum queues"):
-        await broker.delete_queue("/", "q", if_unused=True)
-    assert await broker.delete_queue("/", "never-there") == 0
+        await broker.queue_admin.delete_queue("/", "q", if_unused=True)
+    assert await broker.queue_admin.delete_queue("/", "never-there") == 0
 
 
 async def test_routes_say_whether_they_may_be_remembered(cluster: FakeCluster) -> None:
@@ -333,38 +334,38 @@ async def test_routes_say_whether_they_may_be_remembered(cluster: FakeCluster) -
     broker: Broker = node.broker
     await cluster.queue(1, "q")
     before = node.epoch.value
-    await broker.declare_exchange(
+    await broker.declarations.declare_exchange(
         "/", "x", "topic", durable=True, auto_delete=False, internal=False
     )
-    assert await broker.bind_queue("/", "q", "x", "a.*") is True
-    assert await broker.bind_queue("/", "q", "x", "a.*") is False
+    assert await broker.declarations.bind("/", "x", queue_end("q"), "a.*") is True
+    assert await broker.declarations.bind("/", "x", queue_end("q"), "a.*") is False
     assert node.epoch.value > before
-    route = broker.route("/", "x", ["a.b"], None)
+    route = broker.publishing.route("/", "x", ["a.b"], None)
     assert [queue.name for queue in route.queues] == ["q"]
     assert route.cacheable
-    assert broker.route("/", "x", ["b", "a.c"], None).queues == route.queues
-    await broker.bind_exchange("/", "amq.headers", "x", "#")
-    assert not broker.route("/", "x", ["a.b"], Table.of({})).cacheable
-    await broker.unbind_exchange("/", "amq.headers", "x", "#")
-    await broker.unbind_queue("/", "q", "x", "a.*")
-    assert broker.route("/", "x", ["a.b"], None).queues == ()
-    await broker.delete_exchange("/", "x")
+    assert broker.publishing.route("/", "x", ["b", "a.c"], None).queues == route.queues
+    await broker.declarations.bind("/", "x", exchange_end("amq.headers"), "#")
+    assert not broker.publishing.route("/", "x", ["a.b"], Table.of({})).cacheable
+    await broker.declarations.unbind("/", "x", exchange_end("amq.headers"), "#")
+    await broker.declarations.unbind("/", "x", queue_end("q"), "a.*")
+    assert broker.publishing.route("/", "x", ["a.b"], None).queues == ()
+    await broker.declarations.delete_exchange("/", "x")
     with pytest.raises(NotFound):
-        broker.route("/", "x", ["a.b"], None)
+        broker.publishing.route("/", "x", ["a.b"], None)
 
 
 async def test_replies_find_their_channel_on_other_nodes(cluster: FakeCluster) -> None:
     heard: list[bytes] = []
     asker, responder = cluster.nodes[1].broker, cluster.nodes[2].broker
-    token = asker.register_reply(heard.append)
-    assert await responder.reply_exists(token)
-    assert responder.publish_reply(token, b"far")
-    assert asker.publish_reply(token, b"near")
+    token = asker.replies.register(heard.append)
+    assert await responder.replies.exists(token)
+    assert responder.replies.publish(token, b"far")
+    assert asker.replies.publish(token, b"near")
     await until(lambda: sorted(heard) == [b"far", b"near"])
-    asker.unregister_reply(token)
-    assert not asker.publish_reply(token, b"x")
-    assert not await responder.reply_exists(token)
-    assert not await responder.reply_exists("nonsense")
+    asker.replies.unregister(token)
+    assert not asker.replies.publish(token, b"x")
+    assert not await responder.replies.exists(token)
+    assert not await responder.replies.exists("nonsense")
 
 
 async def test_replies_to_a_node_that_takes_nothing_are_dropped(
@@ -373,13 +374,13 @@ async def test_replies_to_a_node_that_takes_nothing_are_dropped(
     """They would break its link, and everything else on it."""
     heard: list[bytes] = []
     asker, responder = cluster.nodes[1].broker, cluster.nodes[2].broker
-    token = asker.register_reply(heard.append)
+    token = asker.replies.register(heard.append)
     bound = responder.settings.reply_backlog_max_bytes
     waiting = bound + 1
     monkeypatch.setattr(responder.control.transport, "backlog_bytes", lambda node: waiting)
-    assert responder.publish_reply(token, b"dropped")
+    assert responder.replies.publish(token, b"dropped")
     waiting = bound
-    assert responder.publish_reply(token, b"sent")
+    assert responder.replies.publish(token, b"sent")
     await until(lambda: bool(heard))
     assert heard == [b"sent"]
     assert responder.counters.dropped_replies == 1
@@ -389,17 +390,17 @@ async def test_replies_to_a_node_that_takes_nothing_are_dropped(
 async def test_replies_that_nobody_gets_are_in_the_metrics(cluster: FakeCluster) -> None:
     asker, responder = cluster.nodes[1].broker, cluster.nodes[2].broker
     await render(asker, {})
-    token = asker.register_reply(lambda record: None)
-    asker.unregister_reply(token)
-    assert not asker.publish_reply(token, b"late")
+    token = asker.replies.register(lambda record: None)
+    asker.replies.unregister(token)
+    assert not asker.replies.publish(token, b"late")
     # The responder's node does not know that the requester is gone; the requester's does.
-    assert responder.publish_reply(token, b"late")
+    assert responder.replies.publish(token, b"late")
     await until(lambda: asker.counters.dropped_replies == 2)
     assert "convoy_direct_replies_dropped_total 2\n" in await render(asker, {})
     assert responder.counters.dropped_replies == 0
     cluster.down.add(1)
-    assert not responder.publish_reply(token, b"late")
-    assert not responder.publish_reply("nonsense", b"lost")
+    assert not responder.replies.publish(token, b"late")
+    assert not responder.replies.publish("nonsense", b"lost")
     assert responder.counters.dropped_replies == 2
 
 
@@ -411,27 +412,27 @@ async def test_a_lost_home_node_is_named(cluster: FakeCluster) -> None:
     cluster.down.add(1)
     broker.on_node_down(1)
     with pytest.raises(NotFound, match="home node 'n1' of durable queue 'c' in vhost '/' is down"):
-        broker.find_queue("/", "c")
+        broker.queue_admin.find_queue("/", "c")
     sender.publish(b"a", tag=1)
     await until(lambda: ("published", [1, 1], False) in sender.heard)
-    (queue,) = broker.route("/", "", ["c"], None).queues
+    (queue,) = broker.publishing.route("/", "", ["c"], None).queues
     late = Channel()
     late.client = queue.client(cluster.nodes[2].new_session(), late)
     late.publish(b"b", tag=1)
     await until(lambda: ("published", [1, 1], False) in late.heard)
     cluster.down.clear()
     broker.on_node_up(1, 7)
-    assert await broker.passive_declare("/", "c") == ("c", 0, 0)
+    assert await broker.declarations.passive_declare("/", "c") == ("c", 0, 0)
 
 
 async def test_alarms_count_for_the_whole_cluster(cluster: FakeCluster) -> None:
     heard: list[frozenset[str]] = []
-    cluster.nodes[2].broker.on_alarms.append(heard.append)
-    cluster.nodes[1].broker.set_alarm("memory", True)
+    cluster.nodes[2].broker.alarms.listeners.append(heard.append)
+    cluster.nodes[1].broker.alarms.set("memory", True)
     await until(lambda: heard == [frozenset({"memory"})])
-    cluster.nodes[2].broker.set_alarm("disk", True)
-    assert cluster.nodes[2].broker.alarms == {"memory", "disk"}
-    cluster.nodes[1].broker.set_alarm("memory", False)
+    cluster.nodes[2].broker.alarms.set("disk", True)
+    assert cluster.nodes[2].broker.alarms.effective == {"memory", "disk"}
+    cluster.nodes[1].broker.alarms.set("memory", False)
     await until(lambda: heard[-1] == {"disk"})
 
 
@@ -466,7 +467,7 @@ async def test_lists_say_which_consumer_is_the_active_one(
         cluster.nodes[node].broker.connections.add(Listed(node, reader))
 
     async def states(node: int) -> dict[str, tuple[bool, str]]:
-        rows = await cluster.nodes[node].broker.list_consumers()
+        rows = await cluster.nodes[node].broker.cluster.list_consumers()
         assert all(row.keys() == {"consumer_tag", "active", "activity_status"} for row in rows)
         return {row["consumer_tag"]: (row["active"], row["activity_status"]) for row in rows}
 
@@ -500,13 +501,13 @@ async def test_lists_cover_the_cluster_and_connections_can_be_closed(cluster: Fa
     connection = Connection()
     cluster.nodes[2].broker.connections.add(connection)
     broker = cluster.nodes[1].broker
-    assert await broker.list_connections() == [{"name": "client", "node": "n2"}]
-    assert await broker.list_channels() == [{"name": "client (1)"}]
-    assert await broker.list_consumers() == [{"consumer_tag": "c"}]
-    assert sorted(await broker.list_nodes()) == ["n1", "n2", "n3"]
-    assert await broker.close_connection("client", "why")
+    assert await broker.cluster.list_connections() == [{"name": "client", "node": "n2"}]
+    assert await broker.cluster.list_channels() == [{"name": "client (1)"}]
+    assert await broker.cluster.list_consumers() == [{"consumer_tag": "c"}]
+    assert sorted(await broker.cluster.list_nodes()) == ["n1", "n2", "n3"]
+    assert await broker.cluster.close_connection("client", "why")
     assert connection.closed == "why"
-    assert not await broker.close_connection("nobody", "why")
+    assert not await broker.cluster.close_connection("nobody", "why")
 
 
 async def test_connections_end_with_their_virtual_host_or_user(cluster: FakeCluster) -> None:
@@ -551,10 +552,10 @@ async def test_sessions_are_live_until_the_queue_has_heard_of_their_end(
 
 async def test_a_new_face_of_an_old_name_is_another_queue(cluster: FakeCluster) -> None:
     await cluster.queue(1, "q")
-    first = cluster.nodes[1].broker.find_queue("/", "q")
-    await cluster.nodes[1].broker.delete_queue("/", "q")
+    first = cluster.nodes[1].broker.queue_admin.find_queue("/", "q")
+    await cluster.nodes[1].broker.queue_admin.delete_queue("/", "q")
     await cluster.queue(1, "q")
-    second = cluster.nodes[1].broker.find_queue("/", "q")
+    second = cluster.nodes[1].broker.queue_admin.find_queue("/", "q")
     assert first is not second
     assert (first.group, second.group) == (1, 2)
 
@@ -580,18 +581,18 @@ async def test_a_stream_is_published_to_and_read_on_every_node(
     for number in (1, 2):
         reader.consume(number, prefetch=5, stream_offset=Field("S", b"first"))
         await until(lambda n=number: reader.deliveries(n) == [b"a", b"b"])
-    assert (await broker.passive_declare("/", "s"))[:2] == ("s", 2)
-    stream = broker.find_queue("/", "s")
+    assert (await broker.declarations.passive_declare("/", "s"))[:2] == ("s", 2)
+    stream = broker.local.get(record.group)
     assert isinstance(stream, StreamQueue)
     assert await stream.offsets("latest", None) == (2, None)
     chunks = await stream.fetch_chunks(1, None, 10, 1000, 0)
     assert (chunks.first, chunks.high, chunks.next) == (0, 2, 2)
     await stream.store_offset("me", 1)
     assert await stream.query_offset("me") == 1
-    rows = await cluster.nodes[3].broker.queue_infos()
+    rows = await cluster.nodes[3].broker.cluster.queue_infos()
     assert rows[record.group]["consumers"] == 2
     # Streams take no notice of conditions, as in RabbitMQ.
-    assert await broker.delete_queue("/", "s", if_unused=True, if_empty=True) == 2
+    assert await broker.queue_admin.delete_queue("/", "s", if_unused=True, if_empty=True) == 2
     await until(lambda: ("cancelled", 1, "deleted") in reader.heard)
 
 
@@ -644,7 +645,7 @@ async def test_a_declare_that_lost_a_race_is_compared_as_any_other(cluster: Fake
 
     async def race(first: Table, second: Table) -> Any:
         loser = asyncio.create_task(
-            broker.declare_queue(
+            broker.declarations.declare_queue(
                 "/", "q", durable=False, exclusive=False, auto_delete=False, arguments=second
             )
         )
@@ -656,11 +657,11 @@ async def test_a_declare_that_lost_a_race_is_compared_as_any_other(cluster: Fake
     wide = Table.of({"x-message-ttl": ttl, "other": 1})
     try:
         assert await race(wide, narrow) == ("q", 0, 0)
-        await broker.delete_queue("/", "q")
+        await broker.queue_admin.delete_queue("/", "q")
         with pytest.raises(PreconditionFailed, match="inequivalent arg 'x-message-ttl'"):
             await race(wide, odd)
     finally:
-        await broker.delete_queue("/", "q")
+        await broker.queue_admin.delete_queue("/", "q")
 
 
 @pytest.mark.provokes("queue.not_deleted", "classic.disk_error")
@@ -671,10 +672,10 @@ async def test_queues_that_cannot_go_or_be_read_are_named(
     broker = cluster.nodes[1].broker
     record = cluster.nodes[1].machine.vhosts["/"].queues["q"]
 
-    async def refused(_command: object) -> None:
+    async def refused(_command: object, _timeout_s: float) -> None:
         raise Unavailable("no majority")
 
-    monkeypatch.setattr(broker, "_change", refused)
-    broker.on_unused(record)
-    broker.on_disk_error(record, OSError(5, "input/output error"))
+    monkeypatch.setattr(broker.metadata, "execute", refused)
+    broker.queue_admin.on_unused(record)
+    broker.queue_admin.on_disk_error(record, OSError(5, "input/output error"))
     await until(lambda: "queue.not_deleted" in observed.events)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from convoymq.broker.local_queues import SLICE_QUEUES, LocalQueues
+from convoymq.broker.placement import Placement
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.metadata.machine import (
     Change,
@@ -16,13 +18,9 @@ from convoymq.metadata.machine import (
     Vhost,
 )
 from convoymq.model.tables import EMPTY, Table
-from convoymq.queues.local_queues import (
-    SLICE_QUEUES,
-    LocalQueues,
-    machine_settings,
-    stream_settings,
-)
+from convoymq.queues.quorum.driver import machine_settings
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.stream.driver import stream_settings
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
 
@@ -82,6 +80,7 @@ class World:
             new_session=lambda: 1,
             **options,
         )
+        self.placement = Placement(NODE, self.tree, lambda group: self.host.leader_of(group))
 
     def put(self, name: str, group: int, *members: int, joined: tuple[int, ...] = ()) -> None:
         vhost = self.tree.vhosts["/"]
@@ -125,7 +124,7 @@ def test_thousands_of_queues_are_opened_some_at_a_time() -> None:
         world.put(f"q{number}", number, 1, 2)
     opened = []
     for left in (True, True, False):
-        assert world.local.reconcile().more is left
+        assert world.local.reconcile() is left
         calls, world.host.calls = world.host.calls, []
         assert len(calls) <= SLICE_QUEUES
         opened += [call[1] for call in calls]
@@ -138,12 +137,12 @@ def test_what_changes_while_queues_wait_for_their_turn_is_seen_to() -> None:
     count = 2 * SLICE_QUEUES
     for number in range(1, count + 1):
         world.put(f"q{number}", number, 1, 2)
-    assert world.local.reconcile().more
+    assert world.local.reconcile()
     world.host.calls.clear()
     world.delete("q1")
     world.delete(f"q{count}")
     world.put("late", count + 1, 1)
-    while world.local.reconcile().more:
+    while world.local.reconcile():
         pass
     assert [call[:2] for call in world.host.calls] == [
         *(("create", number) for number in range(SLICE_QUEUES + 1, count)),
@@ -151,7 +150,7 @@ def test_what_changes_while_queues_wait_for_their_turn_is_seen_to() -> None:
         ("create", count + 1),
     ]
     world.local.on_change(Change(ChangeKind.RESTORED))
-    while world.local.reconcile().more:
+    while world.local.reconcile():
         pass
     assert set(world.local.queues) == set(world.tree.queue_index.by_group)
 
@@ -171,11 +170,62 @@ def test_a_queue_is_opened_left_and_ended() -> None:
     assert not world.local.member_of
 
 
+def test_a_look_up_opens_no_replica() -> None:
+    world = World()
+    world.put("q", 1, 1, 2)
+    record = world.tree.vhosts["/"].queues["q"]
+    assert world.local.find(record) is None
+    assert world.local.may_open(record)
+    assert world.host.calls == []
+    world.local.open_new(Change(ChangeKind.QUEUE_CREATED, record, vhost="/"))
+    assert world.local.find(record) is world.local.queues[1]
+    assert world.reconciled() == [("create", 1, (1, 2), False, False)]
+
+
+def test_a_look_up_makes_a_handle_of_a_queue_elsewhere() -> None:
+    world = World()
+    world.put("q", 1, 2, 3)
+    record = world.tree.vhosts["/"].queues["q"]
+    world.local.open_new(Change(ChangeKind.QUEUE_CREATED, record, vhost="/"))
+    assert world.reconciled() == []
+    assert world.local.find(record) is world.local.find(record)
+    assert world.reconciled() == [("watch", 1, (2, 3))]
+
+
+def test_a_queue_that_is_gone_with_the_batch_that_made_it_is_not_opened() -> None:
+    world = World()
+    world.put("q", 1, 1)
+    record = world.tree.vhosts["/"].queues["q"]
+    world.delete("q")
+    world.local.open_new(Change(ChangeKind.QUEUE_CREATED, record, vhost="/"))
+    assert world.host.calls == []
+
+
+def test_a_restored_tree_has_its_queues_opened_at_once() -> None:
+    world = World()
+    world.put("a", 1, 1)
+    world.put("b", 2, 2)
+    world.local.open_new(Change(ChangeKind.RESTORED))
+    assert world.host.calls == [("create", 1, (1,), False, False)]
+
+
+def test_nothing_is_opened_by_a_tree_that_is_being_rebuilt() -> None:
+    world = World()
+    world.tree.applied_index = 5
+    world.reconciled()
+    world.tree.applied_index = 2
+    world.put("q", 1, 1)
+    record = world.tree.vhosts["/"].queues["q"]
+    world.local.open_new(Change(ChangeKind.QUEUE_CREATED, record, vhost="/"))
+    assert world.host.calls == []
+    assert world.local.may_open(record)
+
+
 def test_a_queue_elsewhere_is_watched() -> None:
     world = World()
     world.put("q", 1, 2, 3)
     assert world.reconciled() == []
-    world.local.handle(world.tree.vhosts["/"].queues["q"])
+    world.local.open(world.tree.vhosts["/"].queues["q"])
     assert world.reconciled() == [("watch", 1, (2, 3))]
     world.delete("q")
     assert world.reconciled() == [("unwatch", 1)]
@@ -201,7 +251,7 @@ def test_a_restored_tree_has_everything_looked_at() -> None:
     world.reconciled()
     world.tree.queue_index.drop(world.tree.vhosts["/"].queues.pop("q"))
     assert world.local.on_change(Change(ChangeKind.RESTORED))
-    assert world.local.reconcile().everything
+    assert not world.local.reconcile()
     assert world.host.calls == [("remove", 1)]
 
 
@@ -255,10 +305,10 @@ def test_balanced_does_not_count_for_every_declaration() -> None:
     balanced = Table.of({"x-queue-type": "quorum", "x-queue-leader-locator": "balanced"})
     world.tree.nodes = {1: None, 2: None, 3: None}  # type: ignore[dict-item]
     for _ in range(11):
-        world.local.members_for(balanced, [1, 2, 3])
+        world.placement.members_for(balanced, [1, 2, 3])
     assert len(asked) <= 640
     # What was placed meanwhile counts.
-    chosen = [world.local.members_for(balanced, [1, 2, 3])[0] for _ in range(6)]
+    chosen = [world.placement.members_for(balanced, [1, 2, 3])[0] for _ in range(6)]
     assert sorted(chosen) == [2, 2, 2, 3, 3, 3]
 
 
@@ -269,9 +319,9 @@ def test_balanced_counts_who_leads_now() -> None:
     balanced = Table.of({"x-queue-type": "quorum", "x-queue-leader-locator": "balanced"})
     world.put("a", 1, 1, 2, 3)
     world.put("b", 2, 2, 3, 1)
-    assert world.local.members_for(balanced, [1, 2, 3])[0] == 3
+    assert world.placement.members_for(balanced, [1, 2, 3])[0] == 3
     # Leaders have moved since: node 2 has none, though it was to lead a queue.
     world.host.leaders = {1: 3, 2: 1}
-    assert world.local.members_for(balanced, [1, 2, 3])[0] == 2
+    assert world.placement.members_for(balanced, [1, 2, 3])[0] == 2
     plain = Table.of({"x-queue-type": "quorum"})
-    assert world.local.members_for(plain, [1, 2, 3])[0] == NODE
+    assert world.placement.members_for(plain, [1, 2, 3])[0] == NODE

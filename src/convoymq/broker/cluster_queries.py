@@ -1,0 +1,236 @@
+"""What the nodes of the cluster tell each other for lists: connections, queues, resources."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from convoymq.broker.alarms import Alarms
+from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.registry import ConnectionRegistry, Counters
+from convoymq.model.clock import Clock
+from convoymq.model.errors import BrokerError, PeerError
+from convoymq.queues.interface import SINGLE_ACTIVE, Row
+from convoymq.queues.slices import in_slices
+from convoymq.transport.control import KIND_CLOSE_CONNECTION, KIND_LIST, ControlPlane, Reply
+
+LIST_TIMEOUT_S = 1.0
+LIST_QUEUES_TIMEOUT_S = 5.0
+
+
+class ClusterQueries:
+    """Asks all nodes that can be reached, and answers for this one."""
+
+    def __init__(
+        self,
+        *,
+        nodes: ClusterNodes,
+        control: ControlPlane,
+        local: LocalQueues,
+        alarms: Alarms,
+        connections: ConnectionRegistry,
+        counters: Counters,
+        clock: Clock,
+    ) -> None:
+        self.node_info: Callable[[], Row] = dict
+        """Resources of this process; set by who knows them."""
+        self._nodes = nodes
+        self._control = control
+        self._local = local
+        self._alarms = alarms
+        self._connections = connections
+        self._counters = counters
+        self._clock = clock
+        self._started_ms = clock.now_ms()
+        control.handle_replying(KIND_LIST, self._on_list)
+        control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
+
+    @property
+    def uptime_ms(self) -> int:
+        """Time since the broker was made."""
+        return self._clock.now_ms() - self._started_ms
+
+    # --- questions -----------------------------------------------------------------------
+
+    async def list_connections(self) -> list[Row]:
+        """Rows of all nodes."""
+        return await self._gather("connections")
+
+    async def list_channels(self) -> list[Row]:
+        """Rows of all nodes."""
+        return await self._gather("channels")
+
+    async def list_consumers(self) -> list[Row]:
+        """Rows of all nodes. Which consumer of a queue is active is known where the queue is
+        decided about."""
+        rows: list[Row] = []
+        told: dict[tuple[int, int], str] = {}
+        for row in await self._gather("consumers"):
+            if "activity_of" in row:
+                session, number = row["activity_of"]
+                told[session, number] = row["activity_status"]
+            else:
+                rows.append(row)
+        for row in rows:
+            status = told.get((row.pop("session", 0), row.pop("number", 0)))
+            if status is not None:
+                row["activity_status"] = status
+                row["active"] = status == SINGLE_ACTIVE
+        return rows
+
+    async def list_nodes(self) -> dict[str, Row]:
+        """Resources of the nodes that answer, by name."""
+        rows = await self._gather("node")
+        return {str(row["name"]): row for row in rows}
+
+    async def queue_infos(self) -> dict[int, Row]:
+        """What the leading, or only, node of each queue says of it, by group id."""
+        rows = await self._gather("queues")
+        found: dict[int, Row] = {}
+        notes = []
+        async for row in in_slices(rows):
+            if "readers" in row or "stopped" in row:
+                notes.append(row)
+            else:
+                found[row["group"]] = row
+        for row in notes:
+            if "stopped" in row and row["group"] in found:
+                found[row["group"]].setdefault("stopped_members", {})[row["node"]] = row["stopped"]
+            # Streams are read on every node; their leader knows of its own readers only.
+            if "readers" in row and row["group"] in found:
+                found[row["group"]]["consumers"] += row["readers"]
+        return found
+
+    async def replicas_behind(self) -> set[tuple[int, int]]:
+        """(group, node) of replicas that could not replace another one now: they stopped, lack
+        something for longer than a moment, or have no vote."""
+        return {(row["group"], row["node"]) for row in await self._gather("behind")}
+
+    async def close_connection(self, name: str, reason: str) -> bool:
+        """Closes a client's connection, on whatever node; False when there is none."""
+        for node in self._nodes.running():
+            try:
+                if await self._control.request(
+                    node, KIND_CLOSE_CONNECTION, [name, reason], LIST_TIMEOUT_S
+                ):
+                    return True
+            except BrokerError:
+                continue
+        return False
+
+    async def learn_alarms(self) -> None:
+        """Asks for alarms that began before this node started: nodes announce changes only."""
+        for row in await self._gather("node"):
+            names = (("memory", row["mem_alarm"]), ("disk", row["disk_free_alarm"]))
+            self._alarms.learn(row["id"], (name for name, on in names if on))
+
+    async def _gather(self, what: str) -> list[Row]:
+        timeout_s = _list_timeout_s(what)
+
+        async def ask(node: int) -> list[Row]:
+            try:
+                return list(await self._control.request(node, KIND_LIST, what, timeout_s))
+            except BrokerError:
+                # A node that does not answer in time has no rows; the list still comes.
+                return []
+
+        found = await asyncio.gather(*(ask(node) for node in self._nodes.running()))
+        return [row for rows in found for row in rows]
+
+    # --- answers -------------------------------------------------------------------------
+
+    async def _on_list(self, node: int, what: object, reply: Reply) -> None:
+        if node == self._nodes.node_id or what == "node":
+            reply(await self._rows(what))
+            return
+        until_ms = self._clock.monotonic_ms() + int(_list_timeout_s(what) * 1000)
+        answers = self._local.answers
+        async with answers.room(node, until_ms):
+            # Nothing is made for a link that is full.
+            pass
+        # Other answers need not wait while rows are made in slices.
+        rows = await self._rows(what)
+        async with answers.room(node, until_ms):
+            reply(rows)
+
+    async def _rows(self, what: object) -> list[Row]:
+        connections = self._connections.all()
+        match what:
+            case "connections":
+                return [{**c.info(), "node": self._nodes.own_name} for c in connections]
+            case "channels":
+                return [row for c in connections for row in c.channel_infos()]
+            case "consumers":
+                rows = [row for c in connections for row in c.consumer_infos()]
+                return rows + self._reservation_rows() + self._activity_rows()
+            case "queues":
+                rows = [row async for row in in_slices(self.local_rows())]
+                return rows + self._local.reader_rows() + self._local.stopped_rows()
+            case "behind":
+                return [row async for row in in_slices(self._local.behind_rows())]
+            case "node":
+                return [self._node_row()]
+            case _:
+                return []
+
+    def _node_row(self) -> Row:
+        alarms = self._alarms.of(self._nodes.node_id)
+        return {
+            **self.node_info(),
+            "name": self._nodes.own_name,
+            "id": self._nodes.node_id,
+            "mem_alarm": "memory" in alarms,
+            "disk_free_alarm": "disk" in alarms,
+            "connections": len(self._connections),
+            "uptime": self.uptime_ms,
+            "counters": self._counters.as_dict(),
+        }
+
+    def local_rows(self) -> Iterator[Row]:
+        """Queues that this node leads or is the home of, one by one."""
+        return self._local.rows()
+
+    def _reservation_rows(self) -> list[Row]:
+        """Reservations and leases as rows of /api/consumers, of queues that this node decides
+        about."""
+        return [
+            {
+                "consumer_tag": reservation["reservation"],
+                "queue": {"name": queue.name, "vhost": queue.vhost},
+                "channel_details": {"node": self._nodes.own_name},
+                "ack_required": True,
+                "prefetch_count": 0,
+                "exclusive": False,
+                "active": True,
+                "activity_status": "up",
+                "arguments": {},
+                **reservation,
+            }
+            for queue in self._local.handles()
+            for reservation in queue.reservations()
+        ]
+
+    def _activity_rows(self) -> list[Row]:
+        """What `list_consumers` hears of consumers, on any node, of queues that this node decides
+        about."""
+        return [
+            {"activity_of": [session, number], "activity_status": status}
+            for queue in self._local.handles()
+            for session, number, status in queue.activity()
+        ]
+
+    async def _on_close_connection(self, node: int, body: object) -> bool:
+        if not isinstance(body, list) or len(body) != 2:
+            raise PeerError(f"malformed request to close a connection from node {node}")
+        name, reason = body
+        for connection in self._connections.all():
+            if connection.name == name:
+                connection.close(str(reason))
+                return True
+        return False
+
+
+def _list_timeout_s(what: object) -> float:
+    # Rows of thousands of queues are made in slices.
+    return LIST_QUEUES_TIMEOUT_S if what == "queues" else LIST_TIMEOUT_S

@@ -1,0 +1,298 @@
+"""Declares and deletes exchanges, bindings and queues; every change goes through the tree."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypedDict
+
+from convoymq.broker.local_queues import TRACE_ARGUMENT, LocalQueues
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.placement import Placement
+from convoymq.broker.queue_admin import QueueAdmin
+from convoymq.broker.registry import Counters
+from convoymq.broker.settings import BrokerSettings
+from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.commands import (
+    Bind,
+    DeclareExchange,
+    DeclareQueue,
+    DeleteExchange,
+    DeleteQueue,
+    Unbind,
+)
+from convoymq.metadata.machine import Vhost
+from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
+from convoymq.model.refusals import queue_subject, vhost_missing
+from convoymq.model.tables import EMPTY, Table
+from convoymq.queues.driver import driver_of
+from convoymq.routing.declarations import check_exchange, check_queue
+from convoymq.routing.default_type import with_default_type
+from convoymq.routing.types import Destination, Exchange, QueueType
+
+NAME_BYTES_MAX = 255
+DEFAULT_TYPE = QueueType.QUORUM
+"""What `auto` means, where properties fit."""
+
+
+class _ExchangeProperties(TypedDict):
+    durable: bool
+    auto_delete: bool
+    internal: bool
+
+
+class _QueueProperties(TypedDict):
+    durable: bool
+    auto_delete: bool
+    server_named: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Declarations:
+    """Declarations by clients of this node."""
+
+    metadata: AsyncMetadataStore
+    local: LocalQueues
+    placement: Placement
+    nodes: ClusterNodes
+    queue_admin: QueueAdmin
+    settings: BrokerSettings
+    counters: Counters
+
+    # --- exchanges -----------------------------------------------------------------------
+
+    def passive_declare_exchange(self, vhost: str, name: str) -> Exchange:
+        """Returns an exchange. Raises NotFound."""
+        return self._vhost(vhost).topology.passive_exchange(name)
+
+    async def declare_exchange(
+        self,
+        vhost: str,
+        name: str,
+        type: str,
+        *,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+        arguments: Table = EMPTY,
+    ) -> bool:
+        """Declares an exchange; False when an equal one exists."""
+        _check_length(name)
+        topology = self._vhost(vhost).topology
+        properties = _ExchangeProperties(
+            durable=durable, auto_delete=auto_delete, internal=internal
+        )
+        if topology.find_exchange(name) is not None:
+            # It exists: nobody else has to be asked.
+            check_exchange(topology, name, type, arguments=arguments, **properties)
+            return False
+        command = DeclareExchange(
+            vhost=vhost, name=name, type=type, arguments=arguments.encoded, **properties
+        )
+        try:
+            created = await self.metadata.execute(command, self.settings.operation_timeout_s)
+        except Refused:
+            # Somebody else may have been first, with one that counts as equal.
+            topology = self._vhost(vhost).topology
+            if topology.find_exchange(name) is None:
+                raise
+            check_exchange(topology, name, type, arguments=arguments, **properties)
+            return False
+        return bool(created)
+
+    async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool = False) -> None:
+        """Deletes an exchange; one that does not exist is fine."""
+        self._vhost(vhost)
+        command = DeleteExchange(vhost=vhost, name=name, if_unused=if_unused)
+        await self.metadata.execute(command, self.settings.operation_timeout_s)
+
+    # --- bindings ------------------------------------------------------------------------
+
+    async def bind(
+        self,
+        vhost: str,
+        source: str,
+        destination: Destination,
+        routing_key: str,
+        arguments: Table = EMPTY,
+        owner: int | None = None,
+    ) -> bool:
+        """Binds a queue or exchange to an exchange; False when it is bound so already."""
+        _check_length(routing_key)
+        self._vhost(vhost)
+        command = Bind(
+            vhost=vhost,
+            source=source,
+            kind=destination.kind.value,
+            destination=destination.name,
+            routing_key=routing_key,
+            arguments=arguments.encoded,
+            owner=self.nodes.owner_name(owner),
+        )
+        return bool(await self.metadata.execute(command, self.settings.operation_timeout_s))
+
+    async def unbind(
+        self,
+        vhost: str,
+        source: str,
+        destination: Destination,
+        routing_key: str,
+        arguments: Table = EMPTY,
+        owner: int | None = None,
+    ) -> None:
+        """Removes a binding; one that does not exist is fine."""
+        self._vhost(vhost)
+        command = Unbind(
+            vhost=vhost,
+            source=source,
+            kind=destination.kind.value,
+            destination=destination.name,
+            routing_key=routing_key,
+            arguments=arguments.encoded,
+            owner=self.nodes.owner_name(owner),
+        )
+        await self.metadata.execute(command, self.settings.operation_timeout_s)
+
+    # --- queues --------------------------------------------------------------------------
+
+    async def passive_declare(
+        self, vhost: str, name: str, owner: int | None = None
+    ) -> tuple[str, int, int]:
+        """Returns (name, ready messages, consumers). Raises NotFound, ResourceLocked."""
+        await self.queue_admin.until_gone(vhost, name)
+        messages, consumers = await self.queue_admin.find_queue(vhost, name, owner).counts()
+        return name, messages, consumers
+
+    async def declare_queue(
+        self,
+        vhost: str,
+        name: str,
+        *,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+        arguments: Table = EMPTY,
+        owner: int | None = None,
+        generated: str = "",
+    ) -> tuple[str, int, int]:
+        """Declares a queue and waits until it can serve.
+
+        Args:
+            generated: the name to take when `name` is empty; empty: one is made.
+        Returns:
+            Name, ready messages, consumers.
+        Raises:
+            PreconditionFailed: a different one exists, or it cannot be made so.
+            ResourceLocked: it belongs to another connection.
+            AccessRefused: a new name with the reserved prefix.
+            Unavailable: no majority in time; nothing is left behind.
+        """
+        self.counters.queues_declared += 1
+        _check_length(name)
+        place = self._vhost(vhost)
+        properties = _QueueProperties(
+            durable=durable, auto_delete=auto_delete, server_named=not name
+        )
+        arguments = with_default_type(
+            arguments,
+            exclusive=exclusive,
+            vhost_default=QueueType(place.default_queue_type) if place.default_queue_type else None,
+            node_default=self.default_queue_type,
+            **properties,
+        )
+        name = name or generated or generated_name("amq.gen-")
+        owner_name = self.nodes.owner_name(owner) if exclusive else None
+        await self.queue_admin.until_gone(vhost, name)
+
+        def exists() -> bool:
+            topology = self._vhost(vhost).topology
+            if topology.find_queue(name) is None:
+                return False
+            check_queue(
+                topology, name, exclusive_owner=owner_name, arguments=arguments, **properties
+            )
+            return True
+
+        group = None
+        if not exists():
+            self._check_trace(vhost, name, arguments)
+            command = DeclareQueue(
+                vhost=vhost,
+                name=name,
+                members=self._members_for(arguments, exclusive=exclusive),
+                owner=owner_name,
+                arguments=arguments.encoded,
+                **properties,
+            )
+            group = await self._create(command, exists)
+        if group is None:
+            queue = self.queue_admin.find_queue(vhost, name, owner)
+            await queue.ready(self.settings.operation_timeout_s)
+            return (name, *await queue.counts())
+        self.counters.queues_created += 1
+        try:
+            queue = self.queue_admin.find_queue(vhost, name, owner)
+            await queue.wait_until_open(self.settings.operation_timeout_s)
+        except BrokerError:
+            # A queue that nobody serves must not stay: its name would be taken for nothing.
+            delete = DeleteQueue(vhost=vhost, name=name, group=group)
+            await self.metadata.execute(delete, self.settings.operation_timeout_s)
+            raise
+        return name, 0, 0
+
+    async def _create(self, command: DeclareQueue, exists: Callable[[], bool]) -> int | None:
+        """Returns the group of a queue that was made; None when an equal one was there."""
+        try:
+            reply = await self.metadata.execute(command, self.settings.operation_timeout_s)
+        except Refused:
+            # Somebody else may have been first, with one that counts as equal.
+            if not exists():
+                raise
+            return None
+        return int(reply["group"]) if reply["created"] else None
+
+    @property
+    def default_queue_type(self) -> QueueType:
+        """Type of queues that do not say which, where the virtual host does not either."""
+        chosen = self.settings.default_queue_type
+        return QueueType(chosen) if driver_of(chosen) is not None else DEFAULT_TYPE
+
+    def _vhost(self, name: str) -> Vhost:
+        vhost = self.metadata.tree.vhosts.get(name)
+        if vhost is None:
+            raise vhost_missing(name)
+        return vhost
+
+    def _members_for(self, arguments: Table, *, exclusive: bool) -> tuple[int, ...]:
+        """Nodes for a new queue, the designated leader or home first."""
+        if exclusive:
+            return (self.nodes.node_id,)
+        return self.placement.members_for(
+            arguments, self.nodes.running(), self.settings.leader_locator
+        )
+
+    def _check_trace(self, vhost: str, name: str, arguments: Table) -> None:
+        """Raises PreconditionFailed for a queue that wants a trace which this node can't write."""
+        requested = arguments.get(TRACE_ARGUMENT)
+        traces = self.local.traces
+        if requested is None or requested.value is not True or traces is None:
+            return
+        if not traces.available:
+            subject = queue_subject(vhost, name)
+            raise PreconditionFailed(
+                f"invalid arg '{TRACE_ARGUMENT}' for {subject}: this node can't write traces, "
+                "pyarrow is not installed (pip install convoymq[trace])",
+                subject=subject,
+            )
+
+
+def generated_name(prefix: str) -> str:
+    """Returns a name that nobody else has: the prefix and 22 characters."""
+    return prefix + base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+
+
+def _check_length(name: str) -> None:
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise PreconditionFailed(f"name of more than {NAME_BYTES_MAX} bytes")

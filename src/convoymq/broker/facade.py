@@ -1,0 +1,313 @@
+"""The broker as protocol edges see it: one part for each subject.
+
+Reading is synchronous and local; every change goes through the replicated tree and returns when
+this node has applied it. The broker follows the tree: the queues of this node are opened and ended
+by comparing what should be with what is, so it does not matter which changes it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from convoymq.broker.absent_nodes import AbsentNodes
+from convoymq.broker.access import Access
+from convoymq.broker.alarms import Alarms
+from convoymq.broker.cluster_queries import ClusterQueries
+from convoymq.broker.declarations import Declarations
+from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.placement import Placement
+from convoymq.broker.publishing import NodePublishing, Publishing
+from convoymq.broker.queue_admin import QueueAdmin
+from convoymq.broker.queue_questions import QueueAnswers, QueueQuestions
+from convoymq.broker.registry import ConnectionRegistry, Counters
+from convoymq.broker.replies import ReplyRoutes
+from convoymq.broker.settings import BrokerSettings
+from convoymq.broker.tasks import Tasks
+from convoymq.groups.host import ReplicaHost
+from convoymq.kernels.batch import PendingBudget
+from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
+from convoymq.metadata.members import MemberKeeper
+from convoymq.metadata.reads import MetadataReads
+from convoymq.model.clock import Clock, Timer
+from convoymq.queues.driver import HostParts, QueueHost, home_drivers
+from convoymq.queues.group_queue import TICK_MS, FlowLimits
+from convoymq.queues.interface import Row
+from convoymq.storage.types import Directory
+from convoymq.trace.recorder import Traces
+from convoymq.transport.control import ControlPlane
+
+if TYPE_CHECKING:
+    from convoymq.kernels.frames import Epoch
+
+log = structlog.get_logger()
+
+
+class Broker:
+    """See the module text. One per node; single threaded."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        incarnation: int,
+        host: ReplicaHost,
+        control: ControlPlane,
+        metadata: AsyncMetadataStore,
+        route_cache_version: Epoch,
+        clock: Clock,
+        open_directory: Callable[[str], Directory],
+        new_session: Callable[[], int],
+        wake: Callable[[], None],
+        settings: BrokerSettings | None = None,
+        stored_groups: Callable[[], Iterable[int]] = tuple,
+        traces: Traces | None = None,
+    ) -> None:
+        """
+        Args:
+            route_cache_version: moves when remembered routes and permissions must be forgotten.
+            open_directory: returns a folder of that name, where the node keeps its data.
+            new_session: numbers a session of this node.
+            wake: asks for an `end_of_round`.
+            stored_groups: groups with data on this node's disk.
+            traces: who writes what queues with `x-trace` did; None = nobody.
+        """
+        self.node_id = node_id
+        self.settings = settings = settings or BrokerSettings()
+        self.metadata = metadata
+        self.host = host
+        self.control = control
+        self.route_cache_version = route_cache_version
+        self.new_session = new_session
+        self.traces = traces
+        self.link_info: Callable[[], list[Row]] = list
+        """One row per link to another node; set by who knows them."""
+        self.clock_skew: Callable[[], tuple[int, bool]] = lambda: (0, False)
+        """How far this node's wall clock is ahead (ms), and whether too far; set by who knows."""
+        self.edge_metrics: Callable[[], list[tuple[str, str, dict[str, str], int]]] = list
+        """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
+        self.keeper: MemberKeeper | None = None
+        """Who forgets nodes; set by who knows the links."""
+        self._clock = clock
+        self._incarnations: dict[int, int] = {node_id: incarnation}
+        self._timer: Timer | None = None
+        self._reconciling = False
+        self._closing_revoked = False
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks()
+        tree = metadata.tree
+
+        self.connections = ConnectionRegistry()
+        self.counters = Counters()
+        self.nodes = ClusterNodes(node_id, incarnation, tree, control.transport)
+        self.local = self._make_local(stored_groups)
+        self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
+        self.access = Access(tree, settings, self.connections, self.counters)
+        self.publishing: Publishing = NodePublishing(tree, self.local, self.access, self.counters)
+        self.queue_admin = QueueAdmin(
+            metadata, self.local, self.nodes, settings, self.counters, self._tasks
+        )
+        self.declarations = Declarations(
+            metadata=metadata,
+            local=self.local,
+            placement=self.placement,
+            nodes=self.nodes,
+            queue_admin=self.queue_admin,
+            settings=settings,
+            counters=self.counters,
+        )
+        self.replies = ReplyRoutes(
+            control, incarnation, settings.reply_backlog_max_bytes, self.counters
+        )
+        self.alarms = Alarms(self.nodes, control)
+        self.cluster = ClusterQueries(
+            nodes=self.nodes,
+            control=control,
+            local=self.local,
+            alarms=self.alarms,
+            connections=self.connections,
+            counters=self.counters,
+            clock=clock,
+        )
+        self.metadata_reads = MetadataReads(node_id, control, host)
+        self._hosts = self._make_hosts(open_directory, wake)
+        self.local.hosts = self._hosts
+        self._absent_nodes = AbsentNodes(
+            self.nodes, tree, host, clock, settings.disconnect_timeout_ms
+        )
+        QueueAnswers(control, self.local, clock)
+
+    def _make_local(self, stored_groups: Callable[[], Iterable[int]]) -> LocalQueues:
+        questions = QueueQuestions(self.control, self._tasks)
+        settings = self.settings
+        return LocalQueues(
+            node=self.node_id,
+            host=self.host,
+            tree=self.metadata.tree,
+            transport=self.control.transport,
+            clock=self._clock,
+            incarnations=self._incarnations,
+            new_session=self.new_session,
+            limits=FlowLimits(
+                question_timeout_ms=settings.operation_timeout_ms,
+                register_timeout_ms=settings.publish_register_timeout_ms,
+                pending_messages_max=settings.publish_pending_messages,
+                budget=PendingBudget(settings.publish_pending_max_bytes),
+            ),
+            ask=questions.of_groups(),
+            ask_sessions=questions.ask_sessions,
+            note=lambda event, fields: log.info(event, **fields),
+            stored_groups=stored_groups,
+            traces=self.traces,
+        )
+
+    def _make_hosts(
+        self, open_directory: Callable[[str], Directory], wake: Callable[[], None]
+    ) -> dict[str, QueueHost]:
+        parts = HostParts(
+            node_id=self.node_id,
+            open_directory=open_directory,
+            clock=self._clock,
+            control=self.control,
+            reports=self.queue_admin,
+            new_session=self.new_session,
+            node_name_of=self.nodes.name_of,
+            call_soon=self._call_soon,
+            wanted=wake,
+            await_room=self.host.await_room,
+        )
+        return {driver.rules.name: driver.make_host(parts) for driver in home_drivers()}
+
+    # --- what this node and its cluster are ------------------------------------------------
+
+    @property
+    def node_name(self) -> str:
+        """This node's name."""
+        return self.nodes.own_name
+
+    def node_name_of(self, node: int) -> str:
+        """A node's name, for texts and lists."""
+        return self.nodes.name_of(node)
+
+    @property
+    def cluster_name(self) -> str:
+        """The cluster's name."""
+        return self.metadata.tree.settings.get("cluster_name", "convoy")
+
+    def running_nodes(self) -> list[int]:
+        """Nodes of the cluster that can be reached, this one included."""
+        return self.nodes.running()
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node can be reached."""
+        return self.nodes.is_up(node)
+
+    def group_size_of(self, record: QueueRecord) -> int:
+        """How many members a queue should have: what its declaration or the settings say."""
+        return self.placement.group_size_of(record)
+
+    def live_sessions(self) -> list[int]:
+        """Sessions of this node's channels, and of closed ones that a queue has not heard of."""
+        found = [session for c in self.connections.all() for session in c.sessions()]
+        return found + self.local.sessions()
+
+    # --- start, rounds, stop ---------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Opens the queues that the tree knows, and follows it from now on."""
+        for node in self.nodes.running():
+            if node != self.node_id:
+                self._incarnations[node] = self.host.incarnation_of(node)
+        self.metadata.watch(self._on_change)
+        self._reconcile()
+        while self._reconciling:
+            await asyncio.sleep(0)
+        self._tick()
+        self._tasks.spawn(self.cluster.learn_alarms())
+
+    async def stop(self, traces_timeout_s: float = 3.0) -> None:
+        """Ends what runs; edges have closed their connections. Waits for the files of traces."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.stop()
+        for host in self._hosts.values():
+            host.stop()
+        if self.traces is not None:
+            self.traces.stop()
+            await self._loop.run_in_executor(None, self.traces.join, traces_timeout_s)
+
+    def end_of_round(self) -> None:
+        """Seals the open batches of queues that are kept on one node."""
+        for host in self._hosts.values():
+            host.end_of_round()
+
+    def _tick(self) -> None:
+        self._timer = self._clock.call_later(TICK_MS, self._tick)
+        self.local.tick()
+        if self.traces is not None:
+            self.traces.tick()
+        self._absent_nodes.tick()
+
+    def _call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(callback)
+
+    # --- other nodes -----------------------------------------------------------------------
+
+    def on_node_up(self, node: int, incarnation: int) -> None:
+        """Another node is linked."""
+        self._incarnations[node] = max(incarnation, self._incarnations.get(node, 0))
+        self._absent_nodes.on_node_up(node)
+        self.local.on_node_up(node)
+        self.route_cache_version.bump()
+        self.alarms.on_node_up(node)
+
+    def on_node_down(self, node: int, *, definite: bool = False) -> None:
+        """Another node is not linked any more; `definite`: its process is known to be gone."""
+        self.local.on_node_down(node, definite=definite)
+        self.route_cache_version.bump()
+        self.alarms.on_node_down(node)
+        if definite:
+            self._absent_nodes.on_node_gone(node)
+
+    def on_suspect(self, node: int) -> None:
+        """Another node is silent: its consumers get nothing new."""
+        self.local.on_suspect(node)
+
+    def on_unsuspect(self, node: int) -> None:
+        """Another node speaks again, and nothing was lost."""
+        self.local.on_node_up(node)
+        self.route_cache_version.bump()
+
+    # --- following the tree ----------------------------------------------------------------
+
+    def _on_change(self, change: Change) -> None:
+        self.route_cache_version.bump()
+        due = self.local.on_change(change)
+        # Whoever hears of a queue may look it up at once, and look-ups open nothing.
+        self.local.open_new(change)
+        if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._closing_revoked:
+            self._closing_revoked = True
+            self._loop.call_soon(self._close_revoked_connections)
+        if due and not self._reconciling:
+            self._reconciling = True
+            self._loop.call_soon(self._reconcile)
+
+    def _close_revoked_connections(self) -> None:
+        self._closing_revoked = False
+        if not self.local.is_behind:
+            self.access.close_revoked_connections()
+
+    def _reconcile(self) -> None:
+        """Makes this node's queues be what the tree says."""
+        self._reconciling = False
+        if self.local.reconcile() and not self._reconciling:
+            self._reconciling = True
+            self._loop.call_soon(self._reconcile)
+
+
+__all__ = ["Broker"]

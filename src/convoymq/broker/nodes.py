@@ -1,0 +1,41 @@
+"""The nodes of the cluster, as one of them knows them: names, and who can be reached."""
+
+from __future__ import annotations
+
+from convoymq.metadata.machine import MetadataMachine, owner_text
+from convoymq.transport.interfaces import Transport
+
+
+class ClusterNodes:
+    """See the module text."""
+
+    def __init__(
+        self, node_id: int, incarnation: int, tree: MetadataMachine, transport: Transport
+    ) -> None:
+        self.node_id = node_id
+        self.incarnation = incarnation
+        self._tree = tree
+        self._transport = transport
+
+    def name_of(self, node: int) -> str:
+        """A node's name, for texts and lists."""
+        record = self._tree.nodes.get(node)
+        return record.name if record is not None else f"convoy@{node}"
+
+    @property
+    def own_name(self) -> str:
+        """This node's name."""
+        return self.name_of(self.node_id)
+
+    def running(self) -> list[int]:
+        """Nodes of the cluster that can be reached, this one included."""
+        nodes = set(self._tree.nodes) | {self.node_id}
+        return sorted(n for n in nodes if n == self.node_id or self.is_up(n))
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node can be reached."""
+        return node == self.node_id or self._transport.is_connected(node)
+
+    def owner_name(self, owner: int | None) -> str | None:
+        """What the tree calls a connection of this node; None for none."""
+        return None if owner is None else owner_text(self.node_id, self.incarnation, owner)

@@ -1,0 +1,98 @@
+"""Which nodes a new queue goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.metadata.placement import (
+    BALANCED,
+    CLIENT_LOCAL,
+    LOCATORS,
+    choose_leader,
+    choose_members,
+)
+from convoymq.model.tables import EMPTY, Table
+from convoymq.queues.driver import GroupDriver, QueueDriver, driver_of
+from convoymq.routing.queue_arguments import type_name_of
+
+COUNT_SHARE = 64
+"""Leaders per node are counted anew with every 64th part of the queues that is added."""
+
+
+class Placement:
+    """Chooses by this node's copy of the tree.
+
+    Args:
+        leader_of: who leads a group, as far as known.
+        group_size: members of a queue whose declaration does not say.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        tree: MetadataMachine,
+        leader_of: Callable[[int], int | None],
+        group_size: int = 3,
+    ) -> None:
+        self._node = node
+        self._tree = tree
+        self._leader_of = leader_of
+        self._group_size = group_size
+        self._leaders: dict[int, int] = {}
+        self._placed = 0
+        """Queues placed by `_leaders` since they were counted."""
+
+    def group_size_of(self, record: QueueRecord) -> int:
+        """How many members a queue should have: what its declaration or the settings say."""
+        declared = self._tree.vhosts[record.vhost].topology.find_queue(record.name)
+        arguments = declared.arguments if declared is not None else EMPTY
+        return self._group_size_for(driver_of(record.type.value), arguments)
+
+    def _group_size_for(self, driver: QueueDriver | None, arguments: Table) -> int:
+        if isinstance(driver, GroupDriver):
+            size = arguments.get(driver.group_size_argument)
+            if size is not None and isinstance(size.value, int) and size.value > 0:
+                return size.value
+        return self._group_size
+
+    def members_for(
+        self, arguments: Table, running: Sequence[int], default_locator: str = CLIENT_LOCAL
+    ) -> tuple[int, ...]:
+        """Returns nodes for a new queue, the designated leader or home first.
+
+        Args:
+            running: nodes that are up, this one included.
+        """
+        driver = driver_of(type_name_of(arguments))
+        asked = arguments.get("x-queue-leader-locator")
+        locator = LOCATORS.get(asked.term() if asked is not None else default_locator, CLIENT_LOCAL)
+        leaders: dict[int, int] = {}
+        if locator == BALANCED and len(running) > 1:
+            leaders = self._count_leaders()
+        leader = choose_leader(locator, client_node=self._node, running=running, leaders=leaders)
+        leaders[leader] = leaders.get(leader, 0) + 1
+        if not isinstance(driver, GroupDriver):
+            return (leader,)
+        return choose_members(
+            self._group_size_for(driver, arguments),
+            leader=leader,
+            nodes=set(self._tree.nodes) | {self._node},
+            running=running,
+            replicas=self._tree.queue_index.replicas,
+        )
+
+    def _count_leaders(self) -> dict[int, int]:
+        """Leaders and homes per node. Counted anew when so many were added that it may matter, or
+        each declaration would look at all queues."""
+        records = self._tree.queue_index.by_group
+        self._placed += 1
+        if self._placed * COUNT_SHARE > len(records):
+            self._placed = 0
+            leaders = self._leaders = {}
+            for record in records.values():
+                # Where nobody is known to lead, the designated leader is expected to.
+                node = self._leader_of(record.group) if record.type.is_replicated else None
+                node = node or record.home
+                leaders[node] = leaders.get(node, 0) + 1
+        return self._leaders

@@ -1,0 +1,123 @@
+"""Publishing, whatever the protocol: who may, where messages go, and what is said of them.
+
+An edge hands over exchange, routing keys and headers, and gets the queues. Into each it opens a
+client of its own, appends to the client's `target`, and hears of confirms and flow control as
+`PublisherEvents`. Nothing is called here for a message whose route the edge remembers: what was
+answered holds until the route cache version moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from convoymq.broker.access import Access
+from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.registry import Counters
+from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
+from convoymq.model.errors import Unavailable
+from convoymq.model.refusals import queue_subject, vhost_missing
+from convoymq.model.tables import EMPTY, Table
+from convoymq.queues.interface import Queue
+from convoymq.queues.message_properties import check_served
+
+
+class Route(NamedTuple):
+    """Where a message goes."""
+
+    queues: tuple[Queue, ...]
+    cacheable: bool
+    """The same exchange and key lead there until the route cache version moves."""
+
+
+class Publishing(Protocol):
+    """What an edge publishes by."""
+
+    def check_write(
+        self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]
+    ) -> None:
+        """Raises AccessRefused unless the user may publish to the exchange with these keys."""
+
+    def route(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_keys: Sequence[str],
+        headers: Table | None,
+        asked: str | None = None,
+    ) -> Route:
+        """Returns where a message goes.
+
+        Args:
+            asked: the property by which the message asks for what only some queues do.
+        Raises:
+            NotFound: there is no such exchange.
+            AccessRefused: it is internal.
+            PreconditionFailed: a queue does not do what the message asks for; none gets it then.
+        """
+
+    def on_unroutable(self, count: int, *, returned: bool = False) -> None:
+        """Messages have no queue to go to; they were dropped, or returned to their publisher."""
+
+    def on_confirmed(self, count: int) -> None:
+        """Messages were confirmed to their publisher."""
+
+
+class NodePublishing:
+    """`Publishing` on a node: routes by its copy of the tree."""
+
+    def __init__(
+        self, tree: MetadataMachine, local: LocalQueues, access: Access, counters: Counters
+    ) -> None:
+        self._tree = tree
+        self._local = local
+        self._access = access
+        self._counters = counters
+
+    def check_write(
+        self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]
+    ) -> None:
+        """See `Publishing`."""
+        self._access.check_permission(user, vhost, "write", "exchange", exchange)
+        if exchange and self._access.has_topic_permissions(user, vhost):
+            for key in routing_keys:
+                self._access.check_topic_permission(user, vhost, "write", exchange, key)
+
+    def route(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_keys: Sequence[str],
+        headers: Table | None,
+        asked: str | None = None,
+    ) -> Route:
+        """See `Publishing`."""
+        place = self._tree.vhosts.get(vhost)
+        if place is None:
+            raise vhost_missing(vhost)
+        topology = place.topology
+        topology.exchange_for_publish(exchange)
+        names = topology.route(exchange, routing_keys[0], headers or EMPTY, routing_keys[1:])
+        found = [self._queue(place.queues[name]) for name in names]
+        queues = tuple(queue for queue in found if queue is not None)
+        check_served(asked, queues)
+        return Route(queues, not topology.depends_on_headers(exchange))
+
+    def _queue(self, record: QueueRecord) -> Queue | None:
+        """The queue; None when nobody can serve it. Raises Unavailable while that may change by
+        itself: a message must not go past it."""
+        queue = self._local.find(record)
+        if queue is None and self._local.may_open(record):
+            raise Unavailable(f"{queue_subject(record.vhost, record.name)} is not open here yet")
+        return queue
+
+    def on_unroutable(self, count: int, *, returned: bool = False) -> None:
+        """See `Publishing`."""
+        if returned:
+            self._counters.returned_unroutable += count
+        else:
+            self._counters.dropped_unroutable += count
+
+    def on_confirmed(self, count: int) -> None:
+        """See `Publishing`."""
+        self._counters.confirmed += count

@@ -1,0 +1,182 @@
+"""Finds queues, and deletes them: on request, with their connection, when nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.registry import Counters
+from convoymq.broker.settings import BrokerSettings
+from convoymq.broker.tasks import Tasks
+from convoymq.metadata.async_store import AsyncMetadataStore
+from convoymq.metadata.commands import DeleteQueue, OwnerGone
+from convoymq.metadata.machine import QueueRecord
+from convoymq.model.errors import BrokerError, NotFound, Refused, Unavailable
+from convoymq.model.refusals import (
+    conditional_delete,
+    in_use,
+    not_empty,
+    queue_subject,
+    unserved_queue_type,
+    vhost_missing,
+)
+from convoymq.queues.driver import driver_of
+from convoymq.queues.interface import Queue
+
+log = structlog.get_logger()
+
+COUNTS_TIMEOUT_S = 2.0
+
+
+class QueueAdmin:
+    """See the module text."""
+
+    def __init__(
+        self,
+        metadata: AsyncMetadataStore,
+        local: LocalQueues,
+        nodes: ClusterNodes,
+        settings: BrokerSettings,
+        counters: Counters,
+        tasks: Tasks,
+    ) -> None:
+        self._metadata = metadata
+        self._local = local
+        self._nodes = nodes
+        self._counters = counters
+        self._tasks = tasks
+        self._timeout_s = settings.operation_timeout_s
+        #: Queues whose deletion is under way because nobody uses them any more.
+        self._going: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def find_queue(self, vhost: str, name: str, owner: int | None = None) -> Queue:
+        """Returns a queue that the connection may use; opens nothing.
+
+        Raises:
+            NotFound: there is none, or its home node is away.
+            ResourceLocked: it belongs to another connection.
+            Unavailable: this node is not that far.
+        """
+        place = self._metadata.tree.vhosts.get(vhost)
+        if place is None:
+            raise vhost_missing(vhost)
+        place.topology.queue(name, self._nodes.owner_name(owner))
+        record = place.queues[name]
+        queue = self._local.find(record)
+        subject = queue_subject(vhost, name)
+        if queue is None and not record.type.is_served:
+            raise unserved_queue_type(subject, record.type.value)
+        if queue is None and self._local.may_open(record):
+            raise Unavailable(f"{subject} is not open here yet")
+        if queue is None:
+            raise NotFound(f"{subject} has crashed and failed to restart", subject=subject)
+        if queue.ended is not None:
+            raise queue.ended
+        return queue
+
+    async def delete_queue(
+        self,
+        vhost: str,
+        name: str,
+        *,
+        if_unused: bool = False,
+        if_empty: bool = False,
+        owner: int | None = None,
+    ) -> int:
+        """Deletes a queue and returns how many ready messages it had; 0 when there is none.
+
+        Raises:
+            PreconditionFailed: in use, or not empty.
+            NotServed: a condition on a quorum queue.
+            ResourceLocked: it belongs to another connection.
+        """
+        place = self._metadata.tree.vhosts.get(vhost)
+        if place is None:
+            raise vhost_missing(vhost)
+        record = place.queues.get(name)
+        if record is None:
+            return 0
+        place.topology.queue(name, self._nodes.owner_name(owner))
+        subject = queue_subject(vhost, name)
+        driver = driver_of(record.type.value)
+        if driver is not None and not driver.deletes_on_condition and (if_unused or if_empty):
+            raise conditional_delete("if-unused" if if_unused else "if-empty", subject)
+        messages, consumers = await self._counts(record, needed=if_unused or if_empty)
+        if driver is None or driver.heeds_conditions:
+            if if_unused and consumers:
+                raise in_use(subject)
+            if if_empty and messages:
+                raise not_empty(subject)
+        await self._delete(record)
+        self._counters.queues_deleted += 1
+        return messages
+
+    async def _counts(self, record: QueueRecord, *, needed: bool) -> tuple[int, int]:
+        """(ready messages, consumers); zeros when it does not say and they are not needed."""
+        queue = self._local.find(record)
+        if queue is None:
+            return 0, 0
+        try:
+            async with asyncio.timeout(COUNTS_TIMEOUT_S):
+                return await queue.counts()
+        except TimeoutError:
+            if needed:
+                subject = queue_subject(record.vhost, record.name)
+                raise Unavailable(f"{subject} did not answer in time") from None
+        except (Refused, Unavailable):
+            # Without an answer a condition cannot be judged; plain deletion goes on.
+            if needed:
+                raise
+        return 0, 0
+
+    async def _delete(self, record: QueueRecord) -> None:
+        command = DeleteQueue(vhost=record.vhost, name=record.name, group=record.group)
+        await self._metadata.execute(command, self._timeout_s)
+
+    async def connection_closed(self, owner: int) -> None:
+        """Deletes the exclusive queues of a connection that is gone."""
+        name = self._nodes.owner_name(owner)
+        assert name is not None
+        if self._metadata.tree.queue_index.owned_by(name):
+            await self._metadata.execute(OwnerGone(owner=name), self._timeout_s)
+
+    async def until_gone(self, vhost: str, name: str) -> None:
+        """A queue that lost its last consumer is as good as gone: a declare gets a new one."""
+        going = self._going.get((vhost, name))
+        if going is not None:
+            await asyncio.wait({going}, timeout=self._timeout_s)
+
+    # --- what queues with a home report --------------------------------------------------
+
+    def on_unused(self, record: QueueRecord) -> None:
+        """The last consumer left: an auto-delete queue goes."""
+        place = self._metadata.tree.vhosts.get(record.vhost)
+        declared = place.topology.find_queue(record.name) if place is not None else None
+        if declared is not None and declared.auto_delete:
+            self._delete_later(record)
+
+    def on_expired(self, record: QueueRecord) -> None:
+        """Unused for longer than `x-expires`."""
+        self._delete_later(record)
+
+    def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
+        """A queue's files cannot be read or written."""
+        log.error("classic.disk_error", vhost=record.vhost, queue=record.name, reason=str(error))
+
+    def _delete_later(self, record: QueueRecord) -> None:
+        async def work() -> None:
+            try:
+                await self._delete(record)
+            except BrokerError as error:
+                log.warning("queue.not_deleted", queue=record.name, reason=error.text)
+
+        key = (record.vhost, record.name)
+        task = self._going[key] = self._tasks.spawn(work())
+        task.add_done_callback(lambda done: self._forget_going(key, done))
+
+    def _forget_going(self, key: tuple[str, str], task: asyncio.Task[None]) -> None:
+        if self._going.get(key) is task:
+            del self._going[key]

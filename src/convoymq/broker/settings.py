@@ -1,0 +1,45 @@
+"""What the broker does where neither a declaration nor a virtual host says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convoymq.metadata.placement import CLIENT_LOCAL
+from convoymq.queues.quorum.settings import DISCONNECT_TIMEOUT_MS_DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """Defaults and bounds. Names in brackets are configuration keys."""
+
+    default_queue_type: str = "auto"
+    """[default_queue_type] `auto` and `quorum`: quorum where properties fit; `classic`."""
+    quorum_group_size: int = 3
+    """[quorum_queue.initial_cluster_size] Members of a new quorum queue."""
+    leader_locator: str = CLIENT_LOCAL
+    """[queue_leader_locator] Who leads a new queue."""
+    operation_timeout_ms: int = 30_000
+    """[operation_timeout] How long a change, or a question to a queue, may take before it is
+    refused."""
+    publish_register_timeout_ms: int = 65_000
+    """[quorum_queue.publish_register_timeout] How long the first publishes of a channel wait for a
+    quorum queue that does not answer."""
+    publish_pending_max_bytes: int = 128 << 20
+    """[publish_pending_max] What this node's publishers may have under way together."""
+    reply_backlog_max_bytes: int = 128 << 20
+    """Direct replies to a node are dropped while more waits to be written to it: half of
+    [cluster.link_backlog_max]."""
+    publish_pending_messages: int = 1024
+    """[publish_pending_messages] What one channel may have under way into one queue."""
+    loopback_users: tuple[str, ...] = ("guest",)
+    """[loopback_users] Who may only come from this machine."""
+    cluster_size_target: int = 0
+    """[cluster_formation.target_cluster_size_hint] How many nodes should run; 0 = all known."""
+    disconnect_timeout_ms: int = DISCONNECT_TIMEOUT_MS_DEFAULT
+    """How long a node may be away before its exclusive queues end. Sooner when its process is known
+    to be gone."""
+
+    @property
+    def operation_timeout_s(self) -> float:
+        """`operation_timeout_ms` in seconds."""
+        return self.operation_timeout_ms / 1000

@@ -1,0 +1,67 @@
+"""What classic queues are to the rest of the broker."""
+
+from __future__ import annotations
+
+from convoymq.queues.classic.host import ClassicHost
+from convoymq.queues.driver import HomeDriver, HostParts
+from convoymq.routing.queue_arguments import FILTER_ARGUMENTS, TAKE_OVER_ARGUMENT
+from convoymq.routing.queue_types import TypeRules
+
+
+class ClassicDriver(HomeDriver):
+    """See the module text."""
+
+    rules = TypeRules(
+        name="classic",
+        is_replicated=False,
+        serves=frozenset(
+            (
+                "x-expires",
+                "x-message-ttl",
+                "x-max-length",
+                "x-max-length-bytes",
+                "x-overflow",
+                "x-single-active-consumer",
+                TAKE_OVER_ARGUMENT,
+                "x-queue-leader-locator",
+                "x-queue-master-locator",
+            )
+        ),
+        # The first is kept like any key that classic queues have never heard of. The others are
+        # accepted without effect, as RabbitMQ does since 3.12.
+        kept=frozenset(("x-quorum-target-group-size", "x-queue-mode", "x-queue-version")),
+        foreign=frozenset(
+            (
+                "x-dead-letter-strategy",
+                "x-max-in-memory-length",
+                "x-max-in-memory-bytes",
+                "x-quorum-initial-group-size",
+                "x-delivery-limit",
+                "x-consumer-timeout",
+                "x-consumer-disconnected-timeout",
+                "x-delayed-retry-type",
+                "x-delayed-retry-min",
+                "x-delayed-retry-max",
+                "x-max-age",
+                "x-stream-max-segment-size-bytes",
+                "x-stream-filter-size-bytes",
+                "x-initial-cluster-size",
+                *FILTER_ARGUMENTS,
+            )
+        ),
+    )
+
+    def make_host(self, parts: HostParts) -> ClassicHost:
+        """See `HomeDriver`."""
+        return ClassicHost(
+            node_id=parts.node_id,
+            directory=parts.open_directory("classic"),
+            clock=parts.clock,
+            control=parts.control,
+            reports=parts.reports,
+            new_session=parts.new_session,
+            node_name=parts.node_name_of,
+            call_soon=parts.call_soon,
+            wanted=parts.wanted,
+            await_room=parts.await_room,
+        )

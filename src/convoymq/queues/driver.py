@@ -1,0 +1,218 @@
+"""What a queue type says of itself, and which types there are.
+
+Nothing outside of a driver asks for the name of a type. A new type is a driver of its own and a
+line that registers it (`queues/drivers.py`; tests/examples/queue_type is a worked example). Its
+queues are either Raft groups (`GroupDriver`), or kept on one node, their home (`HomeDriver`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+from convoymq.groups.room import Waiting
+from convoymq.metadata.machine import QueueRecord
+from convoymq.model.clock import Clock
+from convoymq.model.errors import BrokerError, StorageFault
+from convoymq.model.tables import Table
+from convoymq.queues.group_queue import FlowLimits, GroupQueue, Host
+from convoymq.queues.interface import Queue, Row
+from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.reservation_reads import Ask
+from convoymq.replication.machine import Machine
+from convoymq.routing.queue_types import TypeRules, add_type
+from convoymq.storage.types import Directory
+from convoymq.trace.recorder import TracedMachine
+from convoymq.transport.control import ControlPlane
+from convoymq.transport.interfaces import Transport
+
+Answer = Callable[[object, "BrokerError | None"], None]
+"""Gets what was asked for, or why it does not come; called once."""
+AskNode = Callable[[int, "list[object]", int, Answer], None]
+"""(node, request, how long to wait in ms, answer): asks a node."""
+
+
+class GroupOptions(TypedDict):
+    """What every `GroupQueue` is made with."""
+
+    vhost: str
+    name: str
+    group: int
+    node: int
+    host: Host
+    transport: Transport
+    clock: Clock
+    incarnations: Mapping[int, int]
+    members: Sequence[int]
+    new_session: Callable[[], int]
+    is_forgotten: Callable[[int], bool]
+    ask_counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None
+    limits: FlowLimits | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupQuestions:
+    """How handles of groups ask other nodes; None: there is no way."""
+
+    counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None = None
+    """(node that leads, group): its (ready, consumers)."""
+    reservation: Ask | None = None
+    """Answered by `Queue.serve_reservation`."""
+    node: AskNode | None = None
+    """Answered by `GroupQueue.serve`."""
+
+
+class QueueMachine(Machine, TracedMachine, Protocol):
+    """The state machine of a queue that is a group."""
+
+    settings: dict[str, int]
+
+
+class Reports(Protocol):
+    """What queues with a home say to their node's broker."""
+
+    def on_unused(self, record: QueueRecord) -> None:
+        """The last consumer left a queue."""
+
+    def on_expired(self, record: QueueRecord) -> None:
+        """A queue was unused for too long."""
+
+    def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
+        """A queue's files cannot be written or read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostParts:
+    """What a `QueueHost` is made with."""
+
+    node_id: int
+    open_directory: Callable[[str], Directory]
+    """Returns a folder of that name, where the node keeps its data."""
+    clock: Clock
+    control: ControlPlane
+    reports: Reports
+    new_session: Callable[[], int]
+    """Numbers a session of this node."""
+    node_name_of: Callable[[int], str]
+    """Name of a node, for texts."""
+    call_soon: Callable[[Callable[[], None]], None]
+    """Runs a callback on the loop; may be called from any thread."""
+    wanted: Callable[[], None]
+    """To be called when there is work for `end_of_round`."""
+    await_room: Callable[[int, Waiting], None]
+    """`ReplicaHost.await_room`."""
+
+
+class QueueHost(Protocol):
+    """One node's queues of a type that is kept on one node."""
+
+    damaged: dict[int, StorageFault]
+    """Group ids of queues whose files could not be read."""
+
+    def open(self, record: QueueRecord, arguments: Table) -> Queue | None:
+        """Opens a queue at its home; None when its files are damaged."""
+
+    def find(self, record: QueueRecord, arguments: Table) -> Queue | None:
+        """This node's handle of a queue. Opens no queue: a handle of one that lives elsewhere may
+        be made, which nobody else notices."""
+
+    def get(self, group: int) -> Queue | None:
+        """The handle with that group id, if there is one."""
+
+    def handles(self) -> Iterable[Queue]:
+        """All handles of this node."""
+
+    def delete(self, group: int) -> None:
+        """The queue is gone from the tree; maybe it was none of this type."""
+
+    def remove_orphans(self, known: set[int]) -> None:
+        """Deletes data of queues that the tree does not have any more."""
+
+    def on_node_up(self, node: int) -> None:
+        """Another node is linked, or speaks again."""
+
+    def on_node_down(self, node: int) -> None:
+        """The link to another node broke."""
+
+    def rows(self) -> Iterator[Row]:
+        """What management shows of the queues whose home this node is, one by one."""
+
+    def sessions(self) -> Iterable[int]:
+        """Sessions of this node's clients."""
+
+    def backlog_bytes(self) -> int:
+        """What waits for the disk."""
+
+    def dropped(self) -> tuple[int, int]:
+        """Messages that have expired, and that were dropped because their queue was full, since
+        the node started."""
+
+    def end_of_round(self) -> None:
+        """Carries out what clients appended in this round."""
+
+    def stop(self) -> None:
+        """Writes what waits and closes files."""
+
+
+class QueueDriver(ABC):
+    """What all types say."""
+
+    rules: TypeRules
+    """Name, and what may be declared."""
+    deletes_on_condition = True
+    """`queue.delete` with if-unused or if-empty is served; otherwise refused."""
+    heeds_conditions = True
+    """The conditions matter; otherwise they are taken and not looked at."""
+
+
+class GroupDriver(QueueDriver):
+    """A type whose queues are Raft groups."""
+
+    group_size_argument: str
+    """Which argument says how many members a queue begins with."""
+
+    @abstractmethod
+    def make_machine(self, arguments: Table) -> QueueMachine:
+        """Returns the state machine of a declared queue."""
+
+    @abstractmethod
+    def make_handle(
+        self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
+    ) -> GroupQueue:
+        """Returns a node's handle of a queue, which is also its group's effect sink."""
+
+
+class HomeDriver(QueueDriver):
+    """A type whose queues are kept on one node each."""
+
+    @abstractmethod
+    def make_host(self, parts: HostParts) -> QueueHost:
+        """Returns what keeps a node's queues of the type."""
+
+
+_DRIVERS: dict[str, QueueDriver] = {}
+
+
+def register(driver: QueueDriver) -> None:
+    """Makes a type known, before a node starts."""
+    add_type(driver.rules)
+    _DRIVERS[driver.rules.name] = driver
+
+
+def driver_of(name: str) -> QueueDriver | None:
+    """The driver of a type; None for one that is not served."""
+    return _DRIVERS.get(name)
+
+
+def group_driver_of(name: str) -> GroupDriver:
+    """The driver of a type whose queues are groups."""
+    driver = _DRIVERS[name]
+    assert isinstance(driver, GroupDriver)
+    return driver
+
+
+def home_drivers() -> list[HomeDriver]:
+    """The drivers of types that are kept on one node."""
+    return [driver for driver in _DRIVERS.values() if isinstance(driver, HomeDriver)]

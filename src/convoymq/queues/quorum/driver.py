@@ -1,0 +1,77 @@
+"""What quorum queues are to the rest of the broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from convoymq.model.tables import Table
+from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
+from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.queue import QuorumQueue
+from convoymq.routing.queue_arguments import (
+    FILTER_ARGUMENTS,
+    TAKE_OVER_ARGUMENT,
+    takes_over_strictly,
+)
+from convoymq.routing.queue_types import TypeRules
+
+
+class QuorumDriver(GroupDriver):
+    """See the module text."""
+
+    rules = TypeRules(
+        name="quorum",
+        is_replicated=True,
+        serves=frozenset(
+            (
+                "x-single-active-consumer",
+                TAKE_OVER_ARGUMENT,
+                "x-quorum-initial-group-size",
+                "x-queue-leader-locator",
+                "x-delivery-limit",
+                "x-trace",
+            )
+        ),
+        # Accepted without effect, as RabbitMQ does since 3.10.
+        kept=frozenset(("x-max-in-memory-length", "x-max-in-memory-bytes")),
+        foreign=frozenset(
+            (
+                "x-max-priority",
+                "x-queue-mode",
+                "x-queue-version",
+                "x-queue-master-locator",
+                "x-max-age",
+                "x-stream-max-segment-size-bytes",
+                "x-stream-filter-size-bytes",
+                "x-initial-cluster-size",
+                *FILTER_ARGUMENTS,
+            )
+        ),
+    )
+    group_size_argument = "x-quorum-initial-group-size"
+    deletes_on_condition = False
+
+    def make_machine(self, arguments: Table) -> QuorumMachine:
+        """See `GroupDriver`."""
+        return QuorumMachine(machine_settings(arguments))
+
+    def make_handle(
+        self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
+    ) -> QuorumQueue:
+        """See `GroupDriver`."""
+        return QuorumQueue(ask_node=ask.reservation, **options)
+
+
+def machine_settings(arguments: Table) -> dict[str, Any]:
+    """Returns what the machine of a quorum queue takes from its declaration."""
+    settings: dict[str, Any] = {}
+    limit = arguments.get("x-delivery-limit")
+    if limit is not None and isinstance(limit.value, int):
+        settings["delivery_limit"] = limit.value
+    single = arguments.get("x-single-active-consumer")
+    if single is not None:
+        settings["single_active"] = bool(single.value)
+    if not takes_over_strictly(arguments):
+        settings["single_active_strict"] = False
+    return settings

@@ -1,0 +1,86 @@
+"""Queue types, as far as declarations go: drivers of the queues register them before a node
+starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from convoymq.model.tables import Field, Table
+
+Check = Callable[[Field, Table], "str | None"]
+"""Returns the reason to refuse a value, as an Erlang term, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A queue argument, and what values it takes."""
+
+    name: str
+    check: Check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeRules:
+    """What may be declared as a queue of a type.
+
+    An argument that is neither served nor foreign is known, and not served yet.
+    """
+
+    name: str
+    is_replicated: bool
+    """Its queues are Raft groups: durable, named by the client, of no one connection."""
+    serves: frozenset[str]
+    """Arguments that do what they say."""
+    foreign: frozenset[str] = frozenset()
+    """Arguments that are refused because they belong to other types."""
+    kept: frozenset[str] = frozenset()
+    """Arguments that are taken and mean nothing."""
+    own: tuple[Argument, ...] = ()
+    """Arguments that no other type has."""
+
+    def takes(self, argument: str) -> bool:
+        """Whether a queue may be declared with an argument."""
+        return argument in self.serves or argument in self.kept or argument in _names(self.own)
+
+    def is_foreign(self, argument: str) -> bool:
+        """Whether an argument belongs to other types."""
+        return argument in self.foreign or any(
+            argument in _names(rules.own) for rules in _TYPES.values() if rules is not self
+        )
+
+
+_TYPES: dict[str, TypeRules] = {}
+
+
+def add_type(rules: TypeRules) -> None:
+    """Makes a type known; a later one of the same name takes its place."""
+    _TYPES[rules.name] = rules
+
+
+def rules_of(name: str) -> TypeRules | None:
+    """What may be declared as a type; None for one that is not served."""
+    return _TYPES.get(name)
+
+
+def type_names() -> Iterator[str]:
+    """The types that are served."""
+    return iter(_TYPES)
+
+
+def own_arguments() -> Iterator[Argument]:
+    """Arguments that one type has."""
+    for rules in _TYPES.values():
+        yield from rules.own
+
+
+def unreplicated_type_with(argument: str) -> str | None:
+    """The first type that serves an argument and is not replicated."""
+    for rules in _TYPES.values():
+        if not rules.is_replicated and argument in rules.serves:
+            return rules.name
+    return None
+
+
+def _names(arguments: Iterable[Argument]) -> set[str]:
+    return {argument.name for argument in arguments}
