@@ -1,0 +1,1 @@
+"""A queue type that keeps the newest messages only, in memory, on one node."""
