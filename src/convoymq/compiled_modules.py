@@ -45,6 +45,8 @@ PLAIN_MODULES = (
     "convoymq.amqp.edge",
     "convoymq.amqp.sockets",
     "convoymq.node",
+    "convoymq.loop_clock",
+    "convoymq.storage_shell",
     "convoymq.storage.log",
     "convoymq.storage.wal",
     "convoymq.queues.quorum.client",

@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import ssl
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +26,13 @@ from convoymq.data_directory import DataDirectory
 from convoymq.edges.acceptor import SharedPorts
 from convoymq.edges.edge import NodeParts
 from convoymq.edges.registry import import_edges, open_edges
+from convoymq.edges.tls import client_tls
 from convoymq.frozen_heap import FrozenHeap
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
 from convoymq.kernels.batch import FRAME_CONTROL
-from convoymq.kernels.flusher import (
-    SYNC_DSYNC,
-    SYNC_FDATASYNC,
-    SYNC_FSYNC,
-    SYNC_NONE,
-    Flusher,
-)
-from convoymq.kernels.sockets import free_heap_bytes, trim_malloc, tune_malloc
+from convoymq.kernels.sockets import trim_malloc, tune_malloc
+from convoymq.loop_clock import LoopClock
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.members import MemberKeeper
@@ -52,16 +45,17 @@ from convoymq.model.errors import (
     ReplicaStopped,
     Unavailable,
 )
-from convoymq.model.process import resident_bytes
+from convoymq.notes import log_note
 from convoymq.recovery import Recovery
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig as HostConfig
+from convoymq.resources import ResourceWatch, memory_limit
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
-from convoymq.storage.threads import DiskPace, ThreadWorker
+from convoymq.storage.threads import DiskPace
 from convoymq.storage.types import StorageConfig, StorageFault, SyncMethod
+from convoymq.storage_shell import StorageShell
 from convoymq.transport.clocks import since_boot_ms, wall_ms
-from convoymq.transport.cluster_clock import ClusterClock
 from convoymq.transport.control import ControlPlane
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.links import Links
@@ -78,18 +72,7 @@ SLEPT_NS = 15_000
 STORAGE_TICKS = 3
 CLOCK_TICKS = 10
 MEMBER_TICKS = 2
-NOTES_ERROR = frozenset({
-    "raft.forward_malformed",
-    "raft.frame_malformed",
-    "raft.membership_forced",
-    "raft.message_malformed",
-    "raft.replica_damaged",
-    "raft.replica_stopped",
-    "raft.wipe_failed",
-})  # fmt: skip
-NOTES_WARNING = frozenset({"quorum.delivery_limit"})
 REGISTER_TIMEOUT_S = 10.0
-FREE_HEAP_MAX = 48 << 20
 CLIENTS_LEAVE_S = 1.0
 """How long a stopping node waits for its clients to answer its close."""
 TRACES_SHARE = 0.6
@@ -99,53 +82,6 @@ EXIT_FAULT = 70
 CONGESTED_SHARE = 4
 """Other nodes are asked to send less while more waits for the disk than that part of what a link
 may queue."""
-
-
-def log_note(log: Any, event: str, fields: Mapping[str, Any]) -> None:
-    """Logs what a core says, at the level that the event has."""
-    if event in NOTES_ERROR:
-        log.error(event, **fields)
-    elif event in NOTES_WARNING:
-        log.warning(event, **fields)
-    else:
-        log.info(event, **fields)
-
-
-class LoopClock:
-    """The event loop's time and timers as `replication.machine.Clock`."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._random = random.SystemRandom()
-        self.cluster: ClusterClock | None = None
-        """Holds the wall clock to those of the other nodes."""
-        self._offset_ms = wall_ms() - self.monotonic_ms()
-
-    def now_ms(self) -> int:
-        """Wall clock, ms since the epoch, as of the last `settle`: between two of them only time
-        passes. Asked for every entry."""
-        return time.monotonic_ns() // 1_000_000 + self._offset_ms
-
-    def settle(self) -> None:
-        """Compares with the wall clock and with those of the other nodes; called by the tick."""
-        now_ms = wall_ms()
-        if self.cluster is not None:
-            now_ms = self.cluster.now_ms(now_ms, since_boot_ms())
-        self._offset_ms = now_ms - self.monotonic_ms()
-
-    def monotonic_ms(self) -> int:
-        """Never falls."""
-        return time.monotonic_ns() // 1_000_000
-
-    def call_later(
-        self, delay_ms: int, callback: Callable[..., object], *arguments: object
-    ) -> asyncio.TimerHandle:
-        """Calls back once after the delay."""
-        return self._loop.call_later(max(0, delay_ms) / 1000, callback, *arguments)
-
-    def random(self) -> float:
-        """Uniform in [0, 1)."""
-        return self._random.random()
 
 
 class Node:
@@ -170,8 +106,8 @@ class Node:
         self._closed = False
         self._ticks = 0
         self.heap = FrozenHeap()
-        self._free_before = 0
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self.resources: ResourceWatch | None = None
         self.edges: tuple[Edge, ...] = ()
         self.ports: SharedPorts | None = None
         self._flushes: tuple[Callable[[], None], ...] = ()
@@ -396,7 +332,16 @@ class Node:
         self.heap.begin()
         self.ready.set()
         self.log.info("node.ready", name=self.config.node_name, after_ms=self._age_ms())
-        self._watch_resources()
+        assert self.broker is not None
+        self.resources = ResourceWatch(
+            config=self.config,
+            broker=self.broker,
+            path=self.data.path,
+            memory_limit=self.memory_limit,
+            is_storage_blocked=lambda: self.storage.blocked is not None,
+            log=self.log,
+        )
+        self.resources.look()
         await self._start_edges(after_ready=True)
         # What was read and built while starting leaves a tenth of the heap unused.
         trim_malloc()
@@ -430,8 +375,10 @@ class Node:
                 await closed.wait()
         self._closed = True
         self.entry.close()
-        for timer in self._timers:
-            timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.resources is not None:
+            self.resources.stop()
         # Only now: what this process answers for is closed.
         await self.links.goodbye()
         self._shell.close()
@@ -495,7 +442,7 @@ class Node:
         self._ended_ns = time.monotonic_ns()
 
     def _tick(self) -> None:
-        self._timers = [self._loop.call_later(TICK_S, self._tick), *self._timers[1:]]
+        self._timer = self._loop.call_later(TICK_S, self._tick)
         self.clock.settle()
         self.host.tick()
         self._ticks += 1
@@ -784,56 +731,6 @@ class Node:
         if self.broker is not None:
             self.broker.alarms.set("disk", fault is not None)
 
-    def _watch_resources(self) -> None:
-        timer = self._loop.call_later(self.config.alarms.interval_ms / 1000, self._watch_resources)
-        self._timers = [self._timers[0], timer]
-        if self.broker is None:
-            return
-        used = resident_bytes()
-        free_heap = free_heap_bytes()
-        if min(free_heap, self._free_before) > FREE_HEAP_MAX:
-            # Unused for a whole interval: a drained backlog, not the ebb of a busy round.
-            trim_malloc()
-            free_heap = 0
-        self._free_before = free_heap
-        self._alarm("memory", used > self.memory_limit, used=used, limit=self.memory_limit)
-        room = free_disk_bytes(self.data.path)
-        low = room < self.config.alarms.disk_absolute or self.storage.blocked is not None
-        self._alarm("disk", low, free=room, limit=self.config.alarms.disk_absolute)
-
-    def _alarm(self, name: str, on: bool, **facts: int) -> None:
-        assert self.broker is not None
-        before = getattr(self, "_alarm_" + name, False)
-        if on != before:
-            setattr(self, "_alarm_" + name, on)
-            log = self.log.warning if on else self.log.info
-            log("alarm.memory" if name == "memory" else "alarm.disk", on=on, **facts)
-            self.broker.alarms.set(name, on)
-
-
-# -- resources of the machine ----------------------------------------------------------------
-
-
-def free_disk_bytes(path: Path) -> int:
-    """Room for unprivileged writers where `path` lies."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
-
-
-def machine_memory_bytes() -> int:
-    """Memory this process may use: the machine's, or its cgroup's limit when that is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int(Path(path).read_text()))
-    return total
-
-
-def memory_limit(config: Config) -> int:
-    """Bytes above which publishers are blocked."""
-    alarms = config.alarms
-    return alarms.memory_absolute or int(alarms.memory_relative * machine_memory_bytes())
-
 
 # -- parts whose construction is more than a call ---------------------------------------------
 
@@ -847,63 +744,6 @@ def host_config(config: Config) -> HostConfig:
         quorum_timeout_ms=config.raft.quorum_timeout_ms,
         hold_versions=config.raft.hold_versions,
     )
-
-
-class StorageShell:
-    """The threads of storage, tied to the loop: the WAL's flusher by its descriptor, the worker."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        method: SyncMethod,
-        on_answer: Callable[[], None],
-        *,
-        inline: bool,
-    ) -> None:
-        self._loop = loop
-        self._on_answer = on_answer
-        self.flusher = Flusher(_SYNC_METHODS[method], inline)
-        self.worker = ThreadWorker(self._post)
-        loop.add_reader(self.flusher.fileno(), self._readable)
-
-    def _readable(self) -> None:
-        self.flusher.on_readable()
-        self._on_answer()
-
-    def _post(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(self._run, call)
-
-    def _run(self, call: Callable[[], None]) -> None:
-        call()
-        self._on_answer()
-
-    def close(self) -> None:
-        """Ends the threads."""
-        self._loop.remove_reader(self.flusher.fileno())
-        self.flusher.close()
-        self.worker.close()
-
-
-_SYNC_METHODS = {
-    SyncMethod.FDATASYNC: SYNC_FDATASYNC,
-    SyncMethod.FSYNC: SYNC_FSYNC,
-    SyncMethod.O_DSYNC: SYNC_DSYNC,
-    SyncMethod.NONE: SYNC_NONE,
-}
-
-
-def client_tls(config: Config) -> ssl.SSLContext:
-    """The TLS context of client listeners. Raises OSError."""
-    options = config.ssl
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(options.certfile, options.keyfile, options.password or None)
-    if options.cacertfile:
-        context.load_verify_locations(options.cacertfile)
-    if options.verify == "verify_peer":
-        strict = options.fail_if_no_peer_cert
-        context.verify_mode = ssl.CERT_REQUIRED if strict else ssl.CERT_OPTIONAL
-    return context
 
 
 # -- the process ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 import pika  # type: ignore[import-untyped]
 import pytest
 
-from convoymq import node as node_module
+from convoymq import resources
 from convoymq.logs import LogOutput
 from convoymq.management.metrics import render
 from convoymq.management.process import process_info
@@ -79,14 +79,15 @@ async def test_alarms_begin_and_end(
     async with Nodes(tmp_path, alarms__interval="50") as nodes:
         node = nodes[1]
         await nodes.metrics()
-        limit, node.memory_limit = node.memory_limit, 1
+        watch = node.resources
+        limit, watch.memory_limit = watch.memory_limit, 1
         ballast = bytearray(b"x" * (16 << 20))
         (tmp_path / "ballast").write_bytes(ballast)
         with monkeypatch.context() as patch:
-            patch.setattr(node_module, "free_disk_bytes", lambda path: 0)
+            patch.setattr(resources, "free_disk_bytes", lambda path: 0)
             await until(lambda: {"memory", "disk"} <= set(node.broker.alarms.of(1)))
             await nodes.metrics()
-        node.memory_limit = limit
+        watch.memory_limit = limit
         await until(lambda: not node.broker.alarms.of(1))
         node.storage.on_blocked(StorageFault("no space left"))
         node.storage.on_blocked(None)

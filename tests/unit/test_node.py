@@ -10,21 +10,19 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from convoymq.edges.tls import client_tls
 from convoymq.logs import LogOutput
 from convoymq.model.config import load
 from convoymq.model.errors import Unavailable
+from convoymq.model.process import resident_bytes
 from convoymq.node import (
     CONGESTED_SHARE,
     EXIT_FAULT,
     Node,
-    client_tls,
-    free_disk_bytes,
-    machine_memory_bytes,
-    memory_limit,
-    resident_bytes,
     run,
 )
 from convoymq.replication.versions import announced
+from convoymq.resources import free_disk_bytes, machine_memory_bytes, memory_limit
 from convoymq.transport.listening import addresses_of
 from tests.sockets import backlog_of
 

@@ -140,7 +140,7 @@ def _open_files() -> Finding:
 
 def _memory() -> Finding:
     try:
-        from convoymq.node import machine_memory_bytes
+        from convoymq.resources import machine_memory_bytes
     except ImportError as error:
         return Finding("memory", "warning", f"cannot tell: {error}")
     size = machine_memory_bytes() >> 20

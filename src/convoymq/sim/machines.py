@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 from convoymq.groups.effect_sink import EffectSink
+from convoymq.groups.replica import Replica
 from convoymq.kernels.batch import CommandBuilder, Entry
-from convoymq.replication.machine import Machine
+from convoymq.replication.machine import Effect, Machine
 from convoymq.sim.faults import Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.nodes import FIRST_INCARNATION, SimNode
@@ -43,13 +44,13 @@ class SimulatedClient(EffectSink, Protocol):
 class MachineNode(SimNode):
     """A node with one replica of the machine, and one client of it."""
 
-    world: Any
+    world: MachineWorld
     client: SimulatedClient
 
     def open_group(self, group: int) -> None:
         """Takes part in the group."""
-        place = self.world.groups[group]
-        machine = self.make_machine({}, group)
+        place = self.world.places[group]
+        machine = self._make_reporting()
         self.client = self.world.make_client()
         self.world.clients.append(self.client)
         self.host.create_group(
@@ -62,8 +63,8 @@ class MachineNode(SimNode):
         )
         self.client.attach(self.host.builder_of(group), self.new_session())
 
-    def make_machine(self, settings: dict[str, Any], group: int) -> Any:
-        """A machine that reports what it applies."""
+    def _make_reporting(self) -> Machine:
+        """Makes a machine that reports what it applies."""
         machine = self.world.make_new()
         apply = machine.apply
 
@@ -72,8 +73,27 @@ class MachineNode(SimNode):
             apply(index, time_ms, data)
             self.world.on_entry(self, machine, Entry(data), machine.effects[before:])
 
-        machine.apply = reported
+        machine.apply = reported  # type: ignore[method-assign]
         return machine
+
+
+class _Clients:
+    """What all clients wait for. Implements `GroupReferee`; the machine's test is the model."""
+
+    index = 0
+
+    def __init__(self, world: MachineWorld) -> None:
+        self._world = world
+
+    def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
+        pass
+
+    def check_machine(self, machine: Machine) -> None:
+        pass
+
+    def waits_for(self) -> str:
+        waits = [node.client.waits_for() for node in self._world.nodes.values()]
+        return "; ".join(text for text in waits if text)
 
 
 class MachineWorld(World):
@@ -85,31 +105,35 @@ class MachineWorld(World):
     """
 
     node_class = MachineNode
+    nodes: dict[int, MachineNode]
 
     def __init__(
-        self, plan: Plan, make_new: Callable[[], Machine], make_client: Callable[[], Any]
+        self,
+        plan: Plan,
+        make_new: Callable[[], Machine],
+        make_client: Callable[[], SimulatedClient],
     ) -> None:
         self.make_new = make_new
         self.make_client = make_client
-        self.clients: list[Any] = []
+        self.clients: list[SimulatedClient] = []
         """Of all nodes, also those of processes that are gone."""
         super().__init__(plan)
 
     @property
-    def machines(self) -> list[Any]:
+    def machines(self) -> list[Machine]:
         """Those of all nodes that run."""
         return [replica.machine for _, replica in self.replicas_of(GROUP)]
 
     def _make_world(self) -> None:
-        self.nodes = {n: self.node_class(self, n) for n in range(1, self.plan.nodes + 1)}
+        self.nodes = {n: MachineNode(self, n) for n in range(1, self.plan.nodes + 1)}
         members = set(self.nodes)
         began = dict.fromkeys(sorted(members), (frozenset(members), False))
         founder = (1, FIRST_INCARNATION)
-        self.groups[GROUP] = GroupPlace(members, began, 1, {}, founder)
-        self.referees[GROUP] = self
+        self.places[GROUP] = GroupPlace(members, began, 1, {}, founder)
+        self.referees[GROUP] = _Clients(self)
         checker = GroupChecker(GROUP, self.referees[GROUP], self.plan.hash_every, self.trace)
         checker.founder = founder[0]
-        self.checkers[GROUP] = checker
+        self.checkers = {GROUP: checker}
 
     def _start_care(self) -> None:
         self.scheduler.after(0, None, self._submit)
@@ -122,7 +146,9 @@ class MachineWorld(World):
         if self.nodes[node].alive:
             self.nodes[node].client.submit(self.scheduler.rng)
 
-    def on_entry(self, node: SimNode, machine: Any, entry: Entry, effects: list[Any]) -> None:
+    def on_entry(
+        self, node: SimNode, machine: Machine, entry: Entry, effects: list[Effect]
+    ) -> None:
         """A replica has applied an entry of commands."""
         checker = self.checkers[GROUP]
         replica = node.host.replica(GROUP)
@@ -130,19 +156,14 @@ class MachineWorld(World):
         checker.on_effects(node.number, entry.index, effects)
         checker.on_state(node.number, machine, entry.index)
 
-    def waits_for(self) -> str:
-        """What the clients of running nodes have no answer for."""
-        waits = [node.client.waits_for() for node in self.nodes.values()]
-        return "; ".join(text for text in waits if text)
-
-    def _left_behind(self, group: int, replica: Any) -> list[str]:
+    def _left_behind(self, group: int, replica: Replica) -> list[str]:
         return []
 
 
 def run_machine(
     seed: int,
     make_new: Callable[[], Machine],
-    make_client: Callable[[], Any],
+    make_client: Callable[[], SimulatedClient],
     faults: Collection[str] | None = None,
 ) -> MachineWorld:
     """Runs a seed and returns the world as it is in the end. Raises what broke.

@@ -20,8 +20,8 @@ from convoymq.broker.facade import Broker
 from convoymq.edges.edge import Edge, Incoming, NodeParts
 from convoymq.kernels.batch import record as record_of
 from convoymq.kernels.frames import content_parts, split_record
-from convoymq.model.errors import BrokerError, Misuse, Unavailable
-from convoymq.queues.interface import ClientEvents, QueueClient
+from convoymq.model.errors import BrokerError, Misuse
+from convoymq.queues.interface import ClientEvents, GetResult, QueueClient
 
 PREFACE = b"LINES\n"
 LINE_BYTES_MAX = 4096
@@ -180,25 +180,14 @@ class LineConnection(asyncio.Protocol, ClientEvents):
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         self._tell("OK" if ok else "ERROR the queue refused the message")
 
-    def on_get(
-        self,
-        client: QueueClient,
-        block: bytes | None,
-        command: int,
-        record: int,
-        get_id: int,
-        acquired: int,
-        delivery_count: int,
-        ready: int,
-        error: Exception | None,
-    ) -> None:
-        if error is not None:
-            self._tell(f"ERROR {error if isinstance(error, BrokerError) else Unavailable('')}")
-        elif block is None:
+    def on_get(self, client: QueueClient, result: GetResult) -> None:
+        if result.error is not None:
+            self._tell(f"ERROR {result.error}")
+        elif result.block is None:
             self._tell("EMPTY")
         else:
-            _, content = split_record(record_of(block, command, record))
-            self._tell(content_parts(content)[1].decode(errors="replace"))
+            found = record_of(result.block, result.command, result.record)
+            self._tell(content_parts(split_record(found)[1])[1].decode(errors="replace"))
 
     def _tell(self, answer: str) -> None:
         if self._answer is not None and not self._answer.done():

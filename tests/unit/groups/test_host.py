@@ -30,7 +30,7 @@ from convoymq.kernels.batch import (
     pack_ranges,
 )
 from convoymq.management import metrics
-from convoymq.node import log_note
+from convoymq.notes import log_note
 from convoymq.replication.machine import NEVER, Effect
 from convoymq.replication.raft.types import VOTE, RaftConfig
 from convoymq.replication.versions import check_version, command_table

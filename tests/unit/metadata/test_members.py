@@ -46,7 +46,7 @@ class Replica:
             members=Membership(frozenset(voters)),
             members_index=0,
             commit_index=0,
-            rejoining={},
+            changes=SimpleNamespace(rejoining={}),
         )
 
     def becomes(self, *voters: int, index: int) -> None:

@@ -13,7 +13,10 @@ from convoymq.metadata.members import MemberKeeper
 class World:
     def __init__(self, *, leads: bool = True, members: frozenset[int] = frozenset((1, 2))) -> None:
         core = SimpleNamespace(
-            members=SimpleNamespace(nodes=members), rejoining={}, members_index=1, commit_index=1
+            members=SimpleNamespace(nodes=members),
+            changes=SimpleNamespace(rejoining={}),
+            members_index=1,
+            commit_index=1,
         )
         self.replica = SimpleNamespace(core=core, is_leader=leads)
         self.added: list[tuple[int, int]] = []

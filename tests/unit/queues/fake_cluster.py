@@ -23,7 +23,7 @@ from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.model.tables import Table
-from convoymq.node import log_note
+from convoymq.notes import log_note
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
 

@@ -13,7 +13,7 @@ import structlog
 from convoymq.groups.group_time import GroupTime
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry
-from convoymq.node import log_note
+from convoymq.notes import log_note
 from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult
 from convoymq.queues.quorum.client import QuorumClient

@@ -1,0 +1,99 @@
+"""Memory and disk of the machine, and the alarms that block publishers when they run low."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from convoymq.kernels.sockets import free_heap_bytes, trim_malloc
+from convoymq.model.config import Config
+from convoymq.model.process import resident_bytes
+from convoymq.broker.facade import Broker
+
+FREE_HEAP_MAX = 48 << 20
+
+
+class ResourceWatch:
+    """Looks at memory and disk from time to time, and sets the broker's alarms.
+
+    Args:
+        path: where the node keeps its data.
+        memory_limit: bytes above which publishers are blocked.
+        is_storage_blocked: whether the log cannot be written.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        broker: Broker,
+        path: Path,
+        memory_limit: int,
+        is_storage_blocked: Callable[[], bool],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self.memory_limit = memory_limit
+        self._alarms = config.alarms
+        self._broker = broker
+        self._path = path
+        self._is_storage_blocked = is_storage_blocked
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._free_before = 0
+        self._on: set[str] = set()
+
+    def look(self) -> None:
+        """Looks now, and again after the configured interval."""
+        self.stop()
+        self._timer = self._loop.call_later(self._alarms.interval_ms / 1000, self.look)
+        used = resident_bytes()
+        free_heap = free_heap_bytes()
+        if min(free_heap, self._free_before) > FREE_HEAP_MAX:
+            # Unused for a whole interval: a drained backlog, not the ebb of a busy round.
+            trim_malloc()
+            free_heap = 0
+        self._free_before = free_heap
+        self._alarm("memory", used > self.memory_limit, used=used, limit=self.memory_limit)
+        room = free_disk_bytes(self._path)
+        low = room < self._alarms.disk_absolute or self._is_storage_blocked()
+        self._alarm("disk", low, free=room, limit=self._alarms.disk_absolute)
+
+    def stop(self) -> None:
+        """Looks no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _alarm(self, name: str, on: bool, **facts: int) -> None:
+        if on == (name in self._on):
+            return
+        (self._on.add if on else self._on.discard)(name)
+        log = self._log.warning if on else self._log.info
+        log("alarm.memory" if name == "memory" else "alarm.disk", on=on, **facts)
+        self._broker.alarms.set(name, on)
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Room for unprivileged writers where `path` lies."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def machine_memory_bytes() -> int:
+    """Memory this process may use: the machine's, or its cgroup's limit when that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            total = min(total, int(Path(path).read_text()))
+    return total
+
+
+def memory_limit(config: Config) -> int:
+    """Bytes above which publishers are blocked."""
+    alarms = config.alarms
+    return alarms.memory_absolute or int(alarms.memory_relative * machine_memory_bytes())
