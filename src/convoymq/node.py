@@ -115,7 +115,7 @@ class Node:
         self.broker: Broker | None = None
         self.memory_limit = memory_limit(config)
 
-    # -- life -------------------------------------------------------------------------------
+    # -- start and end ----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serves until told to stop.

@@ -55,7 +55,7 @@ class Deferred:
             )
         self._holding.append(replica)
 
-    def hold_batch(self, replica: Replica) -> None:
+    def coalesce(self, replica: Replica) -> None:
         """The replica's open batch waits for commands to be coalesced with, but not for long."""
         if not replica.batch_due:
             replica.batch_due = True

@@ -145,8 +145,8 @@ class ReplicaHost:
         if group in self.groups or group in self.stopped:
             raise Misuse(f"group {group} exists already")
         if group in self._removed:
-            # What the replica of this life had promised is gone with its data: it may neither lead
-            # term 1 again nor vote as if it never had.
+            # What the replica of this incarnation had promised is gone with its data: it may
+            # neither lead term 1 again nor vote as if it never had.
             wiped = True
             del self._removed[group]
         watched = self.watched.pop(group, None)
@@ -675,7 +675,7 @@ class ReplicaHost:
         self.wake()
 
     def next_number(self) -> int:
-        """A number for a snapshot transfer or the life of a replica, never used on this node."""
+        """A number for a snapshot transfer or a start of a replica, never used on this node."""
         self._numbers += 1
         return self.incarnation << 24 | self._numbers
 

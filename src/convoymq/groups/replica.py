@@ -324,7 +324,7 @@ class Replica:
         elif self.host.now - self._waits_since >= deferral_ms:
             return False
         self.builder.held = True
-        self.host.deferred.hold_batch(self)
+        self.host.deferred.coalesce(self)
         return True
 
     def propose(

@@ -95,7 +95,7 @@ class Admission:
             )
 
     def _is_alive(self, peer: Peer) -> bool:
-        """Whether the process that is linked under a number shows life."""
+        """Whether the process that is linked under a number still runs and answers."""
         links = self.links
         if peer.watch is not None and peer.watch.is_gone():
             return False

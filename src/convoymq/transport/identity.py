@@ -13,13 +13,13 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """One life of one node."""
+    """One incarnation of one node."""
 
     node: int
     directory: str
     """32 hex digits, made with the data directory; an emptied directory has another one."""
     incarnation: int
-    """Counts the starts of this directory; raised at JOIN above every earlier life of `node`."""
+    """Counts the starts of this directory; raised at JOIN above every earlier one of `node`."""
     cluster: str = ""
     """Id of the cluster that the directory belongs to, 32 hex digits; "" = none yet."""
     candidate: str = ""

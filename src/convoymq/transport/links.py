@@ -159,7 +159,7 @@ class Links:
             backlog_max_bytes=config.link_backlog_max_bytes // RELAY_BACKLOG_SHARE,
         )
 
-    # -- life -------------------------------------------------------------------------------
+    # -- start and end ----------------------------------------------------------------------
 
     async def __aenter__(self) -> Links:
         self.loop = asyncio.get_running_loop()
@@ -604,7 +604,7 @@ class Links:
         """Takes over what an accepted peer said of itself."""
         process = (hello.instance, hello.incarnation)
         if process != peer.process:
-            # A new life of the node: what stands belongs to the old one.
+            # Another process of the node: what stands belongs to the one before.
             if peer.inward is not None:
                 peer.inward.close()
                 peer.inward = None

@@ -158,7 +158,7 @@ class RelayTable:
 
     Args:
         node: this node.
-        first_session: a number in 1 .. 2^31 that earlier lives of this node did not begin with.
+        first_session: a number in 1 .. 2^31 that no earlier incarnation of this node began with.
         own_hello: what this node says of itself.
         judge: reads what another node says of itself: its incarnation; 0 = it is not accepted.
         backlog_bytes: bytes queued on the direct link to a node.

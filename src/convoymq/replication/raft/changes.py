@@ -40,10 +40,10 @@ class MembershipChanges:
                 core.effects.append((SEND, heir.node, (TIMEOUT_NOW, core.term)))
             core.become_follower(core.term, 0)
             return
-        for node, incarnation in list(self.rejoining.items()):
+        for node, replica_number in list(self.rejoining.items()):
             learner = core.members.learner(node)
-            if learner is not None and learner.incarnation == incarnation:
-                core.lost_data.accept_rejoin(node, incarnation)
+            if learner is not None and learner.replica_number == replica_number:
+                core.lost_data.accept_rejoin(node, replica_number)
 
     def refusal_of(self, members: Membership) -> str | None:
         """Why the leader may not propose this configuration now; None = append it."""
@@ -79,11 +79,11 @@ class MembershipChanges:
         core = self.core
         if core.role != LEADER or not core.may_change_members():
             return None
-        for node, incarnation in self.rejoining.items():
+        for node, replica_number in self.rejoining.items():
             learner = core.members.learner(node)
-            if learner is None or learner.incarnation != incarnation:
+            if learner is None or learner.replica_number != replica_number:
                 promote_at = learner.promote_at if learner is not None else 0
-                return core.members.with_learner(self.new_learner(node, incarnation, promote_at))
+                return core.members.with_learner(self.new_learner(node, replica_number, promote_at))
         for learner in core.members.learners:
             peer = core.progress.get(learner.node)
             if peer is not None and not peer.voteless and learner.promote_at <= peer.match:
@@ -138,10 +138,10 @@ class MembershipChanges:
         core.memberships.pop()
         core.members = core.latest()[1]
 
-    def new_learner(self, node: int, incarnation: int = 0, promote_at: int = 0) -> Learner:
+    def new_learner(self, node: int, replica_number: int = 0, promote_at: int = 0) -> Learner:
         """A non-voter to be proposed now: it becomes a voter when it has what is proposed.
 
-        Nothing that it acknowledged in a former life reaches that far, however late it comes.
+        Nothing that it acknowledged before a former start reaches that far, however late it comes.
         """
         core = self.core
-        return Learner(node, max(promote_at, core.log.last_index + 1), incarnation)
+        return Learner(node, max(promote_at, core.log.last_index + 1), replica_number)

@@ -8,7 +8,7 @@ from convoymq.replication.raft.progress cimport Progress
 cdef class RaftCore:
     cdef public int node, group, role, leader, transfer_target, election_ms
     cdef public object log, connected, random, members
-    cdef public int64_t incarnation, window_bytes
+    cdef public int64_t replica_number, window_bytes
     cdef public list effects, peers
     # object, not list: negative indexes are used and the build turns their check off.
     cdef public object memberships

@@ -83,7 +83,7 @@ class RaftCore:
         random: uniform in [0, 1).
         election_ms: base of the election delays.
         window_bytes: entries under way to one follower.
-        incarnation: number of this life of the replica, never used before on this node; by it a
+        replica_number: number of this start of the replica, never used before on this node; by it a
             replica without a past is taken in.
     """
 
@@ -97,7 +97,7 @@ class RaftCore:
         random: Callable[[], float],
         election_ms: int = 150,
         window_bytes: int = 16 << 20,
-        incarnation: int = 0,
+        replica_number: int = 0,
     ) -> None:
         self.node = node
         self.group = group
@@ -106,7 +106,7 @@ class RaftCore:
         self.random = random
         self.election_ms = election_ms
         self.window_bytes = window_bytes
-        self.incarnation = incarnation
+        self.replica_number = replica_number
         self.effects: list[Effect] = []
         self.role = FOLLOWER
         self.term = log.term
@@ -202,8 +202,8 @@ class RaftCore:
         one that has saved a mark has lost its data: what it acknowledged in term 1 as well.
 
         Args:
-            leads: this node is the founder, in the only life in which it may take that term: the
-                one before may have led it and lost what it had not yet written.
+            leads: this node is the founder, in the only incarnation in which it may take that
+                term: the one before may have led it and lost what it had not yet written.
         """
         if self.term or self.voted_for:
             return
@@ -332,7 +332,7 @@ class RaftCore:
             self.effects.append((SEND, self.elections.vote_waiting, (VOTE_REPLY, term, True)))
             self.elections.vote_waiting = 0
         elif voted_for == self.node and self.role == CANDIDATE:
-            # Not sooner: the others' votes for a life that forgets this term could be counted by
+            # Not sooner: the others' votes for a start that forgets this term could be counted by
             # the next one, which stands in it again, with a shorter log (ADR 0002, 3).
             self.elections.votes.add(self.node)
             self.elections.arm(self.elections.delay_ms())

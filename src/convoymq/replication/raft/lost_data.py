@@ -89,39 +89,39 @@ class LostData:
         # Everybody: who belongs to the group now, this replica cannot know any more.
         for node in sorted(core.connected):
             if node != core.node:
-                core.effects.append((SEND, node, (REJOIN, core.term, core.incarnation)))
+                core.effects.append((SEND, node, (REJOIN, core.term, core.replica_number)))
         core.elections.arm(core.elections.delay_ms())
         core.elections.attempts += 1
 
-    def on_rejoin(self, node: int, incarnation: int) -> None:
+    def on_rejoin(self, node: int, replica_number: int) -> None:
         """Leader: a member without a past asks to be taken in."""
         core = self.core
         # Who is no member waits until somebody who may decides that it is one.
         if core.role != LEADER or node not in core.members.nodes:
             return
         learner = core.members.learner(node)
-        known = learner.incarnation if learner is not None else 0
-        if incarnation < max(1, known, core.changes.rejoining.get(node, 0)):
+        known = learner.replica_number if learner is not None else 0
+        if replica_number < max(1, known, core.changes.rejoining.get(node, 0)):
             return
-        core.changes.rejoining[node] = incarnation
-        if known == incarnation and core.latest()[0] <= core.commit_index:
-            self.accept_rejoin(node, incarnation)
+        core.changes.rejoining[node] = replica_number
+        if known == replica_number and core.latest()[0] <= core.commit_index:
+            self.accept_rejoin(node, replica_number)
         core.members_due = True
 
-    def accept_rejoin(self, node: int, incarnation: int) -> None:
+    def accept_rejoin(self, node: int, replica_number: int) -> None:
         """Leader: tells a member that its new place in the group is committed."""
         core = self.core
         core.changes.rejoining.pop(node, None)
-        core.effects.append((SEND, node, (REJOIN_ACCEPTED, core.term, incarnation)))
+        core.effects.append((SEND, node, (REJOIN_ACCEPTED, core.term, replica_number)))
         core.progress[node].match = 0
         core.progress[node].probe(1)
 
-    def on_rejoin_accepted(self, node: int, term: int, incarnation: int) -> None:
+    def on_rejoin_accepted(self, node: int, term: int, replica_number: int) -> None:
         """Goes on as a non-voter without a past, which catches up."""
         core = self.core
-        if not core.lost_state or incarnation != core.incarnation:
+        if not core.lost_state or replica_number != core.replica_number:
             return
-        # The number exists only since this life began, and the configuration that names it is
+        # The number exists only since this start, and the configuration that names it is
         # committed: whoever leads from then on holds what this node ever promised to keep. The
         # leader's term may be below the one that marks the loss. To know that a candidate is such a
         # leader, this replica must first have it all.

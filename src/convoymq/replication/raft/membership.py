@@ -1,7 +1,7 @@
 """Who belongs to a group: voters, and non-voters on their way to become voters.
 
 Encoded form (body of a membership entry): u32 length, then msgpack [voters, [[node, promote at,
-incarnation], …]]; the length is there because entry bodies are padded.
+replica number], …]]; the length is there because entry bodies are padded.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from convoymq.model.errors import SyntaxFault
 class Learner:
     """A non-voter. It becomes a voter when its log reaches `promote_at`.
 
-    `incarnation` numbers the life of the replica that asked to be taken in; 0 when it did not ask.
+    `replica_number` is that of the start that asked to be taken in; 0 when none did.
     """
 
     node: int
     promote_at: int
-    incarnation: int = 0
+    replica_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Membership:
 
     def encode(self) -> bytes:
         """The body of a membership entry."""
-        learners = [[each.node, each.promote_at, each.incarnation] for each in self.learners]
+        learners = [[each.node, each.promote_at, each.replica_number] for each in self.learners]
         body = msgspec.msgpack.encode([sorted(self.voters), learners])
         return len(body).to_bytes(4, "little") + body
 

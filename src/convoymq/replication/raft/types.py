@@ -31,9 +31,9 @@ LOG_END_REQUEST = 6
 LOG_END = 7
 """(kind, term, last index)"""
 REJOIN = 8
-"""(kind, term, incarnation): a replica without a past asks to be taken in under that number"""
+"""(kind, term, replica number): a replica without a past asks to be taken in under that number"""
 REJOIN_ACCEPTED = 9
-"""(kind, term, incarnation): it has been, as a non-voter: committed"""
+"""(kind, term, replica number): it has been, as a non-voter: committed"""
 STEPPED_DOWN = 10
 """(kind, term): the sender does not lead this term any more, although it is there"""
 
