@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -64,6 +64,7 @@ from convoymq.transport.listening import addresses_of
 if TYPE_CHECKING:
     from convoymq.broker.facade import Broker
     from convoymq.edges.edge import Edge
+    from convoymq.metadata.commands import Command
     from convoymq.trace.recorder import Traces
 
 TICK_S = 0.1
@@ -151,8 +152,8 @@ class Node:
         self._loop.call_later(delay_s, lambda: self.links.set_identity(self.data.identity))
 
     async def _describe_groups(
-        self, _request: dict[str, Any], _progress: Progress
-    ) -> list[dict[str, Any]]:
+        self, _request: dict[str, object], _progress: Progress
+    ) -> list[dict[str, object]]:
         """A row for each replica on this node, with the hash of its state."""
         found = []
         for group, replica in sorted({**self.host.groups, **self.host.stopped}.items()):
@@ -185,7 +186,7 @@ class Node:
             self._failure = error
         self._stop.set()
 
-    def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _on_fault(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """An error in a callback that nobody expected."""
         error = context.get("exception")
         self.log.error("node.fault", message=context.get("message"), exc_info=error)
@@ -461,7 +462,7 @@ class Node:
             log = self.log.error if clock.is_skewed else self.log.info
             log("clock.skewed" if clock.is_skewed else "clock.in_step", skew_ms=clock.skew_ms)
 
-    def _on_note(self, event: str, fields: dict[str, Any]) -> None:
+    def _on_note(self, event: str, fields: dict[str, object]) -> None:
         log_note(self.log, event, fields)
 
     def _on_replica_stopped(self, group: int, reason: str) -> None:
@@ -604,7 +605,7 @@ class Node:
             self.broker, self.links, self._stop.set, self.data.identity.directory
         )
 
-    async def _persist(self, command: Any) -> Any:
+    async def _persist(self, command: Command) -> object:
         while True:
             try:
                 return await self.store.execute(command, REGISTER_TIMEOUT_S)

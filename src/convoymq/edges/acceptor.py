@@ -24,6 +24,7 @@ from convoymq.transport.listening import (
     ACCEPT_PAUSE_S,
     BACKLOG,
     Acceptor,
+    SocketAddress,
     addresses_of,
     listen,
     plain_address,
@@ -34,9 +35,6 @@ log = structlog.get_logger()
 CLOSE_READ_BYTES = 65536
 
 _ids = itertools.count(1)
-
-SocketAddress = Sequence[object]
-"""As `socket` gives it: host, port and, for IPv6, more."""
 
 
 def close_socket(sock: socket.socket) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from convoymq.replication.machine import Effect
+
+if TYPE_CHECKING:
+    from convoymq.groups.replica import Replica
 
 
 class EffectSink(Protocol):
     """Executes a machine's effects on this node. Implemented by the queue shells."""
 
-    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """All effects of one apply, in order; the sink picks those for this node's sessions, and
         forwards those for nodes without a replica when `replica.is_leader`."""
 

@@ -12,7 +12,7 @@ leader by asking the members, and forwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,6 +35,10 @@ from convoymq.replication.versions import Supports
 from convoymq.storage.types import Damage, GroupPlan
 from convoymq.transport.interfaces import Transport
 
+if TYPE_CHECKING:
+    from convoymq.logformat.segment import FilePlace, Segment
+    from convoymq.storage.store import Storage
+
 #: Frames kept for a group that is not created here yet: members learn of it at different times.
 EARLY_FRAMES_MAX = 64
 EARLY_GROUPS_MAX = 4096
@@ -50,7 +54,7 @@ class ReplicaHost:
         *,
         node: int,
         incarnation: int,
-        storage: Any,
+        storage: Storage,
         transport: Transport,
         clock: Clock,
         config: RaftConfig | None = None,
@@ -82,7 +86,7 @@ class ReplicaHost:
         #: Groups with something outstanding: only these are ticked.
         self.active: set[int] = set()
         self.now = clock.monotonic_ms()
-        self.on_note: Callable[[str, dict[str, Any]], None] | None = None
+        self.on_note: Callable[[str, dict[str, object]], None] | None = None
         self.on_membership_changed: Callable[[int, Membership], None] | None = None
         #: (group, reason): a replica stopped for good.
         self.on_stopped: Callable[[int, str], None] | None = None
@@ -283,7 +287,7 @@ class ReplicaHost:
         replica = self.groups.get(group)
         return replica if replica is not None else self.stopped[group]
 
-    def segment_at(self, group: int, index: int) -> Any:
+    def segment_at(self, group: int, index: int) -> tuple[Segment, FilePlace] | None:
         """Where an entry lies in a file that does not change (`GroupLog.segment_at`)."""
         return self._readable(group).log.segment_at(index)
 
@@ -679,7 +683,7 @@ class ReplicaHost:
         self._numbers += 1
         return self.incarnation << 24 | self._numbers
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **fields: object) -> None:
         """Something for the log file."""
         if self.on_note is not None:
             self.on_note(event, fields)

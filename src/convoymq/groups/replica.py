@@ -181,7 +181,7 @@ class Replica:
         self.time.heard(self.machine.time_ms)
         core.start(found, campaign)
 
-    def stop_for(self, reason: str, **facts: Any) -> None:
+    def stop_for(self, reason: str, **facts: object) -> None:
         """Takes part no more, for ever: it applies, leads, votes and acknowledges nothing. What it
         has on disk stays as it is (ADR 0016)."""
         if self.dead:
@@ -197,7 +197,7 @@ class Replica:
 
     def fail(self, index: int, what: str, error: BaseException) -> None:
         """Stops for an error in what must come out alike on every replica."""
-        facts: dict[str, Any] = {"index": index}
+        facts: dict[str, object] = {"index": index}
         if not isinstance(error, ReplicaStopped):
             facts["error"] = "".join(traceback.format_exception(error))
         named = "" if isinstance(error, ReplicaStopped) else f"{type(error).__name__}: "
@@ -515,7 +515,7 @@ class Replica:
                 elif kind == types.ROLE:
                     self._role_changed()
 
-    def send_raft(self, node: int, message: Sequence[Any]) -> None:
+    def send_raft(self, node: int, message: Sequence[object]) -> None:
         """Sends a general message."""
         body = msgspec.msgpack.encode(message)
         self.host.transport.send(

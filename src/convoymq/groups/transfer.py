@@ -152,7 +152,7 @@ class SnapshotSending:
                     return index, bodies
         return index, bodies
 
-    def _send(self, kind: int, *fields: Any) -> None:
+    def _send(self, kind: int, *fields: object) -> None:
         self.replica.send_raft(self.node, (kind, self.term, self.id, *fields))
 
 
@@ -222,5 +222,5 @@ class SnapshotReceiving:
 
         self._receiver.finish(self.membership, state, done)
 
-    def _send(self, kind: int, *fields: Any) -> None:
+    def _send(self, kind: int, *fields: object) -> None:
         self.replica.send_raft(self.node, (kind, self.term, self.id, *fields))

@@ -95,7 +95,7 @@ class Hello:
     process: ProcessId = field(default_factory=ProcessId)
     instance: str = ""
 
-    def to_builtins(self) -> dict[str, Any]:
+    def to_builtins(self) -> dict[str, object]:
         """Returns the map that goes on the wire."""
         identity = self.identity
         return {
@@ -164,7 +164,7 @@ def read_hello(body: dict[str, Any], own: dict[str, Any]) -> PeerHello:
     return found
 
 
-def _is_range(value: Any) -> bool:
+def _is_range(value: object) -> bool:
     return isinstance(value, list) and [type(v) for v in value] == [int, int]
 
 
@@ -264,7 +264,7 @@ class Handshake:
         self.done = True
         return None
 
-    def _read_nonce(self, body: dict[str, Any]) -> bytes:
+    def _read_nonce(self, body: dict[str, object]) -> bytes:
         nonce = body.get("nonce")
         if not isinstance(nonce, bytes) or len(nonce) != NONCE_SIZE:
             raise LinkRefused("malformed HELLO")
@@ -272,7 +272,7 @@ class Handshake:
             raise LinkRefused("HELLO repeats our own nonce")
         return nonce
 
-    def _proof(self, role: str, *more: Any) -> bytes:
+    def _proof(self, role: str, *more: object) -> bytes:
         try:
             facts = msgspec.msgpack.encode(
                 [role, self._first, self._challenge, *more], order="deterministic"
@@ -281,7 +281,7 @@ class Handshake:
             raise LinkRefused(f"malformed HELLO: {error}") from None
         return hmac.digest(self._secret, facts, hashlib.sha256)
 
-    def _check(self, role: str, proof: Any, *more: Any) -> None:
+    def _check(self, role: str, proof: object, *more: object) -> None:
         if not isinstance(proof, bytes) or not hmac.compare_digest(proof, self._proof(role, *more)):
             raise LinkRefused("the cluster secret is not the same", CODE_SECRET)
 
@@ -291,7 +291,7 @@ def refusal(text: str, code: str = CODE_MALFORMED) -> bytes:
     return _hello(9, {"refused": text, "code": code})
 
 
-def _hello(step: int, body: dict[str, Any]) -> bytes:
+def _hello(step: int, body: dict[str, object]) -> bytes:
     return frame(FRAME_HELLO, 0, 0, step, 0, 0, 0, msgspec.msgpack.encode(body))
 
 

@@ -23,9 +23,9 @@ import random
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
+import structlog
 
 from convoymq import __version__
 from convoymq.kernels.batch import (
@@ -66,7 +66,14 @@ from convoymq.transport.handshake import (
 )
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.interfaces import LinkEvents
-from convoymq.transport.listening import ACCEPT_PAUSE_S, BACKLOG, Acceptor, addresses_of, listen
+from convoymq.transport.listening import (
+    ACCEPT_PAUSE_S,
+    BACKLOG,
+    Acceptor,
+    SocketAddress,
+    addresses_of,
+    listen,
+)
 from convoymq.transport.peer import Peer
 from convoymq.transport.processes import ProcessWatch, own_process, read_start
 
@@ -104,7 +111,7 @@ class Links:
         identity: NodeIdentity,
         events: LinkEvents,
         on_dirty: Callable[[], None],
-        log: Any,
+        log: structlog.stdlib.BoundLogger,
         run_input: RunInput | None = None,
         *,
         supports: Supports | None = None,
@@ -342,7 +349,7 @@ class Links:
         """Ids of all nodes that are up, ascending."""
         return sorted(node for node in self.peers if self.is_connected(node))
 
-    def info(self) -> list[dict[str, Any]]:
+    def info(self) -> list[dict[str, object]]:
         """One row per known peer, for status pages."""
         return [
             {
@@ -465,7 +472,7 @@ class Links:
     def _judge_relayed(self, node: int, data: bytes) -> int:
         """Reads HELLO of a node that wants to be relayed; 0 = it is not accepted."""
         try:
-            body = msgspec.msgpack.decode(data, type=dict[str, Any])
+            body = msgspec.msgpack.decode(data, type=dict[str, object])
             hello = read_hello(body, self.admission.hello().to_builtins())
             if hello.node != node:
                 return 0
@@ -542,7 +549,7 @@ class Links:
 
     # -- accepting --------------------------------------------------------------------------
 
-    def _accepted_plain(self, sock: socket.socket, _peer: Any) -> None:
+    def _accepted_plain(self, sock: socket.socket, _peer: SocketAddress) -> None:
         self._accepted(PlainConnection(self.loop, sock, self.run_input))
 
     def _not_accepted(self, error: OSError) -> None:

@@ -6,9 +6,11 @@ import asyncio
 import errno
 import select
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+
+SocketAddress = Sequence[object]
+"""As `socket` gives it: host, port and, for IPv6, more."""
 
 BACKLOG = 1024
 """Connections that the system accepts ahead of the process, unless somebody says otherwise."""
@@ -65,7 +67,7 @@ class Acceptor:
         self,
         loop: asyncio.AbstractEventLoop,
         listening: socket.socket,
-        accepted: Callable[[socket.socket, Any], None],
+        accepted: Callable[[socket.socket, SocketAddress], None],
         failed: Callable[[OSError], None],
     ) -> None:
         self._loop = loop
