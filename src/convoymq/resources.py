@@ -10,10 +10,10 @@ from pathlib import Path
 
 import structlog
 
+from convoymq.broker.facade import Broker
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc
 from convoymq.model.config import Config
 from convoymq.model.process import resident_bytes
-from convoymq.broker.facade import Broker
 
 FREE_HEAP_MAX = 48 << 20
 
