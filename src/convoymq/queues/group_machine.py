@@ -98,6 +98,11 @@ class GroupMachine(SessionTable):
 
     # ---------------------------------------------------------- answers again
 
+    def resend(self, session_node: int) -> None:
+        """Appends what brings the clients of a node up to date (Machine.resend)."""
+        for session in self._sessions_of(session_node):
+            self._resend_answers(session)
+
     def _resend_answers(self, session: Session) -> None:
         """Appends what a session was answered last."""
         for seq, status, reply in session.replies:

@@ -21,15 +21,16 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from convoymq.groups.group_time import GroupTime
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry, PendingBudget
-from convoymq.model.clock import Clock
+from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, StorageFault, Unavailable
+from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import ClientEvents, Queue
 from convoymq.replication.machine import (
@@ -43,6 +44,9 @@ from convoymq.replication.machine import (
 )
 from convoymq.storage.types import EntryGone
 from convoymq.transport.interfaces import Transport
+
+if TYPE_CHECKING:
+    from convoymq.queues.session_client import SessionClient
 
 STATUS_GAP = 2
 
@@ -62,13 +66,24 @@ class Replica(Protocol):
     """What is needed of a group's replica on this node."""
 
     machine: Any
-    is_leader: bool
-    is_behind: bool
-    """The leader serves this node's clients meanwhile."""
-    faulty: str
-    """Why its log cannot be read for now, or ""."""
-    can_commit: bool
+    """A `GroupMachine`; queues know which."""
     time: GroupTime
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads."""
+
+    @property
+    def is_behind(self) -> bool:
+        """The leader serves this node's clients meanwhile."""
+
+    @property
+    def faulty(self) -> str:
+        """Why its log cannot be read for now, or ""."""
+
+    @property
+    def can_commit(self) -> bool:
+        """Whether enough members answer it."""
 
     def campaign(self) -> None:
         """Somebody waits for a leader."""
@@ -86,7 +101,7 @@ class Host(Protocol):
     def leader_of(self, group: int) -> int | None:
         """Who leads, as far as known."""
 
-    def replica(self, group: int) -> Any:
+    def replica(self, group: int) -> Replica | None:
         """The local replica, if any."""
 
     def is_replica_live(self, group: int, node: int) -> bool:
@@ -98,7 +113,7 @@ class Host(Protocol):
     def read_span(self, group: int, index: int, max_bytes: int) -> list[Entry]:
         """An entry of the local log and some that follow it."""
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **fields: object) -> None:
         """Something for the log file."""
 
     def await_room(self, node: int, item: Any) -> None:
@@ -116,7 +131,7 @@ def group_state(leader: int | None, online: int, members: int) -> str:
     return "down" if 2 * online > members else "minority"
 
 
-def effects_of(machine: Any, call: Callable[..., None], *arguments: int) -> list[Effect]:
+def effects_of(machine: GroupMachine, call: Callable[..., None], *arguments: int) -> list[Effect]:
     """What a machine's method appends to its effects, which stay as they are."""
     kept, machine.effects = machine.effects, []
     call(*arguments)
@@ -199,13 +214,14 @@ class GroupQueue(Queue):
         self._new_session = new_session
         self._is_forgotten = is_forgotten
         self._ask_counts = ask_counts
+        #: Session -> client, of the queue's own kind.
         self._clients: dict[int, Any] = {}
         self._openings = 0
         #: Nodes for which this node, leading, carries out the effects.
         self._proxied: set[int] = set()
         #: Deliveries as (effect, since). Bodies are read when they are sent.
         self._held_back = HeldBack(transport, host.await_room, self)
-        self._timer: Any = None
+        self._timer: Timer | None = None
         self._timer_due_ms = 0
         #: Event -> messages that were noted since it was logged last.
         self._noted: dict[str, int] = {}
@@ -221,10 +237,10 @@ class GroupQueue(Queue):
         return self._host.builder_of(self.group)
 
     @abstractmethod
-    def _new_client(self, session: int, events: ClientEvents) -> Any:
+    def _new_client(self, session: int, events: ClientEvents) -> SessionClient:
         """A client of the queue's own kind."""
 
-    def client(self, session: int, events: ClientEvents) -> Any:
+    def client(self, session: int, events: ClientEvents) -> SessionClient:
         """Opens a channel's command stream."""
         made = self._new_client(session, events)
         made.progress_ms = self.clock.monotonic_ms()
@@ -249,11 +265,11 @@ class GroupQueue(Queue):
         """Whether one of them has that number."""
         return session in self._clients
 
-    def forget(self, client: Any) -> None:
+    def forget(self, client: SessionClient) -> None:
         """The client's session is over."""
         self._clients.pop(client.session, None)
 
-    def renew(self, client: Any) -> None:
+    def renew(self, client: SessionClient) -> None:
         """Gives a client whose session was ended by the queue a new one."""
         self._clients.pop(client.session, None)
         client.start_session(self._new_session())
@@ -264,7 +280,7 @@ class GroupQueue(Queue):
     def _deliver(self, client: Any, effect: Effect) -> None:
         """Carries out a DELIVER for a client of this node."""
 
-    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """Carries out effects for this node; as leader also for nodes that cannot themselves."""
         node = self.node
         clients = self._clients
@@ -384,7 +400,7 @@ class GroupQueue(Queue):
         kind = effect[0]
         session: int = effect[1]
         status = 0
-        reply: Any = None
+        reply: object = None
         if kind == EFFECT_APPLIED:
             status, reply = effect[3], effect[4]
         else:
@@ -397,14 +413,14 @@ class GroupQueue(Queue):
         self._transport.send(node, frame)
         return 0
 
-    def _start_proxy(self, node: int, machine: Any) -> None:
+    def _start_proxy(self, node: int, machine: GroupMachine) -> None:
         """From now on this leader sends for the node: first all that is out there."""
         if not self._transport.is_connected(node):
             return
         self._proxied.add(node)
         self._forward_state(node, machine, effects_of(machine, machine.resend, node))
 
-    def _forward_state(self, node: int, machine: Any, effects: Sequence[Effect]) -> None:
+    def _forward_state(self, node: int, machine: GroupMachine, effects: Sequence[Effect]) -> None:
         """Sends what the state says of all sessions of a node."""
         for effect in effects:
             self._forward(node, effect)
@@ -429,9 +445,9 @@ class GroupQueue(Queue):
 
     # --- as leader -----------------------------------------------------------------------
 
-    def _lead(self, replica: Any) -> None:
+    def _lead(self, replica: Replica) -> None:
         """Compares what the machine believes of other nodes with what is known here."""
-        machine: Any = replica.machine
+        machine = replica.machine
         for node in sorted(machine.session_nodes() | set(machine.down_nodes)):
             if node == self.node or self._transport.is_connected(node):
                 self._propose_up(replica, node)
@@ -445,14 +461,14 @@ class GroupQueue(Queue):
         if due is not None:
             self._arm(due)
 
-    def _first_due_ms(self, replica: Any) -> int | None:
+    def _first_due_ms(self, replica: Replica) -> int | None:
         """When a new leader proposes its first TICK."""
         due: int | None = replica.machine.next_due_ms()
         return due
 
-    def _propose_up(self, replica: Any, node: int) -> None:
+    def _propose_up(self, replica: Replica, node: int) -> None:
         """NODE_UP, unless it would change nothing."""
-        machine: Any = replica.machine
+        machine = replica.machine
         incarnation = self._incarnations.get(node, 0)
         stale = any(
             session >> 56 == node and (session >> 24) & 0xFFFFFFFF < incarnation
@@ -479,7 +495,7 @@ class GroupQueue(Queue):
         if replica is None or not replica.is_leader:
             return
         self._proxied.discard(node)
-        machine: Any = replica.machine
+        machine = replica.machine
         if node in machine.session_nodes() and (definite or node not in machine.down_nodes):
             flags = FLAG_NODE_GONE if definite else 0
             replica.propose(batch.CMD_NODE_DOWN, flags, 0, node, b"")
@@ -501,10 +517,10 @@ class GroupQueue(Queue):
         if replica is not None and replica.is_leader:
             replica.propose(batch.CMD_TICK, 0, 0, 0, b"")
 
-    def _on_note(self, event: str, fields: Mapping[str, Any]) -> None:
+    def _on_note(self, event: str, fields: Mapping[str, object]) -> None:
         """Logs what the machine notes. Counts of messages are summed over NOTE_EVERY_MS."""
         count = fields.get("count")
-        if count is None:
+        if not isinstance(count, int):
             self._log(event, fields)
             return
         if event == DELIVERY_LIMIT:
@@ -523,7 +539,7 @@ class GroupQueue(Queue):
             self._noted[event] = 0
             self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event)
 
-    def _log(self, event: str, fields: Mapping[str, Any]) -> None:
+    def _log(self, event: str, fields: Mapping[str, object]) -> None:
         self._host.note(event, vhost=self.vhost, queue=self.name, group=self.group, **fields)
 
     # --- time, flow, end -----------------------------------------------------------------

@@ -72,6 +72,10 @@ TAKE_RUNS_MAX = 16_384
 _U63 = (1 << 63) - 1
 
 
+Answer = dict[str, int]
+"""What every op tells: epoch, fencing_token, first, next; nothing after close."""
+
+
 class Reservation:
     """One reservation or lease."""
 
@@ -111,7 +115,7 @@ class Reservation:
         """When it expires, unless it is heard of."""
         return self.heard_ms + self.ttl_ms
 
-    def answer(self) -> dict[str, int]:
+    def answer(self) -> Answer:
         """What every op tells."""
         return {
             "epoch": self.epoch,
@@ -151,10 +155,10 @@ def reservation_refused(reason: str, subject: Subject | None = None) -> Reservat
     return ReservationRefused(reason, REASONS.get(reason, reason), subject=subject)
 
 
-def checked_op(op: Mapping[str, Any]) -> dict[str, Any]:
+def checked_op(op: Mapping[str, object]) -> dict[str, object]:
     """The fields of an op that the rules know, with values that they take: what goes into a log.
     Raises ReservationRefused."""
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     try:
         for key, read in _FIELDS.items():
             if op.get(key) is not None:
@@ -186,7 +190,9 @@ class Reservations:
 
     # ---------------------------------------------------------------- ops
 
-    def apply(self, op: Mapping[str, Any], epoch: int, time_ms: int) -> tuple[str | None, Any]:
+    def apply(
+        self, op: Mapping[str, object], epoch: int, time_ms: int
+    ) -> tuple[str | None, Answer | None]:
         """Carries out one op.
 
         Args:
@@ -200,7 +206,7 @@ class Reservations:
         except Refusal as refusal:
             return refusal.reason, None
 
-    def _apply(self, op: Mapping[str, Any], epoch: int, time_ms: int) -> Any:
+    def _apply(self, op: Mapping[str, object], epoch: int, time_ms: int) -> Answer:
         name = _text(op, "reservation")
         kind = op.get("op")
         if not name:
@@ -240,7 +246,7 @@ class Reservations:
             return reservation.answer()
         raise Refusal(MALFORMED)
 
-    def _open(self, name: str, op: Mapping[str, Any], epoch: int, time_ms: int) -> Any:
+    def _open(self, name: str, op: Mapping[str, object], epoch: int, time_ms: int) -> Answer:
         owner, ttl_ms = _text(op, "owner"), _ttl(op)
         reservation = self.by_name.get(name)
         if reservation is None:
@@ -255,7 +261,7 @@ class Reservations:
         reservation.heard_ms = time_ms
         return reservation.answer()
 
-    def _lease(self, name: str, op: Mapping[str, Any], epoch: int, time_ms: int) -> Any:
+    def _lease(self, name: str, op: Mapping[str, object], epoch: int, time_ms: int) -> Answer:
         owner, ttl_ms, limit = _text(op, "owner", ""), _ttl(op), _number(op, "max")
         reservation = self.by_name.get(name)
         if reservation is not None:
@@ -288,7 +294,7 @@ class Reservations:
         return reservation
 
     def _known(
-        self, name: str, op: Mapping[str, Any], epoch: int, *, fencing_token: bool = True
+        self, name: str, op: Mapping[str, object], epoch: int, *, fencing_token: bool = True
     ) -> Reservation:
         """The reservation that an op names with its epoch and fencing token. Nothing has changed
         yet: the op may still be refused, and then it does not count as a sign of life."""
@@ -303,14 +309,16 @@ class Reservations:
         return reservation
 
     @staticmethod
-    def _check_fencing_token(reservation: Reservation, op: Mapping[str, Any], needed: bool) -> None:
+    def _check_fencing_token(
+        reservation: Reservation, op: Mapping[str, object], needed: bool
+    ) -> None:
         given = op.get("fencing_token")
         if given is None and (reservation.is_lease or not needed):
             return
         if _number(op, "fencing_token") != reservation.fencing_token:
             raise Refusal(RESERVATION_FENCED)
 
-    def _take(self, reservation: Reservation, limit: int, after: int) -> Any:
+    def _take(self, reservation: Reservation, limit: int, after: int) -> Answer:
         if reservation.is_lease:
             raise Refusal(RESERVATION_KIND)
         if after > reservation.next:
@@ -319,7 +327,7 @@ class Reservations:
             reservation.next += self._holder.reservation_take(reservation, limit)
         return reservation.answer()
 
-    def _settle(self, reservation: Reservation, upto: int) -> Any:
+    def _settle(self, reservation: Reservation, upto: int) -> Answer:
         if upto > reservation.next:
             raise Refusal(RESERVATION_RANGE)
         if upto > reservation.first:
@@ -332,7 +340,7 @@ class Reservations:
                 del self.finished[next(iter(self.finished))]
         return reservation.answer()
 
-    def _settle_finished(self, name: str, op: Mapping[str, Any]) -> Any:
+    def _settle_finished(self, name: str, op: Mapping[str, object]) -> Answer:
         epoch, end = self.finished[name]
         if _number(op, "epoch") != epoch:
             raise Refusal(RESERVATION_EPOCH)
@@ -340,13 +348,19 @@ class Reservations:
             raise Refusal(RESERVATION_RANGE)
         return self._finished_answer(name)
 
-    def _finished_answer(self, name: str) -> dict[str, int]:
+    def _finished_answer(self, name: str) -> Answer:
         epoch, end = self.finished[name]
         return {"epoch": epoch, "fencing_token": 1, "first": end, "next": end}
 
     def _release(
-        self, name: str, op: Mapping[str, Any], start: int, failed: bool, epoch: int, time_ms: int
-    ) -> Any:
+        self,
+        name: str,
+        op: Mapping[str, object],
+        start: int,
+        failed: bool,
+        epoch: int,
+        time_ms: int,
+    ) -> Answer:
         reservation = self.by_name.get(name)
         if reservation is not None and reservation.released == (_number(op, "epoch"), start):
             # Its owner did not hear the answer: nobody else can have used the new epoch.
@@ -416,7 +430,7 @@ class Reservations:
             raise Refusal(RESERVATION_SETTLED)
         return reservation
 
-    def infos(self) -> list[dict[str, Any]]:
+    def infos(self) -> list[dict[str, object]]:
         """What the management API shows of each reservation."""
         return [
             {
@@ -502,7 +516,7 @@ class Reservations:
             assert not reservation.is_lease or reservation.first < reservation.next
 
 
-def _number(op: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _number(op: Mapping[str, object], key: str, default: int | None = None) -> int:
     value = op.get(key)
     if value is None and default is not None:
         return default
@@ -511,7 +525,7 @@ def _number(op: Mapping[str, Any], key: str, default: int | None = None) -> int:
     return value
 
 
-def _text(op: Mapping[str, Any], key: str, default: str | None = None) -> str:
+def _text(op: Mapping[str, object], key: str, default: str | None = None) -> str:
     value = op.get(key)
     if value is None and default is not None:
         return default
@@ -520,21 +534,21 @@ def _text(op: Mapping[str, Any], key: str, default: str | None = None) -> str:
     return value
 
 
-def _truth(op: Mapping[str, Any], key: str) -> bool:
+def _truth(op: Mapping[str, object], key: str) -> bool:
     value = op.get(key, False)
     if type(value) is not bool:
         raise Refusal(MALFORMED)
     return value
 
 
-def _ttl(op: Mapping[str, Any]) -> int:
+def _ttl(op: Mapping[str, object]) -> int:
     value = _number(op, "ttl_ms", TTL_MS_DEFAULT)
     if not TTL_MS_MIN <= value <= TTL_MS_MAX:
         raise Refusal(MALFORMED)
     return value
 
 
-_FIELDS: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
+_FIELDS: dict[str, Callable[[Mapping[str, object], str], object]] = {
     "op": _text,
     "reservation": _text,
     "owner": _text,

@@ -26,11 +26,11 @@ that answer was lost), or why nobody knows whether it is in the queue.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand, PublishTarget
-from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.queues.interface import ClientEvents, QueueClient
 from convoymq.queues.sessions import APPLIED_OK
@@ -66,7 +66,7 @@ SILENT = frozenset(
 class SessionClient(QueueClient):
     """See the module text; types of queues derive their clients from it."""
 
-    queue: Any
+    queue: GroupQueue
 
     def __init__(self, queue: GroupQueue, session: int, events: ClientEvents) -> None:
         self.queue = queue
@@ -95,10 +95,10 @@ class SessionClient(QueueClient):
 
     # --- for the types -------------------------------------------------------------------
 
-    def _answered(self, command: PendingCommand, seq: int, status: int, reply: Any) -> None:
+    def _answered(self, command: PendingCommand, seq: int, status: int, reply: object) -> None:
         """A command that somebody waits for is applied; `status` and `reply` are those of `seq`."""
 
-    def _heard_again(self, seq: int, status: int, reply: Any) -> None:
+    def _heard_again(self, seq: int, status: int, reply: object) -> None:
         """An answer about a command that was passed over."""
 
     def _check_questions(self, now_ms: int) -> None:
@@ -124,7 +124,7 @@ class SessionClient(QueueClient):
             self.queue.forget(self)
 
     def _command(
-        self, type: int, count: int, consumer: int, body: bytes = b"", note: Any = None
+        self, type: int, count: int, consumer: int, body: bytes = b"", note: object = None
     ) -> None:
         self.target.command(type, 0, count, consumer, body, note)
 
@@ -160,7 +160,7 @@ class SessionClient(QueueClient):
 
     # --- what the machine says -----------------------------------------------------------
 
-    def on_applied(self, seq: int, status: int, reply: Any) -> None:
+    def on_applied(self, seq: int, status: int, reply: object) -> None:
         """Commands up to `seq` are applied; `status` and `reply` belong to `seq` itself."""
         if seq <= self.applied:
             self._heard_again(seq, status, reply)
@@ -205,7 +205,7 @@ class SessionClient(QueueClient):
         if self.closed and not self._target.pending and seq >= self._target.seq:
             self.queue.forget(self)
 
-    def _produced(self, command: PendingCommand, seq: int, status: int, reply: Any) -> None:
+    def _produced(self, command: PendingCommand, seq: int, status: int, reply: object) -> None:
         """An ENQUEUE or SETTLE with an owner of its own is applied."""
         error: BrokerError | None = None
         duplicates = 0
@@ -355,10 +355,10 @@ class SessionClient(QueueClient):
         elif command.type in SILENT and command.note is not None:
             command.note(0, None if published_ok else error)
 
-    def _subject(self) -> Any:
+    def _subject(self) -> Subject:
         return queue_subject(self.queue.vhost, self.queue.name)
 
-    def _refusal(self, reason: Any) -> BrokerError:
+    def _refusal(self, reason: object) -> BrokerError:
         """The machine's reason as the error that the channel shows."""
         subject = self._subject()
         if reason == "deleted":

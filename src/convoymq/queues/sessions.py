@@ -78,7 +78,7 @@ class Session:
         self.node = session_id >> 56
         self.seq = 0
         #: (seq, status, reply) of the latest commands whose answer says more than "applied".
-        self.replies: list[tuple[int, int, Any]] = []
+        self.replies: list[tuple[int, int, object]] = []
         #: Where in `effects` this entry's APPLIED of the session lies; -1 = none yet.
         self.applied_at = -1
         #: (name, first sequence, digest or nothing) of the next ENQUEUE; None = it comes from no
@@ -270,7 +270,7 @@ class SessionTable:
         if session is not None:
             self._answer(session)
 
-    def _reply(self, session: Session | None, status: int, reply: Any) -> None:
+    def _reply(self, session: Session | None, status: int, reply: object) -> None:
         """Answers with more than "applied"; kept, because the first answer may get lost."""
         if session is None:
             return
@@ -393,7 +393,7 @@ class SessionTable:
     def _unpack_producers(self, packed: Iterable[tuple[bytes, int, int]]) -> None:
         self.producers = {name: (last, heard) for name, last, heard in packed}
 
-    def _pack_written(self) -> list[Any]:
+    def _pack_written(self) -> list[object]:
         return [
             [
                 name,

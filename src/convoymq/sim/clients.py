@@ -16,6 +16,7 @@ from convoymq.model.errors import Unavailable
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, Queue, QueueClient
 from convoymq.queues.quorum.client import QuorumClient
+from convoymq.queues.session_client import SessionClient
 from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken, identity_of
 from convoymq.sim.referee import Referee
@@ -434,6 +435,7 @@ class Channel:
             self.lost = True
             queue = self.client.queue
             assert isinstance(queue, GroupQueue)
+            assert isinstance(self.client, SessionClient)
             queue.forget(self.client)
         else:
             self._trace.add(self.name, "close")

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from convoymq.groups.replica import Replica
+from convoymq.queues.group_machine import GroupMachine
+from convoymq.queues.group_queue import Replica as QueueReplica
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.queue import QuorumQueue
@@ -66,7 +68,7 @@ class WatchedQueue(QuorumQueue):
     def _fail(self, text: str) -> None:
         raise InvariantBroken(f"queue {self.group} on node {self.node}: {text}")
 
-    def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: QueueReplica) -> None:
         """Carries effects out, and looks at what was sent."""
         self._sent = {}
         self._passed = set()
@@ -74,6 +76,7 @@ class WatchedQueue(QuorumQueue):
         leads = replica.is_leader
         machine = replica.machine
         assert isinstance(machine, QuorumMachine)
+        assert isinstance(replica, Replica)
         if self._sent and not leads:
             self._fail(f"sends to {sorted(self._sent)}, and does not lead")
         live: dict[int, bool] = {}
@@ -104,7 +107,8 @@ class WatchedQueue(QuorumQueue):
 
     def _carry_out(self, client: QuorumClient, effects: Iterable[Effect], since: int) -> bool:
         effects = list(effects)
-        if not effects and not self._host.replica(self.group).is_leader:
+        replica = self._host.replica(self.group)
+        if not effects and (replica is None or not replica.is_leader):
             self._fail(f"tells {client.session:x} that nothing is checked out from {since} on")
         return super()._carry_out(client, effects, since)
 
@@ -114,7 +118,8 @@ class WatchedQueue(QuorumQueue):
             self._workload.sent_by_leader += effect[7]
         return super()._forward(node, effect, since)
 
-    def _start_proxy(self, node: int, machine: QuorumMachine) -> None:
+    def _start_proxy(self, node: int, machine: GroupMachine) -> None:
+        assert isinstance(machine, QuorumMachine)
         super()._start_proxy(node, machine)
         if node not in self._proxied:
             return

@@ -17,7 +17,7 @@ import msgspec
 
 from convoymq.kernels.batch import COMMAND_SIZE, HEADER_SIZE, commands, frame_header, slice_records
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.clock import Clock
+from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, PeerError, StorageFault
 from convoymq.model.refusals import home_node_down
 from convoymq.model.tables import Table
@@ -91,7 +91,7 @@ class ClassicHost:
         self._flowing = False
         #: What queues that are deleted dropped: expired, over the length.
         self._ended_dropped = (0, 0)
-        self._timer: Any = None
+        self._timer: Timer | None = None
         self.writer = LogWriter(self._on_written)
         control.handle_raw(KIND_CLASSIC, self._on_frame)
         control.handle(KIND_CLASSIC_COUNTS, self._on_counts)
@@ -387,7 +387,7 @@ class ClassicHost:
         else:
             client.on_effect((kind, session, *rest))
 
-    async def _on_counts(self, node: int, group: Any) -> tuple[int, int]:
+    async def _on_counts(self, node: int, group: int) -> tuple[int, int]:
         queue = self.queues.get(group)
         if not isinstance(queue, LocalQueue):
             raise NotFound("the queue is not here")

@@ -622,7 +622,8 @@ class ClassicMachine:
 
     def blocks_in(self, file: int) -> list[Block]:
         """Living blocks that lie in a file of the log, oldest first. Cost: O(runs)."""
-        found = {run.block for run in self._all_runs() if run.block.where.file == file}
+        blocks = (run.block for run in self._all_runs())
+        found = {block for block in blocks if block.where is not None and block.where.file == file}
         return sorted(found, key=lambda block: block.position)
 
     def dead_in(self, block: Block) -> list[int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from convoymq.kernels.batch import CommandBuilder, record
 from convoymq.metadata.machine import QueueRecord
-from convoymq.model.errors import NotFound, Refused, StorageFault, Unavailable
+from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
 from convoymq.model.refusals import home_node_down, missing, queue_subject
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
@@ -124,7 +124,7 @@ class ClassicQueue(Queue):
         """Raises NotFound when the queue cannot be used."""
 
     @property
-    def subject(self) -> Any:
+    def subject(self) -> Subject:
         """The queue in texts of refusals."""
         return queue_subject(self.vhost, self.name)
 
@@ -327,7 +327,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         machine.settled = []
         if machine.finished:
             for block in machine.finished:
-                self.log.drop(block.where)
+                self.log.drop(block.place())
             machine.finished = []
             self._compact()
         self._unwritten = wrote
@@ -392,7 +392,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             return
         self._moves += 1
         for block in self.machine.blocks_in(sparse):
-            old = block.where
+            old = block.place()
             data = self.log.read(old)
             block.where = self.log.add_messages(block.position, data)
             dead = self.machine.dead_in(block)
@@ -401,7 +401,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             self.log.drop(old)
 
     def _load(self, block: Block) -> tuple[bytes, int]:
-        return self.log.read(block.where), 0
+        return self.log.read(block.place()), 0
 
     def _recover(self, now_ms: int) -> None:
         blocks: dict[int, Block] = {}
@@ -438,7 +438,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
             block = blocks[position]
             dead = _within(gone, position, block.count)
             if sum(last - first + 1 for first, last in dead) < block.count:
-                self.log.keep(block.where)
+                self.log.keep(block.place())
                 own = expirations.get(position)
                 self.machine.recover(block, dead, self._handed_out, own, now_ms)
             else:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from convoymq.model.errors import NotFound, Refused, StorageFault, Unavailable
+from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
 from convoymq.queues.reservation_reads import (
     BROWSE,
     OP,
@@ -32,7 +32,13 @@ from convoymq.queues.reservation_reads import (
     opened,
     serve,
 )
-from convoymq.queues.reservations import RESERVATION_RANGE, Refusal, checked_op, reservation_refused
+from convoymq.queues.reservations import (
+    RESERVATION_RANGE,
+    Refusal,
+    Reservation,
+    checked_op,
+    reservation_refused,
+)
 
 if TYPE_CHECKING:
     from convoymq.metadata.machine import QueueRecord
@@ -54,8 +60,12 @@ class HomeReservations:
     host: ClassicHost
     machine: ClassicMachine
     durable: bool
+    if TYPE_CHECKING:
+
+        @property
+        def subject(self) -> Subject: ...
+
     ended: Refused | None
-    subject: Any
     _reservation_epoch = 0
 
     def settle_round(self, now_ms: int) -> None:
@@ -66,7 +76,7 @@ class HomeReservations:
         """Waits until what was settled so far is on disk."""
         raise NotImplementedError
 
-    async def reservation(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def reservation(self, op: Mapping[str, object]) -> dict[str, Any]:
         """See `Queue`."""
         return await self.local_op(op)
 
@@ -94,11 +104,11 @@ class HomeReservations:
         """See `Queue`."""
         return await serve(self, request, room)
 
-    def reservations(self) -> list[dict[str, Any]]:
+    def reservations(self) -> list[dict[str, object]]:
         """See `Queue`."""
         return self.machine.reservations.infos()
 
-    async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def local_op(self, op: Mapping[str, object]) -> dict[str, Any]:
         """See `reservation_reads.LocalReservations`."""
         self._check()
         if not self._reservation_epoch:
@@ -153,7 +163,7 @@ class HomeReservations:
             raise StorageFault(f"reserved messages of {self.subject}: {error}") from error
         return first, offset + page.rows, page.runs
 
-    def _reading(self, name: str, epoch: int, offset: int) -> Any:
+    def _reading(self, name: str, epoch: int, offset: int) -> Reservation:
         try:
             return self.machine.reservations.reading(name, epoch, offset)
         except Refusal as refusal:
@@ -239,9 +249,12 @@ class AwayReservations:
     host: ClassicHost
     record: QueueRecord
     ended: Refused | None
-    subject: Any
+    if TYPE_CHECKING:
 
-    async def reservation(self, op: Mapping[str, Any]) -> dict[str, Any]:
+        @property
+        def subject(self) -> Subject: ...
+
+    async def reservation(self, op: Mapping[str, object]) -> dict[str, Any]:
         """See `Queue`."""
         (answer,) = await self._ask(OP, checked_op(op))
         return dict(answer)
@@ -275,7 +288,7 @@ class AwayReservations:
         """Only the home node answers."""
         raise NotFound("the queue does not live here")
 
-    async def _ask(self, *request: Any) -> list[Any]:
+    async def _ask(self, *request: object) -> list[Any]:
         if self.ended is not None:
             raise self.ended
         try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from convoymq.queues.classic.log import Place
 
 
 class Block:
@@ -40,10 +43,15 @@ class Block:
         """Body bytes of all records together."""
         self.time_ms = time_ms
         """When it came; after a restart, when it was recovered."""
-        self.where: Any = None
+        self.where: Place | None = None
         """Place in the log, given by the shell."""
         self.written = False
         """The log has the bytes: they may leave memory."""
+
+    def place(self) -> Place:
+        """Where it lies in the log; it must be there."""
+        assert self.where is not None, "the block is not in the log"
+        return self.where
 
 
 class Run:
@@ -89,7 +97,7 @@ class Consumer:
     exclusive: bool
     priority: int
     prefetch: int = 0
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, object] = field(default_factory=dict)
     next_id: int = 0
     outstanding: int = 0
     cancelled: bool = False

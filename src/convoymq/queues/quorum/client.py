@@ -182,7 +182,7 @@ class QuorumClient(SessionClient):
         super().close()
 
     def _question(
-        self, type: int, count: int, consumer: int, body: bytes = b"", note: Any = None
+        self, type: int, count: int, consumer: int, body: bytes = b"", note: object = None
     ) -> None:
         timeout_ms = self.queue.limits.question_timeout_ms
         self._deadlines.append(self.queue.clock.monotonic_ms() + timeout_ms)
@@ -190,7 +190,7 @@ class QuorumClient(SessionClient):
 
     # --- what the machine says -----------------------------------------------------------
 
-    def _answered(self, command: PendingCommand, seq: int, status: int, reply: Any) -> None:
+    def _answered(self, command: PendingCommand, seq: int, status: int, reply: object) -> None:
         if command.seq == seq and self._is_reply(command, status, reply):
             self._answer(command, status, reply)
         elif command.type in _TELLING:
@@ -198,12 +198,12 @@ class QuorumClient(SessionClient):
         else:
             self._answer(command, APPLIED_OK, None)
 
-    def _heard_again(self, seq: int, status: int, reply: Any) -> None:
+    def _heard_again(self, seq: int, status: int, reply: object) -> None:
         if seq in self._unanswered and self._is_reply(self._unanswered[seq][0], status, reply):
             self._answer_late(seq, status, reply)
 
     @staticmethod
-    def _is_reply(command: PendingCommand, status: int, reply: Any) -> bool:
+    def _is_reply(command: PendingCommand, status: int, reply: object) -> bool:
         """False for a mere "applied" where the command asked for content."""
         asked = command.type in (batch.CMD_GET, batch.CMD_RESERVATION)
         return not asked or status != APPLIED_OK or reply is not None
@@ -220,7 +220,7 @@ class QuorumClient(SessionClient):
             end = command.offset + command.length
             self._target.builder.adopt(data, command.offset, end)
 
-    def _answer_late(self, seq: int, status: int, reply: Any) -> None:
+    def _answer_late(self, seq: int, status: int, reply: object) -> None:
         command, _ = self._unanswered.pop(seq, (None, 0))
         if command is not None and not self.closed:
             self._answer(command, status, reply)
@@ -283,7 +283,8 @@ class QuorumClient(SessionClient):
                 self._deadlines.popleft()
                 self._events.on_get(self, GetResult(error=error))
             elif reply:
-                self._gets.append((reply[0], reply[1], bool(command.note)))
+                message_id, ready = reply
+                self._gets.append((message_id, ready, bool(command.note)))
             else:
                 self._gets.append((-1, 0, False))
             self._answer_gets(final=False)
@@ -525,14 +526,14 @@ class QuorumClient(SessionClient):
         if self.blocked:
             self.check_flow()
 
-    def _reservation_error(self, status: int, reply: Any) -> BrokerError | None:
+    def _reservation_error(self, status: int, reply: object) -> BrokerError | None:
         if status != APPLIED_OK:
             return reservation_refused(str(reply), self._subject())
         if reply is None:
             return Unavailable("the queue's answer was lost")
         return None
 
-    def _refusal(self, reason: Any) -> BrokerError:
+    def _refusal(self, reason: object) -> BrokerError:
         if reason == "exclusive":
             return exclusive_consumer(self._subject())
         if reason == "single_active":
@@ -551,9 +552,9 @@ def _timed_out(doing: str, subject: Subject) -> Unavailable:
     return Unavailable(f"timed out {doing} from quorum {subject}")
 
 
-def _plain(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+def _plain(arguments: Mapping[str, object] | None) -> dict[str, object]:
     """Consumer arguments as plain values: what has no plain form becomes its text."""
     if not arguments:
         return {}
     packed = msgspec.msgpack.encode(dict(arguments), enc_hook=str)
-    return msgspec.msgpack.decode(packed, type=dict[str, Any])
+    return msgspec.msgpack.decode(packed, type=dict[str, object])

@@ -29,7 +29,8 @@ from typing import Any
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import StorageFault
-from convoymq.queues.group_queue import GroupQueue, effects_of
+from convoymq.queues.group_machine import GroupMachine
+from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
 from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -65,6 +66,12 @@ class QuorumQueue(GroupQueue):
         self._reservation_client = ReservationClient(self, ask_node)
 
     # --- clients -------------------------------------------------------------------------
+
+    def client(self, session: int, events: ClientEvents) -> QuorumClient:
+        """See `Queue`."""
+        made = super().client(session, events)
+        assert isinstance(made, QuorumClient)
+        return made
 
     def _new_client(self, session: int, events: ClientEvents) -> QuorumClient:
         return QuorumClient(self, session, events)
@@ -105,13 +112,13 @@ class QuorumQueue(GroupQueue):
 
     # --- EffectSink ----------------------------------------------------------------------
 
-    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """See `GroupQueue`; and readers of reservations may wait for what was applied."""
         super().on_effects(effects, replica)
         if self._reservation_client.waiters:
             self._reservation_client.on_applied()
 
-    def _first_due_ms(self, replica: Any) -> int | None:
+    def _first_due_ms(self, replica: Replica) -> int | None:
         machine: QuorumMachine = replica.machine
         due = machine.next_due_ms()
         times = [reservation.ttl_ms for reservation in machine.reservations.by_name.values()]
@@ -154,7 +161,7 @@ class QuorumQueue(GroupQueue):
 
     # --- for others ----------------------------------------------------------------------
 
-    def _forward_state(self, node: int, machine: Any, effects: Sequence[Effect]) -> None:
+    def _forward_state(self, node: int, machine: GroupMachine, effects: Sequence[Effect]) -> None:
         """See `GroupQueue`: of every consumer, what is checked out from message id 0 on, and that
         nothing else is.
 
@@ -162,6 +169,7 @@ class QuorumQueue(GroupQueue):
         back, and given to others, since: consumers that hold nothing hear so before they could get
         anything else.
         """
+        assert isinstance(machine, QuorumMachine)
         ends: dict[tuple[int, int], int] = {}
         holders = {(effect[1], effect[2]) for effect in effects if effect[0] == EFFECT_DELIVER}
         consumers = machine.consumers.positions(node)
@@ -281,7 +289,7 @@ class QuorumQueue(GroupQueue):
         """See `Queue`."""
         return await serve(self._reservation_client, request, room)
 
-    def reservations(self) -> list[dict[str, Any]]:
+    def reservations(self) -> list[dict[str, object]]:
         """See `Queue`."""
         replica = self.replica()
         if replica is None or not replica.is_leader:
@@ -309,7 +317,7 @@ class QuorumQueue(GroupQueue):
         """A fresh session id of this node."""
         return self._new_session()
 
-    def replica(self) -> Any:
+    def replica(self) -> Replica | None:
         """The local replica, if any."""
         return self._host.replica(self.group)
 

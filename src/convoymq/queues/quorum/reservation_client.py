@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from convoymq.kernels.batch import Entry
+from convoymq.model.clock import Timer
 from convoymq.model.errors import (
     BrokerError,
     Refused,
+    Subject,
     Unavailable,
 )
 from convoymq.model.refusals import missing, queue_subject
@@ -70,18 +72,18 @@ class ReservationClient:
         self._open = 0
         """Ops that wait for an answer."""
         self._used_ms = 0
-        self._timer: Any = None
+        self._timer: Timer | None = None
         self.waiters: list[asyncio.Future[None]] = []
         """Readers that wait for the replica; `on_applied` wakes them."""
         self._touched: dict[str, tuple[int, int]] = {}
 
     @property
-    def _subject(self) -> Any:
+    def _subject(self) -> Subject:
         return queue_subject(self._queue.vhost, self._queue.name)
 
     # --- ops -----------------------------------------------------------------------------
 
-    async def op(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def op(self, op: Mapping[str, object]) -> dict[str, Any]:
         """Proposes an op and returns its answer. Raises ReservationRefused, NotFound,
         Unavailable."""
         encoded = msgspec.msgpack.encode(checked_op(op))
@@ -89,16 +91,17 @@ class ReservationClient:
         deadline = loop.time() + self._queue.limits.question_timeout_ms / 1000
         while True:
             try:
-                return await self._propose(encoded)
+                answer: dict[str, Any] = await self._propose(encoded)
+                return answer
             except Unavailable:
                 # The session may have ended with the op under way: it is asked in the next one.
                 if loop.time() + RETRY_S >= deadline:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    def _propose(self, encoded: bytes) -> asyncio.Future[dict[str, Any]]:
+    def _propose(self, encoded: bytes) -> asyncio.Future[Any]:
         queue = self._queue
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if queue.deleted:
             future.set_exception(missing(self._subject))
             return future
@@ -177,7 +180,7 @@ class ReservationClient:
         rest, encoded = await self._ask_members(request)
         return rest, decode_runs(encoded)
 
-    async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def local_op(self, op: Mapping[str, object]) -> dict[str, Any]:
         """See `reservation_reads.LocalReservations`."""
         return await self.op(op)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from typing import Any
 
 from convoymq.model.words import words_from_bytes, words_to_bytes
 
@@ -330,11 +329,11 @@ class Tail(Fifo):
         Fifo.clear(self)
         self._groups.clear()
 
-    def pack_tail(self) -> list[Any]:
+    def pack_tail(self) -> tuple[bytes, list[list[int]]]:
         """Plain values: the packed runs, and the groups."""
-        return [self.pack(), [list(group) for group in self._groups]]
+        return self.pack(), [list(group) for group in self._groups]
 
-    def unpack_tail(self, packed: list[Any]) -> None:
+    def unpack_tail(self, packed: tuple[bytes, list[list[int]]]) -> None:
         """Replaces the content by that of `pack_tail`. Raises ValueError."""
         self.unpack(packed[0])
         self._groups = deque([entered, count] for entered, count in packed[1])

@@ -334,11 +334,6 @@ class StreamMachine(GroupMachine):
         """Whatever is kept may be read."""
         return self.chunks.indexes[0] if len(self.chunks) else NEVER
 
-    def resend(self, session_node: int) -> None:
-        """Appends the answers that bring the clients of a node up to date (Machine.resend)."""
-        for session in self._sessions_of(session_node):
-            self._resend_answers(session)
-
     def check_invariants(self) -> None:
         """Asserts what the module docstring promises. Cost: O(index ranges)."""
         chunks = self.chunks

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
+from convoymq.model.clock import Timer
 from convoymq.model.errors import (
     BrokerError,
     OffsetOutOfRange,
@@ -41,7 +42,7 @@ from convoymq.model.errors import (
     StorageFault,
     Unavailable,
 )
-from convoymq.queues.group_queue import GroupQueue
+from convoymq.queues.group_queue import GroupQueue, Replica
 from convoymq.queues.interface import ClientEvents, QueueFeatures
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.stream.client import StreamClient
@@ -108,7 +109,12 @@ class _Waiter:
     def __init__(self, offset: int, done: Callable[[], None]) -> None:
         self.offset = offset
         self.done = done
-        self.timer: Any = None
+        self.timer: Timer | None = None
+
+    def end(self) -> None:
+        """Stops the timer."""
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class StreamQueue(GroupQueue):
@@ -215,7 +221,7 @@ class StreamQueue(GroupQueue):
             del self._kept[oldest]
             oldest.park()
 
-    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """Answers publishers, then serves who reads."""
         super().on_effects(effects, replica)
         self._moved(replica.machine)
@@ -235,7 +241,7 @@ class StreamQueue(GroupQueue):
             if due:
                 self._waiters = [waiter for waiter in self._waiters if waiter.offset >= end]
                 for waiter in due:
-                    waiter.timer.cancel()
+                    waiter.end()
                     waiter.done()
 
     def when_there(self, offset: int, wait_ms: int, done: Callable[[], None]) -> None:
@@ -251,7 +257,7 @@ class StreamQueue(GroupQueue):
     def _end_waits(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.timer.cancel()
+            waiter.end()
             waiter.done()
 
     def _waited(self, waiter: _Waiter) -> None:
@@ -674,7 +680,7 @@ class NoEvents:
         return _nothing
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """Nobody waits for this."""
 
 
