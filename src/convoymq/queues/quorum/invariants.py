@@ -6,7 +6,16 @@ from itertools import repeat
 from operator import add, itemgetter, le, rshift
 
 from convoymq.model.words import words_from_bytes
-from convoymq.queues.quorum.consumers import CANCELLED, POLLER, QUIESCING, UP, WAITING
+from convoymq.queues.quorum.backlog import Backlog
+from convoymq.queues.quorum.consumers import (
+    CANCELLED,
+    POLLER,
+    QUIESCING,
+    UP,
+    WAITING,
+    Consumer,
+    Consumers,
+)
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.runs import Fifo, Run
 from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings, check_written
@@ -17,106 +26,118 @@ COUNT, SIZE = itemgetter(3), itemgetter(4)
 
 def check_invariants(machine: QuorumMachine) -> None:
     """Asserts what the module docstring promises. Cost: O(runs); tests call it after every step."""
-    unacked = 0
-    unacked_bytes = 0
-    count = 0
-    served = machine.consumers.service_queue()
-    assert len(served) == len(set(served)), "a consumer is in the service queue twice"
-    serving = set(served)
-    actives = []
-    places: list[Run] = []
     check_openings(machine)
     check_written(machine)
+    backlog, consumers = machine.backlog, machine.consumers
+    served = consumers.service_queue()
+    assert len(served) == len(set(served)), "a consumer is in the service queue twice"
+    serving = set(served)
+    assert not (serving and backlog.ready()), "a message and a consumer wait for each other"
+    places: list[Run] = []
     for session in machine.sessions.values():
         assert session.applied_at == -1
         assert len(session.replies) <= REPLIES_KEPT_MAX
         for number, consumer in session.consumers.items():
             assert consumer.number == number
-            assert (number == 0) == (consumer.state == POLLER)
-            held = consumer.checked_out.held()
-            runs = [run for _, run in held]
-            assert sum(map(COUNT, runs)) == consumer.checked_out.messages
-            assert sum(map(SIZE, runs)) == consumer.checked_out.size
-            last = -1
-            for message_id, run in held:
-                assert message_id > last, "message ids overlap"
-                assert run[3] > 0
-                last = message_id + run[3] - 1
-            places += runs
-            assert last < consumer.next_id
-            unacked += consumer.checked_out.messages
-            unacked_bytes += consumer.checked_out.size
-            key = (session.id, number)
-            may = (
-                consumer.state == UP
-                and session.node not in machine.down_nodes
-                and consumer.window > consumer.checked_out.messages
-            )
-            assert may == (key in serving) == consumer.queued, (key, may, key in serving)
-            assert (consumer.state == WAITING) == any(
-                c is consumer for c in machine.consumers.waiting
-            )
-            if consumer.state == CANCELLED:
-                assert consumer.checked_out.messages, "a cancelled consumer stays for nothing"
-            if consumer.state < CANCELLED:
-                count += 1
-            if consumer.state in (UP, QUIESCING) or (
-                machine.consumers.strict
-                and machine.consumers.single_active
-                and consumer.state == CANCELLED
-            ):
-                actives.append(consumer)
-            if machine.consumers.strict and machine.consumers.single_active and held:
-                assert consumer is machine.consumers.active, (
-                    "who is not the active consumer holds messages"
-                )
+            places += _check_held(consumer)
+            _check_state(consumer, consumers, (session.id, number) in serving)
+    places += _check_reservations(machine)
+    _check_who_is_active(machine)
+    unacked = sum(map(COUNT, places))
+    assert unacked == backlog.unacked
+    assert sum(map(SIZE, places)) == backlog.unacked_bytes
+    subscribed = [consumer for consumer in consumers.all() if consumer.state < CANCELLED]
+    assert len(subscribed) + len(machine.reservations) == consumers.count
+    returned = backlog.returned.runs()
+    assert sum(map(COUNT, returned)) == backlog.returned.messages
+    assert sum(map(SIZE, returned)) == backlog.returned.size
+    places += returned
+    places += _check_tail(backlog)
+    live = list(machine.live_ranges())
+    _check_fresh(backlog.fresh, places, live)
+    _check_places(places, live)
+    gone = backlog.acked + backlog.purged + sum(backlog.dropped.values())
+    assert backlog.ready() + unacked + gone == backlog.published, "messages appeared or vanished"
+
+
+def _check_held(consumer: Consumer) -> list[Run]:
+    """What a consumer holds adds up, under ids that ascend."""
+    held = consumer.checked_out.held()
+    runs = [run for _, run in held]
+    assert sum(map(COUNT, runs)) == consumer.checked_out.messages
+    assert sum(map(SIZE, runs)) == consumer.checked_out.size
+    last = -1
+    for message_id, run in held:
+        assert message_id > last, "message ids overlap"
+        assert run[3] > 0
+        last = message_id + run[3] - 1
+    assert last < consumer.next_id
+    return runs
+
+
+def _check_state(consumer: Consumer, consumers: Consumers, is_served: bool) -> None:
+    """A consumer is served exactly when it may be."""
+    assert (consumer.number == 0) == (consumer.state == POLLER)
+    may = (
+        consumer.state == UP
+        and consumer.session.node not in consumers.machine.down_nodes
+        and consumer.window > consumer.checked_out.messages
+    )
+    assert may == is_served == consumer.queued, (consumer.session.id, consumer.number, may)
+    assert (consumer.state == WAITING) == any(c is consumer for c in consumers.waiting)
+    if consumer.state == CANCELLED:
+        assert consumer.checked_out.messages, "a cancelled consumer stays for nothing"
+
+
+def _check_reservations(machine: QuorumMachine) -> list[Run]:
+    """Reservations hold their offsets without gaps; what they hold."""
     machine.reservations.check()
-    count += len(machine.reservations)
+    places: list[Run] = []
     for reservation in machine.reservations.by_name.values():
         held = reservation.held.held()
         assert reservation.held.messages == reservation.next - reservation.first
         assert not held or held[0][0] == reservation.first
+        runs = [run for _, run in held]
+        assert sum(map(SIZE, runs)) == reservation.held.size
         for i, (message_id, run) in enumerate(held):
             after = held[i + 1][0] if i + 1 < len(held) else reservation.next
             assert message_id + run[3] == after, "a reservation has a gap"
-            places.append(run)
-        unacked += reservation.held.messages
-        unacked_bytes += reservation.held.size
-    assert unacked == machine.backlog.unacked
-    assert unacked_bytes == machine.backlog.unacked_bytes
-    assert count == machine.consumers.count
-    if machine.consumers.single_active:
-        assert len(actives) + len(machine.reservations) <= 1
-        assert machine.consumers.active is (actives[0] if actives else None)
-    else:
-        assert not machine.consumers.waiting
-        assert machine.consumers.active is None
-    assert not (serving and machine.backlog.ready()), "a message and a consumer wait for each other"
-    returned = machine.backlog.returned.runs()
-    assert sum(map(COUNT, returned)) == machine.backlog.returned.messages
-    assert sum(map(SIZE, returned)) == machine.backlog.returned.size
-    places += returned
-    places += _check_tail(machine)
-    live = list(machine.live_ranges())
-    _check_fresh(machine.backlog.fresh, places, live)
-    _check_places(places, live)
-    dropped = sum(machine.backlog.dropped.values())
-    total = (
-        machine.backlog.ready() + unacked + machine.backlog.acked + machine.backlog.purged + dropped
-    )
-    assert total == machine.backlog.published, "messages appeared or vanished"
+        places += runs
+    return places
 
 
-def _check_tail(machine: QuorumMachine) -> list[Run]:
+def _check_who_is_active(machine: QuorumMachine) -> None:
+    """With single active consumer there is at most one, or a reservation."""
+    consumers = machine.consumers
+    if not consumers.single_active:
+        assert not consumers.waiting
+        assert consumers.active is None
+        return
+    actives = [
+        consumer
+        for consumer in consumers.all()
+        if consumer.state in (UP, QUIESCING) or (consumers.strict and consumer.state == CANCELLED)
+    ]
+    assert len(actives) + len(machine.reservations) <= 1
+    assert consumers.active is (actives[0] if actives else None)
+    assert consumers.is_reserved == (len(machine.reservations) > 0)
+    if consumers.strict:
+        for consumer in consumers.all():
+            assert consumer is consumers.active or not consumer.checked_out.messages, (
+                "who is not the active consumer holds messages"
+            )
+
+
+def _check_tail(backlog: Backlog) -> list[Run]:
     """Groups of the tail add up, and wait for messages that have entered the queue; its runs."""
-    tail = machine.backlog.requeued
+    tail = backlog.requeued
     runs, (_, groups) = tail.runs(), tail.pack_tail()
     assert sum(map(COUNT, runs)) == tail.messages == sum(count for _, count in groups)
     assert sum(map(SIZE, runs)) == tail.size
     assert all(count > 0 for _, count in groups)
     turns = [entered for entered, _ in groups]
     assert turns == sorted(set(turns))
-    assert not turns or turns[-1] <= machine.backlog.published
+    assert not turns or turns[-1] <= backlog.published
     return runs
 
 
