@@ -219,7 +219,7 @@ def test_a_repeated_micro_batch_adds_nothing_and_a_zombie_neither(
     micro(2, numbered(9, 10))
     assert [m.value for m in stream.messages] == numbered(0, 10)
     assert set(stream.written) == {"query:0", "query:1"}
-    assert list(stream.written["query:0"].epochs) == [0, 1, 2]
+    assert list(stream.written["query:0"].micro_batches) == [0, 1, 2]
 
 
 def test_a_task_that_does_not_know_its_query_is_refused(broker: FakeBroker, in_task: Any) -> None:

@@ -30,8 +30,9 @@ from convoymq.kernels.frames import content_parts, split_record
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
 from convoymq.model.tables import Table
-from convoymq.queues.interface import ClientEvents, Delivery, GetResult, Queue, QueueClient
+from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.message_properties import check_records
+from convoymq.queues.null_events import NullEvents
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -99,7 +100,7 @@ class _Batch:
             self.done.set_result(None)
 
 
-class Producing(ClientEvents):
+class Producing(NullEvents):
     """The publishing side of one connection."""
 
     def __init__(self, connection: FetchConnection) -> None:
@@ -438,24 +439,6 @@ class Producing(ClientEvents):
         else:
             self._blocked.discard(client)
             self._progress.set()
-
-    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
-        """Nothing was subscribed to."""
-
-    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
-        """Nothing was subscribed to."""
-
-    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
-        """Nothing was subscribed to."""
-
-    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
-        """Nothing was subscribed to."""
-
-    def on_get(self, client: QueueClient, result: GetResult) -> None:
-        """Nothing was asked for."""
-
-    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
-        """Nothing was purged."""
 
 
 def _check(request: Produce) -> None:

@@ -66,8 +66,8 @@ class Page:
         count: int,
         offset: int,
         time_ms: int,
-        acquired: int,
-        delivered: int,
+        acquired_count: int,
+        failed_delivery_count: int,
         size: int,
     ) -> None:
         """Appends a run. What is a small part of its block is copied: pages must not hold much more
@@ -77,7 +77,9 @@ class Page:
             block = batch.slice_records(block, command, first, count)
             command = first = 0
             size = max(size, len(block))
-        self.runs.append((block, command, first, count, offset, time_ms, acquired, delivered))
+        self.runs.append(
+            (block, command, first, count, offset, time_ms, acquired_count, failed_delivery_count)
+        )
         self.rows += count
         self.bytes += size
 
@@ -190,8 +192,8 @@ def decode_runs(encoded: Any) -> list[ReservedRun]:
     """The runs of `encode_runs`. Raises PeerError."""
     try:
         return [
-            (block, 0, 0, count, offset, time_ms, acquired, delivered)
-            for block, count, offset, time_ms, acquired, delivered in encoded
+            (block, 0, 0, count, offset, time_ms, acquired_count, failed_delivery_count)
+            for block, count, offset, time_ms, acquired_count, failed_delivery_count in encoded
         ]
     except (TypeError, ValueError) as error:
         raise PeerError(f"malformed runs from another node: {error}") from error

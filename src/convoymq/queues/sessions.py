@@ -60,10 +60,10 @@ PRODUCER_KEPT_MS = 7 * 24 * 3600 * 1000
 PRODUCER_NAME_BYTES_MAX = 255
 
 DIGEST_BYTES = 16
-#: The upper bits of a sequence are its epoch: a micro-batch's number.
-EPOCH_SHIFT = 32
-#: Of one writer, its latest epochs and requests; of all writers together.
-EPOCHS_KEPT_MAX = 8
+#: The upper bits of a sequence are the number of its micro-batch.
+MICRO_BATCH_SHIFT = 32
+#: Of one writer, its latest micro-batches and requests; of all writers together.
+MICRO_BATCHES_KEPT_MAX = 8
 REQUESTS_KEPT_MAX = 8192
 REQUESTS_OF_ALL_MAX = 262_144
 
@@ -136,25 +136,25 @@ def _first(passed_over: tuple[int, int]) -> int:
 
 
 class Written:
-    """What a writer whose requests have digests has brought, by epoch and digest."""
+    """What a writer whose requests have digests has brought, by micro-batch and digest."""
 
-    __slots__ = ("epochs", "heard_ms", "requests")
+    __slots__ = ("heard_ms", "micro_batches", "requests")
 
     def __init__(self) -> None:
-        #: Epoch -> digest -> (first, last) sequence; both in the order in which they came.
-        self.epochs: dict[int, dict[bytes, tuple[int, int]]] = {}
+        #: Micro-batch -> digest -> (first, last) sequence; both in the order in which they came.
+        self.micro_batches: dict[int, dict[bytes, tuple[int, int]]] = {}
         self.heard_ms = 0
         self.requests = 0
-        """In all epochs."""
+        """In all micro-batches."""
 
     def repeated(self, first: int, count: int, digest: bytes) -> int:
         """How many of the first of `count` records are known; notes them all."""
-        epoch = first >> EPOCH_SHIFT
-        requests = self.epochs.get(epoch)
+        micro_batch = first >> MICRO_BATCH_SHIFT
+        requests = self.micro_batches.get(micro_batch)
         if requests is None:
-            requests = self.epochs[epoch] = {}
-            if len(self.epochs) > EPOCHS_KEPT_MAX:
-                self.requests -= len(self.epochs.pop(next(iter(self.epochs))))
+            requests = self.micro_batches[micro_batch] = {}
+            if len(self.micro_batches) > MICRO_BATCHES_KEPT_MAX:
+                self.requests -= len(self.micro_batches.pop(next(iter(self.micro_batches))))
         end = first + count - 1
         known = requests.get(digest)
         if known is not None and known[0] <= first:
@@ -170,13 +170,13 @@ class Written:
         return 0
 
     def _forget_oldest(self) -> None:
-        epoch, requests = next(iter(self.epochs.items()))
+        micro_batch, requests = next(iter(self.micro_batches.items()))
         # By an iterator: looking for the first key again and again is slow in a large dict.
         for digest in list(requests)[: max(1, len(requests) // 8)]:
             del requests[digest]
             self.requests -= 1
         if not requests:
-            del self.epochs[epoch]
+            del self.micro_batches[micro_batch]
 
 
 class SessionTable:
@@ -399,8 +399,8 @@ class SessionTable:
                 name,
                 writer.heard_ms,
                 [
-                    [epoch, [[digest, *known] for digest, known in requests.items()]]
-                    for epoch, requests in writer.epochs.items()
+                    [micro_batch, [[digest, *known] for digest, known in requests.items()]]
+                    for micro_batch, requests in writer.micro_batches.items()
                 ],
             ]
             for name, writer in self.written.items()
@@ -409,11 +409,13 @@ class SessionTable:
     def _unpack_written(self, packed: Iterable[Any]) -> None:
         self._requests_known = 0
         self.written = {}
-        for name, heard, epochs in packed:
+        for name, heard, micro_batches in packed:
             writer = self.written[name] = Written()
             writer.heard_ms = heard
-            for epoch, requests in epochs:
-                writer.epochs[epoch] = {digest: (first, last) for digest, first, last in requests}
+            for micro_batch, requests in micro_batches:
+                writer.micro_batches[micro_batch] = {
+                    digest: (first, last) for digest, first, last in requests
+                }
                 writer.requests += len(requests)
             self._requests_known += writer.requests
 
@@ -422,11 +424,11 @@ def check_written(table: SessionTable) -> None:
     """Asserts what `Written` promises, and that all requests are counted."""
     assert table._requests_known == sum(writer.requests for writer in table.written.values())
     for writer in table.written.values():
-        assert len(writer.epochs) <= EPOCHS_KEPT_MAX
-        assert writer.requests == sum(map(len, writer.epochs.values())) <= REQUESTS_KEPT_MAX
-        for epoch, requests in writer.epochs.items():
+        assert len(writer.micro_batches) <= MICRO_BATCHES_KEPT_MAX
+        assert writer.requests == sum(map(len, writer.micro_batches.values())) <= REQUESTS_KEPT_MAX
+        for micro_batch, requests in writer.micro_batches.items():
             for first, last in requests.values():
-                assert first >> EPOCH_SHIFT == epoch
+                assert first >> MICRO_BATCH_SHIFT == micro_batch
                 assert first <= last
 
 

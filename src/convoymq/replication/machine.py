@@ -15,7 +15,8 @@ EFFECT_APPLIED = 1
 """(kind, session, seq, status, reply): the command was applied; status 0 = ok, 1 = rejected."""
 EFFECT_DELIVER = 2
 """(kind, session, consumer, first message id, index, command offset in the entry, first record,
-count, acquired count, delivery count): hand records [first, first + count) to the consumer."""
+count, acquired count, failed delivery count): hand records [first, first + count) to the
+consumer."""
 EFFECT_GAP = 4
 """(kind, session, last seq): commands after `last seq` were lost; resend them."""
 EFFECT_TIMER = 5

@@ -14,14 +14,15 @@ What the referee asserts, beyond what holds for every queue:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, ReservationRefused
-from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
+from convoymq.queues.interface import Queue
+from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.reservations import (
@@ -295,7 +296,7 @@ class ReservedReferee(Referee):
             self.fail(f"{name}:{offset} of epoch {epoch} shows another message than was reserved")
 
 
-class ReservationChannel:
+class ReservationChannel(NullEvents):
     """One owner: opens a reservation or leases, takes, reads anywhere, settles, and dies now and
     then.
 
@@ -521,29 +522,3 @@ class ReservationChannel:
             raise InvariantBroken(f"{self.name}: read {start} … {at}, not up to {end}")
         self._read = max(self._read, end)
         self._workload.read += end - start
-
-    # Events of the session: an owner neither publishes nor consumes.
-
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        """Not used."""
-
-    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
-        """Not used."""
-
-    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
-        """Not used."""
-
-    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
-        """Not used."""
-
-    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
-        """Not used."""
-
-    def on_get(self, client: QueueClient, result: GetResult) -> None:
-        """Not used."""
-
-    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
-        """Not used."""
-
-    def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """Not used."""

@@ -201,8 +201,8 @@ def test_what_stood_before_a_forgotten_request_is_not_taken_for_known() -> None:
 def test_an_epoch_that_comes_late_is_still_known() -> None:
     """A task that was given up for dead, of a micro-batch long done, adds nothing."""
     log, machine = Log(), QuorumMachine()
-    shift = sessions.EPOCH_SHIFT
-    for epoch in range(sessions.EPOCHS_KEPT_MAX):
+    shift = sessions.MICRO_BATCH_SHIFT
+    for epoch in range(sessions.MICRO_BATCHES_KEPT_MAX):
         request(log, A, b"w", epoch << shift, 2, b"%d" % epoch)
     request(log, B, b"w", 0, 2, b"0")
     run(machine, log)
@@ -211,7 +211,7 @@ def test_an_epoch_that_comes_late_is_still_known() -> None:
     request(log, B, b"w", 0, 2, b"0")
     run(machine, log)
     assert machine.duplicates == 2
-    assert len(machine.written[b"w"].epochs) == sessions.EPOCHS_KEPT_MAX
+    assert len(machine.written[b"w"].micro_batches) == sessions.MICRO_BATCHES_KEPT_MAX
 
 
 def test_requests_of_one_writer_and_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,13 +135,13 @@ class ClassicClient(QueueClient):
         if kind == APPLIED:
             self._on_applied(effect[2], effect[3])
         elif kind == DELIVER:
-            _, _, consumer, first_id, (block, command), first, count, acquired = effect
-            delivery = Delivery(consumer, first_id, block, command, first, count, acquired, 0)
+            _, _, consumer, first_id, (block, command), first, count, acquired_count = effect
+            delivery = Delivery(consumer, first_id, block, command, first, count, acquired_count, 0)
             self._events.on_deliver(self, delivery)
         elif kind == GOT:
-            _, _, place, record, number, acquired, ready = effect
+            _, _, place, record, number, acquired_count, ready = effect
             block, command = place or (None, 0)
-            result = GetResult(block, command, record, number, acquired, 0, ready)
+            result = GetResult(block, command, record, number, acquired_count, 0, ready)
             self._events.on_get(self, result)
         elif kind == SUBSCRIBED:
             subject = queue_subject(self.queue.vhost, self.queue.name)

@@ -325,14 +325,14 @@ class ClassicHost:
         block = b""
         head: list[Any]
         if kind == DELIVER:
-            _, _, consumer, first_id, (data, command), first, count, acquired = effect
+            _, _, consumer, first_id, (data, command), first, count, acquired_count = effect
             block = slice_records(data, command, first, count)
-            head = [kind, consumer, first_id, count, acquired]
+            head = [kind, consumer, first_id, count, acquired_count]
         elif kind == GOT:
-            _, _, place, index, number, acquired, ready = effect
+            _, _, place, index, number, acquired_count, ready = effect
             if place is not None:
                 block = slice_records(place[0], place[1], index, 1)
-            head = [kind, number, acquired, ready]
+            head = [kind, number, acquired_count, ready]
         else:
             head = [kind, *effect[2:]]
         encoded = msgspec.msgpack.encode(head)
@@ -372,12 +372,14 @@ class ClassicHost:
             raise PeerError(f"malformed effect of a classic queue: {error}") from error
         block = data[middle:]
         if kind == DELIVER:
-            consumer, first_id, count, acquired = rest
-            client.on_effect((kind, session, consumer, first_id, (block, 0), 0, count, acquired))
+            consumer, first_id, count, acquired_count = rest
+            client.on_effect(
+                (kind, session, consumer, first_id, (block, 0), 0, count, acquired_count)
+            )
         elif kind == GOT:
-            number, acquired, ready = rest
+            number, acquired_count, ready = rest
             place = (block, 0) if block else None
-            client.on_effect((kind, session, place, 0, number, acquired, ready))
+            client.on_effect((kind, session, place, 0, number, acquired_count, ready))
         elif kind == UNSAFE:
             client.on_unsafe(rest[0])
         elif kind == LOST:

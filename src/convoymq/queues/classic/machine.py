@@ -11,11 +11,11 @@ Effects (tuples, first item is the kind):
 
     APPLIED     session, last seq, rejected seqs
                 commands up to seq are done; a durable queue's batch must be on disk before
-    DELIVER     session, consumer, first id, block, first record, count, acquired
+    DELIVER     session, consumer, first id, block, first record, count, acquired_count
     SUBSCRIBED  session, consumer, error text or None
     CANCEL_OK   session, consumer
     CANCELLED   session, consumer, reason
-    GOT         session, block or None, record, id, acquired, ready
+    GOT         session, block or None, record, id, acquired_count, ready
     PURGED      session, count
     UNUSED      the last consumer has left
 
@@ -261,8 +261,8 @@ class ClassicMachine:
             for i, count in _pieces(at, first, handed_out - block.position, expirations):
                 own = expirations[i] if expirations is not None else None
                 expires = self._expiry(own, now_ms)
-                acquired = int(block.position + i < handed_out)
-                self._push_ready(Run(block, i, count, acquired, expires))
+                acquired_count = int(block.position + i < handed_out)
+                self._push_ready(Run(block, i, count, acquired_count, expires))
                 block.live += count
             at = last + 1
 
@@ -429,7 +429,7 @@ class ClassicMachine:
         self.effects.append(
             (
                 GOT, session_id, (run.block.data, run.block.command), run.first, number,
-                run.acquired, self.ready_count,
+                run.acquired_count, self.ready_count,
             )
         )  # fmt: skip
         if settle:
@@ -463,7 +463,7 @@ class ClassicMachine:
         """Returns messages that were checked out to their old places."""
         for run in runs:
             self.unsettled_count -= run.count
-            run.acquired += 1
+            run.acquired_count += 1
             self.ready_count += run.count
             self.ready_bytes += run.body_bytes()
             insort(self.returned, run, key=_position_of)
@@ -528,7 +528,7 @@ class ClassicMachine:
         self.effects.append(
             (
                 DELIVER, consumer.session, consumer.number, first_id,
-                (block.data, block.command), run.first, run.count, run.acquired,
+                (block.data, block.command), run.first, run.count, run.acquired_count,
             )
         )  # fmt: skip
 

@@ -152,7 +152,7 @@ class HomeReservations:
         upto = min(upto, offset + max(1, max_rows))
         page = Page(max_rows, max_bytes)
         places = [
-            (run.block, run.first, run.count, run.acquired)
+            (run.block, run.first, run.count, run.acquired_count)
             for run in known.held.between(offset, upto, PAGE_RUNS_MAX)
         ]
         try:
@@ -209,7 +209,7 @@ class HomeReservations:
                 continue
             if listed >= limit or len(made) >= PAGE_RUNS_MAX:
                 return made, True
-            made.append((run.block, run.first + skip, run.count - skip, run.acquired))
+            made.append((run.block, run.first + skip, run.count - skip, run.acquired_count))
             listed += run.count - skip
         return made, False
 
@@ -219,7 +219,7 @@ class HomeReservations:
         since = 0
         last: Block | None = None
         data, command = b"", 0
-        for block, first, count, acquired in places:
+        for block, first, count, acquired_count in places:
             size = block.bytes * count // block.count
             fits = page.room(count, size)
             if not fits:
@@ -229,7 +229,7 @@ class HomeReservations:
                 data, command = self.machine.body_of(block)
                 blocks += 1
             part = size * fits // count
-            page.add(data, command, first, fits, offset, block.time_ms, acquired, 0, part)
+            page.add(data, command, first, fits, offset, block.time_ms, acquired_count, 0, part)
             if fits < count:
                 return
             offset += count

@@ -57,14 +57,16 @@ class Block:
 class Run:
     """Records [first, first + count) of a block."""
 
-    __slots__ = ("acquired", "block", "count", "expires", "first")
+    __slots__ = ("acquired_count", "block", "count", "expires", "first")
 
-    def __init__(self, block: Block, first: int, count: int, acquired: int, expires: int) -> None:
+    def __init__(
+        self, block: Block, first: int, count: int, acquired_count: int, expires: int
+    ) -> None:
         assert count > 0
         self.block = block
         self.first = first
         self.count = count
-        self.acquired = acquired
+        self.acquired_count = acquired_count
         """How often these messages were handed out before."""
         self.expires = expires
         """Time in ms at which they expire; 0 = never."""
@@ -78,7 +80,7 @@ class Run:
         """The part that starts `first` messages into the run."""
         assert first >= 0
         assert first + count <= self.count
-        return Run(self.block, self.first + first, count, self.acquired, self.expires)
+        return Run(self.block, self.first + first, count, self.acquired_count, self.expires)
 
     def body_bytes(self) -> int:
         """Body bytes, divided in proportion when the block's messages differ."""

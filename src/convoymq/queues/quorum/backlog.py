@@ -144,22 +144,29 @@ class Backlog:
     def give_back(self, run: runs.Run, failed: int) -> runs.Run | None:
         """Takes a run back, behind all that came back before. Returns it as it is now when it has
         failed too often: then it is dropped instead."""
-        index, offset, first, count, size, acquired_count, failed_count = run
+        index, offset, first, count, size, acquired_count, failed_delivery_count = run
         self._came_back(count, size)
         acquired_count += 1
-        failed_count += failed
-        if 0 <= self.delivery_limit < failed_count:
+        failed_delivery_count += failed
+        if 0 <= self.delivery_limit < failed_delivery_count:
             self._drop(count, OVER_DELIVERY_LIMIT)
-            return (index, offset, first, count, size, acquired_count, failed_count)
-        self.returned.push(index, offset, first, count, size, acquired_count, failed_count)
+            return (index, offset, first, count, size, acquired_count, failed_delivery_count)
+        self.returned.push(index, offset, first, count, size, acquired_count, failed_delivery_count)
         return None
 
     def requeue(self, run: runs.Run) -> None:
         """Takes a run back, behind all that is in the queue."""
-        index, offset, first, count, size, acquired_count, failed_count = run
+        index, offset, first, count, size, acquired_count, failed_delivery_count = run
         self._came_back(count, size)
         self.requeued.requeue(
-            self.published, index, offset, first, count, size, acquired_count + 1, failed_count
+            self.published,
+            index,
+            offset,
+            first,
+            count,
+            size,
+            acquired_count + 1,
+            failed_delivery_count,
         )
 
     def _came_back(self, count: int, size: int) -> None:

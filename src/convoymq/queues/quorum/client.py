@@ -319,8 +319,8 @@ class QuorumClient(SessionClient):
             get_id = message_id + self._get_shift
             if self.queue.trace is not None:
                 self.queue.trace.sent(self.session, *found)
-            _, _, block, command, record, _, acquired, failed = found
-            result = GetResult(block, command, record, get_id, acquired, failed, ready)
+            _, _, block, command, record, _, acquired_count, failed = found
+            result = GetResult(block, command, record, get_id, acquired_count, failed, ready)
             self._events.on_get(self, result)
 
     def _check_questions(self, now_ms: int) -> None:

@@ -72,14 +72,14 @@ class Deliveries:
         """Gives the consumer at most `limit` messages of the next run; returns how many."""
         backlog = self.backlog
         run = backlog.take(limit)
-        index, offset, first, count, size, acquired_count, failed_count = run
+        index, offset, first, count, size, acquired_count, failed_delivery_count = run
         message_id = consumer.next_id
         consumer.next_id = message_id + count
         if self.machine.trace is not None:
             self._trace_handed_out(consumer, message_id, run, hold)
         if hold:
             consumer.checked_out.add(
-                message_id, index, offset, first, count, size, acquired_count, failed_count
+                message_id, index, offset, first, count, size, acquired_count, failed_delivery_count
             )
             backlog.hold(count, size)
         else:
@@ -95,7 +95,7 @@ class Deliveries:
                 first,
                 count,
                 acquired_count,
-                failed_count,
+                failed_delivery_count,
             )
         )
         return count
@@ -166,7 +166,7 @@ class Deliveries:
     def redeliver(self, session: int, number: int, from_id: int) -> None:
         """Appends DELIVER effects for what the consumer holds from message id `from_id` on."""
         for message_id, run in self.holds(session, number):
-            index, offset, first, count, _size, acquired_count, failed_count = run
+            index, offset, first, count, _size, acquired_count, failed_delivery_count = run
             skip = max(0, from_id - message_id)
             if skip < count:
                 self.machine.effects.append(
@@ -180,7 +180,7 @@ class Deliveries:
                         first + skip,
                         count - skip,
                         acquired_count,
-                        failed_count,
+                        failed_delivery_count,
                     )
                 )
 

@@ -5,12 +5,12 @@ here, their bodies from its log, or else from the leader in link frames:
 
 | frame   | a       | b        | c                | d                                              |
 |---------|---------|----------|------------------|------------------------------------------------|
-| DELIVER | session | consumer | first message id | count, final, delivered, acquired; messages    |
+| DELIVER | session | consumer | first message id | count, final, failed, acquired; messages       |
 | DELIVER | session | consumer | from message id  | count 0: a client asks the leader              |
 | DELIVER | session | consumer | from message id  | count 0, final: that was all that was asked;   |
 |         |         |          |                  | body: – or `end`, `next`, each u64             |
 
-Bits of d: count 63..32, final 31, delivered 30..16, acquired 15..0 (counts saturate). Messages are
+Bits of d: count 63..32, final 31, failed 30..16, acquired 15..0 (counts saturate). Messages are
 one ENQUEUE command; if `final` (from the state, not from the log) followed by `since`, u64: between
 `since` and the first message id nothing is checked out. Each frame says so for itself, as those
 before it may not have arrived, or may have been dropped by a paused client. `end` and `next`: who
@@ -98,14 +98,15 @@ class QuorumQueue(GroupQueue):
         """Effects are all that is checked out from message id `since` on. False when one cannot be
         read here: what follows it would tell the client that it is not checked out any more."""
         for effect in effects:
-            _, _, consumer, first_id, index, command, first, count, acquired, failed = effect
+            _, _, consumer, first_id, index, command, first, count, acquired_count, failed = effect
             if consumer and client.is_paused(consumer):
                 break
             block = self._read(index)
             if block is None:
                 return False
             client.on_deliver(
-                Delivery(consumer, first_id, block, command, first, count, acquired, failed), since
+                Delivery(consumer, first_id, block, command, first, count, acquired_count, failed),
+                since,
             )
             since = first_id + count
         return True
@@ -127,12 +128,13 @@ class QuorumQueue(GroupQueue):
         return due
 
     def _deliver(self, client: QuorumClient, effect: Effect) -> None:
-        _, _, consumer, first_id, index, command, first, count, acquired, failed = effect
+        _, _, consumer, first_id, index, command, first, count, acquired_count, failed = effect
         block = self._read(index)
         if block is not None:
             self.delivered_local += count
             client.on_deliver(
-                Delivery(consumer, first_id, block, command, first, count, acquired, failed), -1
+                Delivery(consumer, first_id, block, command, first, count, acquired_count, failed),
+                -1,
             )
 
     def on_link_frame(
@@ -212,14 +214,16 @@ class QuorumQueue(GroupQueue):
             return super()._forward(node, effect)
         if self._held_back.add(node, (effect, since)):
             return 0
-        _, session, consumer, first_id, index, command, first, count, acquired, delivered = effect
+        _, session, consumer, first_id, index, command, first, count, acquired_count, failed = (
+            effect
+        )
         block = self._read(index)
         if block is None:
             return 0
         self.delivered_forwarded += count
         body = batch.slice_records(block, command, first, count)
         tail = b"" if since < 0 else since.to_bytes(8, "little")
-        d = count << 32 | min(delivered, 0x7FFF) << 16 | min(acquired, 0xFFFF)
+        d = count << 32 | min(failed, 0x7FFF) << 16 | min(acquired_count, 0xFFFF)
         head = batch.frame(
             batch.FRAME_DELIVER,
             0,

@@ -26,7 +26,7 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.model.refusals import missing, queue_subject
-from convoymq.queues.interface import Delivery, GetResult, QueueClient
+from convoymq.queues.null_events import NullEvents
 from convoymq.queues.reservation_reads import (
     BROWSE,
     PAGE_RUNS_MAX,
@@ -62,7 +62,7 @@ BROWSE_TRIES = 3
 TOUCHED_MAX = 2048
 
 
-class ReservationClient:
+class ReservationClient(NullEvents):
     """See the module docstring. Part of a `QuorumQueue`; its client's events end here."""
 
     def __init__(self, queue: QuorumQueue, ask: Ask | None) -> None:
@@ -328,7 +328,7 @@ class ReservationClient:
         blocks = 0
         since = 0
         entry: Entry | None = None
-        for offset, (index, command, first, count, size, acquired, delivered) in runs:
+        for offset, (index, command, first, count, size, acquired_count, failed) in runs:
             fits = page.room(count, size)
             if not fits:
                 return True
@@ -339,7 +339,15 @@ class ReservationClient:
                 blocks += 1
             part = size * fits // count
             page.add(
-                entry.data, command, first, fits, offset, entry.time_ms, acquired, delivered, part
+                entry.data,
+                command,
+                first,
+                fits,
+                offset,
+                entry.time_ms,
+                acquired_count,
+                failed,
+                part,
             )
             if fits < count:
                 return True
@@ -378,32 +386,6 @@ class ReservationClient:
         op = {"op": "touch", "reservation": reservation.name, "epoch": reservation.epoch}
         # Nobody waits for it; what it may be refused with, the reader hears by itself.
         self._propose(msgspec.msgpack.encode(op)).add_done_callback(_drop)
-
-    # --- events of the session: a door neither publishes nor consumes ---------------------
-
-    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
-        """Not used."""
-
-    def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
-        """Not used."""
-
-    def on_subscribed(self, client: QueueClient, consumer: int, error: Exception | None) -> None:
-        """Not used."""
-
-    def on_cancel_ok(self, client: QueueClient, consumer: int) -> None:
-        """Not used."""
-
-    def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
-        """Not used."""
-
-    def on_get(self, client: QueueClient, result: GetResult) -> None:
-        """Not used."""
-
-    def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
-        """Not used."""
-
-    def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """Not used."""
 
 
 def _drop(future: asyncio.Future[Any]) -> None:
@@ -447,7 +429,7 @@ def ready_runs(
 
 def run_after(run: tuple[int, ...], place: tuple[int, int, int]) -> tuple[int, ...] | None:
     """The part of a run that lies at or behind a place in the log."""
-    index, command, first, count, size, acquired, delivered = run
+    index, command, first, count, size, acquired_count, failed = run
     if (index, command) < place[:2]:
         return None
     skip = place[2] - first if (index, command) == place[:2] else 0
@@ -456,4 +438,4 @@ def run_after(run: tuple[int, ...], place: tuple[int, int, int]) -> tuple[int, .
     if skip >= count:
         return None
     left = size - size * skip // count
-    return (index, command, first + skip, count - skip, left, acquired, delivered)
+    return (index, command, first + skip, count - skip, left, acquired_count, failed)

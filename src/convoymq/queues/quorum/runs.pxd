@@ -16,11 +16,11 @@ cdef class Fifo:
     )
     cpdef push(
         self, uint64_t index, uint64_t offset, uint64_t first, uint64_t count, uint64_t size,
-        uint64_t acquired, uint64_t delivered
+        uint64_t acquired_count, uint64_t failed_delivery_count
     )
     @cython.locals(
         words=object, at=Py_ssize_t, index=uint64_t, place=uint64_t, amount=uint64_t, count=uint64_t,
-        size=uint64_t, acquired=uint64_t, delivered=uint64_t, counts=uint64_t, part=uint64_t,
+        size=uint64_t, acquired_count=uint64_t, failed_delivery_count=uint64_t, counts=uint64_t, part=uint64_t,
     )
     cpdef tuple take(self, uint64_t limit)
     @cython.locals(
@@ -45,7 +45,7 @@ cdef class Tail(Fifo):
     cdef object _groups
     cpdef requeue(
         self, uint64_t entered, uint64_t index, uint64_t offset, uint64_t first, uint64_t count,
-        uint64_t size, uint64_t acquired, uint64_t delivered
+        uint64_t size, uint64_t acquired_count, uint64_t failed_delivery_count
     )
     @cython.locals(before=uint64_t)
     cpdef uint64_t ahead(self, uint64_t left) except? 0
@@ -62,11 +62,11 @@ cdef class CheckedOut:
     )
     cpdef add(
         self, uint64_t message_id, uint64_t index, uint64_t offset, uint64_t first, uint64_t count,
-        uint64_t size, uint64_t acquired, uint64_t delivered
+        uint64_t size, uint64_t acquired_count, uint64_t failed_delivery_count
     )
     @cython.locals(
         index=uint64_t, offset=uint64_t, first=uint64_t, count=uint64_t, size=uint64_t,
-        acquired=uint64_t, delivered=uint64_t, taken=uint64_t, moved=uint64_t,
+        acquired_count=uint64_t, failed_delivery_count=uint64_t, taken=uint64_t, moved=uint64_t,
     )
     cpdef tuple take_from(
         self, Fifo source, uint64_t message_id, uint64_t limit, uint64_t runs_max

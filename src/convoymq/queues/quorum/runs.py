@@ -1,7 +1,7 @@
 # cython: annotation_typing=False
 """Runs: ranges of consecutive messages of one ENQUEUE command that share a fate.
 
-A run is a tuple (index, offset, first, count, size, acquired, delivered): records
+A run is a tuple (index, offset, first, count, size, acquired_count, failed_delivery_count): records
 [first, first + count) of the ENQUEUE command at byte `offset` of entry `index`, their body bytes in
 sum, how often they were handed out before, and how many of those times count as failed. Containers
 keep runs packed in 64-bit words: a run costs 24 bytes while it is ready, 32 when it came back and
@@ -20,7 +20,7 @@ from collections import deque
 
 from convoymq.model.words import words_from_bytes, words_to_bytes
 
-#: (index, offset, first, count, size, acquired, delivered)
+#: (index, offset, first, count, size, acquired_count, failed_delivery_count)
 Run = tuple[int, int, int, int, int, int, int]
 
 LOW = 0xFFFFFFFF
@@ -42,8 +42,8 @@ class Fifo:
     """A first-in first-out queue of runs.
 
     With `counted` the runs keep their counts (32 bytes a run); without, every run is fresh, that is
-    both counts are 0 (24 bytes a run). Words: index · offset, first · count, size [· acquired,
-    delivered].
+    both counts are 0 (24 bytes a run). Words: index · offset, first · count, size [·
+    acquired_count, failed_delivery_count].
     """
 
     __slots__ = ("_end", "_head", "_stride", "_words", "counted", "messages", "size")
@@ -64,8 +64,8 @@ class Fifo:
         first: int,
         count: int,
         size: int,
-        acquired: int,
-        delivered: int,
+        acquired_count: int,
+        failed_delivery_count: int,
     ) -> None:
         """Appends a run; joins it to the last one when it continues it with the same counts."""
         assert count > 0
@@ -75,7 +75,7 @@ class Fifo:
         self.messages += count
         self.size += size
         if self.counted:
-            counts = acquired << 32 | delivered
+            counts = acquired_count << 32 | failed_delivery_count
             if end > self._head:
                 at = end - stride
                 place = words[at + 1]
@@ -91,8 +91,8 @@ class Fifo:
             room_for(words, end, 4)
             words[end + 3] = counts
         else:
-            assert acquired == 0
-            assert delivered == 0
+            assert acquired_count == 0
+            assert failed_delivery_count == 0
             room_for(words, end, 3)
         words[end] = index
         words[end + 1] = offset << 32 | first
@@ -109,12 +109,12 @@ class Fifo:
         amount = words[at + 2]
         count = amount >> 32
         size = amount & LOW
-        acquired = 0
-        delivered = 0
+        acquired_count = 0
+        failed_delivery_count = 0
         if self.counted:
             counts = words[at + 3]
-            acquired = counts >> 32
-            delivered = counts & LOW
+            acquired_count = counts >> 32
+            failed_delivery_count = counts & LOW
         index = words[at]
         if count <= limit:
             self._head = at + self._stride
@@ -127,7 +127,7 @@ class Fifo:
             size = part
         self.messages -= count
         self.size -= size
-        return (index, place >> 32, place & LOW, count, size, acquired, delivered)
+        return (index, place >> 32, place & LOW, count, size, acquired_count, failed_delivery_count)
 
     def _tidy(self) -> None:
         """Gives back words in front, once they are the larger part."""
@@ -294,8 +294,8 @@ class Tail(Fifo):
         first: int,
         count: int,
         size: int,
-        acquired: int,
-        delivered: int,
+        acquired_count: int,
+        failed_delivery_count: int,
     ) -> None:
         """Appends a run, when `entered` fresh messages have entered the queue so far."""
         groups = self._groups
@@ -304,7 +304,7 @@ class Tail(Fifo):
         else:
             assert not groups or groups[-1][0] < entered
             groups.append([entered, count])
-        self.push(index, offset, first, count, size, acquired, delivered)
+        self.push(index, offset, first, count, size, acquired_count, failed_delivery_count)
 
     def ahead(self, left: int) -> int:
         """How many fresh messages come before the head run, when `left` have left their FIFO."""
@@ -344,7 +344,8 @@ class Tail(Fifo):
 class CheckedOut:
     """What one consumer holds, by message id.
 
-    Words: first message id · index · offset, first · count, size · acquired, delivered.
+    Words: first message id · index · offset, first · count, size · acquired_count,
+    failed_delivery_count.
     """
 
     __slots__ = ("_end", "_head", "_words", "messages", "size")
@@ -364,14 +365,14 @@ class CheckedOut:
         first: int,
         count: int,
         size: int,
-        acquired: int,
-        delivered: int,
+        acquired_count: int,
+        failed_delivery_count: int,
     ) -> None:
         """Appends a run under ids that follow all that are held."""
         assert count > 0
         words = self._words
         end = self._end
-        counts = acquired << 32 | delivered
+        counts = acquired_count << 32 | failed_delivery_count
         self.messages += count
         self.size += size
         if end > self._head:
@@ -405,8 +406,19 @@ class CheckedOut:
         taken = 0
         moved = 0
         while taken < limit and moved < runs_max and source.messages:
-            index, offset, first, count, size, acquired, delivered = source.take(limit - taken)
-            self.add(message_id + taken, index, offset, first, count, size, acquired, delivered)
+            index, offset, first, count, size, acquired_count, failed_delivery_count = source.take(
+                limit - taken
+            )
+            self.add(
+                message_id + taken,
+                index,
+                offset,
+                first,
+                count,
+                size,
+                acquired_count,
+                failed_delivery_count,
+            )
             taken += count
             moved += 1
         return taken, moved

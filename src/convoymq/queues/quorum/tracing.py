@@ -47,12 +47,12 @@ def delivered(
     rows: TraceRows, flags: int, session: int, number: int, message_id: int, run: runs.Run
 ) -> None:
     """A run was handed to consumer `number` of `session`."""
-    index, offset, first, count, _size, acquired_count, failed_count = run
+    index, offset, first, count, _size, acquired_count, failed_delivery_count = run
     if acquired_count:
         flags |= words.REDELIVERED
     rows.add(
         words.DELIVERED, flags, 0, session, number, 0, message_id, count, index, offset, first,
-        acquired_count, failed_count,
+        acquired_count, failed_delivery_count,
     )  # fmt: skip
 
 
@@ -60,10 +60,10 @@ def left(
     rows: TraceRows, kind: int, flags: int, reason: int, session: int, number: int, run: runs.Run
 ) -> None:
     """What became of a run that consumer `number` of `session` had; 0, 0 = it was ready."""
-    index, offset, first, count, _size, acquired_count, failed_count = run
+    index, offset, first, count, _size, acquired_count, failed_delivery_count = run
     rows.add(
         kind, flags, reason, session, number, 0, 0, count, index, offset, first, acquired_count,
-        failed_count,
+        failed_delivery_count,
     )  # fmt: skip
 
 

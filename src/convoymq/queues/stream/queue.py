@@ -45,6 +45,7 @@ from convoymq.model.errors import (
 from convoymq.queues.group_queue import GroupQueue, Replica
 from convoymq.queues.interface import ClientEvents, QueueFeatures
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.null_events import NullEvents
 from convoymq.queues.stream.client import StreamClient
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication.machine import Effect
@@ -145,11 +146,17 @@ class StreamQueue(GroupQueue):
         #: Places that hold entries, the one that was used last at the end.
         self._kept: dict[ChunkReader, None] = {}
         #: The member that answers this node's reads, as far as it does.
-        self._near: int | None = None
+        self._preferred: int | None = None
         #: This node's own session, for offsets that edges store.
-        self._teller: Any = None
+        self._offset_session: StreamClient | None = None
 
     # --- clients -------------------------------------------------------------------------
+
+    def client(self, session: int, events: ClientEvents) -> StreamClient:
+        """See `Queue`."""
+        made = super().client(session, events)
+        assert isinstance(made, StreamClient)
+        return made
 
     def _new_client(self, session: int, events: ClientEvents) -> StreamClient:
         return StreamClient(self, session, events)
@@ -438,9 +445,9 @@ class StreamQueue(GroupQueue):
                     return
                 except BrokerError as refusal:
                     error = refusal
-            if self._near == node:
+            if self._preferred == node:
                 # Another one may be better off.
-                self._near = None
+                self._preferred = None
             answer(None, error)
 
         if node == self.node:
@@ -460,15 +467,19 @@ class StreamQueue(GroupQueue):
             leader = self._leader()
             if leader is not None and self._transport.is_connected(leader):
                 return leader
-        near = self._near
-        if near in self.members and near is not None and self._transport.is_connected(near):
-            return near
+        preferred = self._preferred
+        if (
+            preferred is not None
+            and preferred in self.members
+            and self._transport.is_connected(preferred)
+        ):
+            return preferred
         up = [n for n in self.members if n != self.node and self._transport.is_connected(n)]
         if not up:
             return None
         # Spread over the members; the next try goes to another one.
         choice = up[int(self.clock.random() * len(up)) % len(up)]
-        self._near = choice
+        self._preferred = choice
         return choice
 
     def pull(
@@ -616,12 +627,13 @@ class StreamQueue(GroupQueue):
 
     async def store_offset(self, name: str, offset: int) -> None:
         """Stores a consumer's offset, replicated. Raises Unavailable, NotFound (deleted)."""
-        teller = self._teller
-        if teller is None or teller.session not in self._clients:
-            teller = self._teller = self.client(self._new_session(), NoEvents())
+        client = self._offset_session
+        if client is None or client.session not in self._clients:
+            client = self._offset_session = self.client(self._new_session(), NullEvents())
+        store = client.store
         try:
             async with asyncio.timeout(self.limits.question_timeout_ms / 1000):
-                await _future(lambda done: teller.store(name, offset, done))
+                await _future(lambda done: store(name, offset, done))
         except TimeoutError:
             raise Unavailable(f"stream '{self.name}' did not answer in time") from None
 
@@ -671,17 +683,6 @@ class StreamQueue(GroupQueue):
             made["segments"] = len(machine.segments) + (machine.messages > 0)
             made["totals"] = machine.totals()
         return made
-
-
-class NoEvents:
-    """Hears what nobody waits for."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return _nothing
-
-
-def _nothing(*_: object) -> None:
-    """Nobody waits for this."""
 
 
 def _extent(machine: StreamMachine) -> Extent:
