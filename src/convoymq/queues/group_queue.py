@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from convoymq.groups.election_timer import ElectionTimer
 from convoymq.groups.group_time import GroupTime
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry, PendingBudget
@@ -68,6 +69,7 @@ class Replica(Protocol):
     machine: Any
     """A `GroupMachine`; queues know which."""
     time: GroupTime
+    election_timer: ElectionTimer
 
     @property
     def is_leader(self) -> bool:
@@ -84,9 +86,6 @@ class Replica(Protocol):
     @property
     def can_commit(self) -> bool:
         """Whether enough members answer it."""
-
-    def campaign(self) -> None:
-        """Somebody waits for a leader."""
 
     def propose(self, type: int, flags: int, count: int, arg: int, body: bytes) -> None:
         """The leader's own command."""

@@ -125,6 +125,7 @@ class Replica:
         self.applied = 0
         self.can_commit = True
         self.hurried = 0
+        self.election_timer = self
 
     def campaign(self) -> None:
         self.hurried += 1
