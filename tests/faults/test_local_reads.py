@@ -117,9 +117,9 @@ def rows(reader: Client, *, local: bool, start: int = 0, max_bytes: int = 1 << 2
     return found
 
 
-def excerpts(cluster: LocalCluster, *numbers: int) -> int:
+def descriptors(cluster: LocalCluster, *numbers: int) -> int:
     """How many fetches these nodes have answered with a place in a file."""
-    name = "convoy_fetch_excerpts_total"
+    name = "convoy_fetch_read_descriptors_total"
     count = 0
     for number in numbers:
         url = f"http://127.0.0.1:{cluster.nodes[number - 1].metrics_port}/metrics"
@@ -136,11 +136,11 @@ def test_rows_from_a_file_are_those_of_the_node(
     cluster: LocalCluster, number: int, max_bytes: int
 ) -> None:
     with client(cluster, number) as reader:
-        before = excerpts(cluster, number)
+        before = descriptors(cluster, number)
         expected = rows(reader, local=False)
-        assert excerpts(cluster, number) == before
+        assert descriptors(cluster, number) == before
         assert rows(reader, local=True, max_bytes=max_bytes) == expected
-        assert excerpts(cluster, number) > before
+        assert descriptors(cluster, number) > before
         start = ROWS + ROWS // 3
         assert rows(reader, local=True, start=start, max_bytes=max_bytes) == expected[start:]
 
@@ -162,7 +162,7 @@ def test_readers_beside_each_other_do_not_mix_their_places(cluster: LocalCluster
 
 def test_spark_reads_each_row_once_in_a_batch_and_in_a_stream(cluster: LocalCluster) -> None:
     count = ROUNDS * (ROWS + 20)
-    before = excerpts(cluster, 1, 2, 3)
+    before = descriptors(cluster, 1, 2, 3)
     options = {
         "servers": ",".join(f"127.0.0.1:{node.amqp_port}" for node in cluster.nodes),
         "subscribe": STREAM,
@@ -171,14 +171,14 @@ def test_spark_reads_each_row_once_in_a_batch_and_in_a_stream(cluster: LocalClus
     }
     through = batch_rows(stream_door(**options, **{"convoymq.fetch.local": "false"}))
     assert [row["offset"] for row in through] == list(range(count))
-    assert excerpts(cluster, 1, 2, 3) == before
+    assert descriptors(cluster, 1, 2, 3) == before
     assert batch_rows(stream_door(**options, minPartitions=3)) == through
     door = stream_door(**options, maxOffsetsPerTrigger=count // 3 + 7)
     query = Query(lambda: door.stream_reader(door.schema()))
     query.start()
     query.run()
     assert query.rows == through
-    assert excerpts(cluster, 1, 2, 3) > before + 3
+    assert descriptors(cluster, 1, 2, 3) > before + 3
 
 
 def test_a_file_that_is_gone_or_another_is_not_read(cluster: LocalCluster) -> None:
@@ -225,9 +225,9 @@ def test_another_machine_is_told_of_no_file(
 ) -> None:
     monkeypatch.setattr("convoymq.client.local.machine_id", lambda: "another")
     with client(cluster, 1) as reader:
-        before = excerpts(cluster, 1)
+        before = descriptors(cluster, 1)
         assert rows(reader, local=True) == rows(reader, local=False)
-        assert excerpts(cluster, 1) == before
+        assert descriptors(cluster, 1) == before
 
 
 def test_rows_of_another_stream_of_the_name_are_never_read(cluster: LocalCluster) -> None:

@@ -195,7 +195,7 @@ def test_retention_frees_the_disk(cluster: LocalCluster) -> None:
     first, end = row["first_offset"], row["next_offset"]
     assert end == total
     assert row["messages"] == end - first
-    # 120 MB were written; the WAL rolled over several times and what is dead went with it.
+    # 120 MB were written; the WAL was compacted several times and what is dead went with it.
     for number in (1, 2, 3):
         until(
             lambda n=number: segment_bytes(cluster, n) < 40 * MIB,

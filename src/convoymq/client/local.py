@@ -1,8 +1,9 @@
 """Reading a stream's messages from the node's own file, where client and node share a machine.
 
-The node answers a FETCH that names its machine with an excerpt (`streamlog.excerpt`) when the
-messages lie in a segment file. Whether the client may open it is the file system's to say. What is
-read is checked as the node checks it; whatever does not fit ends it, and the node is asked for rows
+The node answers a FETCH that names its machine with a segment read descriptor
+(`streamlog.read_descriptor`) when the messages lie in a segment file. Whether the client may open
+it is the file system's to say. What is read is checked as the node checks it; whatever does not
+fit ends it, and the node is asked for rows
 as if there were no file (ADR 0014).
 """
 
@@ -18,7 +19,7 @@ from convoymq.client.results import FetchResult
 from convoymq.kernels.columns import ColumnWriter
 from convoymq.model.errors import EntryGone, StorageFault
 from convoymq.model.machine import machine_id
-from convoymq.streamlog.excerpt import Excerpt
+from convoymq.streamlog.read_descriptor import ReadDescriptor
 from convoymq.streamlog.reader import ChunkReader, Run
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,11 @@ RETRY_S = 5.0
 FRAME_BYTES_MAX = 1 << 20
 """Of one frame: no round trip has to be paid for, and what is copied next is still in the cache."""
 AGE_MAX_S = 1.0
-"""An excerpt is asked for anew after so long: retention and deletions are not heard of before."""
+"""A descriptor is asked for anew after so long: retention and deletions are not heard of before."""
 
 
 class LocalReads:
-    """The open excerpt of one client, read from front to back. Threads wait for each other."""
+    """The open descriptor of one client, read from front to back. Threads wait for each other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,17 +55,17 @@ class LocalReads:
         first: int,
         high: int,
     ) -> None:
-        """Turns to an excerpt from `offset` on, if its file can be read here; see `FetchResult`
+        """Turns to a descriptor from `offset` on, if its file can be read here; see `FetchResult`
         for the rest."""
         with self._lock:
             self._open = None
             try:
-                excerpt = Excerpt.unpack(payload)
-                if excerpt.first != offset:
-                    raise ValueError(f"an excerpt from {excerpt.first} on, not from {offset}")
-                if group not in (0, excerpt.group):
-                    raise ValueError(f"an excerpt of group {excerpt.group}, not of {group}")
-                self._open = _Open(stream, group, excerpt, first, high)
+                descriptor = ReadDescriptor.unpack(payload)
+                if descriptor.first != offset:
+                    raise ValueError(f"a descriptor from {descriptor.first} on, not from {offset}")
+                if group not in (0, descriptor.group):
+                    raise ValueError(f"a descriptor of group {descriptor.group}, not of {group}")
+                self._open = _Open(stream, group, descriptor, first, high)
             except (OSError, ValueError, StorageFault) as error:
                 self._give_up(error)
 
@@ -133,28 +134,30 @@ class _File:
 
 
 class _Open:
-    """An excerpt whose file is open. Raises OSError and StorageFault: it is not that file."""
+    """A descriptor whose file is open. Raises OSError and StorageFault: it is not that file."""
 
-    def __init__(self, stream: str, group: int, excerpt: Excerpt, first: int, high: int) -> None:
-        path, device, inode = excerpt.place
+    def __init__(
+        self, stream: str, group: int, descriptor: ReadDescriptor, first: int, high: int
+    ) -> None:
+        path, device, inode = descriptor.place
         # Looked at first: opening what is no file may wait, or do something.
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != (device, inode):
             raise StorageFault("another file has its name", path=path)
-        if excerpt.segment.end > found.st_size:
-            raise StorageFault("the file is shorter than the excerpt", path=path)
+        if descriptor.segment.end > found.st_size:
+            raise StorageFault("the file is shorter than the descriptor", path=path)
         file = _File(path)
         if not os.path.samestat(found, file.status()):
             raise StorageFault("another file was given its name", path=path)
         self.stream = stream
         self.group = group
-        self.offset = excerpt.first
-        self.end = excerpt.next
+        self.offset = descriptor.first
+        self.end = descriptor.next
         self.until = time.monotonic() + AGE_MAX_S
         self._first = first
         self._high = high
         self._reader = ChunkReader(
-            excerpt, lambda index, size: excerpt.read(file, index, size), excerpt.first
+            descriptor, lambda index, size: descriptor.read(file, index, size), descriptor.first
         )
         #: What the last frame had no room for.
         self._rest: Run | None = None

@@ -23,7 +23,7 @@ class FetchCounters:
         self.bytes_out = 0
         self.rows_in = 0
         self.rows_out = 0
-        self.excerpts = 0
+        self.read_descriptors = 0
         """Fetches that were answered with a place in a file."""
 
     def metrics(self) -> Iterator[tuple[str, dict[str, str], int]]:
@@ -39,4 +39,4 @@ class FetchCounters:
         yield "sent_bytes", {}, self.bytes_out
         yield "rows_received", {}, self.rows_in
         yield "rows_sent", {}, self.rows_out
-        yield "excerpts", {}, self.excerpts
+        yield "read_descriptors", {}, self.read_descriptors

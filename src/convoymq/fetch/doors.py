@@ -47,7 +47,7 @@ class StreamDoor(Protocol):
     ) -> Chunks:
         """Rows from exactly `offset` on; none at the committed end."""
 
-    def excerpt(self, offset: int, end: int | None) -> Packs | None:
+    def read_descriptor(self, offset: int, end: int | None) -> Packs | None:
         """Where rows from `offset` on lie in a file of this node; None when there is none."""
 
     async def offsets(self, what: str, ms: int | None) -> tuple[int | None, int | None]:

@@ -316,13 +316,13 @@ class Requests:
             async with self._limit(max(wait_ms, BEHIND_PATIENCE_MS)):
                 await stream.fetch_chunks(request.offset, request.end, 1, 1, wait_ms)
         if request.machine and request.machine == self._settings.machine:
-            excerpt = stream.excerpt(request.offset, request.end)
-            if excerpt is not None:
+            descriptor = stream.read_descriptor(request.offset, request.end)
+            if descriptor is not None:
                 first, high = stream.bounds()
                 told = {"first": first, "high": high, "excerpt": True}
                 async with self._connection.output():
-                    await self._connection.send_rows(frame, told, excerpt.pack())
-                self._edge.counters.excerpts += 1
+                    await self._connection.send_rows(frame, told, descriptor.pack())
+                self._edge.counters.read_descriptors += 1
                 return
         async with self._connection.output():
             rows = self._rows(request.columns, request.max_rows, request.max_bytes)

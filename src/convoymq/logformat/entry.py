@@ -27,7 +27,7 @@ KIND_VOTE = 128
 KIND_TABLE = 129
 KIND_REMOVED = 130
 KIND_VOID = 131
-KIND_FENCE = 132
+KIND_TAIL_MARKER = 132
 
 
 def is_whole(view: memoryview, length: int, checksum: int) -> bool:

@@ -52,7 +52,7 @@ HELP: dict[str, str] = {
     "convoy_fetch_sent_bytes_total": "Bytes sent in the columnar protocol",
     "convoy_fetch_rows_received_total": "Messages published through the columnar protocol",
     "convoy_fetch_rows_sent_total": "Messages read through the columnar protocol",
-    "convoy_fetch_excerpts_total": "Fetches answered with a place in a file",
+    "convoy_fetch_read_descriptors_total": "Fetches answered with a place in a file",
     "convoy_fetch_buffered_bytes": "Bytes reserved for answers under way",
     "convoy_fetch_input_bytes": "Bytes reserved for large requests",
     "convoy_trace_queues": "Queues that this node traces",

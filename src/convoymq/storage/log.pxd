@@ -12,7 +12,7 @@ cdef class GroupLog:
     cdef public Wal _wal
     cdef public int64_t group, term, voted_for, first_index, last_index, last_term, written_index
     cdef public int64_t snapshot_index, snapshot_term, base, memory_first, memory_bytes, cache_bytes
-    cdef public int64_t stale_index, epoch, _head, _snapshot_submitted
+    cdef public int64_t stale_index, version, _head, _snapshot_submitted
     cdef public object next_order, era, eras_used
     cdef public object snapshot_membership, damaged, logged, on_written, on_vote_written, receiver
     cdef public bint known, removed, _truncated, dirty, remembered, cache_used, compacting

@@ -93,7 +93,7 @@ class GroupLog:
         """Segment files that hold nothing but truncated entries."""
         self.known = False
         """The WAL on disk has a record of the group."""
-        self.epoch = 0
+        self.version = 0
         """Changes when the log is replaced: answers that belong to the former one are dropped."""
         self._run_starts: list[int] = [1]
         self._run_terms: list[int] = [0]
@@ -481,7 +481,7 @@ class GroupLog:
     # Snapshots.
 
     def save_snapshot(self, snapshot: Snapshot, done: Done | None = None) -> None:
-        """Saves the machine's state. The entries it covers may go at the next roll over.
+        """Saves the machine's state. The entries it covers may go with the next WAL compaction.
 
         It waits until the entries up to its index are written, so that bodies and state never
         contradict each other after a crash. An older one than the last saved is dropped.
@@ -490,7 +490,7 @@ class GroupLog:
         if snapshot.index > self.written_index:
             self._snapshot_waiting.append((snapshot, answer))
             return
-        epoch = self.epoch
+        version = self.version
         era = self.era
         directory, clusters = self.store.directory, self.store.clusters
         group = self.group
@@ -499,9 +499,9 @@ class GroupLog:
             write_snapshot(directory, group, snapshot, era, clusters.current)
 
         def finished(_: Any, error: BaseException | None) -> None:
-            if error is None and epoch == self.epoch and snapshot.index > self.snapshot_index:
+            if error is None and version == self.version and snapshot.index > self.snapshot_index:
                 self._snapshot_saved(snapshot)
-            elif error is not None and epoch == self.epoch:
+            elif error is not None and version == self.version:
                 self._snapshot_submitted = self.snapshot_index
             answer(error)
 
@@ -561,7 +561,7 @@ class GroupLog:
         self._hold_logged()
         self._truncated = False
         self._wal.notes_after(self, 1)
-        self.epoch += 1
+        self.version += 1
         self._drop_memory_from(0)
         self._memory = []
         self._head = 0
@@ -624,7 +624,7 @@ class GroupLog:
         self._wal.tell(remove)
         self._wal.kick()
 
-    # For recovery and the roll over.
+    # For recovery and compaction.
 
     def check_invariants(self) -> None:
         """Asserts what the module text promises."""

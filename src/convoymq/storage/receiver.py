@@ -73,7 +73,7 @@ class SnapshotReceiver:
         snapshot = Snapshot(index=self.index, term=self.term, membership=membership, state=state)
         era = self._era
         writer = self._writer
-        epoch = log.epoch
+        version = log.version
         self.finishing = True
         # From here on a snapshot of the former log would replace this one.
         log.claim_snapshot(self.index)
@@ -95,9 +95,9 @@ class SnapshotReceiver:
             done(None)
 
         def written(segments: list[Segment] | None, error: BaseException | None) -> None:
-            if error is not None or segments is None or log.removed or log.epoch != epoch:
+            if error is not None or segments is None or log.removed or log.version != version:
                 leave()
-                if log.epoch == epoch:
+                if log.version == version:
                     log.claim_snapshot(log.snapshot_index)
                 done(error or Refused("the log was replaced meanwhile"))
                 return

@@ -1,6 +1,6 @@
 """A node's storage: the common WAL, the logs of all groups, and what happens in the background.
 
-The *roll over* empties full WAL files, oldest first, one group at a time: it asks the planner what
+*WAL compaction* empties full WAL files, oldest first, one group at a time: it asks the planner what
 is still alive, snapshots the group where that saves copying, has the worker copy the rest to
 segment files, and recycles the file. Nothing here waits. Formats: docs/formats/storage.md.
 """
@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from convoymq.logformat.entry import KIND_FENCE, KIND_REMOVED, NO_GROUP
+from convoymq.logformat.entry import KIND_REMOVED, KIND_TAIL_MARKER, NO_GROUP
 from convoymq.logformat.identity import ClusterIds
 from convoymq.logformat.segment import Segment, group_path
 from convoymq.logformat.wal_file import (
@@ -105,7 +105,7 @@ class Storage:
         """End of a round: what was queued goes to the disk."""
         self.wal.on_written = self._written
         self.wal.on_queued = self._queued
-        self.wal.on_full = self._roll_over
+        self.wal.on_full = self._compact_wal
         self.planner: Callable[[int], GroupPlan | None] | None = None
         """Asked for each group when a WAL file is to be emptied; None for a group: keep everything.
         While it is not set, no file is emptied."""
@@ -125,10 +125,10 @@ class Storage:
         self._line: deque[GroupLog] = deque()
         self._caches: OrderedDict[int, GroupLog] = OrderedDict()
         self._open_segments: OrderedDict[str, Segment] = OrderedDict()
-        self._rolling: WalFile | None = None
-        self._rolling_logs: list[GroupLog] = []
-        self._in_roll = False
-        self._roll_again = False
+        self._compacting_file: WalFile | None = None
+        self._compacting_logs: list[GroupLog] = []
+        self._in_step = False
+        self._step_again = False
         self._stalled = False
         self._refused: list[Callable[[], None]] = []
         self._memory_peak = 0
@@ -136,7 +136,7 @@ class Storage:
         self._ticks = 0
         self._reclaim_at = 0
         self._reclaiming = False
-        self.rolled_files = 0
+        self.compacted_files = 0
 
     # Outside.
 
@@ -246,12 +246,12 @@ class Storage:
     def tick(self) -> None:
         """Regular upkeep, every quarter of a second or so: retries, read-ahead and memory."""
         self.wal.retry()
-        self.wal.fence()
+        self.wal.mark_tail()
         refused, self._refused = self._refused, []
         for attempt in refused:
             attempt()
         self._stalled = False
-        self._roll_over()
+        self._compact_wal()
         self._ticks += 1
         if self._ticks % RECLAIM_EVERY_TICKS == 0:
             self._drop_idle_caches()
@@ -268,7 +268,7 @@ class Storage:
         """Writes what is queued and a mark of the end, then calls back."""
         self.wal.closing = True
         if self.wal.blocked is None:
-            self.wal.add_control(KIND_FENCE, NO_GROUP, 0, 0)
+            self.wal.add_control(KIND_TAIL_MARKER, NO_GROUP, 0, 0)
         self.wal.when_idle(done)
 
     # Memory.
@@ -387,53 +387,53 @@ class Storage:
             rows.append(TABLE_ROW.pack(log.group, log.voted_for, log.term, era, flags, index, term))
         return len(rows) - 1, self.suspects_end, b"".join(rows)
 
-    # Roll over.
+    # WAL compaction.
 
-    def _roll_over(self) -> None:
+    def _compact_wal(self) -> None:
         """Empties the oldest full WAL file, when none is being emptied."""
-        if self._rolling is not None or self.planner is None or self._stalled:
+        if self._compacting_file is not None or self.planner is None or self._stalled:
             return
         file = self.wal.oldest_full()
         if file is not None:
-            self._rolling = file
-            self._rolling_logs = self._logs_in(file)
-            self._roll_next()
+            self._compacting_file = file
+            self._compacting_logs = self._logs_in(file)
+            self._compact_next()
 
-    def _roll_next(self) -> None:
+    def _compact_next(self) -> None:
         """Goes on with the next group. Answers may come at once: hence no recursion."""
-        self._roll_again = True
-        if self._in_roll:
+        self._step_again = True
+        if self._in_step:
             return
-        self._in_roll = True
-        while self._roll_again:
-            self._roll_again = False
-            self._roll_step()
-        self._in_roll = False
+        self._in_step = True
+        while self._step_again:
+            self._step_again = False
+            self._compact_step()
+        self._in_step = False
 
-    def _roll_step(self) -> None:
+    def _compact_step(self) -> None:
         """Moves one group's entries out of the file being emptied; releases it after the last."""
-        file = self._rolling
+        file = self._compacting_file
         assert file is not None
-        while self._rolling_logs:
-            log = self._rolling_logs[-1]
+        while self._compacting_logs:
+            log = self._compacting_logs[-1]
             if not log.removed and log.damaged is None and self._count_in(log, file):
-                self._plan_roll(log, file)
+                self._plan_compaction(log, file)
                 return
-            self._rolling_logs.pop()
-        self._rolling = None
+            self._compacting_logs.pop()
+        self._compacting_file = None
         if self.wal.written_sequence < self.wal.barrier:
             self._stalled = True
             return
-        self.rolled_files += 1
+        self.compacted_files += 1
         self.wal.release(file)
         for group in [g for g, (_, held) in self.left.items() if held <= file.generation]:
             # The worker removes the file before it writes anything for a new log of the group.
             del self.left[group]
         next_file = self.wal.oldest_full()
         if next_file is not None:
-            self._rolling = next_file
-            self._rolling_logs = self._logs_in(next_file)
-            self._roll_again = True
+            self._compacting_file = next_file
+            self._compacting_logs = self._logs_in(next_file)
+            self._step_again = True
 
     def _logs_in(self, file: WalFile) -> list[GroupLog]:
         """The logs of the groups with entries in the file; removed groups need nothing of it."""
@@ -443,7 +443,7 @@ class Storage:
         """Number of the log's first entries that lie in that file, the oldest one."""
         return bisect_left(log.places, (file.generation + 1) << PLACE_FILE_SHIFT)
 
-    def _plan_roll(self, log: GroupLog, file: WalFile) -> None:
+    def _plan_compaction(self, log: GroupLog, file: WalFile) -> None:
         planner = self.planner if log.receiver is None else None
         plan = None if planner is None else planner(log.group)
         count = self._count_in(log, file)
@@ -460,11 +460,11 @@ class Storage:
         if not worth or plan.applied > log.written_index:
             self._copy(log, file, plan)
             return
-        epoch = log.epoch
+        version = log.version
 
         def saved(_: BaseException | None) -> None:
             # A log that was replaced meanwhile is not what was planned for.
-            self._copy(log, file, plan if log.epoch == epoch else None)
+            self._copy(log, file, plan if log.version == version else None)
 
         log.save_snapshot(plan.take_snapshot(), saved)
 
@@ -480,7 +480,7 @@ class Storage:
         elif log.removed:
             wanted = []
         if not wanted or not count:
-            self._copied(log, file, keep, log.epoch, [], None)
+            self._copied(log, file, keep, log.version, [], None)
             return
         # Only memory is copied here; what takes time per entry is the worker's.
         places, sizes = log.places[:count], log.sizes[:count]
@@ -488,7 +488,7 @@ class Storage:
         log.next_order += 2 + count // self.config.segment_max_entries
         # Two neighbours of what was closed for its size are together larger than the limit.
         log.next_order += 2 * (sum(sizes) << 3) // self.config.segment_max_size_bytes
-        epoch = log.epoch
+        version = log.version
         config, directory, group, pace = self.config, self.directory, log.group, self.pace
         cluster = self.clusters.current
         self.worker.submit(
@@ -502,7 +502,7 @@ class Storage:
                 pace,
                 cluster,
             ),
-            lambda made, error: self._copied(log, file, keep, epoch, made or [], error, plan),
+            lambda made, error: self._copied(log, file, keep, version, made or [], error, plan),
         )
 
     def _copied(
@@ -510,7 +510,7 @@ class Storage:
         log: GroupLog,
         file: WalFile,
         keep: int,
-        epoch: int,
+        version: int,
         made: list[Segment],
         error: BaseException | None,
         plan: GroupPlan | None = None,
@@ -520,9 +520,9 @@ class Storage:
         elif error is not None:
             # No space, most likely: the file stays as it is, `tick` tries again.
             self._stalled = True
-            self._rolling = None
+            self._compacting_file = None
             return
-        elif log.removed or log.epoch != epoch:
+        elif log.removed or log.version != version:
             self.remove_files(group_path(log.group), [segment.name for segment in made])
         else:
             log.moved(self._count_in(log, file), made, keep)
@@ -531,29 +531,29 @@ class Storage:
                 self._purge_stale(log)
                 return
             if plan is not None:
-                self._compact(log, plan)
-        self._rolling_logs.pop()
-        self._roll_next()
+                self._compact_segments(log, plan)
+        self._compacting_logs.pop()
+        self._compact_next()
 
     def _purge_stale(self, log: GroupLog) -> None:
-        """Rids the disk of truncated entries, then goes on with the roll over."""
+        """Rids the disk of truncated entries, then goes on with the compaction."""
         cut = [segment for segment in log.segments if segment.stale]
         names, log.stale_names = log.stale_names, []
         self.remove_files(group_path(log.group), names)
         log.stale_index = 0
-        epoch = log.epoch
+        version = log.version
 
         def rewritten(error: BaseException | None) -> None:
-            if error is not None and not isinstance(error, StorageFault) and log.epoch == epoch:
+            if error is not None and not isinstance(error, StorageFault) and log.version == version:
                 log.stale_index = log.written_index
                 self._stalled = True
-                self._rolling = None
+                self._compacting_file = None
                 return
-            if len(cut) > 1 and log.epoch == epoch:
+            if len(cut) > 1 and log.version == version:
                 self._purge_stale(log)
                 return
-            self._rolling_logs.pop()
-            self._roll_next()
+            self._compacting_logs.pop()
+            self._compact_next()
 
         if cut and log.damaged is None:
             self._rewrite(log, [(cut[0], [(cut[0].first, cut[0].last)])], rewritten)
@@ -564,7 +564,7 @@ class Storage:
 
     def _reclaim_next(self) -> None:
         """Looks at one group that has segments: a drained queue gives its disk space back."""
-        if self.planner is None or self._reclaiming or self._rolling is not None:
+        if self.planner is None or self._reclaiming or self._compacting_file is not None:
             return
         groups = list(self.logs)
         for _ in range(min(len(groups), 256)):
@@ -586,20 +586,20 @@ class Storage:
         snapshot_due = plan.applied > log.snapshot_index and plan.applied <= log.written_index
         if not snapshot_due or plan.take_snapshot is None:
             log.raise_first(max(log.first_index, min(log.snapshot_index + 1, plan.keep_from)))
-            self._compact(log, plan)
+            self._compact_segments(log, plan)
             return
         self._reclaiming = True
-        epoch = log.epoch
+        version = log.version
 
         def saved(error: BaseException | None) -> None:
             self._reclaiming = False
-            if error is None and log.epoch == epoch and not log.removed:
+            if error is None and log.version == version and not log.removed:
                 log.raise_first(max(log.first_index, min(log.snapshot_index + 1, plan.keep_from)))
-                self._compact(log, plan)
+                self._compact_segments(log, plan)
 
         log.save_snapshot(plan.take_snapshot(), saved)
 
-    def _compact(self, log: GroupLog, plan: GroupPlan) -> None:
+    def _compact_segments(self, log: GroupLog, plan: GroupPlan) -> None:
         """Removes dead segments, rewrites those that are mostly dead, joins small ones."""
         if log.compacting:
             return
@@ -676,7 +676,7 @@ class Storage:
         tag = log.next_order
         log.next_order += 1
         log.compacting = True
-        epoch = log.epoch
+        version = log.version
         config, directory, group, pace = self.config, self.directory, log.group, self.pace
         cluster = self.clusters.current
 
@@ -700,7 +700,7 @@ class Storage:
             log.compacting = False
             if isinstance(error, StorageFault):
                 log.mark_damaged(error)
-            elif made is not None and not log.removed and log.epoch == epoch:
+            elif made is not None and not log.removed and log.version == version:
                 self._replace(log, old, made)
             answer(error)
 

@@ -177,7 +177,7 @@ class StorageConfig:
     read_ahead_bytes: int = 1024 * 1024
     """A read from disk fetches this much of what follows for the same group."""
     snapshot_min_dead_bytes: int = 256 * 1024
-    """At roll over a group is snapshotted when this much of the file is dead; else copied."""
+    """WAL compaction snapshots a group of which this much in the file is dead; else it copies."""
 
     def __post_init__(self) -> None:
         if not 64 * 1024 <= self.wal_max_size_bytes <= 1 << 38:

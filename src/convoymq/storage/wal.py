@@ -5,7 +5,7 @@ Records queue up in an open *batch* during a round; `kick` hands everything queu
 when that is idle, otherwise it goes out when the running flush ends. A record's place is fixed when
 it is queued, so a group's table of places never has to be corrected.
 
-A file's life: prepared (by the worker) → current → full → emptied by the roll over → recycled.
+A file's life: prepared (by the worker) → current → full → emptied by WAL compaction → recycled.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from convoymq.kernels.batch import make_entry, wal_batch_frame
 from convoymq.logformat.entry import (
-    KIND_FENCE,
     KIND_REMOVED,
     KIND_TABLE,
+    KIND_TAIL_MARKER,
     KIND_VOID,
     NO_GROUP,
 )
@@ -197,14 +197,14 @@ class Wal:
         self.blocked: StorageFault | None = None
         self.closing = False
         self._idle: list[Callable[[], None]] = []
-        self._fenced_sequence = 0
+        self._marked_sequence = 0
         self._seen_sequence = 0
         self.on_blocked: Callable[[StorageFault | None], None] = lambda fault: None
         self.on_written: Callable[[], None] = lambda: None
         self.on_queued: Callable[[], None] = lambda: None
         """Something waits for a `kick` that did not before."""
         self.on_full: Callable[[], None] = lambda: None
-        """A file became full: the roll over may empty it once its last flush ended."""
+        """A file became full: WAL compaction may empty it once its last flush ended."""
         self.flush_count = 0
         self.bytes_written = 0
         flusher.on_completed = self._completed
@@ -255,7 +255,7 @@ class Wal:
     def tell(self, note: Any) -> None:
         """`note` (a vote, or a callable) is told when all queued so far is durable."""
         if self._open is None:
-            self.add_control(KIND_FENCE, NO_GROUP, 0, 0)
+            self.add_control(KIND_TAIL_MARKER, NO_GROUP, 0, 0)
         batch = self._open
         assert batch is not None
         batch.votes.append(note)
@@ -272,7 +272,7 @@ class Wal:
             or (current.started and self._turn)
         ):
             try:
-                current = self._roll()
+                current = self._begin_next_file()
             except OSError:
                 # No new file can be made: the full one has to go on. Flushes tell whether it can.
                 if current is None:
@@ -297,7 +297,7 @@ class Wal:
         must cost every group its vote."""
         count, suspects_end, rows = self._table()
         table = make_entry(NO_GROUP, count, suspects_end, 0, KIND_TABLE, rows).data
-        gap = make_entry(NO_GROUP, 0, 0, 0, KIND_FENCE, bytes(TABLE_GAP_BYTES)).data
+        gap = make_entry(NO_GROUP, 0, 0, 0, KIND_TAIL_MARKER, bytes(TABLE_GAP_BYTES)).data
         for data in (table, gap, table):
             batch.buffers.append(data)
             batch.directory += (NO_GROUP, len(data) >> 3)
@@ -464,12 +464,12 @@ class Wal:
         start = 0 if first.opening else first.start
         self._flusher.submit(first.file.file, start, self._flight_buffers, first.sequence)
 
-    def fence(self) -> None:
-        """Once after traffic has ceased, closes the tail: nothing before a fence is ever torn."""
-        if self.written_sequence == self.sequence and self.sequence != self._fenced_sequence:
+    def mark_tail(self) -> None:
+        """Once after traffic has ceased, writes a tail marker: nothing before it is ever torn."""
+        if self.written_sequence == self.sequence and self.sequence != self._marked_sequence:
             if self._seen_sequence == self.sequence:
-                self.add_control(KIND_FENCE, NO_GROUP, 0, 0)
-                self._fenced_sequence = self.sequence
+                self.add_control(KIND_TAIL_MARKER, NO_GROUP, 0, 0)
+                self._marked_sequence = self.sequence
                 self.kick()
             self._seen_sequence = self.sequence
 
@@ -499,7 +499,7 @@ class Wal:
         """
         self.generation = generation
         self.sequence = sequence
-        self.written_sequence = self._fenced_sequence = self._seen_sequence = sequence
+        self.written_sequence = self._marked_sequence = self._seen_sequence = sequence
         self._previous = previous
         self._directory.make("wal")
         self.current = self._create_fresh()
@@ -572,7 +572,7 @@ class Wal:
         """The file would have to grow although a longer one is prepared."""
         return current.tail + need > current.size and self._has_better_next()
 
-    def _roll(self) -> WalFile:
+    def _begin_next_file(self) -> WalFile:
         """Makes the prepared file the current one; creates one when none is prepared."""
         prepared = self.next_file
         if prepared is None:

@@ -26,9 +26,9 @@ from convoymq.logformat.entry import (
     ENTRY_HEADER,
     ENTRY_HEADER_SIZE,
     KIND_CONTROL,
-    KIND_FENCE,
     KIND_REMOVED,
     KIND_TABLE,
+    KIND_TAIL_MARKER,
     KIND_VOID,
     KIND_VOTE,
     NO_GROUP,
@@ -347,7 +347,7 @@ class WalReader:
             magic, generation, first, *link, cluster, checksum, _ = FILE_HEADER.unpack(head)
             if magic == FILE_MAGIC and crc32c(head[:FILE_HEADER_CHECKED]) == checksum:
                 if generation != file.generation or not first:
-                    return None  # has the header of its former life, or that of preparation
+                    return None  # has the header of its former use, or that of preparation
                 self._clusters.check(cluster, file.name)
                 return Header(first, *link)
             if crc32c(FILE_MAGIC + head[8:FILE_HEADER_CHECKED]) != checksum:
@@ -585,7 +585,7 @@ class WalReader:
             found = self._of(group)
             found.restart(index, term)
             found.era = max(found.era, order)
-        elif kind != KIND_FENCE:
+        elif kind != KIND_TAIL_MARKER:
             raise StorageFault(f"record kind {kind} is not known", path=file.name, offset=offset)
 
     def _of(self, group: int) -> Found:

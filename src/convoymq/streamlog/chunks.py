@@ -22,9 +22,9 @@ from convoymq.model.words import words_from_bytes, words_to_bytes
 LOW = 0xFFFFFFFF
 
 #: An index range ends behind the chunk that fills one of these.
-STRETCH_BYTES = 64 << 10
-STRETCH_MESSAGES = 8192
-STRETCH_ENTRIES = 256
+INDEX_RANGE_BYTES = 64 << 10
+INDEX_RANGE_MESSAGES = 8192
+INDEX_RANGE_ENTRIES = 256
 
 FIELDS = 5
 
@@ -49,9 +49,9 @@ class ChunkIndex:
         behind the last index range, belongs to it."""
         return (
             len(self.offsets) > 0
-            and self.sizes[-1] < STRETCH_BYTES
-            and offset - self.offsets[-1] < STRETCH_MESSAGES
-            and index - self.indexes[-1] < STRETCH_ENTRIES
+            and self.sizes[-1] < INDEX_RANGE_BYTES
+            and offset - self.offsets[-1] < INDEX_RANGE_MESSAGES
+            and index - self.indexes[-1] < INDEX_RANGE_ENTRIES
         )
 
     def grow(self, size: int) -> None:

@@ -24,7 +24,7 @@ ReadSpan = Callable[[int, int], Sequence[Entry]]
 
 
 class Applied(Protocol):
-    """What a reader needs of a `StreamMachine`, or of an `Excerpt`."""
+    """What a reader needs of a `StreamMachine`, or of an `ReadDescriptor`."""
 
     @property
     def chunks(self) -> ChunkIndex:

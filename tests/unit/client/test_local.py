@@ -1,4 +1,4 @@
-"""What may be opened as the file of an excerpt."""
+"""What may be opened as the file of a segment read descriptor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_read(
     path = tmp_path / "1.seg"
     path.write_bytes(b"x" * 100)
     found = os.stat(path)
-    excerpt: Any = SimpleNamespace(
+    descriptor: Any = SimpleNamespace(
         place=(str(path), found.st_dev, found.st_ino), segment=SimpleNamespace(end=100)
     )
     other = tmp_path / "other"
@@ -37,4 +37,4 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_read(
 
     monkeypatch.setattr(local, "_File", Late)
     with pytest.raises(StorageFault, match="another file was given its name"):
-        local._Open("s", 1, excerpt, 0, 100)
+        local._Open("s", 1, descriptor, 0, 100)

@@ -189,7 +189,7 @@ class Chunks:
         self.runs = runs
 
 
-class FakeExcerpt:
+class FakeDescriptor:
     """A place in a file."""
 
     def __init__(self, packed: bytes) -> None:
@@ -242,8 +242,8 @@ class FakeStream(Queue):
             raise self.error
         return self.first, self.high, 55, 0
 
-    def excerpt(self, offset: int, end: int | None) -> FakeExcerpt | None:
-        return None if self.place is None else FakeExcerpt(self.place)
+    def read_descriptor(self, offset: int, end: int | None) -> FakeDescriptor | None:
+        return None if self.place is None else FakeDescriptor(self.place)
 
     async def fetch_chunks(
         self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int

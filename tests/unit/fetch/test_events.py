@@ -29,7 +29,7 @@ async def test_a_fault_in_a_task_ends_no_server(rig: Rig, observed: Observed) ->
     "convoy_fetch_connections",
     "convoy_fetch_connections_refused_total",
     "convoy_fetch_errors_total",
-    "convoy_fetch_excerpts_total",
+    "convoy_fetch_read_descriptors_total",
     "convoy_fetch_input_bytes",
     "convoy_fetch_malformed_total",
     "convoy_fetch_received_bytes_total",

@@ -107,7 +107,7 @@ async def test_only_clients_of_this_machine_are_told_of_files(tmp_path: Path) ->
         answer = await client.ask(Op.FETCH, stream="s", offset=1, machine="here")
         assert answer.map == {"first": 0, "high": 3, "excerpt": True}
         assert bytes(answer.payload) == b"where it lies"
-        assert (rig.edge.counters.excerpts, rig.edge.counters.rows_out) == (1, 0)
+        assert (rig.edge.counters.read_descriptors, rig.edge.counters.rows_out) == (1, 0)
         for machine in ("", "elsewhere"):
             answer = await client.ask(Op.FETCH, stream="s", offset=1, machine=machine)
             assert answer.map == {"first": 0, "high": 3}
@@ -115,7 +115,7 @@ async def test_only_clients_of_this_machine_are_told_of_files(tmp_path: Path) ->
         stream.place = None
         answer = await client.ask(Op.FETCH, stream="s", offset=1, machine="here")
         assert answer.map == {"first": 0, "high": 3}
-        assert rig.edge.counters.excerpts == 1
+        assert rig.edge.counters.read_descriptors == 1
 
 
 async def test_a_machine_without_a_name_has_no_files(rig: Rig, client: Peer) -> None:

@@ -124,7 +124,7 @@ def test_a_flipped_bit_is_never_served_and_hits_one_group() -> None:
     assert set(kinds) == {"file header", "batch header", "record", "directory"}
 
 
-def test_damage_in_the_last_flush_is_cut_as_torn_without_a_fence() -> None:
+def test_damage_in_the_last_flush_is_cut_as_torn_without_a_tail_marker() -> None:
     node = filled(3, close=False)
     last = node.storage.wal.current
     assert last is not None
@@ -136,7 +136,7 @@ def test_damage_in_the_last_flush_is_cut_as_torn_without_a_fence() -> None:
     assert hurt.storage.logs[1].last_index == 4
 
 
-def test_after_a_fence_damage_in_the_last_flush_is_found() -> None:
+def test_after_a_tail_marker_damage_in_the_last_flush_is_found() -> None:
     node = filled(3, close=False)
     current = node.storage.wal.current
     assert current is not None
@@ -150,7 +150,7 @@ def test_after_a_fence_damage_in_the_last_flush_is_found() -> None:
     assert hurt.report.torn_tail is None
 
 
-def test_an_idle_node_writes_one_fence_and_then_nothing() -> None:
+def test_an_idle_node_writes_one_tail_marker_and_then_nothing() -> None:
     node = filled(1, close=False)
     for _ in range(3):
         node.storage.tick()
@@ -340,7 +340,7 @@ def test_when_nobody_can_say_whose_records_were_hit_every_group_is_damaged() -> 
     inode = node.disk.names[current.name]
     assert inode is not None
     data = inode.content
-    # The last batch (the fence) stays, but its map does not reach so far.
+    # The last batch (the tail marker) stays, but its map does not reach so far.
     last = bytes(data).rindex(b"CVYWALB")
     data[FILE_HEADER.size : last] = bytes(last - FILE_HEADER.size)
     data[last + 32 : last + 40] = last.to_bytes(8, "little")

@@ -109,7 +109,7 @@ def test_a_recycled_file_never_shows_its_former_life() -> None:
     for _ in range(30):
         node.append(1, 10, 1000)
         node.drain(1)
-    assert node.storage.rolled_files >= 3
+    assert node.storage.compacted_files >= 3
     names = node.disk.list("wal")
     assert len(names) <= 6, names
     node.append(1, 2)
@@ -229,7 +229,7 @@ def test_votes_of_ten_thousand_groups_outlive_the_files_they_were_written_to() -
         node.run()
         node.storage.tick()
         node.run()
-    assert node.storage.rolled_files > 1
+    assert node.storage.compacted_files > 1
     again = Node(config=config, disk=node.disk)
     for group in range(1, 10_001):
         log = again.storage.logs[group]
@@ -284,7 +284,7 @@ def test_a_removed_group_begins_anew_and_keeps_what_follows(restart: bool) -> No
         node.run()
         node.storage.tick()
         node.run()
-    assert node.storage.rolled_files > 3
+    assert node.storage.compacted_files > 3
     assert not node.storage.left
     node.check()
     node.crash()
@@ -445,7 +445,7 @@ def test_a_drained_backlog_gives_its_segments_and_memory_back() -> None:
         node.run()
     assert given == [1]
     segments = [n for n in node.disk.list("groups/00000001") if n.endswith(".seg")]
-    # What is left waits in the last WAL files for the next roll over.
+    # What is left waits in the last WAL files for the next WAL compaction.
     assert len(segments) <= 3
     node.check()
 

@@ -51,7 +51,7 @@ from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication.machine import Effect
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
 from convoymq.storage.types import EntryGone
-from convoymq.streamlog.excerpt import Excerpt, excerpt
+from convoymq.streamlog.read_descriptor import ReadDescriptor, describe_read
 from convoymq.streamlog.reader import ChunkReader, Run, offset_at
 
 Answer = Callable[[Any, "BrokerError | None"], None]
@@ -546,7 +546,7 @@ class StreamQueue(GroupQueue):
         found: Extent = await _future(self.extent)
         return found
 
-    def excerpt(self, offset: int, end: int | None) -> Excerpt | None:
+    def read_descriptor(self, offset: int, end: int | None) -> ReadDescriptor | None:
         """Messages from `offset` on, for a reader on this machine that goes to their file; None
         when they are not in one, or too few."""
         machine = self.machine()
@@ -557,7 +557,7 @@ class StreamQueue(GroupQueue):
         if found is None:
             return None
         segment, place = found
-        return excerpt(segment, place, self.group, chunks, offset, end)
+        return describe_read(segment, place, self.group, chunks, offset, end)
 
     async def fetch_chunks(
         self, offset: int, end: int | None, max_rows: int, max_bytes: int, wait_ms: int

@@ -12,7 +12,7 @@ from convoymq.model.errors import UnsupportedVersion
 from convoymq.queues.stream import machine as machines
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, EFFECT_TIMER
-from convoymq.streamlog.chunks import STRETCH_BYTES, STRETCH_ENTRIES
+from convoymq.streamlog.chunks import INDEX_RANGE_BYTES, INDEX_RANGE_ENTRIES
 from convoymq.streamlog.reader import ChunkReader, offset_at
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
@@ -99,21 +99,21 @@ def test_a_lost_command_is_asked_for() -> None:
 
 def test_small_chunks_share_an_index_range_and_large_ones_do_not() -> None:
     bench = Bench()
-    for _ in range(STRETCH_ENTRIES):
+    for _ in range(INDEX_RANGE_ENTRIES):
         bench.publish(1)
     assert len(bench.machine.chunks) == 1
     bench.publish(1)
     assert len(bench.machine.chunks) == 2
-    bench.publish(STRETCH_BYTES)
-    bench.publish(STRETCH_BYTES)
+    bench.publish(INDEX_RANGE_BYTES)
+    bench.publish(INDEX_RANGE_BYTES)
     bench.publish(1)
     assert len(bench.machine.chunks) == 4
-    assert bench.sizes(STRETCH_ENTRIES - 1) == [
-        (STRETCH_ENTRIES - 1, 1),
-        (STRETCH_ENTRIES, 1),
-        (STRETCH_ENTRIES + 1, STRETCH_BYTES),
-        (STRETCH_ENTRIES + 2, STRETCH_BYTES),
-        (STRETCH_ENTRIES + 3, 1),
+    assert bench.sizes(INDEX_RANGE_ENTRIES - 1) == [
+        (INDEX_RANGE_ENTRIES - 1, 1),
+        (INDEX_RANGE_ENTRIES, 1),
+        (INDEX_RANGE_ENTRIES + 1, INDEX_RANGE_BYTES),
+        (INDEX_RANGE_ENTRIES + 2, INDEX_RANGE_BYTES),
+        (INDEX_RANGE_ENTRIES + 3, 1),
     ]
 
 

@@ -195,7 +195,7 @@ def test_a_replica_that_is_behind_is_read_as_far_as_it_is(faulty: str) -> None:
         chunks = run(cluster, node.queue.fetch_chunks(offset, end, FAR, FAR, 0))
         assert chunks.high == 4
     assert node.queue.bounds() == (0, 0)
-    assert node.queue.excerpt(0, None) is None
+    assert node.queue.read_descriptor(0, None) is None
     assert node.queue.info()["next_offset"] == 2
     # Others who ask it hear so at once, and go to the next one.
     refused: list[list[Any]] = []

@@ -1,4 +1,4 @@
-"""Excerpts: whole index ranges of one segment, and nothing that a client could be misled by."""
+"""Segment read descriptors: whole index ranges of one segment, and nothing misleading."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from convoymq.logformat.segment import FilePlace, Segment
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.segments import SegmentWriter
-from convoymq.streamlog import excerpt as module
+from convoymq.streamlog import read_descriptor as module
 from convoymq.streamlog.chunks import ChunkIndex
-from convoymq.streamlog.excerpt import Excerpt, excerpt
+from convoymq.streamlog.read_descriptor import ReadDescriptor, describe_read
 
 GROUP = 7
 PLACE = FilePlace("/somewhere/0001.seg", 3, 4)
@@ -39,7 +39,7 @@ def index_of(index_ranges: int, first_index: int, each: int) -> ChunkIndex:
 
 def test_only_index_ranges_that_end_in_the_segment_are_in_it() -> None:
     chunks = index_of(200, 10, 3)
-    found = excerpt(segment_of(1, 400), PLACE, GROUP, chunks, 150, None)
+    found = describe_read(segment_of(1, 400), PLACE, GROUP, chunks, 150, None)
     assert found is not None
     # The index range at entry 10 + 3·130 = 400 begins in it and may end elsewhere.
     assert (found.first, found.next) == (150, 100 * 130)
@@ -51,28 +51,28 @@ def test_only_index_ranges_that_end_in_the_segment_are_in_it() -> None:
 
 @pytest.mark.parametrize("end", [5_000, 5_001, 5_099, 5_100])
 def test_what_lies_behind_the_end_is_left_out(end: int) -> None:
-    found = excerpt(segment_of(1, 4000), PLACE, GROUP, index_of(200, 10, 3), 0, end)
+    found = describe_read(segment_of(1, 4000), PLACE, GROUP, index_of(200, 10, 3), 0, end)
     assert found is not None
     assert end <= found.next <= end + 100
 
 
 def test_a_short_piece_is_none() -> None:
     chunks = index_of(200, 10, 3)
-    assert excerpt(segment_of(1, 10 + 3 * 20), PLACE, GROUP, chunks, 0, None) is None
-    assert excerpt(segment_of(1, 4000), PLACE, GROUP, chunks, 100 * 190, None) is None
-    assert excerpt(segment_of(1, 4000), PLACE, GROUP, chunks, 0, 2_000) is None
+    assert describe_read(segment_of(1, 10 + 3 * 20), PLACE, GROUP, chunks, 0, None) is None
+    assert describe_read(segment_of(1, 4000), PLACE, GROUP, chunks, 100 * 190, None) is None
+    assert describe_read(segment_of(1, 4000), PLACE, GROUP, chunks, 0, 2_000) is None
     # The last index range of all may still grow.
-    assert excerpt(segment_of(1, 4000), PLACE, GROUP, index_of(1, 10, 3), 0, None) is None
+    assert describe_read(segment_of(1, 4000), PLACE, GROUP, index_of(1, 10, 3), 0, None) is None
 
 
 def test_it_is_bounded_in_bytes_and_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = index_of(200, 10, 3)
     monkeypatch.setattr(module, "BYTES_MAX", 50 * SIZE)
-    found = excerpt(segment_of(1, 4000), PLACE, GROUP, chunks, 0, None)
+    found = describe_read(segment_of(1, 4000), PLACE, GROUP, chunks, 0, None)
     assert found is not None
     assert found.next == 5_000
     monkeypatch.setattr(module, "ENTRIES_MAX", 90)
-    found = excerpt(segment_of(1, 4000), PLACE, GROUP, chunks, 0, None)
+    found = describe_read(segment_of(1, 4000), PLACE, GROUP, chunks, 0, None)
     assert found is not None
     assert (found.next, len(found.segment)) == (3_000, 91)
 
@@ -82,8 +82,8 @@ def test_packing_loses_nothing() -> None:
         segment = segment_of(1, 400)
         if indexes is not None:
             segment = Segment("1.seg", 1, indexes, segment.offsets[:5], segment.sizes[:5])
-        made = Excerpt(PLACE, GROUP, segment, index_of(20, 10, 3), 50, 1_900)
-        read = Excerpt.unpack(made.pack())
+        made = ReadDescriptor(PLACE, GROUP, segment, index_of(20, 10, 3), 50, 1_900)
+        read = ReadDescriptor.unpack(made.pack())
         assert (read.place, read.group, read.first, read.next) == (PLACE, GROUP, 50, 1_900)
         assert read.chunks.pack() == made.chunks.pack()
         assert [read.segment.index_at(n) for n in range(len(segment))] == [
@@ -93,7 +93,7 @@ def test_packing_loses_nothing() -> None:
 
 
 def test_malformed_ones_are_refused() -> None:
-    good = Excerpt(PLACE, GROUP, segment_of(1, 30), index_of(9, 1, 3), 50, 700).pack()
+    good = ReadDescriptor(PLACE, GROUP, segment_of(1, 30), index_of(9, 1, 3), 50, 700).pack()
     fields = msgspec.msgpack.decode(good)
     words = array("Q", [5, 4]).tobytes()
     for name, value in (
@@ -114,17 +114,19 @@ def test_malformed_ones_are_refused() -> None:
         ("sizes", b"\xff" * len(fields["sizes"])),
     ):
         with pytest.raises(ValueError, match=r"."):
-            Excerpt.unpack(msgspec.msgpack.encode({**fields, name: value}))
+            ReadDescriptor.unpack(msgspec.msgpack.encode({**fields, name: value}))
     for name in fields:
         with pytest.raises(ValueError, match=r"."):
-            Excerpt.unpack(msgspec.msgpack.encode({k: v for k, v in fields.items() if k != name}))
+            ReadDescriptor.unpack(
+                msgspec.msgpack.encode({k: v for k, v in fields.items() if k != name})
+            )
     generator = random.Random(1)
     for _ in range(3_000):
         data = bytearray(good)
         for _ in range(generator.randrange(1, 4)):
             data[generator.randrange(len(data))] = generator.randrange(256)
         with contextlib.suppress(ValueError):
-            Excerpt.unpack(bytes(data[: generator.choice((len(data), len(data) // 2))]))
+            ReadDescriptor.unpack(bytes(data[: generator.choice((len(data), len(data) // 2))]))
 
 
 def test_entries_are_checked_one_by_one() -> None:
@@ -135,16 +137,16 @@ def test_entries_are_checked_one_by_one() -> None:
         writer.add(entry.index, entry.term, entry.data)
     (segment,) = writer.finish(1)
     file = directory.open(segment.name)
-    made = Excerpt(PLACE, GROUP, segment, index_of(9, 1, 3), 50, 700)
+    made = ReadDescriptor(PLACE, GROUP, segment, index_of(9, 1, 3), 50, 700)
     assert [entry.data for entry in made.read(file, 3, 1 << 20)] == [e.data for e in entries[2:]]
     assert [entry.index for entry in made.read(file, 3, 1)] == [3]
-    with pytest.raises(StorageFault, match="not in the excerpt"):
+    with pytest.raises(StorageFault, match="not in the descriptor"):
         made.read(file, 21, 1)
     with pytest.raises(StorageFault, match="lies where"):
-        Excerpt(PLACE, GROUP + 1, segment, made.chunks, 50, 700).read(file, 3, 1)
+        ReadDescriptor(PLACE, GROUP + 1, segment, made.chunks, 50, 700).read(file, 3, 1)
     moved = Segment("1.seg", 1, array("Q", range(2, 22)), segment.offsets, segment.sizes)
     with pytest.raises(StorageFault, match="lies where"):
-        Excerpt(PLACE, GROUP, moved, made.chunks, 50, 700).read(file, 3, 1)
+        ReadDescriptor(PLACE, GROUP, moved, made.chunks, 50, 700).read(file, 3, 1)
     file.pwrite([b"\x00"], (segment.offsets[4] << 3) + 50)
     with pytest.raises(StorageFault, match="damaged"):
         made.read(file, 3, 1 << 20)

@@ -1,10 +1,10 @@
-"""Excerpts: what a process of the node's machine needs to read a piece of a stream from its file.
+"""Segment read descriptors: where a process of the node's machine finds a piece of a stream.
 
 A segment file never changes under its name's inode: it is written whole, and replaced or removed
 whole. So a client on the same machine that may open it can take a stream's messages from it as the
-node itself would, while the node does nothing (ADR 0014). An excerpt says which file that is, where
-in it the entries lie, and which of their messages are the stream's: whole index ranges (`chunks`),
-all of them applied here.
+node itself would, while the node does nothing (ADR 0014). A descriptor says which file that is,
+where in it the entries lie, and which of their messages are the stream's: whole index ranges
+(`chunks`), all of them applied here.
 
 Packed it is a map in MessagePack; the table is in docs/formats/columnar-protocol.md.
 """
@@ -25,9 +25,9 @@ from convoymq.model.words import words_from_bytes, words_to_bytes
 from convoymq.streamlog.chunks import ChunkIndex
 
 BYTES_MAX = 64 << 20
-"""Bodies of one excerpt, about. More would let clients read on for long what retention drops."""
+"""Bodies of one descriptor, about. More would let clients read on for long what retention drops."""
 ENTRIES_MAX = 16_384
-"""Entries of one excerpt, about: the answer stays small."""
+"""Entries of one descriptor, about: the answer stays small."""
 BYTES_MIN = 1 << 20
 """A shorter piece is not worth the way to its file."""
 
@@ -48,7 +48,7 @@ class _Packed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Excerpt:
+class ReadDescriptor:
     """Index ranges of one segment. Stands in for the machine where a `ChunkReader` reads them."""
 
     place: FilePlace
@@ -67,10 +67,10 @@ class Excerpt:
 
     def read(self, file: Readable, index: int, max_bytes: int) -> list[Entry]:
         """An entry and some that follow it. Raises StorageFault: they are not what they were
-        when the excerpt was made. OSError."""
+        when the descriptor was made. OSError."""
         position = self.segment.position(index)
         if position < 0:
-            raise StorageFault(f"entry {index} is not in the excerpt", path=file.name)
+            raise StorageFault(f"entry {index} is not in the descriptor", path=file.name)
         return read_entries(file, self.segment, self.group, position, max_bytes)
 
     def pack(self) -> bytes:
@@ -97,33 +97,33 @@ class Excerpt:
         )
 
     @classmethod
-    def unpack(cls, data: bytes | memoryview) -> Excerpt:
+    def unpack(cls, data: bytes | memoryview) -> ReadDescriptor:
         """What `pack` made. Raises ValueError: it is not that."""
         try:
             packed = msgspec.msgpack.decode(data, type=_Packed)
         except msgspec.DecodeError as error:
-            raise ValueError(f"excerpt: {error}") from None
+            raise ValueError(f"descriptor: {error}") from None
         chunks = ChunkIndex()
         chunks.unpack(packed.chunks)
         indexes = words_from_bytes(packed.indexes)
         places = words_from_bytes(packed.places, typecode="I")
         sizes = words_from_bytes(packed.sizes, typecode="I")
         if not len(chunks) or not 0 < len(indexes) == len(places) == len(sizes):
-            raise ValueError("excerpt: columns of different lengths, or without rows")
+            raise ValueError("descriptor: columns of different lengths, or without rows")
         ends = [place + size for place, size in zip(places, sizes, strict=True)]
         ascends = all(map(int.__le__, ends, places[1:])) and min(sizes) > 0
         if not ascends or not all(map(int.__lt__, indexes, indexes[1:])):
-            raise ValueError("excerpt: entries that do not ascend")
+            raise ValueError("descriptor: entries that do not ascend")
         if not chunks.offsets[0] <= packed.offset < packed.next:
-            raise ValueError("excerpt: messages that are not in it")
+            raise ValueError("descriptor: messages that are not in it")
         place = FilePlace(packed.path, packed.device, packed.inode)
         segment = Segment(packed.path, 0, indexes, places, sizes)
         return cls(place, packed.group, segment, chunks, packed.offset, packed.next)
 
 
-def excerpt(
+def describe_read(
     segment: Segment, place: FilePlace, group: int, chunks: ChunkIndex, offset: int, end: int | None
-) -> Excerpt | None:
+) -> ReadDescriptor | None:
     """The index ranges from that of `offset` on which lie in a segment, up to the one of `end`;
     None when they are too few to be worth it.
 
@@ -151,4 +151,6 @@ def excerpt(
         segment.offsets[low:high],
         segment.sizes[low:high],
     )
-    return Excerpt(place, group, part, chunks.part(first, upto), offset, chunks.offsets[upto])
+    return ReadDescriptor(
+        place, group, part, chunks.part(first, upto), offset, chunks.offsets[upto]
+    )
