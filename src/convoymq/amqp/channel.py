@@ -29,7 +29,8 @@ from convoymq.amqp.publishing import REPLY_PREFIX, inspect, names_of
 from convoymq.amqp.transactions import Transaction
 from convoymq.kernels import frames
 from convoymq.kernels.batch import PublishTarget
-from convoymq.kernels.frames import ChannelCodec, ConsumerDeliveries, content_parts
+from convoymq.kernels.content import content_parts
+from convoymq.kernels.frames import ChannelCodec, ConsumerDeliveries
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject

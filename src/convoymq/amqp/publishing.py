@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from convoymq.amqp.codec import ContentHeader, decode_header, encode_header
-from convoymq.kernels.frames import content_parts, replace_header
+from convoymq.kernels.content import content_parts, replace_header
 from convoymq.model.errors import FrameFault, PreconditionFailed
 from convoymq.model.refusals import (
     REPLY_CONSUMER_MISSING,

@@ -26,7 +26,7 @@ from convoymq.kernels.columns import (
     encode_enqueue,
     enqueue_flags,
 )
-from convoymq.kernels.frames import content_parts, split_record
+from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
 from convoymq.model.tables import Table

@@ -86,10 +86,6 @@ cdef class CommandBuilder:
                            uint32_t count, uint32_t arg, Py_ssize_t body_length) except? -1
     cdef bytes seal(self)
 
-cdef uint32_t get32(const unsigned char* p) noexcept nogil
-cdef uint64_t get64(const unsigned char* p) noexcept nogil
-cdef void put32(unsigned char* p, uint32_t v) noexcept nogil
-cdef void put64(unsigned char* p, uint64_t v) noexcept nogil
 # Checks that an ENQUEUE command lies wholly inside `size` bytes and returns its record table's
 # position, absolute; -1 when it does not. Record i: [table[i], table[i + 1]) relative to `command`.
 cdef Py_ssize_t record_table(const unsigned char* p, Py_ssize_t size, Py_ssize_t command,

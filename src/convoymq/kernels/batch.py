@@ -11,6 +11,67 @@ from collections import deque
 import cython
 from crc32c import crc32c as _crc32c
 from cython.cimports.convoymq.kernels import cext
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    get32,
+    get64,
+    memory_view,
+    put32,
+    put64,
+)
+from cython.cimports.convoymq.kernels.layout import (
+    COMMAND_ARG,
+    COMMAND_COUNT,
+    COMMAND_FLAGS,
+    COMMAND_HEADER_SIZE,
+    COMMAND_SEQ,
+    COMMAND_SESSION,
+    COMMAND_SPARE,
+    COMMAND_TYPE,
+    ENQUEUE_BYTES,
+    ENQUEUE_RECORDS,
+    ENQUEUE_SAME_SIZE,
+    ENQUEUE_SIZE_MIN,
+    ENTRY_CHECKED_FROM,
+    ENTRY_COUNT,
+    ENTRY_CRC,
+    ENTRY_FORMAT,
+    ENTRY_FORMAT_KNOWN,
+    ENTRY_GROUP,
+    ENTRY_HEADER_SIZE,
+    ENTRY_INDEX,
+    ENTRY_KIND,
+    ENTRY_SPARE,
+    ENTRY_TERM,
+    ENTRY_TIME,
+    LINK_A,
+    LINK_B,
+    LINK_C,
+    LINK_D,
+    LINK_FLAGS,
+    LINK_GROUP,
+    LINK_HEADER_SIZE,
+    LINK_SPARE,
+    LINK_SPARE_WORD,
+    LINK_TYPE,
+    RANGE_SIZE,
+    TYPE_DISCARD,
+    TYPE_ENQUEUE,
+    TYPE_RETURN,
+    TYPE_SETTLE,
+    WAL_BATCH_COVERED_FROM,
+    WAL_BATCH_CRC,
+    WAL_BATCH_DIRECTORY_CRC,
+    WAL_BATCH_GENERATION,
+    WAL_BATCH_HEADER_SIZE,
+    WAL_BATCH_LENGTH,
+    WAL_BATCH_MAP,
+    WAL_BATCH_POSITION,
+    WAL_BATCH_RECORDS,
+    WAL_BATCH_SEQUENCE,
+    WAL_DIRECTORY_ROW,
+    WAL_MAP_BYTES,
+)
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import uint32_t, uint64_t
 
@@ -60,79 +121,31 @@ FRAME_RELAY = 11
 FRAME_GOODBYE = 12
 FRAME_CREDIT = 13
 
-_HEADER = cython.declare(cython.Py_ssize_t, 48)
-_BATCH_HEADER = cython.declare(cython.Py_ssize_t, 120)
-_DIRECTORY_ROW = cython.declare(cython.Py_ssize_t, 12)
-_MAP_BYTES = cython.declare(cython.Py_ssize_t, 64)
 _NO_GROUP = cython.declare(uint32_t, 0xFFFFFFFF)
-_COMMAND = cython.declare(cython.Py_ssize_t, 32)
 _SOFT = cython.declare(cython.Py_ssize_t, 4 << 20)
-_FORMAT = cython.declare(cython.int, 1)
-_SETTLE = cython.declare(cython.int, CMD_SETTLE)
 _CAPACITY_MIN = cython.declare(cython.Py_ssize_t, 512)
 _UNBOUNDED = cython.declare(cython.Py_ssize_t, 1 << 62)
 
 
 @cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def get32(p: cython.pointer(cython.const[cython.uchar])) -> uint32_t:
-    v: uint32_t
-    string.memcpy(cython.address(v), p, 4)
-    return v
-
-
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def get64(p: cython.pointer(cython.const[cython.uchar])) -> uint64_t:
-    v: uint64_t
-    string.memcpy(cython.address(v), p, 8)
-    return v
-
-
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def put32(p: cython.p_uchar, v: uint32_t) -> cython.void:
-    string.memcpy(p, cython.address(v), 4)
-
-
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def put64(p: cython.p_uchar, v: uint64_t) -> cython.void:
-    string.memcpy(p, cython.address(v), 8)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _bytes_pointer(data: bytes) -> cython.p_uchar:
-    return cython.cast(
-        cython.p_uchar, cext.PyBytes_AS_STRING(cython.cast(cython.pointer(cext.PyObject), data))
-    )
-
-
-@cython.cfunc
 def _crc(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint32_t:
-    view = cext.PyMemoryView_FromMemory(cython.cast(cython.p_char, p), n, cext.PyBUF_READ)
-    return _crc32c(view)
+    return _crc32c(memory_view(p, n))
 
 
 @cython.cclass
 class Entry:
     def __init__(self, data: bytes):
         size: cython.Py_ssize_t = len(data)
-        p: cython.p_uchar = _bytes_pointer(data)
-        if size < _HEADER or get32(p) != size:
+        p: cython.p_uchar = bytes_pointer(data)
+        if size < ENTRY_HEADER_SIZE or get32(p) != size:
             raise ValueError(f"entry of {size} bytes has a wrong length field")
-        if get32(p + 4) != _crc(p + 8, size - 8):
+        if get32(p + ENTRY_CRC) != _crc(p + ENTRY_CHECKED_FROM, size - ENTRY_CHECKED_FROM):
             raise ValueError("entry checksum does not fit")
         # Not before the checksum: damage may look like any format.
-        if p[37] != _FORMAT:
+        if p[ENTRY_FORMAT] != ENTRY_FORMAT_KNOWN:
             raise UnsupportedVersion(
-                f"entry format {p[37]} is not known; this release knows {_FORMAT}"
+                f"entry format {p[ENTRY_FORMAT]} is not known;"
+                f" this release knows {ENTRY_FORMAT_KNOWN}"
             )
         _unpack(self, data, p, size)
 
@@ -144,11 +157,11 @@ class Entry:
 @cython.exceptval(check=False)
 def _unpack(entry: Entry, data: bytes, p: cython.p_uchar, size: cython.Py_ssize_t) -> cython.void:
     entry.data = data
-    entry.index = get64(p + 8)
-    entry.term = get64(p + 16)
-    entry.time_ms = get64(p + 24)
-    entry.group = get32(p + 32)
-    entry.kind = p[36]
+    entry.index = get64(p + ENTRY_INDEX)
+    entry.term = get64(p + ENTRY_TERM)
+    entry.time_ms = get64(p + ENTRY_TIME)
+    entry.group = get32(p + ENTRY_GROUP)
+    entry.kind = p[ENTRY_KIND]
     entry.size = size
 
 
@@ -163,18 +176,18 @@ def _seal_entry(
     count: cython.int,
 ) -> Entry:
     size: cython.Py_ssize_t = len(data)
-    p: cython.p_uchar = _bytes_pointer(data)
+    p: cython.p_uchar = bytes_pointer(data)
     put32(p, cython.cast(uint32_t, size))
-    put64(p + 8, index)
-    put64(p + 16, term)
-    put64(p + 24, time_ms)
-    put32(p + 32, group)
-    p[36] = cython.cast(cython.uchar, kind)
-    p[37] = _FORMAT
-    p[38] = count & 0xFF
-    p[39] = (count >> 8) & 0xFF
-    put64(p + 40, 0)
-    put32(p + 4, _crc(p + 8, size - 8))
+    put64(p + ENTRY_INDEX, index)
+    put64(p + ENTRY_TERM, term)
+    put64(p + ENTRY_TIME, time_ms)
+    put32(p + ENTRY_GROUP, group)
+    p[ENTRY_KIND] = cython.cast(cython.uchar, kind)
+    p[ENTRY_FORMAT] = ENTRY_FORMAT_KNOWN
+    p[ENTRY_COUNT] = count & 0xFF
+    p[ENTRY_COUNT + 1] = (count >> 8) & 0xFF
+    put64(p + ENTRY_SPARE, 0)
+    put32(p + ENTRY_CRC, _crc(p + ENTRY_CHECKED_FROM, size - ENTRY_CHECKED_FROM))
     entry: Entry = Entry.__new__(Entry)
     _unpack(entry, data, p, size)
     return entry
@@ -244,19 +257,19 @@ class PublishTarget:
         joined: bytes = b"".join(record)
         n: cython.Py_ssize_t = len(joined)
         p: cython.p_uchar = self.builder.reserve(self, tag, body_size, flags, n)
-        string.memcpy(p, _bytes_pointer(joined), n)
+        string.memcpy(p, bytes_pointer(joined), n)
 
     def command(self, type, flags, count, arg, body=b"", note=None):
         builder: CommandBuilder = self.builder
         data: bytes = body
         n: cython.Py_ssize_t = len(data)
-        was_empty: cython.bint = builder.end == _HEADER
+        was_empty: cython.bint = builder.end == ENTRY_HEADER_SIZE
         builder.close_command()
         self.seq += 1
         start: cython.Py_ssize_t = builder.end
         builder.start_command(type, flags, self.session, self.seq, count, arg, n)
         if n:
-            string.memcpy(builder.p + start + _COMMAND, _bytes_pointer(data), n)
+            string.memcpy(builder.p + start + COMMAND_HEADER_SIZE, bytes_pointer(data), n)
         _remember(self, builder, type, start, builder.end - start, 0, None, note)
         builder.announce(was_empty)
         return self.seq
@@ -318,7 +331,7 @@ class CommandBuilder:
         self.p = cython.NULL
         self.offsets = cython.NULL
         self.offsets_capacity = 0
-        self.end = _HEADER
+        self.end = ENTRY_HEADER_SIZE
         self.capacity = 0
         self.hint = 4096
         self.last_end = 0
@@ -341,7 +354,7 @@ class CommandBuilder:
 
     @property
     def used(self):
-        return self.end - _HEADER
+        return self.end - ENTRY_HEADER_SIZE
 
     @property
     def full(self):
@@ -393,20 +406,20 @@ class CommandBuilder:
         arg: uint32_t,
         body_length: cython.Py_ssize_t,
     ) -> cython.int:
-        length: cython.Py_ssize_t = (_COMMAND + body_length + 7) & ~7
+        length: cython.Py_ssize_t = (COMMAND_HEADER_SIZE + body_length + 7) & ~7
         self.need(length)
         p: cython.p_uchar = self.p + self.end
         # The last eight bytes hold the padding, if any.
         put64(p + length - 8, 0)
         put32(p, cython.cast(uint32_t, length))
-        p[4] = cython.cast(cython.uchar, type)
-        p[5] = cython.cast(cython.uchar, flags)
-        p[6] = 0
-        p[7] = 0
-        put64(p + 8, session)
-        put64(p + 16, seq)
-        put32(p + 24, count)
-        put32(p + 28, arg)
+        p[COMMAND_TYPE] = cython.cast(cython.uchar, type)
+        p[COMMAND_FLAGS] = cython.cast(cython.uchar, flags)
+        p[COMMAND_SPARE] = 0
+        p[COMMAND_SPARE + 1] = 0
+        put64(p + COMMAND_SESSION, session)
+        put64(p + COMMAND_SEQ, seq)
+        put32(p + COMMAND_COUNT, count)
+        put32(p + COMMAND_ARG, arg)
         self.end += length
         self.command_count += 1
         self.deferrable_count += _is_deferrable(type, count)
@@ -426,17 +439,17 @@ class CommandBuilder:
             self.close_command()
             if self.end > _SOFT and self.on_full is not None:
                 self.on_full()
-            first = self.end == _HEADER or self.held
+            first = self.end == ENTRY_HEADER_SIZE or self.held
             target.seq += 1
             start: cython.Py_ssize_t = self.end
-            self.start_command(CMD_ENQUEUE, 0, target.session, target.seq, 0, 0, 8)
+            self.start_command(TYPE_ENQUEUE, 0, target.session, target.seq, 0, 0, 8)
             self.open_target = target
             self.open_named = target.named
             self.open_start = start
             self.open_count = 0
             self.open_bytes = 0
             self.open_size = body_size
-            self.open_flags = 1
+            self.open_flags = ENQUEUE_SAME_SIZE
             self.tag_first = 0
             self.open_tags = None
         elif self.end > _SOFT and self.on_full is not None:
@@ -458,7 +471,7 @@ class CommandBuilder:
         target.named = False
         self.open_bytes += body_size
         if body_size != self.open_size:
-            self.open_flags &= ~1
+            self.open_flags &= ~ENQUEUE_SAME_SIZE
         self.open_flags |= flags
         if tag:
             if self.tag_first == 0:
@@ -495,10 +508,10 @@ class CommandBuilder:
         put64(p + length - 8, 0)
         string.memcpy(p + position, self.offsets, 4 * (cython.cast(cython.Py_ssize_t, count) + 1))
         put32(p, cython.cast(uint32_t, length))
-        p[5] = cython.cast(cython.uchar, self.open_flags)
-        put32(p + 24, count)
-        put32(p + 28, cython.cast(uint32_t, position))
-        put64(p + 32, self.open_bytes)
+        p[COMMAND_FLAGS] = cython.cast(cython.uchar, self.open_flags)
+        put32(p + COMMAND_COUNT, count)
+        put32(p + COMMAND_ARG, cython.cast(uint32_t, position))
+        put64(p + ENQUEUE_BYTES, self.open_bytes)
         self.end = start + length
         tags: object = self.open_tags
         if self.tag_first:
@@ -507,7 +520,7 @@ class CommandBuilder:
             tags.append(self.tag_first)
             tags.append(self.tag_last)
         # Any session that appends is the last one in `target`: its seq is this command's.
-        _remember(target, self, CMD_ENQUEUE, start, length, count, tags, None)
+        _remember(target, self, TYPE_ENQUEUE, start, length, count, tags, None)
         self.open_target = None
         self.open_tags = None
         self.open_start = -1
@@ -538,7 +551,7 @@ class CommandBuilder:
         hint: cython.Py_ssize_t = min(end, self.last_end)
         self.hint = min(max(_CAPACITY_MIN, hint + (hint >> 2)), _SOFT)
         self.last_end = end
-        self.end = _HEADER
+        self.end = ENTRY_HEADER_SIZE
         self.command_count = 0
         self.deferrable_count = 0
         self.held = False
@@ -549,12 +562,12 @@ class CommandBuilder:
     def add(self, type, flags, session, seq, count, arg, body=b""):
         data: bytes = body
         n: cython.Py_ssize_t = len(data)
-        was_empty: cython.bint = self.end == _HEADER
+        was_empty: cython.bint = self.end == ENTRY_HEADER_SIZE
         self.close_command()
         start: cython.Py_ssize_t = self.end
         self.start_command(type, flags, session, seq, count, arg, n)
         if n:
-            string.memcpy(self.p + start + _COMMAND, _bytes_pointer(data), n)
+            string.memcpy(self.p + start + COMMAND_HEADER_SIZE, bytes_pointer(data), n)
         self.announce(was_empty)
 
     def adopt(
@@ -562,12 +575,12 @@ class CommandBuilder:
     ):
         if start < 0 or end > len(data) or start >= end:
             raise ValueError("command range lies outside its buffer")
-        p: cython.p_uchar = _bytes_pointer(data)
+        p: cython.p_uchar = bytes_pointer(data)
         table: cython.p_uchar = cython.NULL
         if allowed is not None:
             if len(allowed) != 32:
                 raise ValueError("a table of command types has 256 bits")
-            table = _bytes_pointer(allowed)
+            table = bytes_pointer(allowed)
         at: cython.Py_ssize_t = start
         count: cython.int = 0
         deferrable: cython.int = 0
@@ -575,16 +588,17 @@ class CommandBuilder:
             length: cython.Py_ssize_t = _check_command(p, end, at)
             if length < 0:
                 raise ValueError(f"malformed command at {at}")
-            if table != cython.NULL and not (table[p[at + 4] >> 3] >> (p[at + 4] & 7)) & 1:
-                raise ValueError(f"command type {p[at + 4]} is not in the version in force")
-            deferrable += _is_deferrable(p[at + 4], get32(p + at + 24))
+            type: cython.int = p[at + COMMAND_TYPE]
+            if table != cython.NULL and not (table[type >> 3] >> (type & 7)) & 1:
+                raise ValueError(f"command type {type} is not in the version in force")
+            deferrable += _is_deferrable(type, get32(p + at + COMMAND_COUNT))
             at += length
             count += 1
         if self.open_target is not None:
             self.close_command()
         if self.end > _SOFT and self.on_full is not None:
             self.on_full()
-        was_empty: cython.bint = self.end == _HEADER
+        was_empty: cython.bint = self.end == ENTRY_HEADER_SIZE
         self.need(end - start)
         string.memcpy(self.p + self.end, p + start, end - start)
         self.end += end - start
@@ -599,7 +613,7 @@ class CommandBuilder:
 
     def take_forward(self, group, term):
         data: bytes = self.seal()
-        p: cython.p_uchar = _bytes_pointer(data)
+        p: cython.p_uchar = bytes_pointer(data)
         _put_frame_header(
             p, cython.cast(uint32_t, len(data)), FRAME_FORWARD, 0, group, term, 0, 0, 0
         )
@@ -615,7 +629,7 @@ class CommandBuilder:
 @cython.exceptval(check=False)
 def _is_deferrable(type: cython.int, count: uint32_t) -> cython.bint:
     """Who sent the command waits for no answer. A SETTLE of nothing asks for one."""
-    return type == _SETTLE and count != 0
+    return type == TYPE_SETTLE and count != 0
 
 
 @cython.cfunc
@@ -625,18 +639,19 @@ def _check_command(
     p: cython.p_uchar, size: cython.Py_ssize_t, at: cython.Py_ssize_t
 ) -> cython.Py_ssize_t:
     """Length of the command at `at`, or -1 when it does not lie wholly inside `size`."""
-    if size - at < _COMMAND:
+    if size - at < COMMAND_HEADER_SIZE:
         return -1
     length: cython.Py_ssize_t = get32(p + at)
-    if length < _COMMAND or length & 7 or length > size - at:
+    if length < COMMAND_HEADER_SIZE or length & 7 or length > size - at:
         return -1
-    if p[at + 4] == 1:
+    type: cython.int = p[at + COMMAND_TYPE]
+    if type == TYPE_ENQUEUE:
         count: uint32_t = 0
         table: cython.Py_ssize_t = record_table(p, at + length, at, cython.address(count))
         if table < 0:
             return -1
         i: uint32_t
-        low: uint32_t = 40
+        low: uint32_t = ENQUEUE_RECORDS
         for i in range(count + 1):
             offset: uint32_t = get32(p + table + 4 * cython.cast(cython.Py_ssize_t, i))
             if offset < low:
@@ -644,9 +659,9 @@ def _check_command(
             low = offset
         if low > table - at:
             return -1
-    elif p[at + 4] == 2 or p[at + 4] == 3 or p[at + 4] == 4:
-        if cython.cast(uint64_t, get32(p + at + 24)) * 16 > cython.cast(
-            uint64_t, length - _COMMAND
+    elif type == TYPE_SETTLE or type == TYPE_RETURN or type == TYPE_DISCARD:
+        if cython.cast(uint64_t, get32(p + at + COMMAND_COUNT)) * RANGE_SIZE > cython.cast(
+            uint64_t, length - COMMAND_HEADER_SIZE
         ):
             return -1
     return length
@@ -661,14 +676,16 @@ def record_table(
     command: cython.Py_ssize_t,
     count: cython.pointer(uint32_t),
 ) -> cython.Py_ssize_t:
-    if command < 0 or size - command < 48:
+    if command < 0 or size - command < ENQUEUE_SIZE_MIN:
         return -1
     length: cython.Py_ssize_t = get32(p + command)
-    if length < 48 or length > size - command or p[command + 4] != 1:
+    if length < ENQUEUE_SIZE_MIN or length > size - command:
         return -1
-    n: uint32_t = get32(p + command + 24)
-    position: cython.Py_ssize_t = get32(p + command + 28)
-    if position < 40 or position & 3 or position > length:
+    if p[command + COMMAND_TYPE] != TYPE_ENQUEUE:
+        return -1
+    n: uint32_t = get32(p + command + COMMAND_COUNT)
+    position: cython.Py_ssize_t = get32(p + command + COMMAND_ARG)
+    if position < ENQUEUE_RECORDS or position & 3 or position > length:
         return -1
     if (cython.cast(uint64_t, n) + 1) * 4 > cython.cast(uint64_t, length - position):
         return -1
@@ -691,59 +708,59 @@ def _put_frame_header(
     d: uint64_t,
 ) -> cython.void:
     put32(p, length)
-    p[4] = cython.cast(cython.uchar, type)
-    p[5] = cython.cast(cython.uchar, flags)
-    p[6] = 0
-    p[7] = 0
-    put32(p + 8, group)
-    put32(p + 12, 0)
-    put64(p + 16, a)
-    put64(p + 24, b)
-    put64(p + 32, c)
-    put64(p + 40, d)
+    p[LINK_TYPE] = cython.cast(cython.uchar, type)
+    p[LINK_FLAGS] = cython.cast(cython.uchar, flags)
+    p[LINK_SPARE] = 0
+    p[LINK_SPARE + 1] = 0
+    put32(p + LINK_GROUP, group)
+    put32(p + LINK_SPARE_WORD, 0)
+    put64(p + LINK_A, a)
+    put64(p + LINK_B, b)
+    put64(p + LINK_C, c)
+    put64(p + LINK_D, d)
 
 
 def make_entry(group, index, term, time_ms, kind, body):
     # C division: the remainder of a negative number would be negative.
     padding = (8 - len(body) % 8) % 8
-    data = bytes(_HEADER) + body + bytes(padding)
+    data = bytes(ENTRY_HEADER_SIZE) + body + bytes(padding)
     # A fresh object that nobody else has seen: its header may still be written.
     return _seal_entry(data, group, index, term, time_ms, kind, 0)
 
 
 def encode_version(version: uint32_t):
     body: bytes = bytes(8)
-    put32(_bytes_pointer(body), version)
+    put32(bytes_pointer(body), version)
     return body
 
 
 def decode_version(data: bytes):
-    if len(data) != _HEADER + 8:
+    if len(data) != ENTRY_HEADER_SIZE + 8:
         raise ValueError(f"a machine version entry has 56 bytes, not {len(data)}")
-    return get32(_bytes_pointer(data) + _HEADER)
+    return get32(bytes_pointer(data) + ENTRY_HEADER_SIZE)
 
 
 def commands(data: bytes):
     size: cython.Py_ssize_t = len(data)
-    p: cython.p_uchar = _bytes_pointer(data)
-    if size < _HEADER:
+    p: cython.p_uchar = bytes_pointer(data)
+    if size < ENTRY_HEADER_SIZE:
         raise ValueError("entry is shorter than its header")
     found: list = []
-    at: cython.Py_ssize_t = _HEADER
+    at: cython.Py_ssize_t = ENTRY_HEADER_SIZE
     while at < size:
-        if size - at < _COMMAND:
+        if size - at < COMMAND_HEADER_SIZE:
             raise ValueError(f"malformed command at {at}")
         length: cython.Py_ssize_t = get32(p + at)
-        if length < _COMMAND or length & 7 or length > size - at:
+        if length < COMMAND_HEADER_SIZE or length & 7 or length > size - at:
             raise ValueError(f"malformed command at {at}")
         found.append(
             (
-                cython.cast(cython.int, p[at + 4]),
-                cython.cast(cython.int, p[at + 5]),
-                get64(p + at + 8),
-                get64(p + at + 16),
-                get32(p + at + 24),
-                get32(p + at + 28),
+                cython.cast(cython.int, p[at + COMMAND_TYPE]),
+                cython.cast(cython.int, p[at + COMMAND_FLAGS]),
+                get64(p + at + COMMAND_SESSION),
+                get64(p + at + COMMAND_SEQ),
+                get32(p + at + COMMAND_COUNT),
+                get32(p + at + COMMAND_ARG),
                 at,
                 length,
             )
@@ -755,30 +772,30 @@ def commands(data: bytes):
 @cython.cfunc
 def _command_length(data: bytes, offset: cython.Py_ssize_t) -> cython.Py_ssize_t:
     size: cython.Py_ssize_t = len(data)
-    if offset < 0 or offset > size - _COMMAND:
+    if offset < 0 or offset > size - COMMAND_HEADER_SIZE:
         raise ValueError("command lies outside its entry")
-    length: cython.Py_ssize_t = get32(_bytes_pointer(data) + offset)
-    if length < _COMMAND or length > size - offset:
+    length: cython.Py_ssize_t = get32(bytes_pointer(data) + offset)
+    if length < COMMAND_HEADER_SIZE or length > size - offset:
         raise ValueError("command lies outside its entry")
     return length
 
 
 def command_body(data: bytes, offset: cython.Py_ssize_t):
     length: cython.Py_ssize_t = _command_length(data, offset)
-    return data[offset + _COMMAND : offset + length]
+    return data[offset + COMMAND_HEADER_SIZE : offset + length]
 
 
 def enqueue_bytes(data: bytes, offset: cython.Py_ssize_t):
-    if _command_length(data, offset) < 40:
+    if _command_length(data, offset) < ENQUEUE_RECORDS:
         raise ValueError("ENQUEUE command is too short")
-    return get64(_bytes_pointer(data) + offset + 32)
+    return get64(bytes_pointer(data) + offset + ENQUEUE_BYTES)
 
 
 def ranges(data: bytes, offset: cython.Py_ssize_t, count: cython.Py_ssize_t):
     length: cython.Py_ssize_t = _command_length(data, offset)
-    if count < 0 or count > (length - _COMMAND) // 16:
+    if count < 0 or count > (length - COMMAND_HEADER_SIZE) // RANGE_SIZE:
         raise ValueError("range table lies outside its command")
-    p: cython.p_uchar = _bytes_pointer(data) + offset + _COMMAND
+    p: cython.p_uchar = bytes_pointer(data) + offset + COMMAND_HEADER_SIZE
     i: cython.Py_ssize_t
     return [get64(p + 8 * i) for i in range(2 * count)]
 
@@ -786,7 +803,7 @@ def ranges(data: bytes, offset: cython.Py_ssize_t, count: cython.Py_ssize_t):
 def pack_ranges(values):
     n: cython.Py_ssize_t = len(values)
     data: bytes = bytes(n * 8) if n else b""
-    p: cython.p_uchar = _bytes_pointer(data)
+    p: cython.p_uchar = bytes_pointer(data)
     i: cython.Py_ssize_t
     for i in range(n):
         put64(p + 8 * i, values[i])
@@ -805,14 +822,14 @@ def _record_bounds(
 ) -> cython.Py_ssize_t:
     """End of the records [first, first + count), absolute; `begin` and `table` are filled in."""
     size: cython.Py_ssize_t = len(data)
-    p: cython.p_uchar = _bytes_pointer(data)
+    p: cython.p_uchar = bytes_pointer(data)
     n: uint32_t = 0
     at: cython.Py_ssize_t = record_table(p, size, command, cython.address(n))
     if at < 0 or first < 0 or count < 1 or first + count > n:
         raise ValueError("record lies outside its command")
     low: cython.Py_ssize_t = get32(p + at + 4 * first)
     high: cython.Py_ssize_t = get32(p + at + 4 * (first + count))
-    if low < 40 or high < low or command + high > at:
+    if low < ENQUEUE_RECORDS or high < low or command + high > at:
         raise ValueError("record table is damaged")
     begin[0] = command + low
     table[0] = at
@@ -837,18 +854,18 @@ def slice_records(
         data, command, first, count, cython.address(begin), cython.address(table)
     )
     size: cython.Py_ssize_t = end - begin
-    position: cython.Py_ssize_t = (40 + size + 3) & ~3
+    position: cython.Py_ssize_t = (ENQUEUE_RECORDS + size + 3) & ~3
     length: cython.Py_ssize_t = (position + 4 * (count + 1) + 7) & ~7
     made: bytes = bytes(length)
-    source: cython.p_uchar = _bytes_pointer(data)
-    p: cython.p_uchar = _bytes_pointer(made)
+    source: cython.p_uchar = bytes_pointer(data)
+    p: cython.p_uchar = bytes_pointer(made)
     put32(p, cython.cast(uint32_t, length))
-    p[4] = 1
-    p[5] = source[command + 5]
-    put32(p + 24, cython.cast(uint32_t, count))
-    put32(p + 28, cython.cast(uint32_t, position))
-    string.memcpy(p + 40, source + begin, size)
-    shift: cython.Py_ssize_t = begin - command - 40
+    p[COMMAND_TYPE] = TYPE_ENQUEUE
+    p[COMMAND_FLAGS] = source[command + COMMAND_FLAGS]
+    put32(p + COMMAND_COUNT, cython.cast(uint32_t, count))
+    put32(p + COMMAND_ARG, cython.cast(uint32_t, position))
+    string.memcpy(p + ENQUEUE_RECORDS, source + begin, size)
+    shift: cython.Py_ssize_t = begin - command - ENQUEUE_RECORDS
     low: cython.Py_ssize_t = 0
     i: cython.Py_ssize_t
     for i in range(count + 1):
@@ -861,30 +878,30 @@ def slice_records(
 
 
 def frame(type, flags, group, a, b, c, d, body=b"", body_length=-1):
-    size = _HEADER + (body_length if body_length >= 0 else len(body))
+    size = LINK_HEADER_SIZE + (body_length if body_length >= 0 else len(body))
     if size > 0xFFFFFFFF:
         raise ValueError("a link frame holds at most 4 GiB")
-    data: bytes = bytes(_HEADER) + body
-    _put_frame_header(_bytes_pointer(data), size, type, flags, group, a, b, c, d)
+    data: bytes = bytes(LINK_HEADER_SIZE) + body
+    _put_frame_header(bytes_pointer(data), size, type, flags, group, a, b, c, d)
     return data
 
 
 def frame_header(data):
-    view: bytes = data if type(data) is bytes else bytes(data[:48])
-    if len(view) < _HEADER:
+    view: bytes = data if type(data) is bytes else bytes(data[:LINK_HEADER_SIZE])
+    if len(view) < LINK_HEADER_SIZE:
         raise ValueError("link frame is shorter than its header")
-    p: cython.p_uchar = _bytes_pointer(view)
-    if get32(p) < _HEADER:
+    p: cython.p_uchar = bytes_pointer(view)
+    if get32(p) < LINK_HEADER_SIZE:
         raise ValueError("link frame has a wrong length field")
     return (
         get32(p),
-        cython.cast(cython.int, p[4]),
-        cython.cast(cython.int, p[5]),
-        get32(p + 8),
-        get64(p + 16),
-        get64(p + 24),
-        get64(p + 32),
-        get64(p + 40),
+        cython.cast(cython.int, p[LINK_TYPE]),
+        cython.cast(cython.int, p[LINK_FLAGS]),
+        get32(p + LINK_GROUP),
+        get64(p + LINK_A),
+        get64(p + LINK_B),
+        get64(p + LINK_C),
+        get64(p + LINK_D),
     )
 
 
@@ -899,45 +916,45 @@ def wal_batch_frame(
     recent: bytearray,
     covered_from,
 ):
-    if len(magic) != 8 or len(recent) != 2 * _MAP_BYTES:
+    if len(magic) != 8 or len(recent) != 2 * WAL_MAP_BYTES:
         raise ValueError("a magic has 8 bytes, two maps have 128")
     count: cython.Py_ssize_t = len(records)
     if len(sizes) != 2 * count:
         raise ValueError("every record has a group and a size")
-    size: cython.Py_ssize_t = (_DIRECTORY_ROW * count + 7) & ~7
+    size: cython.Py_ssize_t = (WAL_DIRECTORY_ROW * count + 7) & ~7
     directory: bytes = bytes(size)
-    p: cython.p_uchar = _bytes_pointer(directory)
+    p: cython.p_uchar = bytes_pointer(directory)
     row: cython.p_uchar = p
     record: bytes
     i: cython.Py_ssize_t
     for i in range(count):
         record = records[i]
-        if len(record) < _HEADER:
+        if len(record) < ENTRY_HEADER_SIZE:
             raise ValueError("a record has a header")
         put32(row, sizes[2 * i])
         put32(row + 4, sizes[2 * i + 1])
-        put32(row + 8, get32(_bytes_pointer(record) + 4))
-        row += _DIRECTORY_ROW
-    head: bytes = bytes(_BATCH_HEADER)
-    q: cython.p_uchar = _bytes_pointer(head)
-    string.memcpy(q, _bytes_pointer(magic), 8)
-    put64(q + 8, generation)
-    put64(q + 16, sequence)
-    put64(q + 24, length)
-    put64(q + 32, covered_from)
-    put32(q + 104, cython.cast(uint32_t, count))
-    put32(q + 108, position)
-    put32(q + 112, _crc(p, size))
+        put32(row + 8, get32(bytes_pointer(record) + ENTRY_CRC))
+        row += WAL_DIRECTORY_ROW
+    head: bytes = bytes(WAL_BATCH_HEADER_SIZE)
+    q: cython.p_uchar = bytes_pointer(head)
+    string.memcpy(q, bytes_pointer(magic), 8)
+    put64(q + WAL_BATCH_GENERATION, generation)
+    put64(q + WAL_BATCH_SEQUENCE, sequence)
+    put64(q + WAL_BATCH_LENGTH, length)
+    put64(q + WAL_BATCH_COVERED_FROM, covered_from)
+    put32(q + WAL_BATCH_RECORDS, cython.cast(uint32_t, count))
+    put32(q + WAL_BATCH_POSITION, position)
+    put32(q + WAL_BATCH_DIRECTORY_CRC, _crc(p, size))
     maps: cython.p_uchar = recent
-    for i in range(_MAP_BYTES):
-        q[40 + i] = maps[i] | maps[_MAP_BYTES + i]
+    for i in range(WAL_MAP_BYTES):
+        q[WAL_BATCH_MAP + i] = maps[i] | maps[WAL_MAP_BYTES + i]
     group: uint32_t
     for i in range(count):
-        group = get32(p + _DIRECTORY_ROW * i)
+        group = get32(p + WAL_DIRECTORY_ROW * i)
         if group != _NO_GROUP:
-            group %= 8 * _MAP_BYTES
-            maps[_MAP_BYTES + (group >> 3)] |= 1 << (group & 7)
-    put32(q + 116, _crc(q, 116))
+            group %= 8 * WAL_MAP_BYTES
+            maps[WAL_MAP_BYTES + (group >> 3)] |= 1 << (group & 7)
+    put32(q + WAL_BATCH_CRC, _crc(q, WAL_BATCH_CRC))
     return head, directory
 
 
@@ -945,14 +962,14 @@ def split_entries(data: bytes, offset: cython.Py_ssize_t):
     size: cython.Py_ssize_t = len(data)
     if offset < 0 or offset > size:
         raise ValueError("entries lie outside their frame")
-    p: cython.p_uchar = _bytes_pointer(data)
+    p: cython.p_uchar = bytes_pointer(data)
     found: list = []
     at: cython.Py_ssize_t = offset
     while at < size:
-        if size - at < _HEADER:
+        if size - at < ENTRY_HEADER_SIZE:
             raise ValueError("entry is cut off")
         length: cython.Py_ssize_t = get32(p + at)
-        if length < _HEADER or length > size - at:
+        if length < ENTRY_HEADER_SIZE or length > size - at:
             raise ValueError("entry is cut off")
         found.append(Entry(data[at : at + length]))
         at += length

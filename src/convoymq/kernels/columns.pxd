@@ -5,6 +5,67 @@ cdef extern from "Python.h":
     int Py_DTSF_ADD_DOT_0
     void PyMem_Free(void* p)
 
+cpdef enum:
+    # Columns, as bits.
+    OFFSET = 1
+    TIMESTAMP = 2
+    KEY = 4
+    VALUE = 8
+    HEADERS = 16
+    EXCHANGE = 32
+    ROUTING_KEY = 64
+    PROPERTIES = 128
+    DELIVERY_COUNT = 256
+    REDELIVERED = 512
+
+cdef enum:
+    # Buffers, as places in the table of a frame with all columns. NULLS are validity bitmaps, ENDS
+    # offsets into the bytes that follow; LIST_ENDS are offsets of rows into the headers.
+    OFFSETS = 0
+    TIMES = 1
+    KEY_NULLS = 2
+    KEY_ENDS = 3
+    KEYS = 4
+    VALUE_NULLS = 5
+    VALUE_ENDS = 6
+    VALUES = 7
+    HEADER_NULLS = 8
+    LIST_ENDS = 9
+    NAME_ENDS = 10
+    NAMES = 11
+    TEXT_NULLS = 12
+    TEXT_ENDS = 13
+    TEXTS = 14
+    EXCHANGE_ENDS = 15
+    EXCHANGES = 16
+    ROUTING_ENDS = 17
+    ROUTING_KEYS = 18
+    PROPERTY_ENDS = 19
+    PROPERTY_BYTES = 20
+    DELIVERY_COUNTS = 21
+    REDELIVERIES = 22
+    AREAS = 23
+
+cdef enum:
+    # Header of a frame, and a row of the table behind it: where a buffer begins, and its length.
+    HEAD_SIZE = 64
+    HEAD_VERSION = 4
+    HEAD_COMPRESSION = 6
+    HEAD_COLUMNS = 8
+    HEAD_ROWS = 12
+    HEAD_BASE = 16
+    HEAD_NEXT = 24
+    HEAD_BUFFERS = 32
+    HEAD_CRC = 36
+    HEAD_STORED = 40
+    HEAD_LENGTH = 48
+    HEAD_SPARE = 56
+    TABLE_ROW = 16
+    VERSION = 1
+    UNCOMPRESSED = 0
+    ZSTD = 1
+    LZ4 = 2
+
 # Bytes that grow.
 cdef struct Area:
     unsigned char* p
@@ -20,6 +81,10 @@ cdef struct Piece:
 cdef struct Source:
     unsigned char* p
     Py_ssize_t n
+
+cdef enum:
+    # One for each bit of the property flags.
+    SPANS = 16
 
 # A property inside a content header payload.
 cdef struct Span:
@@ -42,7 +107,7 @@ cdef class ColumnWriter:
     cdef bint text_nulls
     cdef Py_ssize_t entries
     cdef Py_ssize_t value_bytes
-    cdef Area areas[23]
+    cdef Area areas[AREAS]
     cdef Piece* pieces
     cdef Py_ssize_t piece_count
     cdef Py_ssize_t piece_capacity
@@ -71,8 +136,8 @@ cdef class ColumnFrame:
     cdef Py_buffer held
     cdef bint holding
     cdef unsigned char* body
-    cdef Py_ssize_t at[23]
-    cdef Py_ssize_t length[23]
+    cdef Py_ssize_t at[AREAS]
+    cdef Py_ssize_t length[AREAS]
 
     cdef int hold(self, object data) except? -1
     cdef int read(self, object data, Py_ssize_t body_max, bint sealed) except? -1

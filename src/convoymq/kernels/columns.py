@@ -4,11 +4,8 @@ Layout: docs/formats/columnar-protocol.md. `ColumnWriter` reads records where th
 blocks and remembers where each value is; only `finish` copies values, once, into the frame.
 `ColumnFrame` checks a frame as a whole, so that all that follows may trust its buffers.
 
-Buffers have one number everywhere, their place in the table of a frame with all columns:
-
-    0 offset    1 timestamp    2 3 4 key    5 6 7 value    8 headers' validity    9 list
-    10 11 names    12 13 14 texts    15 16 exchange    17 18 routing key    19 20 properties
-    21 delivery count    22 redelivered
+Buffers have one number everywhere, their place in the table of a frame with all columns: the
+constants in columns.pxd.
 
 Every length is compared with what is there before it is used. The naive twin of this module is
 tests/unit/kernels/columns_reference.py.
@@ -17,27 +14,71 @@ tests/unit/kernels/columns_reference.py.
 import cython
 from crc32c import crc32c as _crc32c
 from cython.cimports.convoymq.kernels import cext
-from cython.cimports.convoymq.kernels.batch import get32, get64, put32, put64, record_table
+from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_BODY,
+    AMQP_END,
+    AMQP_FRAME_HEAD,
+    AMQP_FRAME_OVERHEAD,
+    AMQP_HEADER,
+    AMQP_PAYLOAD_MAX,
+    AMQP_SIZE,
+    BIT_CONTENT_TYPE,
+    BIT_DELIVERY_MODE,
+    BIT_EXPIRATION,
+    BIT_HEADERS,
+    BIT_LAST,
+    BIT_MESSAGE_ID,
+    BIT_PRIORITY,
+    BIT_REPLY_TO,
+    BIT_TIMESTAMP,
+    CLASS_BASIC,
+    HAS_CONTENT_ENCODING,
+    HAS_CONTENT_TYPE,
+    HAS_EXPIRATION,
+    HAS_HEADERS,
+    HAS_MASK,
+    HAS_MESSAGE_ID,
+    HAS_PRIORITY,
+    HAS_REPLY_TO,
+    HAS_USER_ID,
+    HEADER_BODY_SIZE,
+    HEADER_FLAGS,
+    HEADER_PROPERTIES,
+    MORE_FLAGS,
+    PERSISTENT,
+)
+from cython.cimports.convoymq.kernels.batch import record_table
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    copy_bytes,
+    get32,
+    get64,
+    load16,
+    load32,
+    load64,
+    memory_view,
+    put32,
+    put64,
+    store32,
+    store64,
+    uninitialized,
+)
 from cython.cimports.convoymq.kernels.columns import (
     Py_DTSF_ADD_DOT_0,
     PyMem_Free,
     PyOS_double_to_string,
 )
-from cython.cimports.convoymq.kernels.frames import walk_table, walk_value
+from cython.cimports.convoymq.kernels.content import walk_table, walk_value
+from cython.cimports.convoymq.kernels.layout import (
+    COMMAND_HEADER_SIZE,
+    ENQUEUE_EXPIRATION,
+    ENQUEUE_PRIORITY,
+    ENQUEUE_RECORDS,
+    ENQUEUE_SAME_SIZE,
+)
 from cython.cimports.cpython import buffer as cbuffer
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
-
-OFFSET = 1
-TIMESTAMP = 2
-KEY = 4
-VALUE = 8
-HEADERS = 16
-EXCHANGE = 32
-ROUTING_KEY = 64
-PROPERTIES = 128
-DELIVERY_COUNT = 256
-REDELIVERED = 512
 
 FRAME_HEADER_SIZE = 64
 ROWS_MAX = 1 << 22
@@ -46,110 +87,21 @@ COMPRESSIONS = ("", "zstd", "lz4")
 
 _ALL = cython.declare(uint32_t, 1023)
 _MAGIC = cython.declare(uint32_t, 0x46435643)
-_HEAD = cython.declare(cython.Py_ssize_t, 64)
 _ROWS_MAX = cython.declare(cython.Py_ssize_t, 1 << 22)
 _BODY_MAX = cython.declare(cython.Py_ssize_t, 1 << 30)
 _INT32_MAX = cython.declare(cython.Py_ssize_t, 0x7FFFFFFF)
 _INT64_MAX = cython.declare(uint64_t, 0x7FFFFFFFFFFFFFFF)
-_PAYLOAD_MAX = cython.declare(cython.Py_ssize_t, 131064)
 _COMMAND_MAX = cython.declare(cython.Py_ssize_t, 512 << 20)
 _EXPIRATION_MS_MAX = cython.declare(uint64_t, 315360000000)
-_AREAS = cython.declare(cython.int, 23)
 
-_KEY_NULLS = cython.declare(cython.int, 2)
-_KEY_ENDS = cython.declare(cython.int, 3)
-_KEYS = cython.declare(cython.int, 4)
-_VALUE_NULLS = cython.declare(cython.int, 5)
-_VALUE_ENDS = cython.declare(cython.int, 6)
-_VALUES = cython.declare(cython.int, 7)
-_HEADER_NULLS = cython.declare(cython.int, 8)
-_LIST_ENDS = cython.declare(cython.int, 9)
-_NAME_ENDS = cython.declare(cython.int, 10)
-_NAMES = cython.declare(cython.int, 11)
-_TEXT_NULLS = cython.declare(cython.int, 12)
-_TEXT_ENDS = cython.declare(cython.int, 13)
-_TEXTS = cython.declare(cython.int, 14)
-_EXCHANGE_ENDS = cython.declare(cython.int, 15)
-_ROUTING_ENDS = cython.declare(cython.int, 17)
-_PROPERTY_ENDS = cython.declare(cython.int, 19)
 
 # As C variables: literals above 63 bits would be Python numbers.
 _HIGH_BITS = cython.declare(uint64_t, 0x8080808080808080)
 
 _X_KEY = cython.declare(bytes, b"x-key")
-_PSEUDO_QUEUE = cython.declare(bytes, b"amq.rabbitmq.reply-to")
 
 
 # --- bytes -----------------------------------------------------------------------------------
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _load16(p: cython.p_uchar) -> uint32_t:
-    return (cython.cast(uint32_t, p[0]) << 8) | p[1]
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _load32(p: cython.p_uchar) -> uint32_t:
-    v: uint32_t
-    string.memcpy(cython.address(v), p, 4)
-    return cext.be32toh(v)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _load64(p: cython.p_uchar) -> uint64_t:
-    v: uint64_t
-    string.memcpy(cython.address(v), p, 8)
-    return cext.be64toh(v)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _store32(p: cython.p_uchar, v: uint32_t) -> cython.void:
-    v = cext.htobe32(v)
-    string.memcpy(p, cython.address(v), 4)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _store64(p: cython.p_uchar, v: uint64_t) -> cython.void:
-    v = cext.htobe64(v)
-    string.memcpy(p, cython.address(v), 8)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _pointer(data: bytes) -> cython.p_uchar:
-    return cython.cast(
-        cython.p_uchar, cext.PyBytes_AS_STRING(cython.cast(cython.pointer(cext.PyObject), data))
-    )
-
-
-@cython.cfunc
-def _copy(p: cython.p_uchar, n: cython.Py_ssize_t) -> bytes:
-    return cython.cast(bytes, cython.cast(cython.p_char, p)[:n])
-
-
-@cython.cfunc
-def _view(p: cython.p_uchar, n: cython.Py_ssize_t):
-    return cext.PyMemoryView_FromMemory(cython.cast(cython.p_char, p), n, cext.PyBUF_READ)
-
-
-@cython.cfunc
-def _uninitialized(n: cython.Py_ssize_t) -> bytes:
-    """A bytes object that is filled before anybody sees it."""
-    raw: cython.pointer(cext.PyObject) = cext.PyBytes_FromStringAndSize(cython.NULL, n)
-    data: bytes = cython.cast(bytes, raw)
-    cext.Py_DECREF_raw(raw)
-    return data
 
 
 def raw_bytearray(size: cython.Py_ssize_t) -> bytearray:
@@ -272,8 +224,8 @@ def _add_text(area: cython.pointer(Area), p: cython.p_uchar, n: cython.Py_ssize_
     """Appends text; what is not UTF-8 is replaced."""
     if _is_utf8(p, n):
         return _add(area, p, n)
-    mended: bytes = _copy(p, n).decode("utf-8", "replace").encode()
-    return _add(area, _pointer(mended), len(mended))
+    mended: bytes = copy_bytes(p, n).decode("utf-8", "replace").encode()
+    return _add(area, bytes_pointer(mended), len(mended))
 
 
 @cython.cfunc
@@ -354,12 +306,12 @@ def _add_quoted(area: cython.pointer(Area), p: cython.p_uchar, n: cython.Py_ssiz
     """Appends a JSON string."""
     mended: bytes = None
     if not _is_utf8(p, n):
-        mended = _copy(p, n).decode("utf-8", "replace").encode()
-        p = _pointer(mended)
+        mended = copy_bytes(p, n).decode("utf-8", "replace").encode()
+        p = bytes_pointer(mended)
         n = len(mended)
     _room(area, 6 * n + 2)
     q: cython.p_uchar = area.p + area.end
-    hex: cython.p_uchar = _pointer(_HEX)
+    hex: cython.p_uchar = bytes_pointer(_HEX)
     q[0] = 34
     at: cython.Py_ssize_t = 1
     i: cython.Py_ssize_t
@@ -421,25 +373,25 @@ def _add_json(
     if code == b"B":
         return _add_number(area, q[0], False)
     if code == b"s":
-        return _add_signed(area, cython.cast(cython.short, _load16(q)))
+        return _add_signed(area, cython.cast(cython.short, load16(q)))
     if code == b"u":
-        return _add_number(area, _load16(q), False)
+        return _add_number(area, load16(q), False)
     if code == b"I":
-        return _add_signed(area, cython.cast(cython.int, _load32(q)))
+        return _add_signed(area, cython.cast(cython.int, load32(q)))
     if code == b"i":
-        return _add_number(area, _load32(q), False)
+        return _add_number(area, load32(q), False)
     if code == b"l" or code == b"L":
-        return _add_signed(area, cython.cast(int64_t, _load64(q)))
+        return _add_signed(area, cython.cast(int64_t, load64(q)))
     if code == b"T":
-        return _add_number(area, _load64(q), False)
+        return _add_number(area, load64(q), False)
     if code == b"D":
-        return _add_decimal(area, q[0], _load32(q + 1))
+        return _add_decimal(area, q[0], load32(q + 1))
     if code == b"f":
-        v32: uint32_t = _load32(q)
+        v32: uint32_t = load32(q)
         string.memcpy(cython.address(f), cython.address(v32), 4)
         return _add_double(area, f)
     if code == b"d":
-        v = _load64(q)
+        v = load64(q)
         string.memcpy(cython.address(d), cython.address(v), 8)
         return _add_double(area, d)
     table: cython.bint = code == b"F"
@@ -472,26 +424,26 @@ def _add_json(
 @cython.exceptval(check=False)
 def _first_area(column: uint32_t) -> cython.int:
     """The first buffer of a column; -1 when there is no such column."""
-    if column == 1:
-        return 0
-    if column == 2:
-        return 1
-    if column == 4:
-        return 2
-    if column == 8:
-        return 5
-    if column == 16:
-        return 8
-    if column == 32:
-        return 15
-    if column == 64:
-        return 17
-    if column == 128:
-        return 19
-    if column == 256:
-        return 21
-    if column == 512:
-        return 22
+    if column == OFFSET:
+        return OFFSETS
+    if column == TIMESTAMP:
+        return TIMES
+    if column == KEY:
+        return KEY_NULLS
+    if column == VALUE:
+        return VALUE_NULLS
+    if column == HEADERS:
+        return HEADER_NULLS
+    if column == EXCHANGE:
+        return EXCHANGE_ENDS
+    if column == ROUTING_KEY:
+        return ROUTING_ENDS
+    if column == PROPERTIES:
+        return PROPERTY_ENDS
+    if column == DELIVERY_COUNT:
+        return DELIVERY_COUNTS
+    if column == REDELIVERED:
+        return REDELIVERIES
     return -1
 
 
@@ -499,23 +451,23 @@ def _first_area(column: uint32_t) -> cython.int:
 @cython.exceptval(check=False)
 def _column_of(area: cython.int) -> uint32_t:
     """The column that a buffer belongs to."""
-    if area == 0:
-        return 1
-    if area == 1:
-        return 2
-    if area < 5:
-        return 4
-    if area < 8:
-        return 8
-    if area < 15:
-        return 16
-    if area < 17:
-        return 32
-    if area < 19:
-        return 64
-    if area < 21:
-        return 128
-    return 256 if area == 21 else 512
+    if area == OFFSETS:
+        return OFFSET
+    if area == TIMES:
+        return TIMESTAMP
+    if area < VALUE_NULLS:
+        return KEY
+    if area < HEADER_NULLS:
+        return VALUE
+    if area < EXCHANGE_ENDS:
+        return HEADERS
+    if area < ROUTING_ENDS:
+        return EXCHANGE
+    if area < PROPERTY_ENDS:
+        return ROUTING_KEY
+    if area < DELIVERY_COUNTS:
+        return PROPERTIES
+    return DELIVERY_COUNT if area == DELIVERY_COUNTS else REDELIVERED
 
 
 @cython.cfunc
@@ -523,7 +475,7 @@ def _column_of(area: cython.int) -> uint32_t:
 def _area_count(columns: uint32_t) -> cython.int:
     n: cython.int = 0
     i: cython.int
-    for i in range(_AREAS):
+    for i in range(AREAS):
         if columns & _column_of(i):
             n += 1
     return n
@@ -553,7 +505,7 @@ def _compressed(compression: str, body) -> bytes:
 @cython.cfunc
 def _decompressed(kind: cython.int, stored, length: cython.Py_ssize_t) -> bytes:
     """The body; never more than `length` bytes are made, whatever the stored ones say."""
-    if kind == 1:
+    if kind == ZSTD:
         import zstandard
 
         try:
@@ -594,26 +546,26 @@ def _assemble(
     count: cython.Py_ssize_t = _area_count(columns)
     body_length: cython.Py_ssize_t = 0
     i: cython.int
-    for i in range(_AREAS):
+    for i in range(AREAS):
         if columns & _column_of(i):
             body_length += (sources[i].n + 7) & ~7
     if body_length > _BODY_MAX:
         raise ValueError(f"columns of {body_length} bytes do not fit a frame")
-    start: cython.Py_ssize_t = _HEAD + 16 * count
-    data: bytes = _uninitialized(start + body_length)
-    p: cython.p_uchar = _pointer(data)
-    string.memset(p, 0, _HEAD)
-    entry: cython.p_uchar = p + _HEAD
+    start: cython.Py_ssize_t = HEAD_SIZE + TABLE_ROW * count
+    data: bytes = uninitialized(start + body_length)
+    p: cython.p_uchar = bytes_pointer(data)
+    string.memset(p, 0, HEAD_SIZE)
+    entry: cython.p_uchar = p + HEAD_SIZE
     at: cython.Py_ssize_t = 0
     k: cython.Py_ssize_t
     n: cython.Py_ssize_t
-    for i in range(_AREAS):
+    for i in range(AREAS):
         if not columns & _column_of(i):
             continue
         n = sources[i].n
         put64(entry, at)
         put64(entry + 8, n)
-        entry += 16
+        entry += TABLE_ROW
         q: cython.p_uchar = p + start + at
         if n & 7:
             put64(q + (n & ~7), 0)
@@ -626,14 +578,14 @@ def _assemble(
             string.memcpy(q, sources[i].p, n)
         at += (n + 7) & ~7
     put32(p, _MAGIC)
-    p[4] = 1
-    put32(p + 8, columns)
-    put32(p + 12, cython.cast(uint32_t, rows))
-    put64(p + 16, base)
-    put64(p + 24, next)
-    put32(p + 32, cython.cast(uint32_t, count))
-    put64(p + 40, body_length)
-    put64(p + 48, body_length)
+    p[HEAD_VERSION] = VERSION
+    put32(p + HEAD_COLUMNS, columns)
+    put32(p + HEAD_ROWS, cython.cast(uint32_t, rows))
+    put64(p + HEAD_BASE, base)
+    put64(p + HEAD_NEXT, next)
+    put32(p + HEAD_BUFFERS, cython.cast(uint32_t, count))
+    put64(p + HEAD_STORED, body_length)
+    put64(p + HEAD_LENGTH, body_length)
     return data
 
 
@@ -644,23 +596,23 @@ def _sealed(data: bytes, compression: str) -> bytes:
     `data` is fresh from `_assemble`: nobody else has seen it, so its header may be written."""
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression {compression!r} is not known")
-    p: cython.p_uchar = _pointer(data)
-    length: cython.Py_ssize_t = get64(p + 48)
+    p: cython.p_uchar = bytes_pointer(data)
+    length: cython.Py_ssize_t = get64(p + HEAD_LENGTH)
     if compression and length:
         start: cython.Py_ssize_t = len(data) - length
-        packed: bytes = _compressed(compression, _view(p + start, length))
+        packed: bytes = _compressed(compression, memory_view(p + start, length))
         if len(packed) < length:
             data = data[:start] + packed
-            p = _pointer(data)
-            p[6] = 1 if compression == "zstd" else 2
-            put64(p + 40, len(packed))
-    put32(p + 36, _checksum(p, len(data)))
+            p = bytes_pointer(data)
+            p[HEAD_COMPRESSION] = ZSTD if compression == "zstd" else LZ4
+            put64(p + HEAD_STORED, len(packed))
+    put32(p + HEAD_CRC, _checksum(p, len(data)))
     return data
 
 
 @cython.cfunc
 def _checksum(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint32_t:
-    return _crc32c(_view(p + 40, n - 40), _crc32c(_view(p, 36)))
+    return _crc32c(memory_view(p + HEAD_STORED, n - HEAD_STORED), _crc32c(memory_view(p, HEAD_CRC)))
 
 
 # --- records to columns ------------------------------------------------------------------------
@@ -669,7 +621,7 @@ def _checksum(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint32_t:
 @cython.cclass
 class ColumnWriter:
     def __cinit__(self):
-        string.memset(cython.address(self.areas[0]), 0, 23 * cython.sizeof(Area))
+        string.memset(cython.address(self.areas[0]), 0, AREAS * cython.sizeof(Area))
         self.pieces = cython.NULL
 
     def __init__(self, columns, max_rows, max_bytes):
@@ -689,9 +641,18 @@ class ColumnWriter:
         self.blocks = []
         i: cython.int
         ends: cython.int = 0
-        for i in range(_AREAS):
+        for i in range(AREAS):
             self.areas[i].end = 0
-        for i in (3, 6, 9, 10, 13, 15, 17, 19):
+        for i in (
+            KEY_ENDS,
+            VALUE_ENDS,
+            LIST_ENDS,
+            NAME_ENDS,
+            TEXT_ENDS,
+            EXCHANGE_ENDS,
+            ROUTING_ENDS,
+            PROPERTY_ENDS,
+        ):
             if columns & _column_of(i):
                 _room(cython.address(self.areas[i]), 4)
                 _put_end(cython.address(self.areas[i]), 0)
@@ -702,11 +663,13 @@ class ColumnWriter:
             if columns & _column_of(i):
                 self.row_cost += 8
         # Header, table, paddings: `bytes` is never below the length of the frame.
-        self.bytes = _HEAD + 24 * cython.cast(cython.Py_ssize_t, _area_count(columns)) + 4 * ends
+        self.bytes = (
+            HEAD_SIZE + 24 * cython.cast(cython.Py_ssize_t, _area_count(columns)) + 4 * ends
+        )
 
     def __dealloc__(self):
         i: cython.int
-        for i in range(23):
+        for i in range(AREAS):
             stdlib.free(self.areas[i].p)
         stdlib.free(self.pieces)
 
@@ -723,7 +686,7 @@ class ColumnWriter:
     ):
         if block is None:
             raise ValueError("no block")
-        source: cython.p_uchar = _pointer(block)
+        source: cython.p_uchar = bytes_pointer(block)
         total: uint32_t = 0
         table: cython.Py_ssize_t = record_table(source, len(block), command, cython.address(total))
         if (
@@ -743,7 +706,7 @@ class ColumnWriter:
             return 0
         low: cython.Py_ssize_t = get32(source + table + 4 * first)
         end: cython.Py_ssize_t = get32(source + table + 4 * (first + count))
-        if low < 40 or end < low or command + end > table:
+        if low < ENQUEUE_RECORDS or end < low or command + end > table:
             raise ValueError("record table is damaged")
         self.reserve_rows(count)
         if not self.blocks or self.blocks[len(self.blocks) - 1] is not block:
@@ -773,27 +736,27 @@ class ColumnWriter:
         """Makes room in all that grows by a fixed number of bytes a row."""
         columns: uint32_t = self.columns
         areas: cython.pointer(Area) = self.areas
-        if columns & 1:
-            _room(areas, 8 * count)
-        if columns & 2:
-            _room(areas + 1, 8 * count)
-        if columns & 4:
-            _room(areas + _KEY_ENDS, 4 * count)
-        if columns & 8:
-            _room(areas + _VALUE_ENDS, 4 * count)
+        if columns & OFFSET:
+            _room(areas + OFFSETS, 8 * count)
+        if columns & TIMESTAMP:
+            _room(areas + TIMES, 8 * count)
+        if columns & KEY:
+            _room(areas + KEY_ENDS, 4 * count)
+        if columns & VALUE:
+            _room(areas + VALUE_ENDS, 4 * count)
             self.reserve_pieces(count)
-        if columns & 16:
-            _room(areas + _LIST_ENDS, 4 * count)
-        if columns & 32:
-            _room(areas + _EXCHANGE_ENDS, 4 * count)
-        if columns & 64:
-            _room(areas + _ROUTING_ENDS, 4 * count)
-        if columns & 128:
-            _room(areas + _PROPERTY_ENDS, 4 * count)
-        if columns & 256:
-            _room(areas + 21, 4 * count)
-        if columns & 512:
-            _room(areas + 22, 4 * count)
+        if columns & HEADERS:
+            _room(areas + LIST_ENDS, 4 * count)
+        if columns & EXCHANGE:
+            _room(areas + EXCHANGE_ENDS, 4 * count)
+        if columns & ROUTING_KEY:
+            _room(areas + ROUTING_ENDS, 4 * count)
+        if columns & PROPERTIES:
+            _room(areas + PROPERTY_ENDS, 4 * count)
+        if columns & DELIVERY_COUNT:
+            _room(areas + DELIVERY_COUNTS, 4 * count)
+        if columns & REDELIVERED:
+            _room(areas + REDELIVERIES, 4 * count)
         return 0
 
     @cython.cfunc
@@ -821,14 +784,14 @@ class ColumnWriter:
             raise ValueError("record is damaged")
         routing: cython.Py_ssize_t = p[exchange + 1]
         at: cython.Py_ssize_t = exchange + routing + 2
-        if n - at < 22 or p[at] != 2:
+        if n - at < AMQP_FRAME_OVERHEAD + HEADER_PROPERTIES or p[at] != AMQP_HEADER:
             raise ValueError("record is damaged")
-        header: cython.p_uchar = p + at + 7
-        header_length: cython.Py_ssize_t = _load32(p + at + 3)
-        if header_length < 14 or header_length > n - at - 8:
+        header: cython.p_uchar = p + at + AMQP_FRAME_HEAD
+        header_length: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
+        if header_length < HEADER_PROPERTIES or header_length > n - at - AMQP_FRAME_OVERHEAD:
             raise ValueError("content header of a record is damaged")
-        body: uint64_t = _load64(header + 4)
-        at += header_length + 8
+        body: uint64_t = load64(header + HEADER_BODY_SIZE)
+        at += header_length + AMQP_FRAME_OVERHEAD
         cost: cython.Py_ssize_t = self.row_cost
         area: cython.pointer(Area)
         entries: cython.Py_ssize_t = self.entries
@@ -840,66 +803,66 @@ class ColumnWriter:
         seen: uint64_t = 0
         size: cython.Py_ssize_t
         while at < n:
-            if n - at < 8 or p[at] != 3:
+            if n - at < AMQP_FRAME_OVERHEAD or p[at] != AMQP_BODY:
                 raise ValueError("body of a record is damaged")
-            size = _load32(p + at + 3)
-            if size > n - at - 8:
+            size = load32(p + at + AMQP_SIZE)
+            if size > n - at - AMQP_FRAME_OVERHEAD:
                 raise ValueError("body of a record is damaged")
-            if columns & 8:
+            if columns & VALUE:
                 if pieces == self.piece_capacity:
                     self.reserve_pieces(pieces - self.piece_count + 1)
-                self.pieces[pieces].p = p + at + 7
+                self.pieces[pieces].p = p + at + AMQP_FRAME_HEAD
                 self.pieces[pieces].n = size
                 pieces += 1
             seen += size
-            at += size + 8
+            at += size + AMQP_FRAME_OVERHEAD
         if seen != body:
             raise ValueError("body of a record is damaged")
-        if columns & 8:
+        if columns & VALUE:
             cost += cython.cast(cython.Py_ssize_t, body)
 
         # The header table: key and headers.
         has_table: cython.bint = False
-        if columns & 20:
-            flags: uint32_t = _load16(header + 12)
-            if flags & 0x2000:
-                at = 14
-                if flags & 0x8000:
+        if columns & (KEY | HEADERS):
+            flags: uint32_t = load16(header + HEADER_FLAGS)
+            if flags & HAS_HEADERS:
+                at = HEADER_PROPERTIES
+                if flags & HAS_CONTENT_TYPE:
                     at += 1 + (header[at] if at < header_length else 0)
-                if flags & 0x4000:
+                if flags & HAS_CONTENT_ENCODING:
                     at += 1 + (header[at] if at < header_length else 0)
                 if header_length - at < 4:
                     raise ValueError("content header of a record is damaged")
-                size = _load32(header + at)
+                size = load32(header + at)
                 if size > header_length - at - 4:
                     raise ValueError("content header of a record is damaged")
                 has_table = True
                 try:
-                    if self.scan_headers(header + at + 4, size, columns & 16 != 0) < 0:
+                    if self.scan_headers(header + at + 4, size, columns & HEADERS != 0) < 0:
                         raise ValueError("header table of a record is damaged")
                 except BaseException:
                     self.drop_headers(entries)
                     raise
                 key = self.key
                 key_length = self.key_length
-                if columns & 16:
+                if columns & HEADERS:
                     cost += (
                         9 * (self.entries - entries)
-                        + self.areas[_NAMES].end
-                        + self.areas[_TEXTS].end
-                        - get32(self.areas[_NAME_ENDS].p + 4 * entries)
-                        - get32(self.areas[_TEXT_ENDS].p + 4 * entries)
+                        + self.areas[NAMES].end
+                        + self.areas[TEXTS].end
+                        - get32(self.areas[NAME_ENDS].p + 4 * entries)
+                        - get32(self.areas[TEXT_ENDS].p + 4 * entries)
                     )
             if key == cython.NULL and exchange:
                 key = p + exchange + 2
                 key_length = routing
-            if columns & 4:
+            if columns & KEY:
                 cost += key_length
-        if columns & 32:
+        if columns & EXCHANGE:
             cost += exchange
-        if columns & 64:
+        if columns & ROUTING_KEY:
             cost += routing
-        if columns & 128:
+        if columns & PROPERTIES:
             cost += header_length
         if self.bytes + cost > self.max_bytes and self.rows:
             self.drop_headers(entries)
@@ -910,36 +873,36 @@ class ColumnWriter:
 
         # It is taken.
         self.bytes += cost
-        if columns & 4:
-            area = cython.address(self.areas[_KEYS])
+        if columns & KEY:
+            area = cython.address(self.areas[KEYS])
             if key != cython.NULL:
                 _add(area, key, key_length)
             else:
                 self.key_nulls = True
-            _put_bit(cython.address(self.areas[_KEY_NULLS]), self.rows, key != cython.NULL)
-            _put_end(cython.address(self.areas[_KEY_ENDS]), area.end)
-        if columns & 8:
+            _put_bit(cython.address(self.areas[KEY_NULLS]), self.rows, key != cython.NULL)
+            _put_end(cython.address(self.areas[KEY_ENDS]), area.end)
+        if columns & VALUE:
             self.piece_count = pieces
             self.value_bytes += cython.cast(cython.Py_ssize_t, body)
-            _put_end(cython.address(self.areas[_VALUE_ENDS]), self.value_bytes)
-        if columns & 16:
+            _put_end(cython.address(self.areas[VALUE_ENDS]), self.value_bytes)
+        if columns & HEADERS:
             if not has_table:
                 self.header_nulls = True
-            _put_bit(cython.address(self.areas[_HEADER_NULLS]), self.rows, has_table)
-            _put_end(cython.address(self.areas[_LIST_ENDS]), self.entries)
-        if columns & 224:
-            if columns & 32:
-                area = cython.address(self.areas[_EXCHANGE_ENDS + 1])
+            _put_bit(cython.address(self.areas[HEADER_NULLS]), self.rows, has_table)
+            _put_end(cython.address(self.areas[LIST_ENDS]), self.entries)
+        if columns & (EXCHANGE | ROUTING_KEY | PROPERTIES):
+            if columns & EXCHANGE:
+                area = cython.address(self.areas[EXCHANGES])
                 _add(area, p + 1, exchange)
-                _put_end(cython.address(self.areas[_EXCHANGE_ENDS]), area.end)
-            if columns & 64:
-                area = cython.address(self.areas[_ROUTING_ENDS + 1])
+                _put_end(cython.address(self.areas[EXCHANGE_ENDS]), area.end)
+            if columns & ROUTING_KEY:
+                area = cython.address(self.areas[ROUTING_KEYS])
                 _add(area, p + exchange + 2, routing)
-                _put_end(cython.address(self.areas[_ROUTING_ENDS]), area.end)
-            if columns & 128:
-                area = cython.address(self.areas[_PROPERTY_ENDS + 1])
+                _put_end(cython.address(self.areas[ROUTING_ENDS]), area.end)
+            if columns & PROPERTIES:
+                area = cython.address(self.areas[PROPERTY_BYTES])
                 _add(area, header, header_length)
-                _put_end(cython.address(self.areas[_PROPERTY_ENDS]), area.end)
+                _put_end(cython.address(self.areas[PROPERTY_ENDS]), area.end)
         self.rows += 1
         return 1
 
@@ -951,7 +914,7 @@ class ColumnWriter:
         """Finds the key among the fields and, when wanted, appends the others; -1 = broken."""
         self.key = cython.NULL
         self.key_length = 0
-        x_key: cython.p_uchar = _pointer(_X_KEY)
+        x_key: cython.p_uchar = bytes_pointer(_X_KEY)
         at: cython.Py_ssize_t = 0
         while at < n:
             k: cython.Py_ssize_t = p[at]
@@ -984,12 +947,12 @@ class ColumnWriter:
         value: cython.p_uchar,
         n: cython.Py_ssize_t,
     ) -> cython.int:
-        names: cython.pointer(Area) = cython.address(self.areas[_NAMES])
-        texts: cython.pointer(Area) = cython.address(self.areas[_TEXTS])
+        names: cython.pointer(Area) = cython.address(self.areas[NAMES])
+        texts: cython.pointer(Area) = cython.address(self.areas[TEXTS])
         void: cython.bint = value[0] == b"V"
-        _room(cython.address(self.areas[_NAME_ENDS]), 4)
-        _room(cython.address(self.areas[_TEXT_ENDS]), 4)
-        _put_bit(cython.address(self.areas[_TEXT_NULLS]), self.entries, not void)
+        _room(cython.address(self.areas[NAME_ENDS]), 4)
+        _room(cython.address(self.areas[TEXT_ENDS]), 4)
+        _put_bit(cython.address(self.areas[TEXT_NULLS]), self.entries, not void)
         _add_text(names, name, k)
         if void:
             self.text_nulls = True
@@ -997,8 +960,8 @@ class ColumnWriter:
             _add_json(texts, value, n, False)
         if names.end > _BODY_MAX or texts.end > _BODY_MAX:
             raise ValueError("a record is too large for a columnar frame")
-        _put_end(cython.address(self.areas[_NAME_ENDS]), names.end)
-        _put_end(cython.address(self.areas[_TEXT_ENDS]), texts.end)
+        _put_end(cython.address(self.areas[NAME_ENDS]), names.end)
+        _put_end(cython.address(self.areas[TEXT_ENDS]), texts.end)
         self.entries += 1
         return 0
 
@@ -1006,16 +969,16 @@ class ColumnWriter:
     @cython.exceptval(-1)
     def drop_headers(self, entries: cython.Py_ssize_t) -> cython.int:
         """Takes back the headers behind the first `entries`."""
-        if not self.columns & 16:
+        if not self.columns & HEADERS:
             return 0
         self.entries = entries
-        self.areas[_NAME_ENDS].end = 4 * (entries + 1)
-        self.areas[_TEXT_ENDS].end = 4 * (entries + 1)
-        self.areas[_NAMES].end = get32(self.areas[_NAME_ENDS].p + 4 * entries)
-        self.areas[_TEXTS].end = get32(self.areas[_TEXT_ENDS].p + 4 * entries)
-        self.areas[_TEXT_NULLS].end = (entries + 7) >> 3
+        self.areas[NAME_ENDS].end = 4 * (entries + 1)
+        self.areas[TEXT_ENDS].end = 4 * (entries + 1)
+        self.areas[NAMES].end = get32(self.areas[NAME_ENDS].p + 4 * entries)
+        self.areas[TEXTS].end = get32(self.areas[TEXT_ENDS].p + 4 * entries)
+        self.areas[TEXT_NULLS].end = (entries + 7) >> 3
         if entries & 7:
-            self.areas[_TEXT_NULLS].p[entries >> 3] &= (1 << (entries & 7)) - 1
+            self.areas[TEXT_NULLS].p[entries >> 3] &= (1 << (entries & 7)) - 1
         return 0
 
     @cython.cfunc
@@ -1039,26 +1002,26 @@ class ColumnWriter:
         elif base != self.expected:
             self.dense = False
         self.expected = base + cython.cast(uint64_t, taken)
-        if self.columns & 1:
-            p = self.areas[0].p + self.areas[0].end
+        if self.columns & OFFSET:
+            p = self.areas[OFFSETS].p + self.areas[OFFSETS].end
             for i in range(taken):
                 put64(p + 8 * i, base + cython.cast(uint64_t, i))
-            self.areas[0].end += 8 * taken
-        if self.columns & 2:
-            p = self.areas[1].p + self.areas[1].end
+            self.areas[OFFSETS].end += 8 * taken
+        if self.columns & TIMESTAMP:
+            p = self.areas[TIMES].p + self.areas[TIMES].end
             for i in range(taken):
                 put64(p + 8 * i, time_ms * 1000)
-            self.areas[1].end += 8 * taken
-        if self.columns & 256:
-            p = self.areas[21].p + self.areas[21].end
+            self.areas[TIMES].end += 8 * taken
+        if self.columns & DELIVERY_COUNT:
+            p = self.areas[DELIVERY_COUNTS].p + self.areas[DELIVERY_COUNTS].end
             for i in range(taken):
                 put32(p + 4 * i, min(delivered, 0x7FFFFFFF))
-            self.areas[21].end += 4 * taken
-        if self.columns & 512:
-            p = self.areas[22].p + self.areas[22].end
+            self.areas[DELIVERY_COUNTS].end += 4 * taken
+        if self.columns & REDELIVERED:
+            p = self.areas[REDELIVERIES].p + self.areas[REDELIVERIES].end
             for i in range(taken):
                 put32(p + 4 * i, min(acquired, 0x7FFFFFFF))
-            self.areas[22].end += 4 * taken
+            self.areas[REDELIVERIES].end += 4 * taken
 
     def finish(self, next: uint64_t, compression: str = ""):
         return _sealed(self.assembled(next), compression)
@@ -1070,21 +1033,21 @@ class ColumnWriter:
 
     @cython.cfunc
     def assembled(self, next: uint64_t):
-        sources: Source[23]
+        sources: Source[AREAS]
         i: cython.int
-        for i in range(_AREAS):
+        for i in range(AREAS):
             sources[i].p = self.areas[i].p
             sources[i].n = self.areas[i].end
         if self.dense:
-            sources[0].n = 0
+            sources[OFFSETS].n = 0
         if not self.key_nulls:
-            sources[_KEY_NULLS].n = 0
+            sources[KEY_NULLS].n = 0
         if not self.header_nulls:
-            sources[_HEADER_NULLS].n = 0
+            sources[HEADER_NULLS].n = 0
         if not self.text_nulls:
-            sources[_TEXT_NULLS].n = 0
-        sources[_VALUES].p = cython.NULL
-        sources[_VALUES].n = self.value_bytes
+            sources[TEXT_NULLS].n = 0
+        sources[VALUES].p = cython.NULL
+        sources[VALUES].n = self.value_bytes
         return _assemble(
             self.columns,
             self.rows,
@@ -1117,40 +1080,42 @@ class ColumnFrame:
         self.hold(data)
         p: cython.p_uchar = cython.cast(cython.p_uchar, self.held.buf)
         n: cython.Py_ssize_t = self.held.len
-        if n < _HEAD:
+        if n < HEAD_SIZE:
             raise ValueError("columnar frame is shorter than its header")
         if get32(p) != _MAGIC:
             raise ValueError("not a columnar frame")
-        if p[4] != 1 or p[5]:
-            raise ValueError(f"columnar frame of version {p[4] | (p[5] << 8)}")
-        kind: cython.int = p[6] | (p[7] << 8)
-        if kind > 2:
+        if p[HEAD_VERSION] != VERSION or p[HEAD_VERSION + 1]:
+            raise ValueError(
+                f"columnar frame of version {p[HEAD_VERSION] | (p[HEAD_VERSION + 1] << 8)}"
+            )
+        kind: cython.int = p[HEAD_COMPRESSION] | (p[HEAD_COMPRESSION + 1] << 8)
+        if kind > LZ4:
             raise ValueError(f"compression {kind} is not known")
-        columns: uint32_t = get32(p + 8)
+        columns: uint32_t = get32(p + HEAD_COLUMNS)
         _check_columns(columns)
-        rows: cython.Py_ssize_t = get32(p + 12)
+        rows: cython.Py_ssize_t = get32(p + HEAD_ROWS)
         if rows > _ROWS_MAX:
             raise ValueError(f"columnar frame of {rows} rows, at most {_ROWS_MAX} are allowed")
-        self.base = get64(p + 16)
-        self.next = get64(p + 24)
+        self.base = get64(p + HEAD_BASE)
+        self.next = get64(p + HEAD_NEXT)
         if self.base > _INT64_MAX - cython.cast(uint64_t, rows) or self.next > _INT64_MAX:
             raise ValueError("offset of a columnar frame does not fit 63 bits")
-        count: cython.Py_ssize_t = get32(p + 32)
+        count: cython.Py_ssize_t = get32(p + HEAD_BUFFERS)
         if count != _area_count(columns):
             raise ValueError(f"{count} buffers do not fit columns {columns}")
-        start: cython.Py_ssize_t = _HEAD + 16 * count
-        if n < start or get64(p + 40) != cython.cast(uint64_t, n - start):
+        start: cython.Py_ssize_t = HEAD_SIZE + TABLE_ROW * count
+        if n < start or get64(p + HEAD_STORED) != cython.cast(uint64_t, n - start):
             raise ValueError("columnar frame is cut off or too long")
-        length: uint64_t = get64(p + 48)
+        length: uint64_t = get64(p + HEAD_LENGTH)
         if body_max > _BODY_MAX:
             body_max = _BODY_MAX
-        if body_max < 0 or length > cython.cast(uint64_t, body_max) or get64(p + 56):
+        if body_max < 0 or length > cython.cast(uint64_t, body_max) or get64(p + HEAD_SPARE):
             raise ValueError("header of a columnar frame is broken, or its body too large")
-        if sealed and get32(p + 36) != _checksum(p, n):
+        if sealed and get32(p + HEAD_CRC) != _checksum(p, n):
             raise ValueError("columnar frame checksum does not fit")
         self.columns = columns
         self.rows = rows
-        if kind == 0:
+        if kind == UNCOMPRESSED:
             if length != cython.cast(uint64_t, n - start):
                 raise ValueError("header of a columnar frame is broken")
             self.view = self.view[start:]
@@ -1158,11 +1123,11 @@ class ColumnFrame:
         else:
             made: bytes = _decompressed(kind, self.view[start:], length)
             self.view = memoryview(made)
-            self.body = _pointer(made)
+            self.body = bytes_pointer(made)
         at: cython.Py_ssize_t = 0
-        entry: cython.p_uchar = p + _HEAD
+        entry: cython.p_uchar = p + HEAD_SIZE
         i: cython.int
-        for i in range(_AREAS):
+        for i in range(AREAS):
             self.at[i] = 0
             self.length[i] = 0
             if not columns & _column_of(i):
@@ -1175,7 +1140,7 @@ class ColumnFrame:
             at += (self.length[i] + 7) & ~7
             if cython.cast(uint64_t, at) > length:
                 raise ValueError("buffer table of a columnar frame is broken")
-            entry += 16
+            entry += TABLE_ROW
         if cython.cast(uint64_t, at) != length:
             raise ValueError("buffer table of a columnar frame is broken")
         self.check()
@@ -1211,29 +1176,29 @@ class ColumnFrame:
         """Every buffer is as long as its column needs, and offsets stay inside their bytes."""
         n: cython.Py_ssize_t = self.rows
         columns: uint32_t = self.columns
-        if columns & 1 and self.length[0] and self.length[0] != 8 * n:
+        if columns & OFFSET and self.length[OFFSETS] and self.length[OFFSETS] != 8 * n:
             raise ValueError("offset column is damaged")
-        if columns & 2 and self.length[1] != 8 * n:
+        if columns & TIMESTAMP and self.length[TIMES] != 8 * n:
             raise ValueError("timestamp column is damaged")
-        if columns & 4:
-            self.check_validity(_KEY_NULLS, n)
-            self.check_ends(_KEY_ENDS, n, self.length[_KEYS])
+        if columns & KEY:
+            self.check_validity(KEY_NULLS, n)
+            self.check_ends(KEY_ENDS, n, self.length[KEYS])
         self.value_max = 0
-        if columns & 8:
-            self.check_validity(_VALUE_NULLS, n)
-            self.value_max = self.check_ends(_VALUE_ENDS, n, self.length[_VALUES])
-        if columns & 16:
-            self.check_validity(_HEADER_NULLS, n)
-            self.check_ends(_LIST_ENDS, n, -1)
-            m: cython.Py_ssize_t = self.ends_at(_LIST_ENDS, n)
-            self.check_ends(_NAME_ENDS, m, self.length[_NAMES])
-            self.check_validity(_TEXT_NULLS, m)
-            self.check_ends(_TEXT_ENDS, m, self.length[_TEXTS])
+        if columns & VALUE:
+            self.check_validity(VALUE_NULLS, n)
+            self.value_max = self.check_ends(VALUE_ENDS, n, self.length[VALUES])
+        if columns & HEADERS:
+            self.check_validity(HEADER_NULLS, n)
+            self.check_ends(LIST_ENDS, n, -1)
+            m: cython.Py_ssize_t = self.ends_at(LIST_ENDS, n)
+            self.check_ends(NAME_ENDS, m, self.length[NAMES])
+            self.check_validity(TEXT_NULLS, m)
+            self.check_ends(TEXT_ENDS, m, self.length[TEXTS])
         i: cython.int
-        for i in (15, 17, 19):
+        for i in (EXCHANGE_ENDS, ROUTING_ENDS, PROPERTY_ENDS):
             if columns & _column_of(i):
                 self.check_ends(i, n, self.length[i + 1])
-        for i in (21, 22):
+        for i in (DELIVERY_COUNTS, REDELIVERIES):
             if columns & _column_of(i) and self.length[i] != 4 * n:
                 raise ValueError("count column is damaged")
         return 0
@@ -1287,25 +1252,25 @@ class ColumnFrame:
             raise ValueError(f"the frame has no column {column}")
         view = self.view
         found: list = []
-        while area < _AREAS and _column_of(area) == column:
+        while area < AREAS and _column_of(area) == column:
             found.append(view[self.at[area] : self.at[area] + self.length[area]])
             area += 1
         return found
 
     def offsets(self):
-        if not self.columns & 1:
+        if not self.columns & OFFSET:
             raise ValueError("the frame has no offset column")
-        if self.length[0] or self.rows == 0:
-            return self.view[self.at[0] : self.at[0] + self.length[0]].cast("q")
-        made: bytes = _uninitialized(8 * self.rows)
-        p: cython.p_uchar = _pointer(made)
+        if self.length[OFFSETS] or self.rows == 0:
+            return self.view[self.at[OFFSETS] : self.at[OFFSETS] + self.length[OFFSETS]].cast("q")
+        made: bytes = uninitialized(8 * self.rows)
+        p: cython.p_uchar = bytes_pointer(made)
         i: cython.Py_ssize_t
         for i in range(self.rows):
             put64(p + 8 * i, self.base + cython.cast(uint64_t, i))
         return memoryview(made).cast("q")
 
     def runs(self, column: uint32_t):
-        if column != 32 and column != 64 or not self.columns & column:
+        if column != EXCHANGE and column != ROUTING_KEY or not self.columns & column:
             raise ValueError(f"the frame has no text column {column}")
         area: cython.int = _first_area(column)
         p: cython.p_uchar = self.body + self.at[area + 1]
@@ -1319,13 +1284,13 @@ class ColumnFrame:
             high: cython.Py_ssize_t = self.ends_at(area, i + 1)
             if i == 0 or high - low != length or string.memcmp(p + start, p + low, length) != 0:
                 if i:
-                    found.append((first, i - first, _copy(p + start, length)))
+                    found.append((first, i - first, copy_bytes(p + start, length)))
                 first = i
                 start = low
                 length = high - low
             low = high
         if self.rows:
-            found.append((first, self.rows - first, _copy(p + start, length)))
+            found.append((first, self.rows - first, copy_bytes(p + start, length)))
         return found
 
     def rows_within(
@@ -1358,13 +1323,13 @@ def build_frame(columns, rows, base, next, buffers, compression=""):
     wanted: uint32_t = columns
     area: cython.int
     parts: dict = {}
-    for area in range(_AREAS):
+    for area in range(AREAS):
         if wanted & _column_of(area):
             parts[area] = views[len(parts)]
     _trim(parts, wanted, rows)
-    sources: Source[23]
-    string.memset(cython.address(sources[0]), 0, 23 * cython.sizeof(Source))
-    held: cbuffer.Py_buffer[23]
+    sources: Source[AREAS]
+    string.memset(cython.address(sources[0]), 0, AREAS * cython.sizeof(Source))
+    held: cbuffer.Py_buffer[AREAS]
     holding: cython.int = 0
     try:
         for area, part in parts.items():
@@ -1394,30 +1359,30 @@ def _flat(item):
 def _trim(parts: dict, columns: uint32_t, rows: cython.Py_ssize_t) -> cython.int:
     """Cuts Arrow's buffers, which may be longer, to what the frame has."""
     area: cython.int
-    for area in (0, 1):
+    for area in (OFFSETS, TIMES):
         if columns & _column_of(area):
             parts[area] = parts[area][: 8 * rows]
-    for area in (21, 22):
+    for area in (DELIVERY_COUNTS, REDELIVERIES):
         if columns & _column_of(area):
             parts[area] = parts[area][: 4 * rows]
-    if columns & 4:
-        parts[2] = parts[2][: (rows + 7) >> 3]
-        _trim_pieces(parts, 3, rows)
-    if columns & 8:
-        parts[5] = parts[5][: (rows + 7) >> 3]
-        _trim_pieces(parts, 6, rows)
-    for area in (15, 17, 19):
+    if columns & KEY:
+        parts[KEY_NULLS] = parts[KEY_NULLS][: (rows + 7) >> 3]
+        _trim_pieces(parts, KEY_ENDS, rows)
+    if columns & VALUE:
+        parts[VALUE_NULLS] = parts[VALUE_NULLS][: (rows + 7) >> 3]
+        _trim_pieces(parts, VALUE_ENDS, rows)
+    for area in (EXCHANGE_ENDS, ROUTING_ENDS, PROPERTY_ENDS):
         if columns & _column_of(area):
             _trim_pieces(parts, area, rows)
-    if columns & 16:
-        parts[8] = parts[8][: (rows + 7) >> 3]
-        parts[9] = _trimmed_ends(parts[9], rows)
-        entries: cython.Py_ssize_t = _int32_at(parts[9], rows)
-        if _int32_at(parts[9], 0) != 0:
+    if columns & HEADERS:
+        parts[HEADER_NULLS] = parts[HEADER_NULLS][: (rows + 7) >> 3]
+        parts[LIST_ENDS] = _trimmed_ends(parts[LIST_ENDS], rows)
+        entries: cython.Py_ssize_t = _int32_at(parts[LIST_ENDS], rows)
+        if _int32_at(parts[LIST_ENDS], 0) != 0:
             raise ValueError("headers of a slice: copy the array first")
-        parts[12] = parts[12][: (entries + 7) >> 3]
-        _trim_pieces(parts, 10, entries)
-        _trim_pieces(parts, 13, entries)
+        parts[TEXT_NULLS] = parts[TEXT_NULLS][: (entries + 7) >> 3]
+        _trim_pieces(parts, NAME_ENDS, entries)
+        _trim_pieces(parts, TEXT_ENDS, entries)
     return 0
 
 
@@ -1450,10 +1415,10 @@ def _trim_pieces(parts: dict, area: cython.int, n: cython.Py_ssize_t) -> cython.
     if high < low or high > len(data):
         raise ValueError("offsets of a column are damaged")
     if low:
-        moved: bytes = _uninitialized(4 * (n + 1))
+        moved: bytes = uninitialized(4 * (n + 1))
         source: bytes = bytes(view)
-        p: cython.p_uchar = _pointer(moved)
-        q: cython.p_uchar = _pointer(source)
+        p: cython.p_uchar = bytes_pointer(moved)
+        q: cython.p_uchar = bytes_pointer(source)
         i: cython.Py_ssize_t
         for i in range(n + 1):
             put32(p + 4 * i, get32(q + 4 * i) - cython.cast(uint32_t, low))
@@ -1479,31 +1444,31 @@ def _refuse_row(row: cython.Py_ssize_t, text: str) -> cython.int:
 @cython.exceptval(-2)
 def _spans(p: cython.p_uchar, n: cython.Py_ssize_t, spans: cython.pointer(Span)) -> cython.int:
     """Where each property of the payload lies, by its flag bit; its flags, -1 = broken."""
-    if n < 14:
+    if n < HEADER_PROPERTIES:
         return -1
-    flags: cython.int = _load16(p + 12)
-    if flags & 1:
+    flags: cython.int = load16(p + HEADER_FLAGS)
+    if flags & MORE_FLAGS:
         return -1
     # Bit 1 has no property.
-    flags &= 0xFFFC
-    at: cython.Py_ssize_t = 14
+    flags &= HAS_MASK
+    at: cython.Py_ssize_t = HEADER_PROPERTIES
     bit: cython.int
     size: cython.Py_ssize_t
-    for bit in range(15, 1, -1):
+    for bit in range(BIT_CONTENT_TYPE, BIT_LAST - 1, -1):
         spans[bit].at = at
         spans[bit].n = 0
         if not flags >> bit & 1:
             continue
-        if bit == 13:
+        if bit == BIT_HEADERS:
             if n - at < 4:
                 return -1
-            size = _load32(p + at)
+            size = load32(p + at)
             if size > n - at - 4 or walk_table(p + at + 4, size, 1) < 0:
                 return -1
             size += 4
-        elif bit == 12 or bit == 11:
+        elif bit == BIT_DELIVERY_MODE or bit == BIT_PRIORITY:
             size = 1
-        elif bit == 6:
+        elif bit == BIT_TIMESTAMP:
             size = 8
         else:
             if at >= n:
@@ -1549,7 +1514,7 @@ def _put_field(
         q[0] = 86
         return q + 1
     q[0] = 83 if _is_utf8(p, n) else 120
-    _store32(q + 1, cython.cast(uint32_t, n))
+    store32(q + 1, cython.cast(uint32_t, n))
     if n:
         string.memcpy(q + 5, p, n)
     return q + 5 + n
@@ -1558,7 +1523,7 @@ def _put_field(
 @cython.cfunc
 @cython.exceptval(check=False)
 def _is_key_name(p: cython.p_uchar, k: cython.Py_ssize_t) -> cython.bint:
-    return k == 5 and string.memcmp(p, _pointer(_X_KEY), 5) == 0
+    return k == 5 and string.memcmp(p, bytes_pointer(_X_KEY), 5) == 0
 
 
 @cython.cfunc
@@ -1574,31 +1539,31 @@ def _put_table(
     `old`: the fields of the table inside the row's properties, NULL without one."""
     columns: uint32_t = frame.columns
     start: cython.p_uchar = q
-    has_key: cython.bint = columns & 4 != 0 and not frame.is_null(_KEY_NULLS, row)
+    has_key: cython.bint = columns & KEY != 0 and not frame.is_null(KEY_NULLS, row)
     i: cython.Py_ssize_t
     low: cython.Py_ssize_t
     k: cython.Py_ssize_t
     name: cython.p_uchar
     q += 4
-    if columns & 16 and not frame.is_null(_HEADER_NULLS, row):
-        names: cython.p_uchar = frame.body + frame.at[_NAMES]
-        texts: cython.p_uchar = frame.body + frame.at[_TEXTS]
-        for i in range(frame.ends_at(_LIST_ENDS, row), frame.ends_at(_LIST_ENDS, row + 1)):
-            low = frame.ends_at(_NAME_ENDS, i)
-            k = frame.ends_at(_NAME_ENDS, i + 1) - low
+    if columns & HEADERS and not frame.is_null(HEADER_NULLS, row):
+        names: cython.p_uchar = frame.body + frame.at[NAMES]
+        texts: cython.p_uchar = frame.body + frame.at[TEXTS]
+        for i in range(frame.ends_at(LIST_ENDS, row), frame.ends_at(LIST_ENDS, row + 1)):
+            low = frame.ends_at(NAME_ENDS, i)
+            k = frame.ends_at(NAME_ENDS, i + 1) - low
             name = names + low
             if k > 255 or not _is_utf8(name, k):
                 _refuse_row(row, "name of a header is longer than 255 bytes, or not UTF-8")
             if has_key and _is_key_name(name, k):
                 continue
-            low = frame.ends_at(_TEXT_ENDS, i)
+            low = frame.ends_at(TEXT_ENDS, i)
             q = _put_field(
                 q,
                 name,
                 k,
                 texts + low,
-                frame.ends_at(_TEXT_ENDS, i + 1) - low,
-                frame.is_null(_TEXT_NULLS, i),
+                frame.ends_at(TEXT_ENDS, i + 1) - low,
+                frame.is_null(TEXT_NULLS, i),
             )
     elif old != cython.NULL:
         if not has_key:
@@ -1619,16 +1584,16 @@ def _put_table(
     elif not has_key:
         return 0
     if has_key:
-        low = frame.ends_at(_KEY_ENDS, row)
+        low = frame.ends_at(KEY_ENDS, row)
         q = _put_field(
             q,
-            _pointer(_X_KEY),
+            bytes_pointer(_X_KEY),
             5,
-            frame.body + frame.at[_KEYS] + low,
-            frame.ends_at(_KEY_ENDS, row + 1) - low,
+            frame.body + frame.at[KEYS] + low,
+            frame.ends_at(KEY_ENDS, row + 1) - low,
             False,
         )
-    _store32(start, cython.cast(uint32_t, q - start - 4))
+    store32(start, cython.cast(uint32_t, q - start - 4))
     return q - start
 
 
@@ -1642,50 +1607,55 @@ def _put_header(
 ) -> cython.Py_ssize_t:
     """Writes the content header frame of a row; its length."""
     columns: uint32_t = frame.columns
-    spans: Span[16]
+    spans: Span[SPANS]
     flags: cython.int = 0
     given: cython.int = 0
     old: cython.p_uchar = cython.NULL
     bit: cython.int
     n: cython.Py_ssize_t
-    if columns & 128:
-        n = frame.ends_at(_PROPERTY_ENDS, row)
-        old = frame.body + frame.at[_PROPERTY_ENDS + 1] + n
-        n = frame.ends_at(_PROPERTY_ENDS, row + 1) - n
+    if columns & PROPERTIES:
+        n = frame.ends_at(PROPERTY_ENDS, row)
+        old = frame.body + frame.at[PROPERTY_BYTES] + n
+        n = frame.ends_at(PROPERTY_ENDS, row + 1) - n
         if n:
             given = _spans(old, n, cython.address(spans[0]))
             if given < 0:
                 _refuse_row(row, "properties are broken")
-            if given & 16:
+            if given & HAS_USER_ID:
                 _refuse_row(row, "user-id cannot be produced")
-            if given & 256 and not _is_expiration(old + spans[8].at, spans[8].n):
+            if given & HAS_EXPIRATION and not _is_expiration(
+                old + spans[BIT_EXPIRATION].at, spans[BIT_EXPIRATION].n
+            ):
                 _refuse_row(row, "expiration is no number of milliseconds")
             if (
-                given & 512
-                and spans[9].n == 22
-                and string.memcmp(old + spans[9].at + 1, _pointer(_PSEUDO_QUEUE), 21) == 0
+                given & HAS_REPLY_TO
+                and spans[BIT_REPLY_TO].n == 22
+                and string.memcmp(old + spans[BIT_REPLY_TO].at + 1, b"amq.rabbitmq.reply-to", 21)
+                == 0
             ):
                 _refuse_row(row, "replies to the direct reply queue cannot be produced")
-    p: cython.p_uchar = q + 7
-    at: cython.Py_ssize_t = 14
+    p: cython.p_uchar = q + AMQP_FRAME_HEAD
+    at: cython.Py_ssize_t = HEADER_PROPERTIES
     table: cython.p_uchar = cython.NULL
-    for bit in range(15, 1, -1):
+    for bit in range(BIT_CONTENT_TYPE, BIT_LAST - 1, -1):
         n = 0
-        if bit == 13:
-            table = old + spans[13].at + 4 if given & 0x2000 else cython.NULL
-            n = _put_table(frame, row, table, spans[13].n - 4 if given & 0x2000 else 0, p + at)
-        elif bit == 12:
-            p[at] = 2
+        if bit == BIT_HEADERS:
+            table = old + spans[BIT_HEADERS].at + 4 if given & HAS_HEADERS else cython.NULL
+            n = _put_table(
+                frame, row, table, spans[BIT_HEADERS].n - 4 if given & HAS_HEADERS else 0, p + at
+            )
+        elif bit == BIT_DELIVERY_MODE:
+            p[at] = PERSISTENT
             n = 1
-        elif bit == 6 and columns & 2:
-            micros: int64_t = cython.cast(int64_t, get64(frame.body + frame.at[1] + 8 * row))
+        elif bit == BIT_TIMESTAMP and columns & TIMESTAMP:
+            micros: int64_t = cython.cast(int64_t, get64(frame.body + frame.at[TIMES] + 8 * row))
             if micros < 0:
                 _refuse_row(row, "timestamp lies before 1970")
-            _store64(p + at, cython.cast(uint64_t, micros) // 1000000)
+            store64(p + at, cython.cast(uint64_t, micros) // 1000000)
             n = 8
-        elif bit == 7 and not given & 128 and prefix:
+        elif bit == BIT_MESSAGE_ID and not given & HAS_MESSAGE_ID and prefix:
             n = len(prefix)
-            string.memcpy(p + at + 1, _pointer(prefix), n)
+            string.memcpy(p + at + 1, bytes_pointer(prefix), n)
             n += _put_digits(p + at + 1 + n, frame.base + cython.cast(uint64_t, row))
             p[at] = cython.cast(cython.uchar, n)
             n += 1
@@ -1695,18 +1665,18 @@ def _put_header(
         if n:
             flags |= 1 << bit
             at += n
-    if at > _PAYLOAD_MAX:
+    if at > AMQP_PAYLOAD_MAX:
         _refuse_row(row, f"content header of {at} bytes does not fit a frame")
-    q[0] = 2
+    q[0] = AMQP_HEADER
     q[1] = 0
     q[2] = 0
-    _store32(q + 3, cython.cast(uint32_t, at))
-    _store32(p, 60 << 16)
-    _store64(p + 4, body)
-    p[12] = cython.cast(cython.uchar, flags >> 8)
-    p[13] = cython.cast(cython.uchar, flags & 255)
-    p[at] = 206
-    return at + 8
+    store32(q + AMQP_SIZE, cython.cast(uint32_t, at))
+    store32(p, CLASS_BASIC << 16)
+    store64(p + HEADER_BODY_SIZE, body)
+    p[HEADER_FLAGS] = cython.cast(cython.uchar, flags >> 8)
+    p[HEADER_FLAGS + 1] = cython.cast(cython.uchar, flags & 255)
+    p[at] = AMQP_END
+    return at + AMQP_FRAME_OVERHEAD
 
 
 @cython.cfunc
@@ -1729,14 +1699,14 @@ def _put_digits(q: cython.p_uchar, v: uint64_t) -> cython.Py_ssize_t:
 def _put_body(q: cython.p_uchar, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.p_uchar:
     """Writes body frames of the size that records have; the pointer behind them."""
     while n:
-        part: cython.Py_ssize_t = min(n, _PAYLOAD_MAX)
-        q[0] = 3
+        part: cython.Py_ssize_t = min(n, AMQP_PAYLOAD_MAX)
+        q[0] = AMQP_BODY
         q[1] = 0
         q[2] = 0
-        _store32(q + 3, cython.cast(uint32_t, part))
-        string.memcpy(q + 7, p, part)
-        q[7 + part] = 206
-        q += part + 8
+        store32(q + AMQP_SIZE, cython.cast(uint32_t, part))
+        string.memcpy(q + AMQP_FRAME_HEAD, p, part)
+        q[AMQP_FRAME_HEAD + part] = AMQP_END
+        q += part + AMQP_FRAME_OVERHEAD
         p += part
         n -= part
     return q
@@ -1750,17 +1720,17 @@ def _command_bound(
     last: cython.Py_ssize_t = first + count
     bound: cython.Py_ssize_t = 8 + count * fixed + 4 * (count + 2) + 8
     area: cython.int
-    for area in (3, 6, 17, 19):
+    for area in (KEY_ENDS, VALUE_ENDS, ROUTING_ENDS, PROPERTY_ENDS):
         if frame.columns & _column_of(area):
             bound += frame.ends_at(area, last) - frame.ends_at(area, first)
-    if frame.columns & 8:
-        n: cython.Py_ssize_t = frame.ends_at(_VALUE_ENDS, last) - frame.ends_at(_VALUE_ENDS, first)
-        bound += 8 * (n // _PAYLOAD_MAX + count)
-    if frame.columns & 16:
-        low: cython.Py_ssize_t = frame.ends_at(_LIST_ENDS, first)
-        high: cython.Py_ssize_t = frame.ends_at(_LIST_ENDS, last)
+    if frame.columns & VALUE:
+        n: cython.Py_ssize_t = frame.ends_at(VALUE_ENDS, last) - frame.ends_at(VALUE_ENDS, first)
+        bound += 8 * (n // AMQP_PAYLOAD_MAX + count)
+    if frame.columns & HEADERS:
+        low: cython.Py_ssize_t = frame.ends_at(LIST_ENDS, first)
+        high: cython.Py_ssize_t = frame.ends_at(LIST_ENDS, last)
         bound += 6 * (high - low)
-        for area in (10, 13):
+        for area in (NAME_ENDS, TEXT_ENDS):
             bound += frame.ends_at(area, high) - frame.ends_at(area, low)
     return bound
 
@@ -1780,7 +1750,7 @@ def encode_enqueue(
         raise ValueError("name of exchange or routing key is longer than 255 bytes")
     if len(message_id_prefix) > 235:
         raise ValueError("prefix of message ids is longer than 235 bytes")
-    if routing_key is None and not columns & 64:
+    if routing_key is None and not columns & ROUTING_KEY:
         raise ValueError("the frame has no routing key column")
     head: bytes = bytes((len(exchange),)) + exchange
     if routing_key is not None:
@@ -1800,20 +1770,20 @@ def encode_enqueue(
     try:
         if ends == cython.NULL:
             raise MemoryError
-        q: cython.p_uchar = start + 8
+        q: cython.p_uchar = start + ENQUEUE_RECORDS - COMMAND_HEADER_SIZE
         total: uint64_t = 0
         i: cython.Py_ssize_t
         for i in range(count):
             row: cython.Py_ssize_t = first + i
-            put32(ends + 4 * i, cython.cast(uint32_t, q - start + 32))
-            string.memcpy(q, _pointer(head), head_length)
+            put32(ends + 4 * i, cython.cast(uint32_t, q - start + COMMAND_HEADER_SIZE))
+            string.memcpy(q, bytes_pointer(head), head_length)
             q += head_length
             low: cython.Py_ssize_t
             n: cython.Py_ssize_t
             if routing_key is None:
-                low = frame.ends_at(_ROUTING_ENDS, row)
-                n = frame.ends_at(_ROUTING_ENDS, row + 1) - low
-                p: cython.p_uchar = frame.body + frame.at[_ROUTING_ENDS + 1] + low
+                low = frame.ends_at(ROUTING_ENDS, row)
+                n = frame.ends_at(ROUTING_ENDS, row + 1) - low
+                p: cython.p_uchar = frame.body + frame.at[ROUTING_KEYS] + low
                 if n > 255 or not _is_utf8(p, n):
                     _refuse_row(row, "routing key is longer than 255 bytes, or not UTF-8")
                 q[0] = cython.cast(cython.uchar, n)
@@ -1821,13 +1791,13 @@ def encode_enqueue(
                 q += 1 + n
             low = 0
             n = 0
-            if columns & 8 and not frame.is_null(_VALUE_NULLS, row):
-                low = frame.ends_at(_VALUE_ENDS, row)
-                n = frame.ends_at(_VALUE_ENDS, row + 1) - low
+            if columns & VALUE and not frame.is_null(VALUE_NULLS, row):
+                low = frame.ends_at(VALUE_ENDS, row)
+                n = frame.ends_at(VALUE_ENDS, row + 1) - low
             q += _put_header(frame, row, n, prefix, q)
-            q = _put_body(q, frame.body + frame.at[_VALUES] + low, n)
+            q = _put_body(q, frame.body + frame.at[VALUES] + low, n)
             total += n
-        put32(ends + 4 * count, cython.cast(uint32_t, q - start + 32))
+        put32(ends + 4 * count, cython.cast(uint32_t, q - start + COMMAND_HEADER_SIZE))
         put64(start, total)
         # The table stands at a multiple of 4.
         used: cython.Py_ssize_t = q - start
@@ -1841,28 +1811,28 @@ def encode_enqueue(
         stdlib.free(ends)
         if raw != cython.NULL:
             cext.Py_DECREF_raw(raw)
-    return data, count, at + 32
+    return data, count, at + COMMAND_HEADER_SIZE
 
 
 def enqueue_flags(frame: ColumnFrame, first: cython.Py_ssize_t, count: cython.Py_ssize_t):
     if frame is None or first < 0 or count < 1 or first > frame.rows - count:
         raise ValueError("rows lie outside the frame")
-    flags: cython.int = 1
+    flags: cython.int = ENQUEUE_SAME_SIZE
     size: cython.Py_ssize_t = -1
     i: cython.Py_ssize_t
     for i in range(first, first + count):
         n: cython.Py_ssize_t = 0
-        if frame.columns & 8 and not frame.is_null(_VALUE_NULLS, i):
-            n = frame.ends_at(_VALUE_ENDS, i + 1) - frame.ends_at(_VALUE_ENDS, i)
+        if frame.columns & VALUE and not frame.is_null(VALUE_NULLS, i):
+            n = frame.ends_at(VALUE_ENDS, i + 1) - frame.ends_at(VALUE_ENDS, i)
         if size >= 0 and n != size:
-            flags &= ~1
+            flags &= ~ENQUEUE_SAME_SIZE
         size = n
-        if frame.columns & 128:
-            low: cython.Py_ssize_t = frame.ends_at(_PROPERTY_ENDS, i)
-            if frame.ends_at(_PROPERTY_ENDS, i + 1) - low >= 14:
-                bits: uint32_t = _load16(frame.body + frame.at[_PROPERTY_ENDS + 1] + low + 12)
-                if bits & 0x800:
-                    flags |= 2
-                if bits & 0x100:
-                    flags |= 4
+        if frame.columns & PROPERTIES:
+            low: cython.Py_ssize_t = frame.ends_at(PROPERTY_ENDS, i)
+            if frame.ends_at(PROPERTY_ENDS, i + 1) - low >= HEADER_PROPERTIES:
+                bits: uint32_t = load16(frame.body + frame.at[PROPERTY_BYTES] + low + HEADER_FLAGS)
+                if bits & HAS_PRIORITY:
+                    flags |= ENQUEUE_PRIORITY
+                if bits & HAS_EXPIRATION:
+                    flags |= ENQUEUE_EXPIRATION
     return flags

@@ -4,6 +4,70 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "string.h" nogil:
     void* memmem(const void* hay, size_t n, const void* needle, size_t k)
 
+cpdef enum:
+    # States of a connection. HEADER: the protocol header is due. CLOSING: connection.close was
+    # sent, only channel 0 is heard.
+    WIRE_HEADER = 0
+    WIRE_OPEN = 1
+    WIRE_CLOSING = 2
+    WIRE_CLOSED = 3
+
+cpdef enum:
+    # States of a channel. BUSY: an answer is being worked on, frames are kept. CLOSING:
+    # channel.close was sent, all but close, close-ok and a second open is dropped.
+    CHANNEL_OPEN = 0
+    CHANNEL_BUSY = 1
+    CHANNEL_CLOSING = 2
+
+cpdef enum:
+    MODE_PLAIN = 0
+    MODE_CONFIRM = 1
+    MODE_TX = 2
+
+cpdef enum:
+    # How deliveries end.
+    SETTLE = 0
+    RETURN = 1
+    RETURN_FAILED = 2
+    DISCARD = 3
+
+cdef enum:
+    KINDS = 4
+
+cdef enum:
+    # What a channel expects next.
+    EXPECT_METHOD = 0
+    EXPECT_HEADER = 1
+    EXPECT_BODY = 2
+
+cdef enum:
+    # What lies behind basic.publish: frames that must be assembled, an incomplete message that is
+    # worth waiting for, or the whole message.
+    CONTENT_ASSEMBLE = 0
+    CONTENT_WHOLE = 1
+    CONTENT_WAIT = 2
+
+cdef enum:
+    PROTOCOL_HEADER_SIZE = 8
+    # basic.publish: class, method and ticket, then exchange and routing key, then bits.
+    PUBLISH_EXCHANGE = 6
+    PUBLISH_SIZE_MIN = 9
+    # A frame with basic.ack or basic.nack.
+    CONFIRM_FRAME = 21
+    # basic.deliver besides consumer tag, exchange and routing key: method, delivery tag,
+    # redelivered; and with its framing.
+    DELIVER_FIXED = 13
+    DELIVER_ROOM = 21
+    # basic.ack, basic.nack and basic.reject: method, delivery tag, bits.
+    ACK_SIZE = 13
+    ACK_BITS = 12
+    ACK_MULTIPLE = 1
+    NACK_REQUEUE = 2
+    REJECT_REQUEUE = 1
+    # The field x-stream-offset: name with its length, and where the value begins.
+    OFFSET_NAME = 16
+    OFFSET_VALUE = 17
+
 cdef struct Buffer:
     unsigned char* p
     Py_ssize_t start
@@ -49,7 +113,7 @@ cdef class ConsumerDeliveries:
     cdef public uint64_t unacked
     cdef public uint32_t index
     cdef bint dirty
-    cdef Ranges kinds[4]
+    cdef Ranges kinds[KINDS]
 
 cdef class ChannelCodec:
     cdef public ConnectionBuffer buffer
@@ -117,8 +181,3 @@ cdef class ConnectionBuffer:
     cdef bint scanning
     cdef Buffer inp
     cdef Buffer out
-
-# Bytes of the field value at p (type code included) or, for a table without its length, notes on
-# what its keys say; -1 when it is broken, nested too deeply or cut off within n bytes.
-cdef Py_ssize_t walk_value(unsigned char* p, Py_ssize_t n, int depth) noexcept
-cdef int walk_table(unsigned char* p, Py_ssize_t n, int depth) noexcept

@@ -16,42 +16,75 @@ The naive twin of the scanner is tests/unit/kernels/test_frames.py.
 
 import cython
 from cython.cimports.convoymq.kernels import cext, cnet
-from cython.cimports.convoymq.kernels.batch import PublishTarget, get32, record_table
+from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_BODY,
+    AMQP_CHANNEL,
+    AMQP_END,
+    AMQP_FRAME_HEAD,
+    AMQP_FRAME_MAX,
+    AMQP_FRAME_OVERHEAD,
+    AMQP_HEADER,
+    AMQP_HEARTBEAT,
+    AMQP_METHOD,
+    AMQP_PAYLOAD_MAX,
+    AMQP_SIZE,
+    BASIC_ACK,
+    BASIC_DELIVER,
+    BASIC_NACK,
+    BASIC_PUBLISH,
+    BASIC_REJECT,
+    CHANNEL_CLOSE_METHOD,
+    CHANNEL_CLOSE_OK_METHOD,
+    CHANNEL_OPEN_METHOD,
+    CLASS_BASIC,
+    HAS_CONTENT_ENCODING,
+    HAS_CONTENT_TYPE,
+    HAS_HEADERS,
+    HEADER_BODY_SIZE,
+    HEADER_FLAGS,
+    HEADER_PROPERTIES,
+    METHOD_ID_SIZE,
+    METHOD_PUBLISH,
+    PUBLISH_IMMEDIATE,
+    PUBLISH_MANDATORY,
+    REPLY_FRAME_ERROR,
+    REPLY_SYNTAX_ERROR,
+    REPLY_UNEXPECTED_FRAME,
+)
+from cython.cimports.convoymq.kernels.batch import PublishTarget, record_table
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    copy_bytes,
+    get32,
+    load16,
+    load32,
+    load64,
+    store16,
+    store32,
+    store64,
+)
+from cython.cimports.convoymq.kernels.content import (
+    RECORD_EXAMINE,
+    RECORD_EXPIRATION,
+    RECORD_PRIORITY,
+    check_content,
+    walk_properties,
+    walk_value,
+)
 from cython.cimports.convoymq.kernels.frames import memmem
+from cython.cimports.convoymq.kernels.layout import ENQUEUE_RECORDS
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import int64_t, uint16_t, uint32_t, uint64_t
 
-WIRE_HEADER = 0  # the protocol header is due
-WIRE_OPEN = 1
-WIRE_CLOSING = 2  # connection.close was sent: only channel 0 is heard
-WIRE_CLOSED = 3
-
-CHANNEL_OPEN = 0
-CHANNEL_BUSY = 1  # an answer is being worked on: frames are kept
-CHANNEL_CLOSING = 2  # channel.close was sent: all but close, close-ok and a second open is dropped
-
-MODE_PLAIN = 0
-MODE_CONFIRM = 1
-MODE_TX = 2
-
-SETTLE = 0
-RETURN = 1
-RETURN_FAILED = 2
-DISCARD = 3
-
-RECORD_PRIORITY = 2
-RECORD_EXPIRATION = 4
+from convoymq.kernels.content import split_record, with_counts
 
 ROUTES_MAX = 4096
 RECEIVE_BYTES = 128 << 10
 FRAME_PAYLOAD_MAX = 131064
 
 _RECEIVE = cython.declare(cython.Py_ssize_t, 128 << 10)
-_PAYLOAD_MAX = cython.declare(cython.Py_ssize_t, 131064)
 _KEEP = cython.declare(cython.Py_ssize_t, 32 << 10)
 _ROUTES_MAX = cython.declare(cython.Py_ssize_t, 4096)
-_DEPTH_MAX = cython.declare(cython.int, 32)
-_TABLE_MAX = cython.declare(cython.Py_ssize_t, 1 << 20)
 _COUNT = cython.declare(cython.int, 0x3FFF)
 _ANSWERED = cython.declare(cython.int, 0x4000)
 _NACK = cython.declare(cython.int, 0x8000)
@@ -61,10 +94,6 @@ _IDLE_CAPACITY = cython.declare(cython.Py_ssize_t, 16 << 10)
 _HASH_SEED = cython.declare(uint64_t, 0x9E3779B97F4A7C15)
 _HASH_FACTOR = cython.declare(uint64_t, 0xFF51AFD7ED558CCD)
 
-_PUBLISH = cython.declare(uint32_t, (60 << 16) | 40)
-_ACK = cython.declare(uint32_t, (60 << 16) | 80)
-_REJECT = cython.declare(uint32_t, (60 << 16) | 90)
-_NACK_METHOD = cython.declare(uint32_t, (60 << 16) | 120)
 
 # What x-stream-offset adds to a content header: a table's length, and the field.
 _OFFSET_ROOM = cython.declare(cython.Py_ssize_t, 29)
@@ -78,72 +107,6 @@ _scratch_busy = cython.declare(cython.bint, False)
 
 # Stands where a list is due that nothing is put into.
 _NOTHING = cython.declare(list, [])
-
-
-# --- bytes -----------------------------------------------------------------------------------
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _load16(p: cython.p_uchar) -> uint32_t:
-    return (cython.cast(uint32_t, p[0]) << 8) | p[1]
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _load32(p: cython.p_uchar) -> uint32_t:
-    v: uint32_t
-    string.memcpy(cython.address(v), p, 4)
-    return cext.be32toh(v)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _load64(p: cython.p_uchar) -> uint64_t:
-    v: uint64_t
-    string.memcpy(cython.address(v), p, 8)
-    return cext.be64toh(v)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _store16(p: cython.p_uchar, v: uint32_t) -> cython.void:
-    p[0] = (v >> 8) & 0xFF
-    p[1] = v & 0xFF
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _store32(p: cython.p_uchar, v: uint32_t) -> cython.void:
-    v = cext.htobe32(v)
-    string.memcpy(p, cython.address(v), 4)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _store64(p: cython.p_uchar, v: uint64_t) -> cython.void:
-    v = cext.htobe64(v)
-    string.memcpy(p, cython.address(v), 8)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _pointer(data: bytes) -> cython.p_uchar:
-    return cython.cast(
-        cython.p_uchar, cext.PyBytes_AS_STRING(cython.cast(cython.pointer(cext.PyObject), data))
-    )
-
-
-@cython.cfunc
-def _copy(p: cython.p_uchar, n: cython.Py_ssize_t) -> bytes:
-    return cython.cast(cython.p_char, p)[:n]
 
 
 @cython.cfunc
@@ -234,196 +197,6 @@ def _take_pairs(r: cython.pointer(Ranges)) -> list:
     return flat
 
 
-# --- properties ------------------------------------------------------------------------------
-
-_NOTE_COPIES = cython.declare(cython.int, 256)
-_PRODUCER = cython.declare(bytes, b"x-stream-producer")
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.Py_ssize_t:
-    """Bytes of the field value at p, type code included; -1 when it is broken or cut off."""
-    if n < 1:
-        return -1
-    code: cython.int = p[0]
-    size: cython.Py_ssize_t
-    if code == b"t" or code == b"b" or code == b"B":
-        size = 1
-    elif code == b"s" or code == b"u":
-        size = 2
-    elif code == b"I" or code == b"i" or code == b"f":
-        size = 4
-    elif code == b"l" or code == b"L" or code == b"d" or code == b"T":
-        size = 8
-    elif code == b"V":
-        size = 0
-    elif code == b"D":
-        size = 5
-    elif code == b"S" or code == b"x" or code == b"F" or code == b"A":
-        if n < 5:
-            return -1
-        inner: cython.Py_ssize_t = _load32(p + 1)
-        if inner > n - 5:
-            return -1
-        if code == b"F" or code == b"A":
-            if depth >= _DEPTH_MAX:
-                return -1
-            if code == b"F":
-                if walk_table(p + 5, inner, depth + 1) < 0:
-                    return -1
-            else:
-                at: cython.Py_ssize_t = 0
-                while at < inner:
-                    step: cython.Py_ssize_t = walk_value(p + 5 + at, inner - at, depth + 1)
-                    if step < 0:
-                        return -1
-                    at += step
-        size = 4 + inner
-    else:
-        return -1
-    return 1 + size if size < n else -1
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.int:
-    """Notes about the n bytes of fields: whether keys matter to the broker; -1 when broken."""
-    if n > _TABLE_MAX:
-        return -1
-    notes: cython.int = 0
-    at: cython.Py_ssize_t = 0
-    while at < n:
-        key: cython.Py_ssize_t = p[at]
-        if at + 1 + key > n:
-            return -1
-        q: cython.p_uchar = p + at + 1
-        if key == 2 and q[0] == 67 and q[1] == 67:  # CC
-            notes |= _NOTE_COPIES
-        elif key == 3 and q[0] == 66 and q[1] == 67 and q[2] == 67:  # BCC
-            notes |= _NOTE_COPIES
-        elif key == 17 and q[0] == 120 and string.memcmp(q, _pointer(_PRODUCER), 17) == 0:
-            notes |= _NOTE_COPIES
-        at += 1 + key
-        step: cython.Py_ssize_t = walk_value(p + at, n - at, depth)
-        if step < 0:
-            return -1
-        at += step
-    return notes
-
-
-_PSEUDO_QUEUE = cython.declare(bytes, b"amq.rabbitmq.reply-to")
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _walk_properties(p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
-    """What the content header payload at p says: RECORD_* flags, 256 when the message needs a
-    closer look (copies, a named producer, expiration, a priority above 4, user-id, reply-to pseudo
-    queue); -1 when it is broken."""
-    if n < 14:
-        return -1
-    flags: uint32_t = _load16(p + 12)
-    notes: cython.int = 0
-    if flags & 1:
-        return -1
-    at: cython.Py_ssize_t = 14
-    bit: cython.int = 16
-    # Bits 15 to 2 in turn; bit 1 has no property.
-    flags &= 0xFFFC
-    while flags & 0xFFFF:
-        bit -= 1
-        if not flags & 0x8000:
-            flags <<= 1
-            continue
-        flags <<= 1
-        if bit == 13:
-            if n - at < 4:
-                return -1
-            length: cython.Py_ssize_t = _load32(p + at)
-            if length > n - at - 4:
-                return -1
-            found: cython.int = walk_table(p + at + 4, length, 1)
-            if found < 0:
-                return -1
-            notes |= found
-            at += 4 + length
-            continue
-        if bit == 12 or bit == 11:
-            if at >= n:
-                return -1
-            if bit == 11:
-                notes |= 2
-                if p[at] > 4:
-                    # More than a message without a priority has: not every queue takes it.
-                    notes |= _NOTE_COPIES
-            at += 1
-            continue
-        if bit == 6:
-            if n - at < 8:
-                return -1
-            at += 8
-            continue
-        if at >= n:
-            return -1
-        size: cython.Py_ssize_t = p[at]
-        if size > n - at - 1:
-            return -1
-        if bit == 8:
-            notes |= 4 | _NOTE_COPIES
-        elif bit == 4:
-            notes |= _NOTE_COPIES
-        elif bit == 9 and size == 21:
-            if string.memcmp(p + at + 1, _pointer(_PSEUDO_QUEUE), 21) == 0:
-                notes |= _NOTE_COPIES
-        at += 1 + size
-    return notes if at == n else -1
-
-
-def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
-    data: bytes = header
-    p: cython.p_uchar = _pointer(data)
-    n: cython.Py_ssize_t = len(data)
-    if _walk_properties(p, n) < 0:
-        raise ValueError("content header is broken")
-    flags: uint32_t = _load16(p + 12)
-    at: cython.Py_ssize_t = 14
-    if flags & 0x8000:
-        at += 1 + p[at]
-    if flags & 0x4000:
-        at += 1 + p[at]
-    fields: bytes = b""
-    end: cython.Py_ssize_t = at
-    if flags & 0x2000:
-        length: cython.Py_ssize_t = _load32(p + at)
-        end = at + 4 + length
-        kept = []
-        pos: cython.Py_ssize_t = at + 4
-        while pos < end:
-            key: cython.Py_ssize_t = p[pos]
-            value: cython.Py_ssize_t = pos + 1 + key
-            step: cython.Py_ssize_t = 1 + key + walk_value(p + value, end - value, 1)
-            name = data[pos + 1 : pos + 1 + key]
-            if name != b"x-delivery-count" and name != b"x-acquired-count":
-                kept.append(data[pos : pos + step])
-            pos += step
-        fields = b"".join(kept)
-    if acquired:
-        fields += b"\x10x-acquired-countl" + int(acquired).to_bytes(8, "big")
-    if delivery_count:
-        fields += b"\x10x-delivery-countl" + int(delivery_count).to_bytes(8, "big")
-    return b"".join(
-        (
-            data[:12],
-            int(flags | 0x2000).to_bytes(2, "big"),
-            data[14:at],
-            len(fields).to_bytes(4, "big"),
-            fields,
-            data[end:],
-        )
-    )
-
-
 # --- small classes -----------------------------------------------------------------------------
 
 
@@ -459,7 +232,7 @@ class Outbox:
 class ConsumerDeliveries:
     def __cinit__(self):
         kind: cython.int
-        for kind in range(4):
+        for kind in range(KINDS):
             self.kinds[kind].pairs = cython.NULL
             self.kinds[kind].count = 0
             self.kinds[kind].capacity = 0
@@ -480,7 +253,7 @@ class ConsumerDeliveries:
 
     def __dealloc__(self):
         kind: cython.int
-        for kind in range(4):
+        for kind in range(KINDS):
             stdlib.free(self.kinds[kind].pairs)
 
 
@@ -491,7 +264,11 @@ def _note(
 ) -> cython.int:
     """Remembers that message ids [first, last] of the slot are settled in this way."""
     ranges: cython.pointer(Ranges) = cython.address(slot.kinds[kind])
-    if (kind == 1 or kind == 2) and ranges.count and first <= ranges.pairs[2 * ranges.count - 1]:
+    if (
+        (kind == RETURN or kind == RETURN_FAILED)
+        and ranges.count
+        and first <= ranges.pairs[2 * ranges.count - 1]
+    ):
         # The order of returns is the order of redelivery: it must not be sorted away.
         _flush_kind(slot, kind)
     _add_pair(ranges, first, last)
@@ -510,12 +287,12 @@ def _flush_kind(slot: ConsumerDeliveries, kind: cython.int) -> cython.int:
         return 0
     pairs: list = _take_pairs(cython.address(slot.kinds[kind]))
     client = slot.client
-    if kind == 0:
+    if kind == SETTLE:
         client.settle(slot.number, pairs)
-    elif kind == 3:
+    elif kind == DISCARD:
         client.discard(slot.number, pairs)
     else:
-        client.return_(slot.number, pairs, failed=kind == 2)
+        client.return_(slot.number, pairs, failed=kind == RETURN_FAILED)
     return 0
 
 
@@ -589,7 +366,7 @@ class ChannelCodec:
 
     def close(self):
         self.state = CHANNEL_CLOSING
-        self.expect = 0
+        self.expect = EXPECT_METHOD
         _free(cython.address(self.stage))
         _drop_routes(self)
 
@@ -622,8 +399,8 @@ class ChannelCodec:
         n: cython.Py_ssize_t = len(key)
         m: cython.Py_ssize_t = len(content)
         p: cython.p_uchar = target.builder.reserve(target, tag, body_size, flags, n + m)
-        string.memcpy(p, _pointer(key), n)
-        string.memcpy(p + n, _pointer(content), m)
+        string.memcpy(p, bytes_pointer(key), n)
+        string.memcpy(p + n, bytes_pointer(content), m)
 
     def select_confirms(self):
         self.mode = MODE_CONFIRM
@@ -690,7 +467,7 @@ class ChannelCodec:
             slot.head,
             self.next_tag,
             redelivered,
-            _pointer(record),
+            bytes_pointer(record),
             len(record),
             0,
             0,
@@ -853,14 +630,21 @@ def _publish_complete(
     body_size: uint64_t,
 ) -> cython.int:
     """A whole message lies at `key` and `content` (header frame, body frames): send it on."""
-    notes: cython.int = _walk_properties(content + 7, _load32(content + 3))
+    notes: cython.int = walk_properties(content + AMQP_FRAME_HEAD, load32(content + AMQP_SIZE))
     if notes < 0:
-        return _fault(buffer, 502, "content header is broken", codec.number, 60, 40)
+        return _fault(
+            buffer,
+            REPLY_SYNTAX_ERROR,
+            "content header is broken",
+            codec.number,
+            CLASS_BASIC,
+            METHOD_PUBLISH,
+        )
     codec.published += 1
-    flags: cython.int = notes & 6
+    flags: cython.int = notes & (RECORD_PRIORITY | RECORD_EXPIRATION)
     tag: uint64_t = 0
     targets: tuple = None
-    if notes & _NOTE_COPIES == 0 and bits & 2 == 0 and codec.mode != 2:
+    if notes & RECORD_EXAMINE == 0 and bits & PUBLISH_IMMEDIATE == 0 and codec.mode != MODE_TX:
         hash: uint64_t = _hash(key, key_length)
         if codec.epoch.value != codec.routes_epoch:
             _drop_routes(codec)
@@ -869,17 +653,22 @@ def _publish_complete(
         if route != cython.NULL and route.key != cython.NULL:
             targets = cython.cast(tuple, route.targets)
         else:
-            found = codec.owner.resolve_route(_copy(key, key_length))
-            if codec.state != 0 or buffer.state != 1:
+            found = codec.owner.resolve_route(copy_bytes(key, key_length))
+            if codec.state != CHANNEL_OPEN or buffer.state != WIRE_OPEN:
                 return 0
             if found is not None:
                 targets = found
                 _add_route(codec, hash, key, key_length, targets)
-    if codec.mode == 1:
+    if codec.mode == MODE_CONFIRM:
         tag = _allocate_confirm(codec)
-    if targets is None or (bits & 1 and len(targets) == 0):
+    if targets is None or (bits & PUBLISH_MANDATORY and len(targets) == 0):
         codec.owner.on_publish(
-            _copy(key, key_length), bits, _copy(content, content_length), body_size, flags, tag
+            copy_bytes(key, key_length),
+            bits,
+            copy_bytes(content, content_length),
+            body_size,
+            flags,
+            tag,
         )
         return 0
     count: cython.Py_ssize_t = len(targets)
@@ -908,87 +697,108 @@ def _publish(
     left: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     """basic.publish at q. Returns the bytes used; 0 = more is needed first."""
-    m: cython.p_uchar = q + 7
-    if size < 9:
-        _fault(buffer, 501, "basic.publish is cut off", codec.number, 60, 40)
-        return size + 8
-    exchange: cython.Py_ssize_t = m[6]
-    if 7 + exchange >= size:
-        _fault(buffer, 501, "basic.publish is cut off", codec.number, 60, 40)
-        return size + 8
-    key_length: cython.Py_ssize_t = 2 + exchange + m[7 + exchange]
-    if 6 + key_length + 1 != size:
-        _fault(buffer, 501, "basic.publish has a wrong length", codec.number, 60, 40)
-        return size + 8
-    bits: cython.int = m[6 + key_length]
+    m: cython.p_uchar = q + AMQP_FRAME_HEAD
+    if size < PUBLISH_SIZE_MIN:
+        _fault(
+            buffer,
+            REPLY_FRAME_ERROR,
+            "basic.publish is cut off",
+            codec.number,
+            CLASS_BASIC,
+            METHOD_PUBLISH,
+        )
+        return size + AMQP_FRAME_OVERHEAD
+    exchange: cython.Py_ssize_t = m[PUBLISH_EXCHANGE]
+    if PUBLISH_EXCHANGE + 1 + exchange >= size:
+        _fault(
+            buffer,
+            REPLY_FRAME_ERROR,
+            "basic.publish is cut off",
+            codec.number,
+            CLASS_BASIC,
+            METHOD_PUBLISH,
+        )
+        return size + AMQP_FRAME_OVERHEAD
+    key_length: cython.Py_ssize_t = 2 + exchange + m[PUBLISH_EXCHANGE + 1 + exchange]
+    if PUBLISH_EXCHANGE + key_length + 1 != size:
+        _fault(
+            buffer,
+            REPLY_FRAME_ERROR,
+            "basic.publish has a wrong length",
+            codec.number,
+            CLASS_BASIC,
+            METHOD_PUBLISH,
+        )
+        return size + AMQP_FRAME_OVERHEAD
+    bits: cython.int = m[PUBLISH_EXCHANGE + key_length]
     if buffer.alarmed:
         buffer.paused = True
         buffer.owner.on_publish_blocked()
         return 0
 
     # All of it in the buffer: no copy but the one into the batch.
-    r: cython.p_uchar = q + size + 8
-    rest: cython.Py_ssize_t = left - size - 8
-    channel: uint32_t = _load16(q + 1)
-    whole: cython.int = 0  # 1 = complete, 2 = wait, 0 = assemble
+    r: cython.p_uchar = q + size + AMQP_FRAME_OVERHEAD
+    rest: cython.Py_ssize_t = left - size - AMQP_FRAME_OVERHEAD
+    channel: uint32_t = load16(q + AMQP_CHANNEL)
+    found: cython.int = CONTENT_ASSEMBLE
     at: cython.Py_ssize_t = 0
     body_size: uint64_t = 0
     seen: uint64_t = 0
     n: cython.Py_ssize_t
-    if rest < 21:
-        whole = 2
-        if rest >= 3 and (r[0] != 2 or _load16(r + 1) != channel):
-            whole = 0
-        elif rest >= 7 and _load32(r + 3) > buffer.frame_max:
-            whole = 0
-    elif r[0] == 2 and _load16(r + 1) == channel:
-        n = _load32(r + 3)
-        if n >= 14 and n <= buffer.frame_max:
-            body_size = _load64(r + 11)
-            if _load16(r + 7) == 60 and body_size <= buffer.message_size_max:
-                whole = 2
-                if n + 8 <= rest and r[7 + n] == 206:
-                    at = n + 8
+    if rest < AMQP_FRAME_HEAD + HEADER_PROPERTIES:
+        found = CONTENT_WAIT
+        if rest >= AMQP_SIZE and (r[0] != AMQP_HEADER or load16(r + AMQP_CHANNEL) != channel):
+            found = CONTENT_ASSEMBLE
+        elif rest >= AMQP_FRAME_HEAD and load32(r + AMQP_SIZE) > buffer.frame_max:
+            found = CONTENT_ASSEMBLE
+    elif r[0] == AMQP_HEADER and load16(r + AMQP_CHANNEL) == channel:
+        n = load32(r + AMQP_SIZE)
+        if n >= HEADER_PROPERTIES and n <= buffer.frame_max:
+            body_size = load64(r + AMQP_FRAME_HEAD + HEADER_BODY_SIZE)
+            if load16(r + AMQP_FRAME_HEAD) == CLASS_BASIC and body_size <= buffer.message_size_max:
+                found = CONTENT_WAIT
+                if n + AMQP_FRAME_OVERHEAD <= rest and r[AMQP_FRAME_HEAD + n] == AMQP_END:
+                    at = n + AMQP_FRAME_OVERHEAD
                     while True:
                         if seen == body_size:
-                            whole = 1
+                            found = CONTENT_WHOLE
                             break
-                        if rest - at < 7:
+                        if rest - at < AMQP_FRAME_HEAD:
                             break
-                        n = _load32(r + at + 3)
+                        n = load32(r + at + AMQP_SIZE)
                         if (
-                            r[at] != 3
-                            or _load16(r + at + 1) != channel
+                            r[at] != AMQP_BODY
+                            or load16(r + at + AMQP_CHANNEL) != channel
                             or n == 0
-                            or n > _PAYLOAD_MAX
+                            or n > AMQP_PAYLOAD_MAX
                             or n > buffer.frame_max
                             or cython.cast(uint64_t, n) > body_size - seen
                         ):
-                            whole = 0
+                            found = CONTENT_ASSEMBLE
                             break
-                        if rest - at < n + 8:
+                        if rest - at < n + AMQP_FRAME_OVERHEAD:
                             break
-                        if r[at + 7 + n] != 206:
-                            whole = 0
+                        if r[at + AMQP_FRAME_HEAD + n] != AMQP_END:
+                            found = CONTENT_ASSEMBLE
                             break
                         seen += n
-                        at += n + 8
-                elif n + 8 <= rest:
-                    whole = 0
-    if whole == 1:
-        _publish_complete(buffer, codec, m + 6, key_length, bits, r, at, body_size)
-        return size + 8 + at
-    if whole == 2 and left < _KEEP and not codec.pumping:
+                        at += n + AMQP_FRAME_OVERHEAD
+                elif n + AMQP_FRAME_OVERHEAD <= rest:
+                    found = CONTENT_ASSEMBLE
+    if found == CONTENT_WHOLE:
+        _publish_complete(buffer, codec, m + PUBLISH_EXCHANGE, key_length, bits, r, at, body_size)
+        return size + AMQP_FRAME_OVERHEAD + at
+    if found == CONTENT_WAIT and left < _KEEP and not codec.pumping:
         return 0
 
     # Parts are missing: gather them at the channel.
     codec.stage.start = 0
     codec.stage.end = 0
-    _append(cython.address(codec.stage), m + 6, key_length)
+    _append(cython.address(codec.stage), m + PUBLISH_EXCHANGE, key_length)
     codec.key_length = key_length
     codec.publish_bits = bits
-    codec.expect = 1
-    return size + 8
+    codec.expect = EXPECT_HEADER
+    return size + AMQP_FRAME_OVERHEAD
 
 
 @cython.cfunc
@@ -996,24 +806,43 @@ def _publish(
 def _stage_header(
     buffer: ConnectionBuffer, codec: ChannelCodec, q: cython.p_uchar, size: cython.Py_ssize_t
 ) -> cython.int:
-    if codec.expect != 1:
-        return _fault(buffer, 505, "content header frame where none is due", codec.number, 0, 0)
-    if size < 14:
-        return _fault(buffer, 501, "content header is cut off", codec.number, 60, 40)
-    if _load16(q + 7) != 60:
+    if codec.expect != EXPECT_HEADER:
         return _fault(
-            buffer, 505, "content header of another class than its method", codec.number, 60, 40
+            buffer,
+            REPLY_UNEXPECTED_FRAME,
+            "content header frame where none is due",
+            codec.number,
+            0,
+            0,
         )
-    codec.body_size = _load64(q + 11)
+    if size < HEADER_PROPERTIES:
+        return _fault(
+            buffer,
+            REPLY_FRAME_ERROR,
+            "content header is cut off",
+            codec.number,
+            CLASS_BASIC,
+            METHOD_PUBLISH,
+        )
+    if load16(q + AMQP_FRAME_HEAD) != CLASS_BASIC:
+        return _fault(
+            buffer,
+            REPLY_UNEXPECTED_FRAME,
+            "content header of another class than its method",
+            codec.number,
+            CLASS_BASIC,
+            METHOD_PUBLISH,
+        )
+    codec.body_size = load64(q + AMQP_FRAME_HEAD + HEADER_BODY_SIZE)
     codec.body_seen = 0
     codec.body_frame = -1
     if codec.body_size > buffer.message_size_max:
-        codec.expect = 0
+        codec.expect = EXPECT_METHOD
         codec.owner.on_too_big(codec.body_size)
         return 0
-    _append(cython.address(codec.stage), q, size + 8)
+    _append(cython.address(codec.stage), q, size + AMQP_FRAME_OVERHEAD)
     codec.header_length = size
-    codec.expect = 2
+    codec.expect = EXPECT_BODY
     if codec.body_size == 0:
         _stage_done(buffer, codec)
     return 0
@@ -1024,38 +853,52 @@ def _stage_header(
 def _stage_body(
     buffer: ConnectionBuffer, codec: ChannelCodec, q: cython.p_uchar, size: cython.Py_ssize_t
 ) -> cython.int:
-    if codec.expect != 2:
-        return _fault(buffer, 505, "content body frame where none is due", codec.number, 0, 0)
+    if codec.expect != EXPECT_BODY:
+        return _fault(
+            buffer,
+            REPLY_UNEXPECTED_FRAME,
+            "content body frame where none is due",
+            codec.number,
+            0,
+            0,
+        )
     if cython.cast(uint64_t, size) > codec.body_size - codec.body_seen:
-        return _fault(buffer, 501, "more body bytes than announced", codec.number, 60, 40)
+        return _fault(
+            buffer,
+            REPLY_FRAME_ERROR,
+            "more body bytes than announced",
+            codec.number,
+            CLASS_BASIC,
+            METHOD_PUBLISH,
+        )
     codec.body_seen += size
     stage: cython.pointer(Buffer) = cython.address(codec.stage)
-    p: cython.p_uchar = q + 7
+    p: cython.p_uchar = q + AMQP_FRAME_HEAD
     n: cython.Py_ssize_t
     used: cython.Py_ssize_t
     # Fragments are joined into frames of the size that records have.
     while size:
         if codec.body_frame >= 0:
-            used = stage.end - codec.body_frame - 8
-            n = min(size, _PAYLOAD_MAX - used)
+            used = stage.end - codec.body_frame - AMQP_FRAME_OVERHEAD
+            n = min(size, AMQP_PAYLOAD_MAX - used)
             if n:
                 _need(stage, n)
                 string.memcpy(stage.p + stage.end - 1, p, n)
                 stage.end += n
-                stage.p[stage.end - 1] = 206
-                _store32(stage.p + codec.body_frame + 3, cython.cast(uint32_t, used + n))
+                stage.p[stage.end - 1] = AMQP_END
+                store32(stage.p + codec.body_frame + AMQP_SIZE, cython.cast(uint32_t, used + n))
                 p += n
                 size -= n
                 continue
-        n = min(size, _PAYLOAD_MAX)
+        n = min(size, AMQP_PAYLOAD_MAX)
         codec.body_frame = stage.end
-        _need(stage, n + 8)
-        stage.p[stage.end] = 3
-        _store16(stage.p + stage.end + 1, codec.number)
-        _store32(stage.p + stage.end + 3, cython.cast(uint32_t, n))
-        string.memcpy(stage.p + stage.end + 7, p, n)
-        stage.end += n + 8
-        stage.p[stage.end - 1] = 206
+        _need(stage, n + AMQP_FRAME_OVERHEAD)
+        stage.p[stage.end] = AMQP_BODY
+        store16(stage.p + stage.end + AMQP_CHANNEL, codec.number)
+        store32(stage.p + stage.end + AMQP_SIZE, cython.cast(uint32_t, n))
+        string.memcpy(stage.p + stage.end + AMQP_FRAME_HEAD, p, n)
+        stage.end += n + AMQP_FRAME_OVERHEAD
+        stage.p[stage.end - 1] = AMQP_END
         p += n
         size -= n
     if codec.body_seen == codec.body_size:
@@ -1073,7 +916,7 @@ def _stage_done(buffer: ConnectionBuffer, codec: ChannelCodec) -> cython.int:
     codec.stage.start = 0
     codec.stage.end = 0
     codec.stage.capacity = 0
-    codec.expect = 0
+    codec.expect = EXPECT_METHOD
     try:
         _publish_complete(
             buffer,
@@ -1086,7 +929,11 @@ def _stage_done(buffer: ConnectionBuffer, codec: ChannelCodec) -> cython.int:
             codec.body_size,
         )
     finally:
-        if codec.stage.p == cython.NULL and codec.state == 0 and taken.capacity <= _IDLE_CAPACITY:
+        if (
+            codec.stage.p == cython.NULL
+            and codec.state == CHANNEL_OPEN
+            and taken.capacity <= _IDLE_CAPACITY
+        ):
             codec.stage.p = taken.p
             codec.stage.capacity = taken.capacity
         else:
@@ -1165,16 +1012,16 @@ def _emit_confirm(
     codec: ChannelCodec, nack: cython.bint, tag: uint64_t, multiple: cython.bint
 ) -> cython.int:
     out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
-    _need(out, 21)
+    _need(out, CONFIRM_FRAME)
     p: cython.p_uchar = out.p + out.end
-    p[0] = 1
-    _store16(p + 1, codec.number)
-    _store32(p + 3, 13)
-    _store32(p + 7, _NACK_METHOD if nack else _ACK)
-    _store64(p + 11, tag)
-    p[19] = 1 if multiple else 0
-    p[20] = 206
-    out.end += 21
+    p[0] = AMQP_METHOD
+    store16(p + AMQP_CHANNEL, codec.number)
+    store32(p + AMQP_SIZE, CONFIRM_FRAME - AMQP_FRAME_OVERHEAD)
+    store32(p + AMQP_FRAME_HEAD, BASIC_NACK if nack else BASIC_ACK)
+    store64(p + AMQP_FRAME_HEAD + METHOD_ID_SIZE, tag)
+    p[CONFIRM_FRAME - 2] = 1 if multiple else 0
+    p[CONFIRM_FRAME - 1] = AMQP_END
+    out.end += CONFIRM_FRAME
     return 0
 
 
@@ -1182,7 +1029,7 @@ def _emit_confirm(
 @cython.exceptval(-1)
 def _flush_confirms(codec: ChannelCodec) -> cython.int:
     codec.confirm_dirty = False
-    if codec.state == 2:
+    if codec.state == CHANNEL_CLOSING:
         codec.done.count = 0
         return 0
     last: uint64_t = 0
@@ -1412,7 +1259,7 @@ def _flush_slot(slot: ConsumerDeliveries) -> cython.int:
     if not slot.dirty:
         return 0
     slot.dirty = False
-    for kind in range(4):
+    for kind in range(KINDS):
         _flush_kind(slot, kind)
     return 0
 
@@ -1446,37 +1293,15 @@ def _flush_codec(codec: ChannelCodec) -> cython.int:
 @cython.cfunc
 def _record_of(block: bytes, command: cython.Py_ssize_t, record: cython.Py_ssize_t) -> bytes:
     count: uint32_t = 0
-    p: cython.p_uchar = _pointer(block)
+    p: cython.p_uchar = bytes_pointer(block)
     table: cython.Py_ssize_t = record_table(p, len(block), command, cython.address(count))
     if table < 0 or record < 0 or record >= cython.cast(cython.Py_ssize_t, count):
         raise ValueError("record lies outside its command")
     low: cython.Py_ssize_t = get32(p + table + 4 * record)
     high: cython.Py_ssize_t = get32(p + table + 4 * record + 4)
-    if low < 40 or high < low or command + high > table:
+    if low < ENQUEUE_RECORDS or high < low or command + high > table:
         raise ValueError("record table is damaged")
     return block[command + low : command + high]
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _check_content(
-    p: cython.p_uchar, n: cython.Py_ssize_t, frame_max: cython.Py_ssize_t
-) -> cython.int:
-    """0 = whole frames of at most frame_max bytes each, 1 = some frame is larger, -1 = broken."""
-    at: cython.Py_ssize_t = 0
-    large: cython.int = 0
-    first: cython.int = 2
-    while at < n:
-        if n - at < 8 or p[at] != first:
-            return -1
-        first = 3
-        size: cython.Py_ssize_t = _load32(p + at + 3)
-        if size + 8 > n - at:
-            return -1
-        if size + 8 > frame_max:
-            large = 1
-        at += size + 8
-    return large if n >= 22 else -1
 
 
 @cython.cfunc
@@ -1493,7 +1318,7 @@ def _write_content(
     `offset` of the message in its stream, or -1."""
     buffer: ConnectionBuffer = codec.buffer
     out: cython.pointer(Buffer) = cython.address(buffer.out)
-    kind: cython.int = _check_content(content, length, buffer.frame_max)
+    kind: cython.int = check_content(content, length, buffer.frame_max)
     if kind < 0:
         raise ValueError("content of a record is damaged")
     p: cython.p_uchar
@@ -1501,27 +1326,28 @@ def _write_content(
     n: cython.Py_ssize_t
     if kind == 0 and acquired == 0 and delivery_count == 0:
         if offset >= 0:
-            n = _write_offset_header(codec, content + 7, _load32(content + 3), offset)
+            n = _write_offset_header(
+                codec, content + AMQP_FRAME_HEAD, load32(content + AMQP_SIZE), offset
+            )
             content += n
             length -= n
         p = out.p + out.end
         string.memcpy(p, content, length)
         while at < length:
-            p[at + 1] = (codec.number >> 8) & 0xFF
-            p[at + 2] = codec.number & 0xFF
-            at += _load32(p + at + 3) + 8
+            store16(p + at + AMQP_CHANNEL, codec.number)
+            at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
         out.end += length
         return 0
-    n = _load32(content + 3)
+    n = load32(content + AMQP_SIZE)
     if offset >= 0:
-        at = _write_offset_header(codec, content + 7, n, offset)
+        at = _write_offset_header(codec, content + AMQP_FRAME_HEAD, n, offset)
         if at:
             return _write_bodies(codec, content + at, length - at)
-    header: bytes = _copy(content + 7, n)
+    header: bytes = copy_bytes(content + AMQP_FRAME_HEAD, n)
     if acquired or delivery_count:
         header = with_counts(header, acquired, delivery_count)
-    _put_frame(buffer, 2, codec.number, _pointer(header), len(header))
-    return _write_bodies(codec, content + n + 8, length - n - 8)
+    _put_frame(buffer, AMQP_HEADER, codec.number, bytes_pointer(header), len(header))
+    return _write_bodies(codec, content + n + AMQP_FRAME_OVERHEAD, length - n - AMQP_FRAME_OVERHEAD)
 
 
 @cython.cfunc
@@ -1533,15 +1359,15 @@ def _write_bodies(
     buffer: ConnectionBuffer = codec.buffer
     at: cython.Py_ssize_t = 0
     n: cython.Py_ssize_t
-    room: cython.Py_ssize_t = buffer.frame_max - 8
+    room: cython.Py_ssize_t = buffer.frame_max - AMQP_FRAME_OVERHEAD
     while at < length:
-        n = _load32(content + at + 3)
+        n = load32(content + at + AMQP_SIZE)
         done: cython.Py_ssize_t = 0
         while done < n:
             part: cython.Py_ssize_t = min(room, n - done)
-            _put_frame(buffer, 3, codec.number, content + at + 7 + done, part)
+            _put_frame(buffer, AMQP_BODY, codec.number, content + at + AMQP_FRAME_HEAD + done, part)
             done += part
-        at += n + 8
+        at += n + AMQP_FRAME_OVERHEAD
     return 0
 
 
@@ -1555,35 +1381,35 @@ def _write_offset_header(
     nothing was done, because it would not fit a frame any more."""
     buffer: ConnectionBuffer = codec.buffer
     out: cython.pointer(Buffer) = cython.address(buffer.out)
-    if n + _OFFSET_ROOM + 8 > cython.cast(cython.Py_ssize_t, buffer.frame_max):
+    if n + _OFFSET_ROOM + AMQP_FRAME_OVERHEAD > cython.cast(cython.Py_ssize_t, buffer.frame_max):
         return 0
-    flags: uint32_t = _load16(p + 12)
-    at: cython.Py_ssize_t = 14
-    if flags & 0x8000:
+    flags: uint32_t = load16(p + HEADER_FLAGS)
+    at: cython.Py_ssize_t = HEADER_PROPERTIES
+    if flags & HAS_CONTENT_TYPE:
         at += 1 + (p[at] if at < n else 0)
-    if flags & 0x4000:
+    if flags & HAS_CONTENT_ENCODING:
         at += 1 + (p[at] if at < n else 0)
     fields: cython.Py_ssize_t = 0
     rest: cython.Py_ssize_t = at
-    if flags & 0x2000:
+    if flags & HAS_HEADERS:
         if n - at < 4:
             raise ValueError("content header of a record is damaged")
-        fields = _load32(p + at)
+        fields = load32(p + at)
         if fields > n - at - 4:
             raise ValueError("content header of a record is damaged")
         rest = at + 4 + fields
     if rest > n:
         raise ValueError("content header of a record is damaged")
-    _need(out, n + _OFFSET_ROOM + 8)
+    _need(out, n + _OFFSET_ROOM + AMQP_FRAME_OVERHEAD)
     start: cython.p_uchar = out.p + out.end
-    q: cython.p_uchar = start + 7
+    q: cython.p_uchar = start + AMQP_FRAME_HEAD
     string.memcpy(q, p, at)
-    q[12] = ((flags | 0x2000) >> 8) & 0xFF
+    q[HEADER_FLAGS] = ((flags | HAS_HEADERS) >> 8) & 0xFF
     q += at + 4
     table: cython.p_uchar = q
-    field: cython.p_uchar = _pointer(_OFFSET_FIELD)
+    field: cython.p_uchar = bytes_pointer(_OFFSET_FIELD)
     source: cython.p_uchar = p + at + 4
-    if fields == 0 or memmem(source, fields, field, 16) == cython.NULL:
+    if fields == 0 or memmem(source, fields, field, OFFSET_NAME) == cython.NULL:
         if fields:
             string.memcpy(q, source, fields)
         q += fields
@@ -1597,22 +1423,22 @@ def _write_offset_header(
             if step < 0:
                 raise ValueError("header table of a record is damaged")
             step += key
-            if key != 16 or string.memcmp(source + done, field, 16) != 0:
+            if key != OFFSET_NAME or string.memcmp(source + done, field, OFFSET_NAME) != 0:
                 string.memcpy(q, source + done, step)
                 q += step
             done += step
-    string.memcpy(q, field, 17)
-    _store64(q + 17, cython.cast(uint64_t, offset))
-    q += 25
-    _store32(table - 4, cython.cast(uint32_t, q - table))
+    string.memcpy(q, field, OFFSET_VALUE)
+    store64(q + OFFSET_VALUE, cython.cast(uint64_t, offset))
+    q += OFFSET_VALUE + 8
+    store32(table - 4, cython.cast(uint32_t, q - table))
     string.memcpy(q, p + rest, n - rest)
     q += n - rest
-    start[0] = 2
-    _store16(start + 1, codec.number)
-    _store32(start + 3, cython.cast(uint32_t, q - start - 7))
-    q[0] = 206
+    start[0] = AMQP_HEADER
+    store16(start + AMQP_CHANNEL, codec.number)
+    store32(start + AMQP_SIZE, cython.cast(uint32_t, q - start - AMQP_FRAME_HEAD))
+    q[0] = AMQP_END
     out.end += q - start + 1
-    return n + 8
+    return n + AMQP_FRAME_OVERHEAD
 
 
 @cython.cfunc
@@ -1625,15 +1451,15 @@ def _put_frame(
     n: cython.Py_ssize_t,
 ) -> cython.int:
     out: cython.pointer(Buffer) = cython.address(buffer.out)
-    _need(out, n + 8)
+    _need(out, n + AMQP_FRAME_OVERHEAD)
     q: cython.p_uchar = out.p + out.end
     q[0] = cython.cast(cython.uchar, type)
-    _store16(q + 1, channel)
-    _store32(q + 3, cython.cast(uint32_t, n))
+    store16(q + AMQP_CHANNEL, channel)
+    store32(q + AMQP_SIZE, cython.cast(uint32_t, n))
     if n:
-        string.memcpy(q + 7, p, n)
-    q[7 + n] = 206
-    out.end += n + 8
+        string.memcpy(q + AMQP_FRAME_HEAD, p, n)
+    q[AMQP_FRAME_HEAD + n] = AMQP_END
+    out.end += n + AMQP_FRAME_OVERHEAD
     return 0
 
 
@@ -1642,9 +1468,9 @@ def _put_frame(
 def _send_content(
     codec: ChannelCodec, method: bytes, content: bytes, acquired: uint32_t, delivery_count: uint32_t
 ) -> cython.int:
-    _put_frame(codec.buffer, 1, codec.number, _pointer(method), len(method))
+    _put_frame(codec.buffer, AMQP_METHOD, codec.number, bytes_pointer(method), len(method))
     _need(cython.address(codec.buffer.out), len(content))
-    _write_content(codec, _pointer(content), len(content), acquired, delivery_count, -1)
+    _write_content(codec, bytes_pointer(content), len(content), acquired, delivery_count, -1)
     _touch(codec.buffer)
     return 0
 
@@ -1677,17 +1503,19 @@ def _encode_record(
     if key > length:
         raise ValueError("record is damaged")
     p: cython.p_uchar = out.p + out.end
-    size: cython.Py_ssize_t = 13 + head_length + key
-    p[0] = 1
-    _store16(p + 1, codec.number)
-    _store32(p + 3, cython.cast(uint32_t, size))
-    _store32(p + 7, (60 << 16) | 60)
-    string.memcpy(p + 11, _pointer(head), head_length)
-    _store64(p + 11 + head_length, tag)
-    p[19 + head_length] = 1 if redelivered else 0
-    string.memcpy(p + 20 + head_length, record, key)
-    p[7 + size] = 206
-    out.end += size + 8
+    size: cython.Py_ssize_t = DELIVER_FIXED + head_length + key
+    p[0] = AMQP_METHOD
+    store16(p + AMQP_CHANNEL, codec.number)
+    store32(p + AMQP_SIZE, cython.cast(uint32_t, size))
+    store32(p + AMQP_FRAME_HEAD, BASIC_DELIVER)
+    q: cython.p_uchar = p + AMQP_FRAME_HEAD + METHOD_ID_SIZE
+    string.memcpy(q, bytes_pointer(head), head_length)
+    q += head_length
+    store64(q, tag)
+    q[8] = 1 if redelivered else 0
+    string.memcpy(q + 9, record, key)
+    p[AMQP_FRAME_HEAD + size] = AMQP_END
+    out.end += size + AMQP_FRAME_OVERHEAD
     return _write_content(codec, record + key, length - key, acquired, delivery_count, offset)
 
 
@@ -1707,17 +1535,17 @@ def _deliver(
     if count == 0:
         return 0
     total: uint32_t = 0
-    source: cython.p_uchar = _pointer(block)
+    source: cython.p_uchar = bytes_pointer(block)
     table: cython.Py_ssize_t = record_table(source, len(block), command, cython.address(total))
     if table < 0 or first < 0 or count < 0 or first + count > total:
         raise ValueError("records lie outside their command")
     low: cython.Py_ssize_t = get32(source + table + 4 * first)
     end: cython.Py_ssize_t = get32(source + table + 4 * (first + count))
-    if low < 40 or end < low or command + end > table:
+    if low < ENQUEUE_RECORDS or end < low or command + end > table:
         raise ValueError("record table is damaged")
     head: bytes = slot.head
     head_length: cython.Py_ssize_t = len(head)
-    room: cython.Py_ssize_t = end - low + count * (21 + head_length)
+    room: cython.Py_ssize_t = end - low + count * (DELIVER_ROOM + head_length)
     if slot.offsets:
         room += count * _OFFSET_ROOM
     buffer: ConnectionBuffer = codec.buffer
@@ -1732,9 +1560,12 @@ def _deliver(
             high = get32(source + table + 4 * (first + i + 1))
             if high < low or high > end:
                 raise ValueError("record table is damaged")
-            if shown or buffer.frame_max < 131072:
+            if shown or buffer.frame_max < AMQP_FRAME_MAX:
                 # Frames may become more or longer than they are in the record.
-                _need(cython.address(buffer.out), high - low + 21 + head_length + _OFFSET_ROOM)
+                _need(
+                    cython.address(buffer.out),
+                    high - low + DELIVER_ROOM + head_length + _OFFSET_ROOM,
+                )
             _encode_record(
                 codec,
                 head,
@@ -1754,53 +1585,13 @@ def _deliver(
         buffer.out.end = buffer.out.start + before
         raise
     if slot.no_ack:
-        _note(slot, 0, first_id, first_id + count - 1)
+        _note(slot, SETTLE, first_id, first_id + count - 1)
     else:
         _insert_run(codec, codec.next_tag, count, first_id, slot)
     codec.next_tag = tag
     codec.delivered += count
     _touch(buffer)
     return 0
-
-
-def split_record(record: bytes):
-    n: cython.Py_ssize_t = len(record)
-    p: cython.p_uchar = _pointer(record)
-    if n < 2:
-        raise ValueError("record is damaged")
-    at: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, p[0])
-    if at >= n:
-        raise ValueError("record is damaged")
-    at += 1 + cython.cast(cython.Py_ssize_t, p[at])
-    if at > n:
-        raise ValueError("record is damaged")
-    return record[:at], record[at:]
-
-
-def content_parts(content: bytes):
-    """(content header payload, body) of whole content frames."""
-    n: cython.Py_ssize_t = len(content)
-    p: cython.p_uchar = _pointer(content)
-    if _check_content(p, n, n) < 0:
-        raise ValueError("content is damaged")
-    at: cython.Py_ssize_t = _load32(p + 3) + 8
-    header = content[7 : at - 1]
-    parts = []
-    while at < n:
-        size: cython.Py_ssize_t = _load32(p + at + 3)
-        parts.append(content[at + 7 : at + 7 + size])
-        at += size + 8
-    return header, b"".join(parts)
-
-
-def replace_header(content: bytes, header: bytes):
-    """The content frames with another content header payload."""
-    n: cython.Py_ssize_t = len(content)
-    p: cython.p_uchar = _pointer(content)
-    if _check_content(p, n, n) < 0:
-        raise ValueError("content is damaged")
-    at: cython.Py_ssize_t = _load32(p + 3) + 8
-    return b"".join((content[:3], len(header).to_bytes(4, "big"), header, b"\xce", content[at:]))
 
 
 # --- connection ----------------------------------------------------------------------------------
@@ -1847,59 +1638,69 @@ def _codec_frame(
 ) -> cython.Py_ssize_t:
     """One whole frame of an open channel at q. Returns the bytes used; 0 = more is needed first."""
     method: uint32_t
-    if codec.state == 2:
-        if type == 1 and size >= 4:
-            method = _load32(q + 7)
+    if codec.state == CHANNEL_CLOSING:
+        if type == AMQP_METHOD and size >= METHOD_ID_SIZE:
+            method = load32(q + AMQP_FRAME_HEAD)
             if (
-                method == ((20 << 16) | 40)
-                or method == ((20 << 16) | 41)
-                or method == ((20 << 16) | 10)
+                method == CHANNEL_CLOSE_METHOD
+                or method == CHANNEL_CLOSE_OK_METHOD
+                or method == CHANNEL_OPEN_METHOD
             ):
-                buffer.owner.on_method(codec.number, _copy(q + 7, size))
-        return size + 8
-    if not kept and (codec.state == 1 or codec.backlog.end > codec.backlog.start):
-        if codec.backlog.end - codec.backlog.start + size + 8 > buffer.backlog_max:
+                buffer.owner.on_method(codec.number, copy_bytes(q + AMQP_FRAME_HEAD, size))
+        return size + AMQP_FRAME_OVERHEAD
+    if not kept and (codec.state == CHANNEL_BUSY or codec.backlog.end > codec.backlog.start):
+        if (
+            codec.backlog.end - codec.backlog.start + size + AMQP_FRAME_OVERHEAD
+            > buffer.backlog_max
+        ):
             buffer.paused = True
             buffer.owner.on_backlog_full(codec.number)
             return 0
-        _append(cython.address(codec.backlog), q, size + 8)
-        return size + 8
-    if type == 2:
+        _append(cython.address(codec.backlog), q, size + AMQP_FRAME_OVERHEAD)
+        return size + AMQP_FRAME_OVERHEAD
+    if type == AMQP_HEADER:
         _stage_header(buffer, codec, q, size)
-        return size + 8
-    if type == 3:
+        return size + AMQP_FRAME_OVERHEAD
+    if type == AMQP_BODY:
         _stage_body(buffer, codec, q, size)
-        return size + 8
+        return size + AMQP_FRAME_OVERHEAD
     if codec.expect:
-        _fault(buffer, 505, "method frame where content is due", codec.number, 60, 40)
-        return size + 8
-    if size < 4:
-        _fault(buffer, 501, "method frame is cut off", codec.number, 0, 0)
-        return size + 8
-    method = _load32(q + 7)
-    if method == _PUBLISH:
+        _fault(
+            buffer,
+            REPLY_UNEXPECTED_FRAME,
+            "method frame where content is due",
+            codec.number,
+            CLASS_BASIC,
+            METHOD_PUBLISH,
+        )
+        return size + AMQP_FRAME_OVERHEAD
+    if size < METHOD_ID_SIZE:
+        _fault(buffer, REPLY_FRAME_ERROR, "method frame is cut off", codec.number, 0, 0)
+        return size + AMQP_FRAME_OVERHEAD
+    method = load32(q + AMQP_FRAME_HEAD)
+    if method == BASIC_PUBLISH:
         return _publish(buffer, codec, q, size, left)
     kind: cython.int = -1
     multiple: cython.bint = False
     bits: cython.int
-    if codec.mode != 2 and size == 13:
-        bits = q[19]
-        if method == _ACK:
-            kind = 0
-            multiple = bits & 1
-        elif method == _NACK_METHOD:
-            kind = 1 if bits & 2 else 3
-            multiple = bits & 1
-        elif method == _REJECT:
-            kind = 2 if bits & 1 else 3
+    if codec.mode != MODE_TX and size == ACK_SIZE:
+        bits = q[AMQP_FRAME_HEAD + ACK_BITS]
+        if method == BASIC_ACK:
+            kind = SETTLE
+            multiple = bits & ACK_MULTIPLE
+        elif method == BASIC_NACK:
+            kind = RETURN if bits & NACK_REQUEUE else DISCARD
+            multiple = bits & ACK_MULTIPLE
+        elif method == BASIC_REJECT:
+            kind = RETURN_FAILED if bits & REJECT_REQUEUE else DISCARD
         if kind >= 0:
-            tag: uint64_t = _load64(q + 11)
+            tag: uint64_t = load64(q + AMQP_FRAME_HEAD + METHOD_ID_SIZE)
             if _acknowledge(codec, kind, tag, multiple) < 0:
                 codec.owner.on_unknown_tag(tag, method & 0xFFFF)
-            return size + 8
+            return size + AMQP_FRAME_OVERHEAD
     _flush_codec(codec)
-    buffer.owner.on_method(codec.number, _copy(q + 7, size))
-    return size + 8
+    buffer.owner.on_method(codec.number, copy_bytes(q + AMQP_FRAME_HEAD, size))
+    return size + AMQP_FRAME_OVERHEAD
 
 
 @cython.cfunc
@@ -1918,20 +1719,20 @@ def _pump_backlog(codec: ChannelCodec) -> cython.int:
     try:
         while (
             at < taken.end
-            and codec.state != 1
-            and buffer.state == 1
-            and (codec.state == 2 or not buffer.alarmed)
+            and codec.state != CHANNEL_BUSY
+            and buffer.state == WIRE_OPEN
+            and (codec.state == CHANNEL_CLOSING or not buffer.alarmed)
         ):
             q: cython.p_uchar = taken.p + at
             used: cython.Py_ssize_t = _codec_frame(
-                buffer, codec, q, q[0], _load32(q + 3), taken.end - at, True
+                buffer, codec, q, q[0], load32(q + AMQP_SIZE), taken.end - at, True
             )
             if used == 0:
                 break
             at += used
     finally:
         codec.pumping = False
-        if at < taken.end and codec.state != 2 and buffer.state == 1:
+        if at < taken.end and codec.state != CHANNEL_CLOSING and buffer.state == WIRE_OPEN:
             taken.start = at
             codec.backlog = taken
         else:
@@ -1950,26 +1751,33 @@ def _frame(
     left: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
     if channel == 0:
-        if type == 8:
+        if type == AMQP_HEARTBEAT:
             if size:
-                _fault(buffer, 501, "heartbeat frame with a payload", 0, 0, 0)
-        elif type == 1:
-            buffer.owner.on_method(0, _copy(q + 7, size))
-        elif buffer.state == 1:
-            _fault(buffer, 505, "content frame on channel 0", 0, 0, 0)
-        return size + 8
-    if buffer.state != 1:
-        return size + 8
-    if type == 8:
-        _fault(buffer, 505, f"heartbeat frame on channel {channel}", 0, 0, 0)
-        return size + 8
+                _fault(buffer, REPLY_FRAME_ERROR, "heartbeat frame with a payload", 0, 0, 0)
+        elif type == AMQP_METHOD:
+            buffer.owner.on_method(0, copy_bytes(q + AMQP_FRAME_HEAD, size))
+        elif buffer.state == WIRE_OPEN:
+            _fault(buffer, REPLY_UNEXPECTED_FRAME, "content frame on channel 0", 0, 0, 0)
+        return size + AMQP_FRAME_OVERHEAD
+    if buffer.state != WIRE_OPEN:
+        return size + AMQP_FRAME_OVERHEAD
+    if type == AMQP_HEARTBEAT:
+        _fault(buffer, REPLY_UNEXPECTED_FRAME, f"heartbeat frame on channel {channel}", 0, 0, 0)
+        return size + AMQP_FRAME_OVERHEAD
     found = buffer.codecs[channel] if channel < len(buffer.codecs) else None
     if found is None:
-        if type == 1:
-            buffer.owner.on_method(channel, _copy(q + 7, size))
+        if type == AMQP_METHOD:
+            buffer.owner.on_method(channel, copy_bytes(q + AMQP_FRAME_HEAD, size))
         else:
-            _fault(buffer, 505, f"content frame on channel {channel} that is not open", 0, 0, 0)
-        return size + 8
+            _fault(
+                buffer,
+                REPLY_UNEXPECTED_FRAME,
+                f"content frame on channel {channel} that is not open",
+                0,
+                0,
+                0,
+            )
+        return size + AMQP_FRAME_OVERHEAD
     return _codec_frame(buffer, found, q, type, size, left, False)
 
 
@@ -1978,48 +1786,60 @@ def _frame(
 def _scan(buffer: ConnectionBuffer, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.Py_ssize_t:
     """Works through the frames in n bytes. Returns how many bytes are done with."""
     at: cython.Py_ssize_t = 0
-    while not buffer.paused and buffer.state != 3:
+    while not buffer.paused and buffer.state != WIRE_CLOSED:
         left: cython.Py_ssize_t = n - at
         q: cython.p_uchar = p + at
-        if buffer.state == 0:
-            if left < 8:
+        if buffer.state == WIRE_HEADER:
+            if left < PROTOCOL_HEADER_SIZE:
                 # A stranger's greeting may be shorter: the first byte that differs decides.
                 if left and string.memcmp(q, b"AMQP\x00\x00\x09\x01", min(left, 4)) != 0:
-                    buffer.owner.on_protocol_header(_copy(q, left))
+                    buffer.owner.on_protocol_header(copy_bytes(q, left))
                     return n
                 break
-            buffer.owner.on_protocol_header(_copy(q, 8))
-            at += 8
+            buffer.owner.on_protocol_header(copy_bytes(q, PROTOCOL_HEADER_SIZE))
+            at += PROTOCOL_HEADER_SIZE
             continue
-        if left < 7:
+        if left < AMQP_FRAME_HEAD:
             break
         type: cython.int = q[0]
-        size: cython.Py_ssize_t = _load32(q + 3)
-        if type != 1 and type != 2 and type != 3 and type != 8:
-            _fault(buffer, 501, f"unknown frame type {type}", 0, 0, 0)
+        size: cython.Py_ssize_t = load32(q + AMQP_SIZE)
+        if (
+            type != AMQP_METHOD
+            and type != AMQP_HEADER
+            and type != AMQP_BODY
+            and type != AMQP_HEARTBEAT
+        ):
+            _fault(buffer, REPLY_FRAME_ERROR, f"unknown frame type {type}", 0, 0, 0)
             return n
         if size > buffer.frame_max:
             _fault(
                 buffer,
-                501,
+                REPLY_FRAME_ERROR,
                 f"frame of {size} bytes is larger than the negotiated {buffer.frame_max}",
                 0,
                 0,
                 0,
             )
             return n
-        if left < size + 8:
+        if left < size + AMQP_FRAME_OVERHEAD:
             break
-        if q[7 + size] != 206:
-            _fault(buffer, 501, f"frame ends with octet {q[7 + size]} instead of 206", 0, 0, 0)
+        if q[AMQP_FRAME_HEAD + size] != AMQP_END:
+            _fault(
+                buffer,
+                REPLY_FRAME_ERROR,
+                f"frame ends with octet {q[AMQP_FRAME_HEAD + size]} instead of {AMQP_END}",
+                0,
+                0,
+                0,
+            )
             return n
         used: cython.Py_ssize_t = _frame(
-            buffer, q, type, cython.cast(cython.int, _load16(q + 1)), size, left
+            buffer, q, type, cython.cast(cython.int, load16(q + AMQP_CHANNEL)), size, left
         )
         if used == 0:
             break
         at += used
-    return n if buffer.state == 3 else at
+    return n if buffer.state == WIRE_CLOSED else at
 
 
 @cython.cfunc
@@ -2137,10 +1957,10 @@ class ConnectionBuffer:
         self.received += n
         self.outbox.bytes_received += n
         if self.inp.end > self.inp.start:
-            _append(cython.address(self.inp), _pointer(data), n)
+            _append(cython.address(self.inp), bytes_pointer(data), n)
             self.pump()
         else:
-            _work(self, _pointer(data), n)
+            _work(self, bytes_pointer(data), n)
 
     def pump(self):
         """Works through what waits in the connection's own buffer, after a pause."""
@@ -2158,11 +1978,11 @@ class ConnectionBuffer:
             _flush_codec(codec)
 
     def send_frame(self, type: cython.int, channel: cython.int, payload: bytes):
-        _put_frame(self, type, channel, _pointer(payload), len(payload))
+        _put_frame(self, type, channel, bytes_pointer(payload), len(payload))
         _touch(self)
 
     def send_bytes(self, data: bytes):
-        _append(cython.address(self.out), _pointer(data), len(data))
+        _append(cython.address(self.out), bytes_pointer(data), len(data))
         _touch(self)
 
     def flush_confirms(self):
@@ -2212,7 +2032,9 @@ class ConnectionBuffer:
     def take_output(self):
         """All output as bytes (TLS, tests)."""
         out: cython.pointer(Buffer) = cython.address(self.out)
-        data: bytes = _copy(out.p + out.start, out.end - out.start) if out.end > out.start else b""
+        data: bytes = (
+            copy_bytes(out.p + out.start, out.end - out.start) if out.end > out.start else b""
+        )
         out.start = out.end
         self.sent += len(data)
         self.outbox.bytes_sent += len(data)

@@ -19,7 +19,7 @@ from typing import Any
 from convoymq.broker.facade import Broker
 from convoymq.edges.edge import Edge, Incoming, NodeParts
 from convoymq.kernels.batch import record as record_of
-from convoymq.kernels.frames import content_parts, split_record
+from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.errors import BrokerError, Misuse
 from convoymq.queues.interface import ClientEvents, GetResult, QueueClient
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from convoymq.amqp.codec import Properties
-from convoymq.kernels import batch, columns, frames
+from convoymq.kernels import batch, columns
+from convoymq.kernels import content as content_kernel
 from convoymq.kernels.columns import ColumnFrame, ColumnWriter
 from convoymq.model.tables import Decimal, Field, Table
 from tests.unit.kernels import reference
@@ -370,8 +371,8 @@ def check_command(command: bytes, count: int) -> None:
     """The command is one that builders take and readers read."""
     batch.CommandBuilder().adopt(command, 0, len(command))
     for i in range(count):
-        _, content = frames.split_record(batch.record(command, 0, i))
-        frames.content_parts(content)
+        _, content = content_kernel.split_record(batch.record(command, 0, i))
+        content_kernel.content_parts(content)
     again = ColumnWriter(ALL, 1 << 20, 1 << 30)
     assert again.append(command, 0, 0, count, 0, 0) == count
 
@@ -542,8 +543,8 @@ def only(row: Row, wanted: int) -> Row:
 
 def channel_zero(record: bytes) -> list[Any]:
     """A record without its channel numbers."""
-    key, content = frames.split_record(record)
-    return [key, *frames.content_parts(content)]
+    key, content = content_kernel.split_record(record)
+    return [key, *content_kernel.content_parts(content)]
 
 
 def test_commands_go_through_a_builder_as_they_are() -> None:
@@ -571,8 +572,8 @@ def test_a_large_value_is_split_into_frames() -> None:
     command = reference.command(1, 0, 0, 0, n, arg, body)
     for i, value in enumerate(values):
         record = batch.record(command, 0, i)
-        _, content = frames.split_record(record)
-        assert frames.content_parts(content)[1] == value
+        _, content = content_kernel.split_record(record)
+        assert content_kernel.content_parts(content)[1] == value
         assert max(len(part) for part in content_frames(content)) <= 131072
 
 

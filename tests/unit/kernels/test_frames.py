@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
 from convoymq.kernels import batch, frames
+from convoymq.kernels import content as content_kernel
 from convoymq.model.tables import Table
 
 FRAME_MAX = 4096
@@ -237,7 +238,7 @@ class LaneEar:
     def on_publish(
         self, key: bytes, bits: int, content: bytes, body_size: int, flags: int, tag: int
     ) -> None:
-        header, body = frames.content_parts(content)
+        header, body = content_kernel.content_parts(content)
         assert len(body) == body_size
         self.ear.events.append(("publish", self.number, key, bits, header, body))
 
@@ -450,8 +451,8 @@ def test_publishes_become_records(bodies: list[tuple[int, bool]], seed: int) -> 
     entry = builder.take_entry(1, 1, 1, 0)
     for _, _, _, _, count, _, offset, _ in batch.commands(entry.data):
         for i in range(count):
-            key, content = frames.split_record(batch.record(entry.data, offset, i))
-            records.append((key, *frames.content_parts(content)))
+            key, content = content_kernel.split_record(batch.record(entry.data, offset, i))
+            records.append((key, *content_kernel.content_parts(content)))
     assert records == expected
     tags = [tag for command in target.applied(target.seq) for tag in command.tags or ()]
     assert tags == ([1, len(bodies)] if bodies else [])
@@ -656,10 +657,10 @@ def test_counts_are_added_to_the_headers(
     kept: spec.Properties, acquired: int, delivered: int
 ) -> None:
     header = codec.encode_header(codec.ContentHeader(body_size=3, properties=kept))
-    changed = codec.decode_header(frames.with_counts(header, acquired, delivered))
+    changed = codec.decode_header(content_kernel.with_counts(header, acquired, delivered))
     again = codec.decode_header(
-        frames.with_counts(
-            frames.with_counts(header, acquired + 1, delivered + 1), acquired, delivered
+        content_kernel.with_counts(
+            content_kernel.with_counts(header, acquired + 1, delivered + 1), acquired, delivered
         )
     )
     assert changed == again

@@ -1,0 +1,119 @@
+from libc.stdint cimport uint32_t
+from libc.string cimport memcmp
+
+from convoymq.kernels.amqp cimport (
+    AMQP_BODY,
+    AMQP_FRAME_OVERHEAD,
+    AMQP_HEADER,
+    AMQP_SIZE,
+    BIT_CONTENT_TYPE,
+    BIT_DELIVERY_MODE,
+    BIT_EXPIRATION,
+    BIT_HEADERS,
+    BIT_PRIORITY,
+    BIT_REPLY_TO,
+    BIT_TIMESTAMP,
+    BIT_USER_ID,
+    HAS_CONTENT_TYPE,
+    HAS_MASK,
+    HEADER_FLAGS,
+    HEADER_PROPERTIES,
+    MORE_FLAGS,
+    PRIORITY_DEFAULT,
+)
+from convoymq.kernels.bytes cimport load16, load32
+
+cpdef enum:
+    # What `walk_properties` notes of a message. The first two are flags of ENQUEUE, too.
+    RECORD_PRIORITY = 2
+    RECORD_EXPIRATION = 4
+    RECORD_EXAMINE = 256
+
+# Bytes of the field value at p (type code included) or, for a table without its length, notes on
+# what its keys say; -1 when it is broken, nested too deeply or cut off within n bytes.
+cdef Py_ssize_t walk_value(unsigned char* p, Py_ssize_t n, int depth) noexcept
+cdef int walk_table(unsigned char* p, Py_ssize_t n, int depth) noexcept
+
+# What the content header payload at p says: RECORD_* flags, with RECORD_EXAMINE when the message
+# needs a closer look (copies, a named producer, expiration, a priority above the default, user-id,
+# reply-to pseudo queue); -1 when it is broken. Inlined: it runs for every message.
+cdef inline int walk_properties(unsigned char* p, Py_ssize_t n) noexcept:
+    if n < HEADER_PROPERTIES:
+        return -1
+    cdef uint32_t flags = load16(p + HEADER_FLAGS)
+    cdef int notes = 0
+    cdef int found
+    cdef Py_ssize_t length
+    cdef Py_ssize_t size
+    if flags & MORE_FLAGS:
+        return -1
+    cdef Py_ssize_t at = HEADER_PROPERTIES
+    cdef int bit = BIT_CONTENT_TYPE + 1
+    # From the first property's bit to the last one's: each moves to the place of the first.
+    flags &= HAS_MASK
+    while flags & HAS_MASK:
+        bit -= 1
+        if not flags & HAS_CONTENT_TYPE:
+            flags <<= 1
+            continue
+        flags <<= 1
+        if bit == BIT_HEADERS:
+            if n - at < 4:
+                return -1
+            length = load32(p + at)
+            if length > n - at - 4:
+                return -1
+            found = walk_table(p + at + 4, length, 1)
+            if found < 0:
+                return -1
+            notes |= found
+            at += 4 + length
+            continue
+        if bit == BIT_DELIVERY_MODE or bit == BIT_PRIORITY:
+            if at >= n:
+                return -1
+            if bit == BIT_PRIORITY:
+                notes |= RECORD_PRIORITY
+                if p[at] > PRIORITY_DEFAULT:
+                    # Not every queue takes it.
+                    notes |= RECORD_EXAMINE
+            at += 1
+            continue
+        if bit == BIT_TIMESTAMP:
+            if n - at < 8:
+                return -1
+            at += 8
+            continue
+        if at >= n:
+            return -1
+        size = p[at]
+        if size > n - at - 1:
+            return -1
+        if bit == BIT_EXPIRATION:
+            notes |= RECORD_EXPIRATION | RECORD_EXAMINE
+        elif bit == BIT_USER_ID:
+            notes |= RECORD_EXAMINE
+        elif bit == BIT_REPLY_TO and size == 21:
+            if memcmp(p + at + 1, b"amq.rabbitmq.reply-to", 21) == 0:
+                notes |= RECORD_EXAMINE
+        at += 1 + size
+    return notes if at == n else -1
+
+# 0 = whole frames of at most frame_max bytes each, 1 = some frame is larger, -1 = broken. Inlined:
+# it runs for every delivery.
+cdef inline int check_content(unsigned char* p, Py_ssize_t n, Py_ssize_t frame_max) noexcept:
+    cdef Py_ssize_t at = 0
+    cdef Py_ssize_t size
+    cdef int large = 0
+    cdef int first = AMQP_HEADER
+    while at < n:
+        if n - at < AMQP_FRAME_OVERHEAD or p[at] != first:
+            return -1
+        first = AMQP_BODY
+        size = load32(p + at + AMQP_SIZE)
+        if size + AMQP_FRAME_OVERHEAD > n - at:
+            return -1
+        if size + AMQP_FRAME_OVERHEAD > frame_max:
+            large = 1
+        at += size + AMQP_FRAME_OVERHEAD
+    return large if n >= AMQP_FRAME_OVERHEAD + HEADER_PROPERTIES else -1

@@ -1,0 +1,185 @@
+"""Content of AMQP messages: properties in content headers, and records' content frames.
+
+    frame     u8 type, u16 channel, u32 size, payload, end octet
+    header    u16 class, u16 weight, u64 body size, u16 property flags, properties
+    record    docs/formats/entries-and-frames.md
+
+Every length is compared with what is there before it is used.
+"""
+
+import cython
+from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_FRAME_HEAD,
+    AMQP_FRAME_OVERHEAD,
+    AMQP_SIZE,
+    HAS_CONTENT_ENCODING,
+    HAS_CONTENT_TYPE,
+    HAS_HEADERS,
+    HEADER_FLAGS,
+    HEADER_PROPERTIES,
+)
+from cython.cimports.convoymq.kernels.bytes import bytes_pointer, load16, load32
+from cython.cimports.convoymq.kernels.content import check_content, walk_properties
+from cython.cimports.libc import string
+from cython.cimports.libc.stdint import uint32_t
+
+_DEPTH_MAX = cython.declare(cython.int, 32)
+_TABLE_MAX = cython.declare(cython.Py_ssize_t, 1 << 20)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.Py_ssize_t:
+    """Bytes of the field value at p, type code included; -1 when it is broken or cut off."""
+    if n < 1:
+        return -1
+    code: cython.int = p[0]
+    size: cython.Py_ssize_t
+    if code == b"t" or code == b"b" or code == b"B":
+        size = 1
+    elif code == b"s" or code == b"u":
+        size = 2
+    elif code == b"I" or code == b"i" or code == b"f":
+        size = 4
+    elif code == b"l" or code == b"L" or code == b"d" or code == b"T":
+        size = 8
+    elif code == b"V":
+        size = 0
+    elif code == b"D":
+        size = 5
+    elif code == b"S" or code == b"x" or code == b"F" or code == b"A":
+        if n < 5:
+            return -1
+        inner: cython.Py_ssize_t = load32(p + 1)
+        if inner > n - 5:
+            return -1
+        if code == b"F" or code == b"A":
+            if depth >= _DEPTH_MAX:
+                return -1
+            if code == b"F":
+                if walk_table(p + 5, inner, depth + 1) < 0:
+                    return -1
+            else:
+                at: cython.Py_ssize_t = 0
+                while at < inner:
+                    step: cython.Py_ssize_t = walk_value(p + 5 + at, inner - at, depth + 1)
+                    if step < 0:
+                        return -1
+                    at += step
+        size = 4 + inner
+    else:
+        return -1
+    return 1 + size if size < n else -1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.int:
+    """Notes about the n bytes of fields: whether keys matter to the broker; -1 when broken."""
+    if n > _TABLE_MAX:
+        return -1
+    notes: cython.int = 0
+    at: cython.Py_ssize_t = 0
+    while at < n:
+        key: cython.Py_ssize_t = p[at]
+        if at + 1 + key > n:
+            return -1
+        q: cython.p_uchar = p + at + 1
+        if key == 2 and string.memcmp(q, b"CC", 2) == 0:
+            notes |= RECORD_EXAMINE
+        elif key == 3 and string.memcmp(q, b"BCC", 3) == 0:
+            notes |= RECORD_EXAMINE
+        elif key == 17 and string.memcmp(q, b"x-stream-producer", 17) == 0:
+            notes |= RECORD_EXAMINE
+        at += 1 + key
+        step: cython.Py_ssize_t = walk_value(p + at, n - at, depth)
+        if step < 0:
+            return -1
+        at += step
+    return notes
+
+
+def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
+    data: bytes = header
+    p: cython.p_uchar = bytes_pointer(data)
+    n: cython.Py_ssize_t = len(data)
+    if walk_properties(p, n) < 0:
+        raise ValueError("content header is broken")
+    flags: uint32_t = load16(p + HEADER_FLAGS)
+    at: cython.Py_ssize_t = HEADER_PROPERTIES
+    if flags & HAS_CONTENT_TYPE:
+        at += 1 + p[at]
+    if flags & HAS_CONTENT_ENCODING:
+        at += 1 + p[at]
+    fields: bytes = b""
+    end: cython.Py_ssize_t = at
+    if flags & HAS_HEADERS:
+        length: cython.Py_ssize_t = load32(p + at)
+        end = at + 4 + length
+        kept = []
+        pos: cython.Py_ssize_t = at + 4
+        while pos < end:
+            key: cython.Py_ssize_t = p[pos]
+            value: cython.Py_ssize_t = pos + 1 + key
+            step: cython.Py_ssize_t = 1 + key + walk_value(p + value, end - value, 1)
+            name = data[pos + 1 : pos + 1 + key]
+            if name != b"x-delivery-count" and name != b"x-acquired-count":
+                kept.append(data[pos : pos + step])
+            pos += step
+        fields = b"".join(kept)
+    if acquired:
+        fields += b"\x10x-acquired-countl" + int(acquired).to_bytes(8, "big")
+    if delivery_count:
+        fields += b"\x10x-delivery-countl" + int(delivery_count).to_bytes(8, "big")
+    return b"".join(
+        (
+            data[:HEADER_FLAGS],
+            int(flags | HAS_HEADERS).to_bytes(2, "big"),
+            data[HEADER_PROPERTIES:at],
+            len(fields).to_bytes(4, "big"),
+            fields,
+            data[end:],
+        )
+    )
+
+
+def split_record(record: bytes):
+    n: cython.Py_ssize_t = len(record)
+    p: cython.p_uchar = bytes_pointer(record)
+    if n < 2:
+        raise ValueError("record is damaged")
+    at: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, p[0])
+    if at >= n:
+        raise ValueError("record is damaged")
+    at += 1 + cython.cast(cython.Py_ssize_t, p[at])
+    if at > n:
+        raise ValueError("record is damaged")
+    return record[:at], record[at:]
+
+
+def content_parts(content: bytes):
+    """(content header payload, body) of whole content frames."""
+    n: cython.Py_ssize_t = len(content)
+    p: cython.p_uchar = bytes_pointer(content)
+    if check_content(p, n, n) < 0:
+        raise ValueError("content is damaged")
+    at: cython.Py_ssize_t = load32(p + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+    header = content[AMQP_FRAME_HEAD : at - 1]
+    parts = []
+    while at < n:
+        size: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
+        parts.append(content[at + AMQP_FRAME_HEAD : at + AMQP_FRAME_HEAD + size])
+        at += size + AMQP_FRAME_OVERHEAD
+    return header, b"".join(parts)
+
+
+def replace_header(content: bytes, header: bytes):
+    """The content frames with another content header payload."""
+    n: cython.Py_ssize_t = len(content)
+    p: cython.p_uchar = bytes_pointer(content)
+    if check_content(p, n, n) < 0:
+        raise ValueError("content is damaged")
+    at: cython.Py_ssize_t = load32(p + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+    return b"".join(
+        (content[:AMQP_SIZE], len(header).to_bytes(4, "big"), header, b"\xce", content[at:])
+    )

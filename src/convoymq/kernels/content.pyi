@@ -1,0 +1,18 @@
+"""Content headers and content frames of AMQP messages (compiled only)."""
+
+RECORD_PRIORITY: int
+RECORD_EXPIRATION: int
+RECORD_EXAMINE: int
+
+def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
+    """The content header payload with x-acquired-count and x-delivery-count set (0 = absent).
+    Raises ValueError when it is broken."""
+
+def split_record(record: bytes) -> tuple[bytes, bytes]:
+    """(exchange and routing key, content frames). Raises ValueError."""
+
+def content_parts(content: bytes) -> tuple[bytes, bytes]:
+    """(content header payload, body). Raises ValueError."""
+
+def replace_header(content: bytes, header: bytes) -> bytes:
+    """The content frames with another content header payload. Raises ValueError."""
