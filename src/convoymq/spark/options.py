@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from convoymq.spark import option_values as parse
 from convoymq.spark.errors import OptionError
@@ -308,7 +308,16 @@ class SinkOptions:
         )
 
 
-def _sink_basics(values: OptionValues, message_id: str) -> dict[str, Any]:
+class _SinkBasics(TypedDict):
+    connection: Connection
+    producer_name: str | None
+    idempotent: bool
+    message_ids: bool
+    request_bytes_max: int
+    request_rows_max: int
+
+
+def _sink_basics(values: OptionValues, message_id: str) -> _SinkBasics:
     if values["producerName"] is not None and not values["idempotent"]:
         raise OptionError("option producerName has no meaning with idempotent=false")
     return {

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
     DataSourceReader,
@@ -126,13 +126,13 @@ class FilteringBatchReader(BatchReader):
     def _narrowed(self, one: Filter, key: Partition, start: int, end: int) -> tuple[int, int]:
         """The part of [start, end) in which rows can pass the filter."""
         (column,) = one.attribute  # type: ignore[attr-defined]
-        value = one.value  # type: ignore[attr-defined]
         if column == "offset":
-            return _offset_range(one, value, start, end)
+            return _offset_range(one, start, end)
         if column == "timestamp":
+            value = one.value  # type: ignore[attr-defined]
             return self._time_range(one, key, value, start, end)
         held = key[0] if column == "topic" else key[1]
-        return (start, end) if _passes(one, held, value) else (start, start)
+        return (start, end) if _passes(one, held) else (start, start)
 
     def _time_range(
         self, one: Filter, key: Partition, value: datetime, start: int, end: int
@@ -432,7 +432,7 @@ def _usable(one: Filter) -> tuple[bool, bool]:
     column = path[0]
     if isinstance(one, IsNotNull):
         return False, column in _NEVER_NULL
-    value: Any = getattr(one, "value", None)
+    value: object = getattr(one, "value", None)
     kinds: tuple[type, ...] = (*_COMPARISONS, In)
     match column:
         case "offset" | "partition":
@@ -442,50 +442,50 @@ def _usable(one: Filter) -> tuple[bool, bool]:
             used = isinstance(one, (*kinds, StringStartsWith)) and _all_are(value, str)
             return used, used
         case "timestamp":
-            used = isinstance(one, _COMPARISONS) and isinstance(value, datetime)
-            return used and value.tzinfo is not None, False
+            known = isinstance(value, datetime) and value.tzinfo is not None
+            return isinstance(one, _COMPARISONS) and known, False
         case _:
             return False, False
 
 
-def _all_are(value: Any, kind: type) -> bool:
+def _all_are(value: object, kind: type) -> bool:
     values = value if isinstance(value, tuple | list) else (value,)
     return bool(values) and all(type(one) is kind for one in values)
 
 
-def _offset_range(one: Filter, value: Any, start: int, end: int) -> tuple[int, int]:
+def _offset_range(one: Filter, start: int, end: int) -> tuple[int, int]:
     match one:
         case EqualTo() | EqualNullSafe():
-            return value, value + 1
+            return one.value, one.value + 1
         case GreaterThan():
-            return value + 1, end
+            return one.value + 1, end
         case GreaterThanOrEqual():
-            return value, end
+            return one.value, end
         case LessThan():
-            return start, value
+            return start, one.value
         case LessThanOrEqual():
-            return start, value + 1
+            return start, one.value + 1
         case In():
-            return min(value), max(value) + 1
+            return min(one.value), max(one.value) + 1
         case _:
             return start, end
 
 
-def _passes(one: Filter, held: str | int, value: Any) -> bool:
+def _passes(one: Filter, held: str | int) -> bool:
     match one:
         case EqualTo() | EqualNullSafe():
-            return bool(held == value)
+            return bool(held == one.value)
         case GreaterThan():
-            return bool(held > value)
+            return bool(held > one.value)
         case GreaterThanOrEqual():
-            return bool(held >= value)
+            return bool(held >= one.value)
         case LessThan():
-            return bool(held < value)
+            return bool(held < one.value)
         case LessThanOrEqual():
-            return bool(held <= value)
+            return bool(held <= one.value)
         case In():
-            return held in value
+            return held in one.value
         case StringStartsWith():
-            return str(held).startswith(value)
+            return str(held).startswith(one.value)
         case _:
             return True
