@@ -49,6 +49,7 @@ class StagedFile:
 
 
 def staged_files(staging: Path) -> list[StagedFile]:
+    """The files of a staging directory that tasks have committed and that hold rows."""
     import pyarrow.parquet as pq
 
     found = []
