@@ -602,7 +602,12 @@ class Node:
         self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
         self.broker.keeper = MemberKeeper(
-            self.broker, self.links, self._stop.set, self.data.identity.directory
+            self.broker,
+            self.host,
+            self.store,
+            self.links,
+            self._stop.set,
+            self.data.identity.directory,
         )
 
     async def _persist(self, command: Command) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from convoymq.fetch.doors import Run
+from convoymq.fetch.streams import Run
 from convoymq.fetch.turns import Slice
 from convoymq.kernels.columns import ColumnWriter
 

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -28,6 +28,7 @@ from convoymq.fetch.errors import as_error
 from convoymq.fetch.fields import Authenticate, read
 from convoymq.fetch.requests import Requests
 from convoymq.fetch.turns import Slice
+from convoymq.metadata.records import User
 from convoymq.model.columnar import (
     ANSWER,
     HANDSHAKE_FRAME_MAX,
@@ -58,6 +59,8 @@ PROGRESS_BYTES_MIN = 16 << 10
 """What a slow client must at least read, or write, within the time limit."""
 ROOM_BYTES_MIN = 64 << 10
 """Larger frames ask for room before they are read."""
+
+NOBODY = User(name="")
 
 Parts = list[bytes | memoryview]
 
@@ -93,7 +96,8 @@ class FetchConnection(asyncio.BufferedProtocol):
         self.name = f"{peer[0]}:{peer[1]} -> {local[0]}:{local[1]}"
         self.client = ""
         self.state = State.GREETING
-        self.user: Any = None
+        self.user = NOBODY
+        """Nobody, until the login."""
         self.vhost = ""
         self.connected_at_ms = int(time.time() * 1000)
         self.received = 0
@@ -282,7 +286,7 @@ class FetchConnection(asyncio.BufferedProtocol):
     # --- closing ---------------------------------------------------------------------------
 
     def _late(self) -> None:
-        if self.state is State.LOGIN and self.user is None:
+        if self.state is State.LOGIN and self.user is NOBODY:
             log.warning("fetch.login_timeout", connection=self.name)
             self._close()
 
@@ -514,7 +518,7 @@ class FetchConnection(asyncio.BufferedProtocol):
             finally:
                 self.edge.budget.give_back(size)
 
-    async def send_rows(self, frame: Frame, answer: Mapping[str, Any], payload: bytes) -> None:
+    async def send_rows(self, frame: Frame, answer: Mapping[str, object], payload: bytes) -> None:
         """Send an answer with a payload, a step at a time; only inside `output`.
 
         Raises:
@@ -565,18 +569,18 @@ class FetchConnection(asyncio.BufferedProtocol):
 
     # --- for the management API ------------------------------------------------------------
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         """What other rows show of this connection."""
         return {"name": self.name, "peer_host": self.peer[0], "peer_port": self.peer[1]}
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> dict[str, object]:
         """One row of /api/connections."""
         waiting = self._transport.get_write_buffer_size() if self._transport is not None else 0
         return {
             "name": self.name,
             "user_provided_name": self.client,
             "node": self.broker.node_name,
-            "user": self.user.name if self.user is not None else "",
+            "user": self.user.name,
             "vhost": self.vhost,
             "state": "blocked" if self.blocked else self.state.value,
             "channels": 0,
@@ -603,10 +607,10 @@ class FetchConnection(asyncio.BufferedProtocol):
         """The sessions through which it publishes."""
         return self.requests.sessions()
 
-    def channel_infos(self) -> list[dict[str, Any]]:
+    def channel_infos(self) -> list[dict[str, object]]:
         """There are no channels in this protocol."""
         return []
 
-    def consumer_infos(self) -> list[dict[str, Any]]:
+    def consumer_infos(self) -> list[dict[str, object]]:
         """There are no consumers in this protocol."""
         return []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from convoymq.model.columnar import ColumnarError, ErrorCode
 from convoymq.model.errors import (
     AccessRefused,
@@ -42,7 +40,7 @@ def as_error(error: BrokerError) -> ColumnarError:
     """Returns the error as this protocol tells it."""
     if isinstance(error, ColumnarError):
         return error
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
     match error:
         case OffsetOutOfRange():
             details = {"first": error.first, "high": error.high}

@@ -89,9 +89,9 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     from_: Offset | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="from")
     failed: bool | msgspec.UnsetType = msgspec.UNSET
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """The op as the queue takes it: the fields that were given."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
+        found: dict[str, object] = msgspec.to_builtins(self)
         del found["queue"]
         return found
 
@@ -139,7 +139,7 @@ class QueryOffset(msgspec.Struct, frozen=True, kw_only=True):
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
-def read(kind: type[Fields], given: dict[str, Any]) -> Fields:
+def read(kind: type[Fields], given: dict[str, object]) -> Fields:
     """Returns the map as its request.
 
     Raises:

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.amqp.codec import decode_header
 from convoymq.fetch.errors import as_error
@@ -128,7 +128,7 @@ class Producing(NullEvents):
 
     # --- the request -----------------------------------------------------------------------
 
-    async def produce(self, frame: Frame) -> dict[str, Any]:
+    async def produce(self, frame: Frame) -> dict[str, object]:
         """Answers PRODUCE when every row is safe.
 
         Raises:

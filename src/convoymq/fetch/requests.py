@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from convoymq.fetch.building import Rows
-from convoymq.fetch.doors import Run, StreamDoor
 from convoymq.fetch.errors import as_error
 from convoymq.fetch.fields import (
     Browse,
@@ -29,6 +28,7 @@ from convoymq.fetch.fields import (
     read,
 )
 from convoymq.fetch.producing import Producing
+from convoymq.fetch.streams import Run, Stream
 from convoymq.fetch.turns import Slice
 from convoymq.model.columnar import ANSWER_MAP_MAX, ColumnarError, ErrorCode, Frame, Op
 from convoymq.model.errors import (
@@ -78,7 +78,7 @@ class Requests:
         self._broker = connection.broker
         self._settings = connection.edge.settings
         self._producing = Producing(connection)
-        self._handlers: dict[int, Callable[[Frame], Awaitable[dict[str, Any] | None]]] = {
+        self._handlers: dict[int, Callable[[Frame], Awaitable[dict[str, object] | None]]] = {
             Op.METADATA: self._metadata,
             Op.OFFSETS: self._offsets,
             Op.FETCH: self._fetch,
@@ -90,7 +90,7 @@ class Requests:
             Op.QUERY_OFFSET: self._query_offset,
         }
 
-    async def serve(self, frame: Frame) -> dict[str, Any] | None:
+    async def serve(self, frame: Frame) -> dict[str, object] | None:
         """Works a request out; returns the answer's map, or None when the answer is sent.
 
         Raises:
@@ -140,12 +140,12 @@ class Requests:
             raise ColumnarError(ErrorCode.NOT_FOUND, error.text, details) from None
         return found
 
-    def _stream(self, name: str, group: int = 0) -> StreamDoor:
+    def _stream(self, name: str, group: int = 0) -> Stream:
         """A stream that the user may read; `group`: this one of that name, and no other."""
         queue = self._queue(name)
         if not queue.features.reads_by_offset:
             raise PreconditionFailed(f"queue '{name}' is of type {queue.type}, not a stream")
-        stream = cast(StreamDoor, queue)
+        stream = cast(Stream, queue)
         if group and stream.group != group:
             raise ColumnarError(
                 ErrorCode.NOT_FOUND,
@@ -196,15 +196,15 @@ class Requests:
 
     # --- what there is ---------------------------------------------------------------------
 
-    async def _metadata(self, frame: Frame) -> dict[str, Any]:
+    async def _metadata(self, frame: Frame) -> dict[str, object]:
         request = read(Metadata, frame.map)
         if request.names is not None and len(request.names) > self._settings.names_max:
             raise PreconditionFailed(f"more than {self._settings.names_max} names")
         if request.current:
             await self._broker.metadata_reads.catch_up()
         time = Slice(self._edge.turns)
-        rows: list[dict[str, Any]] = []
-        far: list[tuple[dict[str, Any], StreamDoor]] = []
+        rows: list[dict[str, object]] = []
+        far: list[tuple[dict[str, object], Stream]] = []
         for place, record in enumerate(self._records(request.names)):
             if not place % ROWS_PER_STEP:
                 await time.check()
@@ -213,18 +213,18 @@ class Requests:
         for at in range(0, len(far), QUERIES_AT_ONCE):
             part = far[at : at + QUERIES_AT_ONCE]
             await asyncio.gather(*(self._ask_where(row, stream) for row, stream in part))
-        answer = {"queues": rows, "node": self._broker.node_name}
+        answer: dict[str, object] = {"queues": rows, "node": self._broker.node_name}
         if len(rows) > ROWS_PER_STEP and len(msgspec.msgpack.encode(answer)) > ANSWER_MAP_MAX:
             raise PreconditionFailed(f"{len(rows)} queues do not fit an answer: ask by names")
         return answer
 
     def _row(
-        self, record: QueueRecord, far: list[tuple[dict[str, Any], StreamDoor]]
-    ) -> dict[str, Any]:
+        self, record: QueueRecord, far: list[tuple[dict[str, object], Stream]]
+    ) -> dict[str, object]:
         """What this node knows of a queue; what another has to be asked for goes to `far`."""
         broker = self._broker
         declared = broker.metadata.tree.vhosts[record.vhost].topology.find_queue(record.name)
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "name": record.name,
             "type": record.type.value,
             "group": record.group,
@@ -247,14 +247,14 @@ class Requests:
         row["leader"] = None if leader is None else broker.node_name_of(leader)
         row["bytes"] = queue.info().get("message_bytes")
         if queue.features.reads_by_offset:
-            stream = cast(StreamDoor, queue)
+            stream = cast(Stream, queue)
             if stream.machine() is not None:
                 row["first"], row["next"] = stream.bounds()
             else:
                 far.append((row, stream))
         return row
 
-    async def _ask_where(self, row: dict[str, Any], stream: StreamDoor) -> None:
+    async def _ask_where(self, row: dict[str, object], stream: Stream) -> None:
         """Completes the row of a stream that has no replica here."""
         try:
             async with asyncio.timeout(WHERE_TIMEOUT_S):
@@ -263,17 +263,17 @@ class Requests:
             # Nobody near knows; the others' rows shall not wait for that.
             return
 
-    async def _offsets(self, frame: Frame) -> dict[str, Any]:
+    async def _offsets(self, frame: Frame) -> dict[str, object]:
         request = read(Offsets, frame.map)
         if len(request.queries) > self._settings.names_max:
             raise PreconditionFailed(f"more than {self._settings.names_max} queries")
-        doors: dict[str, StreamDoor] = {}
+        streams: dict[str, Stream] = {}
         time = Slice(self._edge.turns)
         for place, (name, what, ms) in enumerate(request.queries):
             if not place % ROWS_PER_STEP:
                 await time.check()
-            if name not in doors:
-                doors[name] = self._stream(name)
+            if name not in streams:
+                streams[name] = self._stream(name)
             if what == "timestamp" and ms is None:
                 raise PreconditionFailed("OFFSETS: timestamp without a time")
         found: list[tuple[int | None, int | None]] = []
@@ -281,7 +281,7 @@ class Requests:
             part = request.queries[at : at + QUERIES_AT_ONCE]
             async with self._limit():
                 found += await asyncio.gather(
-                    *(doors[name].offsets(what, ms) for name, what, ms in part)
+                    *(streams[name].offsets(what, ms) for name, what, ms in part)
                 )
         return {"offsets": [list(row) for row in found]}
 
@@ -398,7 +398,7 @@ class Requests:
             raise StorageFault(f"stored message is damaged: {error}") from error
 
     async def _send(
-        self, frame: Frame, answer: dict[str, Any], rows: Rows, next_: int, compression: str
+        self, frame: Frame, answer: Mapping[str, object], rows: Rows, next_: int, compression: str
     ) -> None:
         payload = await rows.finish(next_, compression)
         await self._connection.send_rows(frame, answer, payload)
@@ -407,27 +407,27 @@ class Requests:
     # --- reservations and stored offsets
     # -----------------------------------------------------------
 
-    async def _reservation(self, frame: Frame) -> dict[str, Any]:
+    async def _reservation(self, frame: Frame) -> dict[str, object]:
         request = read(Reservation, frame.map)
         queue = self._queue(request.queue)
         async with self._limit():
             return await queue.reservation(request.body())
 
-    async def _store_offset(self, frame: Frame) -> dict[str, Any]:
+    async def _store_offset(self, frame: Frame) -> dict[str, object]:
         request = read(StoreOffset, frame.map)
         stream = self._stream(request.stream)
         async with self._limit():
             await stream.store_offset(request.consumer, request.offset)
         return {}
 
-    async def _query_offset(self, frame: Frame) -> dict[str, Any]:
+    async def _query_offset(self, frame: Frame) -> dict[str, object]:
         request = read(QueryOffset, frame.map)
         stream = self._stream(request.stream)
         async with self._limit():
             return {"offset": await stream.query_offset(request.consumer)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Arguments as msgpack can carry them; what has no plain form becomes its text."""
     match value:
         case None | bool() | int() | float() | str():

@@ -13,10 +13,13 @@ import hashlib
 import hmac
 import os
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.patterns import compile_pattern, escaped
+
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
 
 SHA256 = "rabbit_password_hashing_sha256"
 ARGON2 = "convoy_password_hashing_argon2id"
@@ -96,7 +99,7 @@ def _covers(pattern: str, text: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _argon2() -> Any:
+def _argon2() -> PasswordHasher:
     # Imported late: its C extension costs memory on nodes whose users have SHA-256 hashes.
     from argon2 import PasswordHasher
 

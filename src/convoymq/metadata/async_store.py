@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.metadata.commands import Command
@@ -24,7 +23,7 @@ class AsyncMetadataStore(MetadataStore):
         super().__init__(machine, builder, session, clock)
         self._leader_known = asyncio.Event()
 
-    async def execute(self, command: Command, timeout: float = DEADLINE_S) -> Any:
+    async def execute(self, command: Command, timeout: float = DEADLINE_S) -> object:
         """Applies a command in the whole cluster and returns its reply.
 
         Raises:
@@ -32,9 +31,11 @@ class AsyncMetadataStore(MetadataStore):
             Unavailable: no answer in time; the command may still be applied later.
             ResourceExhausted: too many commands wait.
         """
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[object, BrokerError | None]] = (
+            asyncio.get_running_loop().create_future()
+        )
 
-        def done(reply: Any, error: BrokerError | None) -> None:
+        def done(reply: object, error: BrokerError | None) -> None:
             if not answer.done():
                 answer.set_result((reply, error))
 

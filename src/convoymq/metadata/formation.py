@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from convoymq.metadata.records import JOIN_LEARNER
 from convoymq.transport.identity import Founding, NodeIdentity, is_id
@@ -213,7 +213,7 @@ class Formation:
             return self._ask_to_join(now_ms, sorted(named))
         return self._begin(now_ms, linked)
 
-    def on_join_answer(self, node: int, answer: Any, reason: str = "") -> list[Action]:
+    def on_join_answer(self, node: int, answer: object, reason: str = "") -> list[Action]:
         """A node has answered `AskToJoin`: a map (`answer_join`, the reply of `Join`), or None."""
         if self.opened or self.has_log:
             return []
@@ -228,7 +228,7 @@ class Formation:
             return []
         return self._accept(founding)
 
-    def on_found_answer(self, node: int, answer: Any, reason: str = "") -> list[Action]:
+    def on_found_answer(self, node: int, answer: object, reason: str = "") -> list[Action]:
         """A founder has answered `AskToFound`: what `on_found` returned, or None and why."""
         founding = self.founding
         if self.opened or founding is None or node not in founding.members:
@@ -259,8 +259,8 @@ class Formation:
         self._answers.clear()
 
     def on_found(
-        self, body: Any, linked: Mapping[int, Hello]
-    ) -> tuple[dict[str, Any], list[Action]]:
+        self, body: object, linked: Mapping[int, Hello]
+    ) -> tuple[dict[str, object], list[Action]]:
         """Another founder asks whether this node founds with it: the answer, and what to do first.
 
         The answer is sent when what comes with it is done.
@@ -287,9 +287,9 @@ class Formation:
         }
         return answer, done
 
-    def answer_join(self, reason: str) -> dict[str, Any]:
+    def answer_join(self, reason: str) -> dict[str, object]:
         """What a node tells that asks to join when this one cannot let it in."""
-        answer: dict[str, Any] = {"ok": False, "reason": reason}
+        answer: dict[str, object] = {"ok": False, "reason": reason}
         if self.founding is not None:
             answer["founding"] = founding_to(self.founding)
         return answer
@@ -318,7 +318,7 @@ class Formation:
                 return self._wait(now_ms, reason)
             if own.node not in members:
                 return self._ask_to_join(now_ms, sorted(linked))
-        hellos: dict[int, Any] = {own.node: own, **linked}
+        hellos: dict[int, NodeIdentity | Hello] = {own.node: own, **linked}
         cluster = hellos[members[0]].candidate
         directories = tuple((node, hellos[node].directory) for node in members)
         if not is_id(cluster) or not all(is_id(directory) for _, directory in directories):
@@ -401,7 +401,7 @@ class Formation:
             self._asked[node] = now_ms
         return due
 
-    def _joined(self, node: int, answer: dict[str, Any]) -> list[Action]:
+    def _joined(self, node: int, answer: dict[str, object]) -> list[Action]:
         own = self.identity
         cluster, role = answer.get("cluster_id"), answer.get("role")
         members, incarnation = answer.get("members"), answer.get("incarnation")
@@ -413,7 +413,9 @@ class Formation:
                 return []
             return [Fail(f"node {node} is in cluster {cluster}, this directory in {own.cluster}")]
         assert isinstance(cluster, str)
+        groups = answer.get("groups", 0)
         assert isinstance(incarnation, int)
+        assert isinstance(groups, int)
         incarnation = max(incarnation, own.incarnation)
         self.identity = replace(own, cluster=cluster, incarnation=incarnation)
         self.founding = None
@@ -425,7 +427,7 @@ class Formation:
                     members=tuple(sorted(int(member) for member in members)),
                     cluster=cluster,
                     incarnation=incarnation,
-                    groups=int(answer.get("groups", 0)),
+                    groups=groups,
                 )
             )
         ]
@@ -449,7 +451,7 @@ class Formation:
         return [wait]
 
 
-def join_request(identity: NodeIdentity) -> dict[str, Any]:
+def join_request(identity: NodeIdentity) -> dict[str, object]:
     """What a node says of itself when it asks to be let in."""
     return {
         "directory": identity.directory,
@@ -458,13 +460,15 @@ def join_request(identity: NodeIdentity) -> dict[str, Any]:
     }
 
 
-def founding_to(founding: Founding) -> dict[str, Any]:
+def founding_to(founding: Founding) -> dict[str, object]:
     """The founding as it travels."""
     return {"cluster": founding.cluster, "directories": founding.directories}
 
 
-def founding_from(body: Any) -> Founding | None:
+def founding_from(body: object) -> Founding | None:
     """Reads `founding_to`; None when it is none."""
+    if not isinstance(body, dict):
+        return None
     try:
         pairs = [(int(node), str(directory)) for node, directory in body["directories"]]
         cluster = body["cluster"]

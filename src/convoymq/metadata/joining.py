@@ -7,11 +7,12 @@ so a majority stands behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from convoymq.metadata.commands import Join
 from convoymq.metadata.formation import Formation
 from convoymq.metadata.records import JOIN_LEARNER
+from convoymq.metadata.replicas import Host, Replica
 from convoymq.metadata.store import MetadataStore
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError
@@ -43,7 +44,7 @@ class JoinDesk:
     def __init__(
         self,
         *,
-        host: Any,
+        host: Host,
         formation: Formation,
         links: Links,
         clock: Clock,
@@ -61,9 +62,10 @@ class JoinDesk:
         self._asked_at: dict[int, int] = {}
         """Nodes that have asked to be let in, and when the last time."""
 
-    def on_join(self, node: int, body: Any, reply: Callable[[dict[str, Any]], None]) -> None:
+    def on_join(self, node: int, body: object, reply: Callable[[dict[str, object]], None]) -> None:
         """A node asks; `reply` hears the answer, once."""
         answer = self._formation.answer_join
+        request = body if isinstance(body, dict) else {}
         self._asked_at[node] = self._clock.monotonic_ms()
         replica, store = self._host.replica(0), self.store
         if replica is None or store is None:
@@ -80,19 +82,21 @@ class JoinDesk:
             # Whoever came in now would get the id that the cluster is about to lose.
             reply(answer("the cluster is being recovered"))
             return
-        if body.get("cluster") not in ("", tree.cluster_id):
+        if request.get("cluster") not in ("", tree.cluster_id):
             reply(answer(f"it is in cluster {tree.cluster_id}"))
             return
         hello = self._links.hello_of(node)
-        if hello is None or hello.directory != body.get("directory"):
+        if hello is None or hello.directory != request.get("directory"):
             reply(answer("another process with that number is linked"))
             return
         members = tuple(sorted(replica.members))
 
-        def done(found: Any, error: BrokerError | None) -> None:
+        def done(found: object, error: BrokerError | None) -> None:
             if error is not None:
                 reply(answer(error.text))
-            elif not replica.is_leader or tuple(sorted(replica.members)) != members:
+                return
+            assert isinstance(found, dict)
+            if not replica.is_leader or tuple(sorted(replica.members)) != members:
                 reply(answer("the members are changing"))
             elif found["cluster_id"] != self._identity().cluster:
                 reply(answer("the cluster is being recovered"))
@@ -103,13 +107,13 @@ class JoinDesk:
         command = Join(
             id=node,
             directory=hello.directory,
-            incarnation=max(hello.incarnation, int(body["incarnation"])),
+            incarnation=max(hello.incarnation, int(request["incarnation"])),
             supports={kind: (low, high) for kind, (low, high) in hello.supports.items()},
             members=members,
         )
         store.submit(command, done, ANSWER_MS)
 
-    def _let_in(self, node: int, found: dict[str, Any]) -> None:
+    def _let_in(self, node: int, found: dict[str, object]) -> None:
         if found["role"] == JOIN_LEARNER:
             self._host.add_member(0, node)
             self._host.wake()
@@ -117,7 +121,7 @@ class JoinDesk:
             # The votes and entries that it once promised to keep are gone.
             self._on_wiped(node)
 
-    def _why_not(self, replica: Any) -> str:
+    def _why_not(self, replica: Replica) -> str:
         if replica.leader:
             return f"node {replica.leader} leads"
         now = self._clock.monotonic_ms()

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import msgspec
 
@@ -79,7 +80,7 @@ from convoymq.metadata.records import (
     Vhost,
 )
 from convoymq.metadata.sessions import Sessions
-from convoymq.metadata.snapshot import FORMAT, fill, to_builtins
+from convoymq.metadata.snapshot import FORMAT, TreeState, fill, to_builtins
 from convoymq.metadata.topology import Exchanges
 from convoymq.metadata.tree import Tree
 from convoymq.metadata.users import Users
@@ -199,13 +200,13 @@ class MetadataMachine(Tree):
             StorageFault: the state is of another format.
             UnsupportedVersion: this release does not know the rules that were in force.
         """
-        raw = msgspec.msgpack.decode(state)
+        raw: object = msgspec.msgpack.decode(state)
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise StorageFault("metadata snapshot of an unknown format")
         self.clear()
         self._sessions.clear()
         self.set_version(raw["version"])
-        fill(self, raw)
+        fill(self, cast(TreeState, raw))
         self._sessions.fill(raw["sessions"])
         self.effects.clear()
         self.changes = [Change(ChangeKind.RESTORED)]

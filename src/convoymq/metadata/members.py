@@ -8,12 +8,14 @@ the members that its group has committed. So it does not matter who dies in betw
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from convoymq.metadata.commands import SetMembers
 from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
+from convoymq.metadata.replicas import Host, Replica
+from convoymq.metadata.store import MetadataStore
 from convoymq.model.errors import BrokerError, EntryGone, NotFound, PreconditionFailed
 from convoymq.replication.raft.membership import Membership
 
@@ -42,8 +44,6 @@ class Brokerage(Protocol):
     """What is needed of `broker.facade.Broker`."""
 
     node_id: int
-    host: Any
-    metadata: Any
 
     def running_nodes(self) -> list[int]:
         """Nodes that can be reached."""
@@ -61,6 +61,8 @@ class MemberKeeper:
     def __init__(
         self,
         broker: Brokerage,
+        host: Host,
+        store: MetadataStore,
         links: LinkTable,
         on_removed: Callable[[], None],
         directory: str = "",
@@ -71,8 +73,9 @@ class MemberKeeper:
             directory: id of this node's data directory; "" = it has none.
         """
         self._broker = broker
-        self._host = broker.host
-        self._tree = broker.metadata.tree
+        self._host = host
+        self._store = store
+        self._tree = store.tree
         self._links = links
         self._on_removed = on_removed
         self._directory = directory
@@ -83,7 +86,7 @@ class MemberKeeper:
         self._ticks = 0
         self._asked: set[int] = set()
         self._host.on_membership_changed = self._on_membership
-        broker.metadata.watch(self._on_change)
+        store.watch(self._on_change)
         self._open_all()
 
     # -- what happens ---------------------------------------------------------------------------
@@ -179,7 +182,7 @@ class MemberKeeper:
             if row["outcome"] == "recover"
         }
 
-    def _restore_member(self, replica: Any, record: QueueRecord, load: dict[int, int]) -> None:
+    def _restore_member(self, replica: Replica, record: QueueRecord, load: dict[int, int]) -> None:
         """Adds a member to a recovered group that is smaller than it should be."""
         node = self._substitute(record, replica.core.members.nodes, load)
         if node and self._host.add_member(record.group, node):
@@ -217,7 +220,7 @@ class MemberKeeper:
             return 0
         return min(free, key=lambda node: (load.get(node, 0), node))
 
-    def _record_members(self, replica: Any, record: QueueRecord, ticks: int) -> None:
+    def _record_members(self, replica: Replica, record: QueueRecord, ticks: int) -> None:
         core = replica.core
         if core.members_index > core.commit_index or record.group in self._asked:
             return
@@ -238,12 +241,12 @@ class MemberKeeper:
             config=config_of(replica),
         )
 
-        def done(_reply: Any, error: BrokerError | None) -> None:
+        def done(_reply: object, error: BrokerError | None) -> None:
             self._asked.discard(record.group)
             if error is not None:
                 log.warning("cluster.members_not_recorded", group=record.group, reason=error.text)
 
-        self._broker.metadata.submit(command, done, ANSWER_MS)
+        self._store.submit(command, done, ANSWER_MS)
 
     # -- administration ---------------------------------------------------------------------------
 
@@ -283,7 +286,7 @@ class MemberKeeper:
         return len(found) + (node in self._host.groups[0].core.members.nodes)
 
 
-def config_of(replica: Any) -> tuple[int, int]:
+def config_of(replica: Replica) -> tuple[int, int]:
     """Term and index of the membership entry in force at a replica: later ones compare greater."""
     index, log = replica.core.members_index, replica.log
     try:

@@ -10,8 +10,8 @@ of these. Every change committed before the question is in the log of one voter 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
 
+from convoymq.metadata.replicas import Replicas
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.transport.control import KIND_METADATA_END, ControlPlane
 
@@ -21,15 +21,10 @@ APPLY_TIMEOUT_S = 5.0
 PAUSE_S = 0.01
 
 
-class _Host(Protocol):
-    def replica(self, group: int) -> Any:
-        """The local replica of a group."""
-
-
 class MetadataReads:
     """See the module text."""
 
-    def __init__(self, node_id: int, control: ControlPlane, host: _Host) -> None:
+    def __init__(self, node_id: int, control: ControlPlane, host: Replicas) -> None:
         self._node_id = node_id
         self._control = control
         self._host = host
@@ -67,9 +62,8 @@ class MetadataReads:
             return None
         return found if isinstance(found, int) else None
 
-    async def _on_end(self, _node: int, _body: Any) -> int:
+    async def _on_end(self, _node: int, _body: object) -> int:
         replica = self._host.replica(METADATA_GROUP)
         if replica is None:
             raise Unavailable("this node has no copy of the metadata")
-        end: int = replica.log.last_index
-        return end
+        return replica.log.last_index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, TypedDict
 
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
@@ -93,6 +94,17 @@ class Joined:
     granted: int
     """The one that it goes on with."""
     role: str
+
+
+class Recovery(TypedDict):
+    """What is known of a lost majority that was recovered from."""
+
+    cluster_id: str
+    former_id: str
+    lost_nodes: list[int]
+    time_ms: int
+    groups: list[dict[str, Any]]
+    """What became of each group; see `groups.recovery_plan`."""
 
 
 @dataclass(slots=True)

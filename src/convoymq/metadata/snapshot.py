@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeAlias, TypedDict, TypeVar
 
 from convoymq.metadata.records import (
     Joined,
     NodeRecord,
     PermissionSet,
     QueueRecord,
+    Recovery,
     TopicPermission,
     User,
     Vhost,
 )
 from convoymq.metadata.tree import Tree
-from convoymq.routing.topology import Topology
+from convoymq.routing.topology import Topology, TopologyState
 from convoymq.routing.types import QueueType
 
 FORMAT = 1
 
+Key = TypeVar("Key", int, str, tuple[str, str])
+Value = TypeVar("Value")
 
-def to_builtins(tree: Tree) -> dict[str, Any]:
+
+class TreeState(TypedDict):
+    """The body of a snapshot, as it is read."""
+
+    format: int
+    index: int
+    version: int
+    changes: int
+    cluster_id: str
+    recoveries: list[Recovery]
+    next_group: int
+    vhosts: list[tuple[str, str, list[str], str, TopologyState, list[QueueRow]]]
+    users: list[tuple[str, str, str, list[str]]]
+    permissions: list[tuple[str, str, str, str, str]]
+    topic_permissions: list[tuple[str, str, str, str, str]]
+    nodes: list[tuple[int, str, int, dict[str, str], str, dict[str, list[int]]]]
+    directories: list[tuple[int, str]]
+    incarnations: list[tuple[int, int]]
+    joins: list[tuple[int, str, int, int, str]]
+    forgotten: list[int]
+    settings: dict[str, str]
+    sessions: list[tuple[int, int, list[list[object]]]]
+
+
+QueueRow: TypeAlias = tuple[
+    str, int, str, bool, list[int], str | None, int, list[int], tuple[int, int], tuple[int, int]
+]
+
+
+def to_builtins(tree: Tree) -> dict[str, object]:
     """Returns all but the sessions, in a fixed order."""
     return {
         "format": FORMAT,
@@ -89,7 +122,7 @@ def to_builtins(tree: Tree) -> dict[str, Any]:
     }
 
 
-def fill(tree: Tree, raw: dict[str, Any]) -> None:
+def fill(tree: Tree, raw: TreeState) -> None:
     """Puts what `to_builtins` returned into an empty tree."""
     tree.applied_index = raw["index"]
     tree.change_count = raw["changes"]
@@ -146,9 +179,9 @@ def _ranges(raw: dict[str, list[int]]) -> dict[str, tuple[int, int]]:
     return {kind: (lowest, highest) for kind, (lowest, highest) in raw.items()}
 
 
-def _key(item: tuple[Any, Any]) -> Any:
+def _key(item: tuple[Key, object]) -> Key:
     return item[0]
 
 
-def _sorted_values(table: dict[str, Any]) -> list[Any]:
+def _sorted_values(table: Mapping[str, Value]) -> list[Value]:
     return [table[key] for key in sorted(table)]

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from convoymq.kernels.batch import CMD_METADATA, CommandBuilder, PublishTarget
 from convoymq.metadata.commands import Command, encode_command
 from convoymq.metadata.machine import STATUS_OK, Change, MetadataMachine
 from convoymq.metadata.validation import validated
-from convoymq.model.clock import Clock
+from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import (
     BrokerError,
     ResourceExhausted,
@@ -33,7 +33,7 @@ WAITING_MAX = 100_000
 """Commands that may wait for a place in the window."""
 RESEND_AFTER_MS = 1000
 
-Done: TypeAlias = Callable[[Any, BrokerError | None], None]
+Done: TypeAlias = Callable[[object, BrokerError | None], None]
 """Hears the reply of a command and None, or None and why there is no reply."""
 
 
@@ -67,7 +67,7 @@ class MetadataStore:
         self._answers: dict[int, Submitted] = {}
         self._applied = 0
         self._watchers: list[Callable[[Change], None]] = []
-        self._resend_timer: Any = None
+        self._resend_timer: Timer | None = None
         self._progress_ms = 0
 
     def submit(self, command: Command, done: Done, timeout_ms: int = 0) -> Submitted:
@@ -104,7 +104,7 @@ class MetadataStore:
 
     # --- EffectSink ----------------------------------------------------------------------
 
-    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: object) -> None:
         """Tells watchers what changed, and answers who waits."""
         self.publish_changes()
         session = self._target.session
@@ -157,7 +157,7 @@ class MetadataStore:
                 self._progress_ms = self._clock.monotonic_ms()
                 self._resend_timer = self._clock.call_later(RESEND_AFTER_MS, self._on_resend_timer)
 
-    def _on_applied(self, seq: int, status: int, reply: Any) -> None:
+    def _on_applied(self, seq: int, status: int, reply: object) -> None:
         if seq > self._applied:
             self._applied = seq
             self._progress_ms = self._clock.monotonic_ms()
@@ -169,6 +169,7 @@ class MetadataStore:
         if status == STATUS_OK:
             done(reply, None)
         else:
+            assert isinstance(reply, list | tuple)
             done(None, refusal_from_builtins(list(reply)))
 
     def _expire(self, submitted: Submitted) -> None:
@@ -202,7 +203,7 @@ class MetadataSink:
         if self._leader is not None:
             store.on_leader(*self._leader)
 
-    def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
+    def on_effects(self, effects: Sequence[Effect], replica: object) -> None:
         """See `EffectSink`."""
         if self._store is not None:
             self._store.on_effects(effects, replica)

@@ -12,6 +12,7 @@ from convoymq.metadata.records import (
     NodeRecord,
     PermissionSet,
     QueueRecord,
+    Recovery,
     TopicPermission,
     User,
     Vhost,
@@ -42,7 +43,7 @@ class Tree:
         self.incarnations: dict[int, int] = {}
         """The highest of each node number, also of forgotten ones: what is older is ignored."""
         self.cluster_id = ""
-        self.recoveries: list[dict[str, object]] = []
+        self.recoveries: list[Recovery] = []
         """What is known of losses of the majority that were recovered from, oldest first."""
         self.settings: dict[str, str] = {}
         self.next_group = 1

@@ -423,6 +423,8 @@ class ClusterNode(SimNode):
         self.local.reconcile()
         self.keeper = MemberKeeper(
             self,
+            self.host,
+            self.store,
             self.sim_links,
             self._on_removed,
             self.identity.directory,

@@ -83,7 +83,9 @@ class World:
             DeclareQueue(vhost="/", name="q", members=(1, 2, 3), durable=True, arguments=arguments)
         )
         self.removed = 0
-        self.keeper = MemberKeeper(self, self.links, self.on_removed, "mine")
+        self.keeper = MemberKeeper(
+            self, self.links, self.metadata, self.links, self.on_removed, "mine"
+        )
         self.ticks(1)
 
     def do(self, command: Command) -> None:

@@ -27,7 +27,7 @@ class World:
             recoveries=[],
             queue_index=SimpleNamespace(by_group={}),
         )
-        host = SimpleNamespace(
+        host: Any = SimpleNamespace(
             groups={0: self.replica},
             replica=lambda group: self.replica if group == 0 else None,
             add_member=lambda *asked: self.added.append(asked),
@@ -35,12 +35,11 @@ class World:
         )
         broker: Any = SimpleNamespace(
             node_id=1,
-            host=host,
-            metadata=SimpleNamespace(tree=tree, watch=lambda watcher: None),
             is_up=lambda node: node in self.up,
         )
+        store: Any = SimpleNamespace(tree=tree, watch=lambda watcher: None)
         links: Any = SimpleNamespace(forgotten=set())
-        self.keeper = MemberKeeper(broker, links, lambda: None)
+        self.keeper = MemberKeeper(broker, host, store, links, lambda: None)
 
 
 def test_who_was_let_in_is_added_until_it_is_a_member() -> None:

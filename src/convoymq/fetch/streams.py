@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
-Run = tuple[Any, ...]
+Run: TypeAlias = (
+    tuple[bytes, int, int, int, int, int] | tuple[bytes, int, int, int, int, int, int, int]
+)
 """(block, command, first record, count, offset of it, time in ms) of rows; from a reservation or a
 queue also (…, times acquired, failed deliveries)."""
 
@@ -27,7 +29,7 @@ class Packs(Protocol):
         """That form."""
 
 
-class StreamDoor(Protocol):
+class Stream(Protocol):
     """A stream; see `queues.stream.queue.StreamQueue`."""
 
     group: int

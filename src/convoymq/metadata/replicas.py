@@ -1,0 +1,79 @@
+"""What the metadata needs of the groups of its node: `groups.host.ReplicaHost` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from convoymq.replication.raft.core import RaftCore
+from convoymq.replication.raft.membership import Membership
+
+
+class Log(Protocol):
+    """The log of a group."""
+
+    @property
+    def last_index(self) -> int:
+        """Of the newest entry."""
+
+    @property
+    def snapshot_term(self) -> int:
+        """Of the last entry that the newest snapshot covers."""
+
+    def term_at(self, index: int) -> int:
+        """The term of an entry. Raises EntryGone."""
+
+
+class Replica(Protocol):
+    """A replica of this node."""
+
+    core: RaftCore
+
+    @property
+    def log(self) -> Log:
+        """Its log."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads the group."""
+
+    @property
+    def leader(self) -> int | None:
+        """The leader, as known here."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Members with a vote."""
+
+    @property
+    def last_applied(self) -> int:
+        """The newest entry that the machine has."""
+
+
+class Replicas(Protocol):
+    """The replicas of this node."""
+
+    def replica(self, group: int) -> Replica | None:
+        """The local replica of a group."""
+
+
+class Host(Replicas, Protocol):
+    """The groups of a node."""
+
+    on_membership_changed: Callable[[int, Membership], None] | None
+
+    @property
+    def groups(self) -> Mapping[int, Replica]:
+        """The replicas by group."""
+
+    def add_member(self, group: int, node: int) -> bool:
+        """Takes a node in as a learner, as leader."""
+
+    def replace_member(self, group: int, node: int, by: int = 0) -> bool:
+        """Removes a member, as leader, and takes `by` in for it unless that is 0."""
+
+    def member_refusal(self, group: int, node: int) -> str:
+        """Why a node cannot become a member; empty when it can."""
+
+    def wake(self) -> None:
+        """Begins a round."""
