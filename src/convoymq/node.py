@@ -35,7 +35,7 @@ from convoymq.kernels.sockets import trim_malloc, tune_malloc
 from convoymq.loop_clock import LoopClock
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import MetadataMachine
-from convoymq.metadata.members import MemberKeeper
+from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.store import MetadataSink
 from convoymq.model.config import Address, Config, ConfigError
 from convoymq.model.errors import (
@@ -453,8 +453,10 @@ class Node:
                 self.heap.watch(len(self.host.groups), self.host.removals)
         if self._ticks % CLOCK_TICKS == 0:
             self._watch_clock()
-        if self._ticks % MEMBER_TICKS == 0 and self.broker is not None and self.broker.keeper:
-            self.broker.keeper.tick()
+        if self._ticks % MEMBER_TICKS == 0 and self.broker is not None:
+            manager = self.broker.membership_manager
+            if manager is not None:
+                manager.tick()
 
     def _watch_clock(self) -> None:
         clock = self.links.clock
@@ -601,7 +603,7 @@ class Node:
         self.broker.local.lost_groups = self.data.lost_groups
         self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
-        self.broker.keeper = MemberKeeper(
+        self.broker.membership_manager = MembershipManager(
             self.broker,
             self.host,
             self.store,

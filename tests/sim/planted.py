@@ -1012,9 +1012,9 @@ def join_without_the_log() -> None:
     first=40,
 )
 def let_in_and_left_out() -> None:
-    from convoymq.metadata.members import MemberKeeper
+    from convoymq.metadata.members import MembershipManager
 
-    MemberKeeper._admit = lambda self: None  # type: ignore[method-assign]
+    MembershipManager._admit = lambda self: None  # type: ignore[method-assign]
 
 
 @plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster")
@@ -1092,9 +1092,9 @@ def survivor_drops_its_end() -> None:
 
 @plant("recovered queues are not filled up again", "lost_majority", "cluster")
 def recovered_queues_stay_small() -> None:
-    from convoymq.metadata.members import MemberKeeper
+    from convoymq.metadata.members import MembershipManager
 
-    MemberKeeper._recovered = lambda self: set()  # type: ignore[method-assign]
+    MembershipManager._recovered = lambda self: set()  # type: ignore[method-assign]
 
 
 @plant(

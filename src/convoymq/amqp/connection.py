@@ -75,7 +75,7 @@ class Shell(Protocol):
         """Call `on_writable` when the socket takes more."""
 
     def take_output(self, buffer: ConnectionBuffer) -> None:
-        """Write what waits in the wire (only where the wire has no descriptor)."""
+        """Write what waits in the buffer (only where that has no descriptor)."""
 
     def close(self) -> None:
         """Write what the socket still takes, and close it. `lost` follows unless it was called."""

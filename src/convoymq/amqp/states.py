@@ -18,7 +18,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where a connection is in its life; see the module's table."""
+    """How far a connection is; see the module's table."""
 
     HEADER = "header"
     START = "starting"

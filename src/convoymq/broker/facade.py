@@ -32,7 +32,7 @@ from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.batch import PendingBudget
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
-from convoymq.metadata.members import MemberKeeper
+from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.reads import MetadataReads
 from convoymq.model.clock import Clock, Timer
 from convoymq.queues.driver import HostParts, QueueHost, home_drivers
@@ -91,7 +91,7 @@ class Broker:
         """How far this node's wall clock is ahead (ms), and whether too far; set by who knows."""
         self.edge_metrics: Callable[[], list[tuple[str, str, dict[str, str], int]]] = list
         """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
-        self.keeper: MemberKeeper | None = None
+        self.membership_manager: MembershipManager | None = None
         """Who forgets nodes; set by who knows the links."""
         self._clock = clock
         self._incarnations: dict[int, int] = {node_id: incarnation}

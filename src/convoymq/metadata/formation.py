@@ -17,7 +17,7 @@ names a cluster is durable before anything follows from it: `Accept` and `Joined
     founding                 some founders have not accepted           AskToFound, Wait
     founding                 all have accepted, or one has opened      Found
     founding                 a founder has accepted another cluster    Withdraw
-    founding                 the cluster lives already                 AskToJoin  (as if wiped)
+    founding                 the cluster exists already                AskToJoin  (as if wiped)
     founding                 a founder shows another directory         Wait: all must begin anew
     cluster, empty log       any                                       AskToJoin, Wait  (wiped)
 
@@ -27,8 +27,8 @@ names a cluster is durable before anything follows from it: `Accept` and `Joined
 
 `fresh`: no cluster id; `founding`: the id with a founding record, and an empty log; `wiped`: the
 id, and neither. A founder opens the metadata group only when every founder has accepted, and a
-directory accepts once in its life (who withdraws takes another directory id): so of two sets of
-founders that share a node at most one makes a cluster, and nobody who had an earlier life is
+directory accepts once (who withdraws takes another directory id): so of two sets of
+founders that share a node at most one makes a cluster, and nobody who ran before is
 counted as a founder. Source: ADR 0020.
 """
 
@@ -295,7 +295,7 @@ class Formation:
         return answer
 
     def founded(self) -> None:
-        """The cluster lives: from now on whoever comes joins it."""
+        """The cluster exists: from now on whoever comes joins it."""
         self.founding = None
 
     # -- inside ---------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Brokerage(Protocol):
         """How many members a queue began with, or would have."""
 
 
-class MemberKeeper:
+class MembershipManager:
     """One per node; call `tick` a few times a second."""
 
     def __init__(

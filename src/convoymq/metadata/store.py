@@ -1,4 +1,4 @@
-"""A node's door to the replicated tree: ask for changes on any node, read locally, watch.
+"""A node's access to the replicated tree: ask for changes on any node, read locally, watch.
 
 The store is one client session into group 0, with the session rule of every queue client: each
 command gets the next number, stays pending until its APPLIED effect comes back from this node's own

@@ -2,7 +2,7 @@
 
 Names, arguments, properties, types, patterns and hashes are judged here, by tables and libraries
 that differ from release to release, and never when a command is applied: a log has to make the same
-tree under every release (ADR 0015). `MetadataStore.submit` is the only door to the log, and asks.
+tree under every release (ADR 0015). `MetadataStore.submit` is the only way into the log, and asks.
 
 The tree of this node may be behind. What it says about the tree decides only which refusal comes
 first; what exists, is equal or has an owner is decided when the command is applied.

@@ -2,7 +2,7 @@
 
 It does what `node` and `broker.facade` do in production around the same cores: `Formation` decides
 how the node comes to its cluster, `MetadataStore` carries commands into the tree, `LocalQueues`
-opens and ends queues by the tree, `MemberKeeper` keeps groups, records and links in step.
+opens and ends queues by the tree, `MembershipManager` keeps groups, records and links in step.
 `node.json` is `Saved`: replaced whole, and durable at once.
 """
 
@@ -36,7 +36,7 @@ from convoymq.metadata.formation import (
 )
 from convoymq.metadata.joining import JoinDesk
 from convoymq.metadata.machine import Change, MetadataMachine, QueueRecord
-from convoymq.metadata.members import MemberKeeper
+from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.store import MetadataSink, MetadataStore
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Table
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from convoymq.sim.cluster_world import ClusterWorld
 
 FORM_TICK_US = 10_000
-KEEPER_TICK_US = 200_000
+MEMBER_TICK_US = 200_000
 JOIN_WAIT_MS = 5000
 REGISTER_MS = 2000
 NAME = "sim"
@@ -98,7 +98,7 @@ class WatchedTree(MetadataMachine):
 
 
 class SimLinks:
-    """What a `MemberKeeper` tells the links of."""
+    """What a `MembershipManager` tells the links of."""
 
     def __init__(self, node: ClusterNode) -> None:
         self.forgotten: set[int] = set()
@@ -145,7 +145,7 @@ class ClusterNode(SimNode):
         self.hellos: dict[int, PeerHello] = {}
         self.local: LocalQueues | None = None
         self.store: MetadataStore | None = None
-        self.keeper: MemberKeeper | None = None
+        self.membership_manager: MembershipManager | None = None
         self.formation: Formation | None = None
         self.desk: JoinDesk | None = None
         self.metadata: MetadataStore | None = None
@@ -161,7 +161,7 @@ class ClusterNode(SimNode):
         identity = self.saved.identity
         self.saved.identity = replace(identity, incarnation=identity.incarnation + 1)
         self.incarnation = self.saved.identity.incarnation
-        self.local = self.store = self.metadata = self.keeper = None
+        self.local = self.store = self.metadata = self.membership_manager = None
         self.hellos = {}
         self.linked_as = self.saved.identity
         self.sim_links = SimLinks(self)
@@ -421,7 +421,7 @@ class ClusterNode(SimNode):
         self.watch = self.local.watch
         self.store.watch(self._on_change)
         self.local.reconcile()
-        self.keeper = MemberKeeper(
+        self.membership_manager = MembershipManager(
             self,
             self.host,
             self.store,
@@ -430,7 +430,7 @@ class ClusterNode(SimNode):
             self.identity.directory,
         )
         world.scheduler.after(
-            world.scheduler.between(0, KEEPER_TICK_US), self.process, self._tick_keeper
+            world.scheduler.between(0, MEMBER_TICK_US), self.process, self._tick_members
         )
         world.trace.add(self.name, "serves")
         world.on_serving(self)
@@ -467,12 +467,12 @@ class ClusterNode(SimNode):
         if self.local is not None:
             self.local.tick()
 
-    def _tick_keeper(self) -> None:
-        self.world.scheduler.after(KEEPER_TICK_US, self.process, self._tick_keeper)
-        assert self.keeper is not None
-        self.keeper.tick()
+    def _tick_members(self) -> None:
+        self.world.scheduler.after(MEMBER_TICK_US, self.process, self._tick_members)
+        assert self.membership_manager is not None
+        self.membership_manager.tick()
 
-    # What a `MemberKeeper` asks its broker.
+    # What a `MembershipManager` asks its broker.
 
     def running_nodes(self) -> list[int]:
         """Nodes that can be reached."""

@@ -1,4 +1,4 @@
-"""The keeper of members: what it records and whom it replaces, without an event loop."""
+"""The membership manager: what it records and whom it replaces, without an event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from convoymq.metadata.commands import (
     decode_command,
 )
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
-from convoymq.metadata.members import SHORT_TICKS, TICKS_SETTLED, MemberKeeper, config_of
+from convoymq.metadata.members import SHORT_TICKS, TICKS_SETTLED, MembershipManager, config_of
 from convoymq.metadata.store import MetadataStore
 from convoymq.model.errors import EntryGone, NotFound, PreconditionFailed, Unavailable
 from convoymq.model.tables import Table
@@ -83,7 +83,7 @@ class World:
             DeclareQueue(vhost="/", name="q", members=(1, 2, 3), durable=True, arguments=arguments)
         )
         self.removed = 0
-        self.keeper = MemberKeeper(
+        self.membership_manager = MembershipManager(
             self, self.links, self.metadata, self.links, self.on_removed, "mine"
         )
         self.ticks(1)
@@ -106,14 +106,14 @@ class World:
 
     def ticks(self, count: int) -> None:
         for _ in range(count):
-            self.keeper.tick()
+            self.membership_manager.tick()
             self.commit()
 
     @property
     def record(self) -> QueueRecord:
         return self.metadata.tree.vhosts["/"].queues["q"]
 
-    # What the keeper needs of broker, host and links.
+    # What the membership manager needs of broker, host and links.
 
     def on_removed(self) -> None:
         self.removed += 1
@@ -171,7 +171,7 @@ def test_members_are_asked_to_be_recorded_once_until_there_is_an_answer() -> Non
     replica.becomes(1, 2, 3, 4, index=20)
     world.on_membership_changed(1, replica.core.members)
     for _ in range(3):
-        world.keeper.tick()
+        world.membership_manager.tick()
     world.commit()
     assert [type(command).__name__ for command in world.asked].count("SetMembers") == 1
 
@@ -231,7 +231,7 @@ def test_nodes_that_come_later_fill_up_a_recovered_group() -> None:
         assert set(world.added) == {(1, node)}
         world.added.clear()
         world.groups[1].becomes(*range(5, node + 1), 1, index=20 + node)
-        world.keeper._on_membership(1, world.groups[1].core.members)
+        world.membership_manager._on_membership(1, world.groups[1].core.members)
         world.ticks(3)
     assert sorted(world.record.members) == [1, 5, 6]
     world.up.add(7)
@@ -284,17 +284,17 @@ def test_a_node_whose_number_another_directory_has_ends() -> None:
 def test_nodes_are_forgotten_one_after_the_other() -> None:
     world = World()
     world.up -= {2, 3}
-    world.keeper.check_forget(3)
+    world.membership_manager.check_forget(3)
     world.do(ForgetNode(id=3))
     with pytest.raises(PreconditionFailed, match="node 3 is still being removed"):
-        world.keeper.check_forget(2, force=True)
+        world.membership_manager.check_forget(2, force=True)
     world.groups[0].becomes(1, 2, index=11)
-    world.keeper.check_forget(2)
+    world.membership_manager.check_forget(2)
 
 
 def test_a_node_that_is_needed_is_not_forgotten() -> None:
     world = World()
-    check = world.keeper.check_forget
+    check = world.membership_manager.check_forget
     with pytest.raises(NotFound):
         check(9)
     with pytest.raises(PreconditionFailed, match="cannot forget itself"):

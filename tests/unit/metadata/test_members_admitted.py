@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.metadata.members import MemberKeeper
+from convoymq.metadata.members import MembershipManager
 
 
 class World:
@@ -39,14 +39,14 @@ class World:
         )
         store: Any = SimpleNamespace(tree=tree, watch=lambda watcher: None)
         links: Any = SimpleNamespace(forgotten=set())
-        self.keeper = MemberKeeper(broker, host, store, links, lambda: None)
+        self.membership_manager = MembershipManager(broker, host, store, links, lambda: None)
 
 
 def test_who_was_let_in_is_added_until_it_is_a_member() -> None:
     """The leader that answered it may have been changing members, or lost its leadership."""
     world = World()
-    world.keeper.tick()
-    world.keeper.tick()
+    world.membership_manager.tick()
+    world.membership_manager.tick()
     assert world.added == [(0, 3), (0, 3)]
 
 
@@ -60,5 +60,5 @@ def test_nobody_else_is_added(why: str) -> None:
         world.up.discard(3)
     if why == "rejoining":
         world.replica.core.changes.rejoining[3] = 1
-    world.keeper.tick()
+    world.membership_manager.tick()
     assert world.added == []

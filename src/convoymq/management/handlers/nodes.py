@@ -47,10 +47,10 @@ async def forget_node(call: Call) -> Status:
     call.need(call.is_administrator)
     text, tree = call.path["node"], call.broker.metadata.tree
     number = next((n.id for n in tree.nodes.values() if text in (n.name, str(n.id))), None)
-    if number is None or call.broker.keeper is None:
+    if number is None or call.broker.membership_manager is None:
         raise object_not_found()
     try:
-        call.broker.keeper.check_forget(number, force=call.flag("force"))
+        call.broker.membership_manager.check_forget(number, force=call.flag("force"))
         await call.broker.metadata.execute(ForgetNode(id=number))
     except PreconditionFailed as error:
         raise ApiError(409, "conflict", error.text) from None
@@ -62,9 +62,9 @@ async def groups_of_node(call: Call) -> JsonObject:
     """How many groups have the node as a member; a forgotten one should end with 0."""
     call.need(call.is_monitor)
     node = number(call.path["node"])
-    if node is None or call.broker.keeper is None:
+    if node is None or call.broker.membership_manager is None:
         raise object_not_found()
-    return {"groups": call.broker.keeper.groups_with(node)}
+    return {"groups": call.broker.membership_manager.groups_with(node)}
 
 
 @routes.add("GET", "convoy/node")
