@@ -15,7 +15,7 @@ class AmqpSettings:
     """[frame_max_min] Smallest frame_max a client may ask for. RabbitMQ 4.1 and later refuse below
     8192, which locks old Node.js clients out."""
     initial_frame_max: int = 8192
-    """[initial_frame_max] Largest frame before tuning, bytes. Bounds what comes before the login."""
+    """[initial_frame_max] Largest frame before tuning, bytes. Bounds what comes before a login."""
     channel_max: int = 2047
     """[channel_max] Channels per connection; 0 = 65535."""
     heartbeat_s: int = 60
