@@ -251,6 +251,7 @@ class Declarations:
             if not exists():
                 raise
             return None
+        assert isinstance(reply, dict)
         return int(reply["group"]) if reply["created"] else None
 
     @property

@@ -304,11 +304,11 @@ class QuorumQueue(GroupQueue):
     def activity(self) -> list[tuple[int, int, str]]:
         """See `Queue`."""
         replica = self.replica()
-        if replica is None or not replica.is_leader or not replica.machine.single_active:
+        if replica is None or not replica.is_leader or not replica.machine.consumers.single_active:
             return []
         return [
             (row["session"], row["number"], row["activity_status"])
-            for row in replica.machine.consumers()
+            for row in replica.machine.consumers.infos()
             if "session" in row
         ]
 
