@@ -349,7 +349,7 @@ class Channel:
         for each in message.routing_keys:
             self.may_publish(exchange, each)
         route = self.broker.publishing.route(
-            connection.vhost, exchange, message.routing_keys, message.headers
+            connection.vhost, exchange, message.routing_keys, message.headers, message.asked
         )
         if not route.queues:
             if bits & 1:
@@ -359,7 +359,6 @@ class Channel:
                 self.on_dropped()
             self._expect(tag, 0)
             return
-        check_served(message.asked, route.queues)
         targets = [self.client_of(queue).target for queue in route.queues]
         self._expect(tag, len(targets))
         for queue, target in zip(route.queues, targets, strict=True):

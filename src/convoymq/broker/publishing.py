@@ -1,9 +1,10 @@
-"""Publishing, whatever the protocol: who may, where messages go, and what is said of them.
+"""Publishing, whatever the protocol: who may, and where messages go.
 
-An edge hands over exchange, routing keys and headers, and gets the queues. Into each it opens a
-client of its own, appends to the client's `target`, and hears of confirms and flow control as
-`PublisherEvents`. Nothing is called here for a message whose route the edge remembers: what was
-answered holds until the route cache version moves.
+    exchange, keys, headers ─▶ Publishing ─▶ queues ─▶ client of each ─▶ its `target`: append
+                                                              └─▶ `PublisherEvents`: confirms, flow
+
+Nothing is called here for a message whose route the edge remembers: what was answered holds until
+the route cache version moves. A message without queues is returned or dropped by its edge.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import NamedTuple, Protocol
 
 from convoymq.broker.access import Access
 from convoymq.broker.local_queues import LocalQueues
-from convoymq.broker.registry import Counters
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
 from convoymq.model.errors import Unavailable
 from convoymq.model.refusals import queue_subject, vhost_missing
@@ -56,23 +56,14 @@ class Publishing(Protocol):
             PreconditionFailed: a queue does not do what the message asks for; none gets it then.
         """
 
-    def on_unroutable(self, count: int, *, returned: bool = False) -> None:
-        """Messages have no queue to go to; they were dropped, or returned to their publisher."""
-
-    def on_confirmed(self, count: int) -> None:
-        """Messages were confirmed to their publisher."""
-
 
 class NodePublishing:
     """`Publishing` on a node: routes by its copy of the tree."""
 
-    def __init__(
-        self, tree: MetadataMachine, local: LocalQueues, access: Access, counters: Counters
-    ) -> None:
+    def __init__(self, tree: MetadataMachine, local: LocalQueues, access: Access) -> None:
         self._tree = tree
         self._local = local
         self._access = access
-        self._counters = counters
 
     def check_write(
         self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]
@@ -110,14 +101,3 @@ class NodePublishing:
         if queue is None and self._local.may_open(record):
             raise Unavailable(f"{queue_subject(record.vhost, record.name)} is not open here yet")
         return queue
-
-    def on_unroutable(self, count: int, *, returned: bool = False) -> None:
-        """See `Publishing`."""
-        if returned:
-            self._counters.returned_unroutable += count
-        else:
-            self._counters.dropped_unroutable += count
-
-    def on_confirmed(self, count: int) -> None:
-        """See `Publishing`."""
-        self._counters.confirmed += count

@@ -290,14 +290,10 @@ class Producing(NullEvents):
     def _resolve(self, request: Produce, exchange: bytes, key: bytes) -> tuple[Queue, ...] | None:
         """Queues of an exchange and key; None = that depends on each row's headers."""
         connection = self._connection
-        broker = self._broker
+        publishing = self._broker.publishing
         names = _text(exchange, "exchange"), _text(key, "routing key")
-        broker.access.check_permission(
-            connection.user, connection.vhost, "write", "exchange", names[0]
-        )
-        if names[0] and broker.access.has_topic_permissions(connection.user, connection.vhost):
-            broker.access.check_topic_permission(connection.user, connection.vhost, "write", *names)
-        route = broker.publishing.route(connection.vhost, names[0], (names[1],), None)
+        publishing.check_write(connection.user, connection.vhost, names[0], names[1:])
+        route = publishing.route(connection.vhost, names[0], names[1:], None)
         if not route.cacheable:
             return None
         for queue in route.queues:

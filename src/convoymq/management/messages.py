@@ -22,7 +22,7 @@ from convoymq.model.refusals import (
 )
 from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
-from convoymq.queues.message_properties import asked_property, check_expiration, check_served
+from convoymq.queues.message_properties import asked_property, check_expiration
 
 FRAME_BODY_MAX = 131_072 - 8
 ANSWER_TIMEOUT_S = 30.0
@@ -298,7 +298,6 @@ async def publish(
     size_max: int,
 ) -> bool:
     """Publishes one message and waits until it is safe; False when no queue got it.
-    The permission to write to the exchange has been checked.
 
     Raises:
         PreconditionFailed: the payload does not fit its encoding, a queue does not serve one of the
@@ -326,14 +325,12 @@ async def publish(
         check_expiration(expiration)
     headers = _headers(properties.get("headers") or {})
     keys = dict.fromkeys((routing_key, *_copies(headers, "CC"), *_copies(headers, "BCC")))
-    for key in keys:
-        broker.access.check_topic_permission(user, vhost, "write", exchange, key)
-    route = broker.publishing.route(vhost, exchange, tuple(keys), headers)
-    kept = headers.without("BCC")
-    properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
+    broker.publishing.check_write(user, vhost, exchange, tuple(keys))
     priority = properties.get("priority")
     asked = asked_property(expiration, priority if isinstance(priority, int) else None)
-    check_served(asked, route.queues)
+    route = broker.publishing.route(vhost, exchange, tuple(keys), headers, asked)
+    kept = headers.without("BCC")
+    properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
     data = build_record(exchange, routing_key, properties, body)
     flags = 4 if properties.get("expiration") is not None else 0
     shots = [OneShot(broker, queue) for queue in route.queues]

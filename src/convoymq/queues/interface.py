@@ -116,12 +116,19 @@ class GetResult(NamedTuple):
 GET_EMPTY = GetResult()
 
 
-class ClientEvents(Protocol):
-    """What a channel hears from its clients. `client` is the one that calls."""
+class PublisherEvents(Protocol):
+    """What who publishes hears from its clients. `client` is the one that calls."""
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """The publishes with these tag ranges (first, last, first, last, …) are safe (`ok`) or
         refused."""
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """The queue asks the channel to stop (True) or go on (False) reading publishes."""
+
+
+class ClientEvents(PublisherEvents, Protocol):
+    """What a channel hears from its clients. `client` is the one that calls."""
 
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """Messages are checked out to a consumer. Each message id comes exactly once, ascending per
@@ -141,9 +148,6 @@ class ClientEvents(Protocol):
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """Answer to `purge`."""
-
-    def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """The queue asks the channel to stop (True) or go on (False) reading publishes."""
 
 
 class QueueClient(ABC):
