@@ -24,10 +24,21 @@ from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.model.tables import Table
 from convoymq.notes import log_note
+from convoymq.routing.types import Destination, DestinationKind
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
 
 INCARNATION = 7
+
+
+def queue_end(name: str) -> Destination:
+    """A queue as the end of a binding."""
+    return Destination(DestinationKind.QUEUE, name)
+
+
+def exchange_end(name: str) -> Destination:
+    """An exchange as the end of a binding."""
+    return Destination(DestinationKind.EXCHANGE, name)
 
 
 class Epoch:
@@ -216,10 +227,10 @@ class FakeNode:
         self.broker = Broker(
             node_id=node,
             incarnation=INCARNATION,
-            host=self.host,
+            host=self.host,  # type: ignore[arg-type]
             control=self.control,
             metadata=self.store,
-            epoch=self.epoch,
+            route_cache_version=self.epoch,  # type: ignore[arg-type]
             clock=clock,
             open_directory=lambda _name: RealDirectory(cluster.directory / f"node-{node}"),
             new_session=self.new_session,
