@@ -792,15 +792,16 @@ def lagging_replica_answers() -> None:
 
 @plant("what is sent again is not flagged as redelivered", "break,crash,kill", unaided=True)
 def redelivered_flag_lost() -> None:
-    machine = _machine()
-    redeliver = machine.redeliver
+    deliveries = _deliveries()
+    redeliver = deliveries.redeliver
 
     def planted(self: Any, session: int, consumer: int, from_id: int) -> None:
-        at = len(self.effects)
+        effects = self.machine.effects
+        at = len(effects)
         redeliver(self, session, consumer, from_id)
-        self.effects[at:] = [(*effect[:8], 0, 0) for effect in self.effects[at:]]
+        effects[at:] = [(*effect[:8], 0, 0) for effect in effects[at:]]
 
-    machine.redeliver = planted
+    deliveries.redeliver = planted
 
 
 @plant(
