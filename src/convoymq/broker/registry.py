@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
+
+from convoymq.metadata.machine import User
+from convoymq.queues.interface import Row
 
 
 class ConnectionHandle(Protocol):
@@ -11,16 +14,18 @@ class ConnectionHandle(Protocol):
     id: int
     name: str
     vhost: str
-    user: Any
-    """Has a `name`."""
 
-    def info(self) -> dict[str, Any]:
+    @property
+    def user(self) -> User:
+        """Who has logged in."""
+
+    def info(self) -> Row:
         """One row of the list of connections."""
 
-    def channel_infos(self) -> list[dict[str, Any]]:
+    def channel_infos(self) -> list[Row]:
         """Rows of the list of channels."""
 
-    def consumer_infos(self) -> list[dict[str, Any]]:
+    def consumer_infos(self) -> list[Row]:
         """Rows of the list of consumers."""
 
     def sessions(self) -> list[int]:
