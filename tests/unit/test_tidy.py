@@ -14,8 +14,10 @@ STUBS = sorted((ROOT / "src").rglob("*.pyi"))
 
 # Bounds of the whole source. They are lowered with what they bound, down to the goal, and never
 # raised.
-FILE_LINES_MAX = 2243
-"""Goal: 800. Generated files do not count."""
+FILE_LINES_MAX = 800
+"""Generated files do not count."""
+KERNEL_LINES_MAX = 2065
+"""Goal: 800, see docs/adr/0005."""
 FUNCTION_LINES_MAX = 90
 """Goal: 70. Kernels do not count: their inner loops stay whole."""
 ANY_MAX = 274
@@ -68,8 +70,12 @@ def test_files_are_within_their_bound() -> None:
         for path in SOURCES
         if not is_generated(path)
     }
-    long = {name: size for name, size in sizes.items() if size > FILE_LINES_MAX}
-    assert not long, f"more than {FILE_LINES_MAX} lines: {long}"
+    long = {name: size for name, size in sizes.items() if size > bound_of(name)}
+    assert not long, f"longer than {FILE_LINES_MAX}, kernels than {KERNEL_LINES_MAX}: {long}"
+
+
+def bound_of(name: str) -> int:
+    return KERNEL_LINES_MAX if "/kernels/" in name else FILE_LINES_MAX
 
 
 def test_functions_are_within_their_bound() -> None:
