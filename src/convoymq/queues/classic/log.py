@@ -17,7 +17,8 @@ as long as the messages it speaks of can be found in an older file. A long-lived
 front is moved to the end (`LocalQueue._compact`), so it does not pin what follows.
 
 Writing happens in the one thread of a `LogWriter`; positions in the file are assigned at once. A
-torn tail of the newest file is cut at recovery; damage anywhere else raises StorageFault.
+file is begun on disk when those before it are durable: recovery cuts the torn tail of the newest
+file that has a record, and of those after it; damage anywhere else raises StorageFault.
 """
 
 from __future__ import annotations
@@ -105,11 +106,12 @@ class ClassicLog:
         """Yields all records, oldest first. Raises StorageFault on damage that is no torn tail."""
         names = self._directory.list(self._path)
         numbers = sorted(int(name[:-4]) for name in names if name.endswith(".log"))
-        for number in numbers:
+        files = {number: self._directory.open(self._name(number)) for number in numbers}
+        durable = max((n for n, file in files.items() if self._has_record(file, n)), default=0)
+        for number, file in files.items():
             self._live[number] = 0
-            file = self._directory.open(self._name(number))
             self._files[number] = file
-            yield from self._read_file(file, number, last=number == numbers[-1])
+            yield from self._read_file(file, number, may_be_torn=number >= durable)
             if number != numbers[-1]:
                 del self._files[number]
                 file.close()
@@ -117,12 +119,21 @@ class ClassicLog:
             self._active = numbers[-1]
             self._end = self._buffered_from = self._sizes[self._active]
 
-    def _read_file(self, file: File, number: int, *, last: bool) -> Iterator[Found]:
+    def _has_record(self, file: File, number: int) -> bool:
+        """Whether the file begins with a whole record: then all files before it are durable."""
+        head = file.pread(len(MAGIC) + RECORD_HEADER, 0)
+        if head[: len(MAGIC)] != MAGIC or len(head) < len(MAGIC) + RECORD_HEADER:
+            return False
+        length = _HEADER.unpack_from(head, len(MAGIC))[0]
+        data = file.pread(length, len(MAGIC)) if length >= RECORD_HEADER else b""
+        return self._read_record(data, number, 0) is not None
+
+    def _read_file(self, file: File, number: int, *, may_be_torn: bool) -> Iterator[Found]:
         data = file.pread(file.size(), 0)
         self._sizes[number] = len(data)
         at = len(MAGIC)
         if data[:at] != MAGIC:
-            if last and (len(data) < at or not any(data[:at])):
+            if may_be_torn and (len(data) < at or not any(data[:at])):
                 # The first write to the file was cut short: nothing in it was confirmed.
                 file.truncate(0)
                 file.pwrite([MAGIC], 0)
@@ -132,7 +143,7 @@ class ClassicLog:
         while at < len(data):
             found = self._read_record(data, number, at)
             if found is None:
-                if not last:
+                if not may_be_torn:
                     raise StorageFault("damaged classic queue log", path=file.name, offset=at)
                 file.truncate(at)
                 self._sizes[number] = at

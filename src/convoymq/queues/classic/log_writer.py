@@ -126,23 +126,34 @@ class LogWriter:
 
 def carry_out(jobs: Iterable[Job]) -> list[Callable[[], None]]:
     """Writes, flushes each file once, closes; returns the callbacks of the writes. Those of one
-    file share its fate: nothing is confirmed that may not be on disk."""
+    file share its fate: nothing is confirmed that may not be on disk. A file is begun when what was
+    written before is durable."""
     failed: dict[File, OSError] = {}
     writes = [(job, job.file) for job in jobs if job.kind is Kind.WRITE and job.file is not None]
+    unsynced: dict[File, None] = {}
     for job, file in writes:
+        if job.sync and not job.offset:
+            _sync(unsynced, failed)
         try:
             file.pwrite(job.buffers, job.offset)
         except OSError as error:
             failed[file] = error
-    for file in dict.fromkeys(file for job, file in writes if job.sync):
-        try:
-            file.sync()
-        except OSError as error:
-            failed[file] = error
+        if job.sync:
+            unsynced[file] = None
+    _sync(unsynced, failed)
     for job in jobs:
         if job.kind is Kind.CLOSE and job.file is not None:
             job.file.close()
     return [partial(job.done, failed.get(file)) for job, file in writes]
+
+
+def _sync(files: dict[File, None], failed: dict[File, OSError]) -> None:
+    for file in files:
+        try:
+            file.sync()
+        except OSError as error:
+            failed[file] = error
+    files.clear()
 
 
 def _nothing(error: OSError | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -12,6 +13,10 @@ from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLo
 from convoymq.queues.classic.log_writer import Buffers, Done, Job, Kind, carry_out
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.types import File
+
+
+class PowerLoss(BaseException):
+    """The machine goes dark in the middle of an operation."""
 
 
 class ManualWriter:
@@ -111,6 +116,42 @@ def test_a_power_failure_loses_nothing_that_was_confirmed(seed: int) -> None:
     bench.flush()
     bench.disk.crash(lambda: False)
     assert bench.positions() == list(range(1, len(found) + 2))
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_power_may_go_while_files_change(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two operations on the disk, with records of several files under way."""
+    monkeypatch.setattr(log_module, "FILE_SIZE_MAX", 3000)
+    rng = random.Random(seed)
+    bench = Bench()
+    for _ in range(4):
+        for _ in range(rng.randint(1, 6)):
+            bench.add(rng.choice([400, 2000]))
+        bench.flush()
+    confirmed = bench.position
+    for _ in range(rng.randint(1, 6)):
+        bench.add(rng.choice([400, 2000]))
+    bench.log.flush(bench.answers.append)
+    left = rng.randint(0, 12)
+
+    def operation(*_: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise PowerLoss
+
+    bench.disk.operation = operation
+    with contextlib.suppress(PowerLoss):
+        bench.writer.run()
+    bench.disk.operation = None
+    bench.disk.crash(lambda: rng.random() < 0.5)
+    found = bench.positions()
+    assert found == list(range(1, len(found) + 1))
+    assert confirmed <= len(found) <= bench.position
+    bench.position = len(found)
+    bench.add()
+    bench.flush()
+    assert bench.positions() == list(range(1, bench.position + 1))
 
 
 def test_a_file_whose_first_write_was_lost_is_begun_anew() -> None:
