@@ -18,7 +18,7 @@ FILE_LINES_MAX = 800
 """Generated files do not count."""
 KERNEL_LINES_MAX = 2065
 """Goal: 800, see docs/adr/0005."""
-FUNCTION_LINES_MAX = 90
+FUNCTION_LINES_MAX = 78
 """Goal: 70. Kernels do not count: their inner loops stay whole."""
 ANY_MAX = 274
 """Goal: 60."""

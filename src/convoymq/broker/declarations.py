@@ -232,15 +232,19 @@ class Declarations:
             await queue.ready(self.settings.operation_timeout_s)
             return (name, *await queue.counts())
         self.counters.queues_created += 1
+        await self._wait_until_open(vhost, name, owner, group)
+        return name, 0, 0
+
+    async def _wait_until_open(self, vhost: str, name: str, owner: int | None, group: int) -> None:
+        """Waits until a new queue serves; deletes it where that takes too long: its name would be
+        taken for nothing."""
         try:
             queue = self.queue_admin.find_queue(vhost, name, owner)
             await queue.wait_until_open(self.settings.operation_timeout_s)
         except BrokerError:
-            # A queue that nobody serves must not stay: its name would be taken for nothing.
             delete = DeleteQueue(vhost=vhost, name=name, group=group)
             await self.metadata.execute(delete, self.settings.operation_timeout_s)
             raise
-        return name, 0, 0
 
     async def _create(self, command: DeclareQueue, exists: Callable[[], bool]) -> int | None:
         """Returns the group of a queue that was made; None when an equal one was there."""

@@ -100,8 +100,14 @@ class Broker:
         self._closing_revoked = False
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks()
-        tree = metadata.tree
+        self._make_parts(incarnation, stored_groups)
+        self._hosts = self._make_hosts(open_directory, wake)
+        self.local.hosts = self._hosts
 
+    def _make_parts(self, incarnation: int, stored_groups: Callable[[], Iterable[int]]) -> None:
+        node_id, control, host = self.node_id, self.control, self.host
+        metadata, settings, clock = self.metadata, self.settings, self._clock
+        tree = metadata.tree
         self.connections = ConnectionRegistry()
         self.counters = Counters()
         self.nodes = ClusterNodes(node_id, incarnation, tree, control.transport)
@@ -135,8 +141,6 @@ class Broker:
             clock=clock,
         )
         self.metadata_reads = MetadataReads(node_id, control, host)
-        self._hosts = self._make_hosts(open_directory, wake)
-        self.local.hosts = self._hosts
         self._absent_nodes = AbsentNodes(
             self.nodes, tree, host, clock, settings.disconnect_timeout_ms
         )

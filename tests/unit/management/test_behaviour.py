@@ -17,7 +17,8 @@ from convoymq.management import app as app_module
 from convoymq.management import handlers, process
 from convoymq.management import server as server_module
 from convoymq.management.app import make_api, make_metrics
-from convoymq.management.server import ManagementServer, Times
+from convoymq.management.server import ManagementServer
+from convoymq.management.times import Times
 from convoymq.metadata.commands import DeleteQueue, DeleteVhost, PutNode
 from convoymq.metadata.machine import User
 from convoymq.model.tables import Field, Table
