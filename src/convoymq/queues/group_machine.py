@@ -16,7 +16,7 @@ import msgspec
 from convoymq.kernels import batch
 from convoymq.kernels.trace import TraceRows
 from convoymq.model.errors import UnknownCommand
-from convoymq.queues.sessions import APPLIED_OK, Session, SessionTable, first_u64
+from convoymq.queues.sessions import APPLIED_OK, Packed, Session, SessionTable, first_u64
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_APPLIED, FLAG_NODE_GONE, Effect
 
@@ -111,11 +111,11 @@ class GroupMachine(SessionTable):
 
     # ---------------------------------------------------------- snapshots
 
-    def _pack(self) -> dict[str, Any]:
+    def _pack(self) -> dict[str, object]:
         """The state as plain values, in the order in which the snapshot has them."""
         raise NotImplementedError
 
-    def _restore(self, known: dict[str, Any]) -> None:
+    def _restore(self, known: Packed) -> None:
         """Replaces the state by what `_pack` gave."""
         raise NotImplementedError
 

@@ -33,7 +33,8 @@ from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, StorageFault, Unavailable
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.held_back import HeldBack
-from convoymq.queues.interface import ClientEvents, Queue
+from convoymq.queues.interface import ClientEvents, Queue, Row
+from convoymq.queues.reservation_reads import Fields
 from convoymq.replication.machine import (
     EFFECT_APPLIED,
     EFFECT_DELIVER,
@@ -47,6 +48,8 @@ from convoymq.storage.types import EntryGone
 from convoymq.transport.interfaces import Transport
 
 if TYPE_CHECKING:
+    from convoymq.groups.room import Waiting
+    from convoymq.logformat.segment import FilePlace, Segment
     from convoymq.queues.session_client import SessionClient
 
 STATUS_GAP = 2
@@ -115,10 +118,10 @@ class Host(Protocol):
     def note(self, event: str, **fields: object) -> None:
         """Something for the log file."""
 
-    def await_room(self, node: int, item: Any) -> None:
+    def await_room(self, node: int, item: Waiting) -> None:
         """Has `item.on_room(node)` called when the link to the node takes bulk again."""
 
-    def segment_at(self, group: int, index: int) -> Any:
+    def segment_at(self, group: int, index: int) -> tuple[Segment, FilePlace] | None:
         """(segment, its file) where an entry lies in one; None elsewhere."""
 
 
@@ -219,7 +222,7 @@ class GroupQueue(Queue):
         #: Nodes for which this node, leading, carries out the effects.
         self._proxied: set[int] = set()
         #: Deliveries as (effect, since). Bodies are read when they are sent.
-        self._held_back = HeldBack(transport, host.await_room, self)
+        self._held_back: HeldBack[tuple[Effect, int]] = HeldBack(transport, host.await_room, self)
         self._timer: Timer | None = None
         self._timer_due_ms = 0
         #: Event -> messages that were noted since it was logged last.
@@ -376,7 +379,7 @@ class GroupQueue(Queue):
         """Consumers of this node's channels that the leader does not know of."""
         return 0
 
-    def serve(self, request: list[Any], reply: Callable[[Any], None], node: int) -> None:
+    def serve(self, request: Fields, reply: Callable[[list[object]], None], node: int) -> None:
         """Answers what another node's handle asks. Raises NotFound where nothing is asked for."""
         raise NotFound("the stream is not here")
 
@@ -634,7 +637,7 @@ class GroupQueue(Queue):
         """See `group_state`."""
         return group_state(self.leader, len(self._online()), len(self.members))
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Row:
         """What the management API shows, from local knowledge."""
         replica = self._host.replica(self.group)
         return {

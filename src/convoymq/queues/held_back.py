@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from convoymq.groups.room import Waiting
 
 
 class Links(Protocol):
@@ -16,7 +19,10 @@ class Links(Protocol):
         ...
 
 
-class HeldBack:
+Item = TypeVar("Item")
+
+
+class HeldBack(Generic[Item]):
     """Items by node, in order. While one waits for a node, later ones wait behind it.
 
     Args:
@@ -27,16 +33,18 @@ class HeldBack:
 
     __slots__ = ("_await_room", "_items", "_links", "_owner")
 
-    def __init__(self, links: Links, await_room: Callable[[int, Any], None], owner: Any) -> None:
+    def __init__(
+        self, links: Links, await_room: Callable[[int, Waiting], None], owner: Waiting
+    ) -> None:
         self._links = links
         self._await_room = await_room
         self._owner = owner
-        self._items: dict[int, deque[Any]] = {}
+        self._items: dict[int, deque[Item]] = {}
 
     def __contains__(self, node: int) -> bool:
         return node in self._items
 
-    def add(self, node: int, item: Any) -> bool:
+    def add(self, node: int, item: Item) -> bool:
         """Keeps an item when the link is full or others wait; False: it is to be sent now."""
         waiting = self._items.get(node)
         if waiting is None:
@@ -47,7 +55,7 @@ class HeldBack:
         waiting.append(item)
         return True
 
-    def send(self, node: int, send: Callable[[Any], object]) -> None:
+    def send(self, node: int, send: Callable[[Item], object]) -> None:
         """Sends in order until the link is full again."""
         waiting = self._items.pop(node, None)
         while waiting and node not in self._links.full:

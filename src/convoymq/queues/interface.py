@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import PreconditionFailed, Refused
 from convoymq.model.tables import Field
-from convoymq.queues.reservation_reads import ReservedRun, Room, no_wait
+from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, no_wait
 
 if TYPE_CHECKING:
     from convoymq.trace.recorder import QueueTrace
@@ -243,7 +243,7 @@ class Queue(ABC):
     async def counts(self) -> tuple[int, int]:
         """(ready messages, consumers), from the leader where there is one."""
 
-    async def reservation(self, op: Mapping[str, Any]) -> Row:
+    async def reservation(self, op: Mapping[str, object]) -> Row:
         """Carries out one op on a reservation or lease (`queues.reservations`) and returns its
         answer.
 
@@ -281,7 +281,7 @@ class Queue(ABC):
         are; offsets count from 0. `cursor` None = from the start. Raises as `reservation`."""
         raise self._without_reservations()
 
-    async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+    async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """Answers what another node's handle of the queue asks; `room`: see
         `reservation_reads.serve`."""
         raise self._without_reservations()

@@ -6,10 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from convoymq.model.clock import Clock
 from convoymq.model.errors import Unavailable
+
+if TYPE_CHECKING:
+    from convoymq.groups.room import Waiting
 
 
 class Links(Protocol):
@@ -45,7 +48,9 @@ class LargeAnswers:
         await_room: has `on_room(node)` or `on_lost(node)` called, once (`ReplicaHost.await_room`).
     """
 
-    def __init__(self, links: Links, await_room: Callable[[int, Any], None], clock: Clock) -> None:
+    def __init__(
+        self, links: Links, await_room: Callable[[int, Waiting], None], clock: Clock
+    ) -> None:
         self._links = links
         self._await_room = await_room
         self._clock = clock

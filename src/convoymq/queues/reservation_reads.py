@@ -16,12 +16,12 @@ Requests between nodes (CONTROL frames of kind KIND_RESERVATION; the group comes
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from convoymq.kernels import batch
 from convoymq.model.errors import PeerError, ReservationRefused, Subject, Unavailable
-from convoymq.queues.reservations import MALFORMED, reservation_refused
+from convoymq.queues.reservations import MALFORMED, Answer, reservation_refused
 
 ReservedRun = tuple[bytes, int, int, int, int, int, int, int]
 """(block, command, first record, count, offset of the first, time in ms, times handed out before,
@@ -84,9 +84,13 @@ class Page:
         self.bytes += size
 
 
+Fields = list[Any]
+"""A request or an answer as it comes from another node, or what is behind its first field; what a
+field is depends on the request."""
+
 Room = Callable[[], Awaitable[object]]
 """Waits until there is room for a large answer, and it is this one's turn."""
-Ask = Callable[[int, Any], Awaitable[Any]]
+Ask = Callable[[int, list[object]], Awaitable[object]]
 """Asks a node: (node, [group, request …]) → answer, as `serve` gives it."""
 
 OP = "op"
@@ -99,7 +103,7 @@ REFUSED = "refused"
 class LocalReservations(Protocol):
     """Who can answer requests on a node, without asking another one."""
 
-    async def local_op(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def local_op(self, op: Mapping[str, object]) -> Answer:
         """The answer of an op."""
 
     async def is_there(self, reservation: str, epoch: int, offset: int, end: int | None) -> bool:
@@ -126,9 +130,7 @@ async def no_wait() -> None:
     """A `Room` that is always there."""
 
 
-async def serve(
-    local: LocalReservations, request: Sequence[Any], room: Room = no_wait
-) -> list[Any]:
+async def serve(local: LocalReservations, request: Fields, room: Room = no_wait) -> list[object]:
     """Answers another node's request. Raises what `local` and `room` raise but ReservationRefused,
     Unavailable when this node cannot tell, and PeerError for what is no request.
 
@@ -166,10 +168,12 @@ async def serve(
     raise Unavailable("this node has no current replica")
 
 
-def opened(answer: Any, subject: Subject) -> list[Any]:
+def opened(answer: object, subject: Subject) -> Fields:
     """What another node answered. Raises ReservationRefused, and PeerError for what is no
     answer."""
     try:
+        if not isinstance(answer, Iterable):
+            raise TypeError(f"cannot unpack non-iterable {type(answer).__name__} object")
         status, *rest = answer
         if status == REFUSED:
             raise reservation_refused(str(rest[0]), subject)
@@ -180,7 +184,7 @@ def opened(answer: Any, subject: Subject) -> list[Any]:
     raise PeerError("malformed answer about a reservation")
 
 
-def encode_runs(runs: Sequence[ReservedRun]) -> list[list[Any]]:
+def encode_runs(runs: Sequence[ReservedRun]) -> list[list[object]]:
     """Runs as plain values for another node."""
     return [
         [batch.slice_records(block, command, first, count), count, offset, *rest]
@@ -188,9 +192,11 @@ def encode_runs(runs: Sequence[ReservedRun]) -> list[list[Any]]:
     ]
 
 
-def decode_runs(encoded: Any) -> list[ReservedRun]:
+def decode_runs(encoded: object) -> list[ReservedRun]:
     """The runs of `encode_runs`. Raises PeerError."""
     try:
+        if not isinstance(encoded, Iterable):
+            raise TypeError(f"'{type(encoded).__name__}' object is not iterable")
         return [
             (block, 0, 0, count, offset, time_ms, acquired_count, failed_delivery_count)
             for block, count, offset, time_ms, acquired_count, failed_delivery_count in encoded
@@ -199,7 +205,7 @@ def decode_runs(encoded: Any) -> list[ReservedRun]:
         raise PeerError(f"malformed runs from another node: {error}") from error
 
 
-def checked_numbers(*values: Any) -> None:
+def checked_numbers(*values: object) -> None:
     """Raises ReservationRefused unless all are numbers that a log knows."""
     for value in values:
         if type(value) is not int or not 0 <= value < 1 << 63:
@@ -207,7 +213,12 @@ def checked_numbers(*values: Any) -> None:
 
 
 def checked_runs(
-    reservation: Any, epoch: Any, offset: Any, end: Any, max_rows: Any, max_bytes: Any
+    reservation: object,
+    epoch: object,
+    offset: object,
+    end: object,
+    max_rows: object,
+    max_bytes: object,
 ) -> None:
     """Raises ReservationRefused unless these ask for runs of a reservation."""
     if type(reservation) is not str:
@@ -215,7 +226,7 @@ def checked_runs(
     checked_numbers(epoch, offset, offset if end is None else end, max_rows, max_bytes)
 
 
-def checked_cursor(cursor: Any, length: int) -> list[int]:
+def checked_cursor(cursor: object, length: int) -> list[int]:
     """The numbers of a browse cursor; zeros for None. Raises ReservationRefused."""
     if cursor is None:
         return [0] * length

@@ -28,7 +28,7 @@ queue that serves one consumer at a time there is at most one reservation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from convoymq.model.errors import ReservationRefused, Subject
@@ -174,6 +174,13 @@ class Refusal(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+Packed = tuple[
+    list[tuple[str, bool, int, int, str, int, int, int, int, list[int] | None, object]],
+    list[tuple[str, int, int]],
+]
+"""What `Reservations.pack` gives: (reservations, finished)."""
 
 
 class Reservations:
@@ -450,7 +457,7 @@ class Reservations:
 
     # ---------------------------------------------------------------- snapshots
 
-    def pack(self) -> list[Any]:
+    def pack(self) -> list[object]:
         """Plain values: [reservations, finished]; `held` must have `pack`."""
         return [
             [
@@ -472,7 +479,7 @@ class Reservations:
             [[name, *known] for name, known in self.finished.items()],
         ]
 
-    def unpack(self, packed: Iterable[Any]) -> None:
+    def unpack(self, packed: Packed) -> None:
         """Replaces all by what `pack` gave. The holder hears of every reservation as of a new one,
         and `held.unpack` fills it."""
         reservations, finished = packed

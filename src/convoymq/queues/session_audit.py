@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from convoymq.kernels import batch
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, PeerError
-from convoymq.queues.group_queue import GroupQueue
+from convoymq.queues.group_queue import GroupQueue, Replica
 from convoymq.replication.machine import FLAG_NODE_GONE
 
 INTERVAL_MS = 30_000
@@ -36,7 +36,7 @@ SESSIONS_PER_TICK = 8192
 SessionsOf = Mapping[int, Sequence[int]]
 """Group -> sessions."""
 
-Ask = Callable[[int, list[Any], int, Callable[[Any, BrokerError | None], None]], None]
+Ask = Callable[[int, list[object], int, Callable[[object, BrokerError | None], None]], None]
 """(node, request, how long to wait in ms, who hears the answer or why there is none)"""
 
 
@@ -119,7 +119,7 @@ class SessionAudit:
 class Host(Protocol):
     """What is needed of `groups.host.ReplicaHost`."""
 
-    def replica(self, group: int) -> Any:
+    def replica(self, group: int) -> Replica | None:
         """The local replica, if any."""
 
 
@@ -141,7 +141,7 @@ class SessionWatch:
         clock: Clock,
         ask: Ask,
         forgotten: Callable[[], Iterable[int]] = tuple,
-        note: Callable[[str, dict[str, Any]], None] | None = None,
+        note: Callable[[str, dict[str, object]], None] | None = None,
         interval_ms: int = INTERVAL_MS,
     ) -> None:
         self._node = node
@@ -174,7 +174,7 @@ class SessionWatch:
         return list(replica.machine.sessions)
 
     def _ask_node(self, question: Question) -> None:
-        def heard(reply: Any, error: BrokerError | None) -> None:
+        def heard(reply: object, error: BrokerError | None) -> None:
             if error is None:
                 try:
                     unknown = decode_sessions(reply)
@@ -182,7 +182,7 @@ class SessionWatch:
                     return
                 self._on_answer(question, unknown)
 
-        request = [[group, sessions] for group, sessions in question.sessions.items()]
+        request: list[object] = [[group, sessions] for group, sessions in question.sessions.items()]
         self._ask(question.node, request, ANSWER_MS, heard)
 
     def _on_answer(self, question: Question, unknown: SessionsOf) -> None:
@@ -223,7 +223,7 @@ class SessionWatch:
                 },
             )
 
-    def serve(self, request: Any) -> list[list[Any]]:
+    def serve(self, request: object) -> list[list[object]]:
         """Answers another node's question: those of its sessions that are not live here. Raises
         PeerError."""
         unknown = self.unknown(decode_sessions(request))
@@ -240,10 +240,12 @@ class SessionWatch:
         return found
 
 
-def decode_sessions(body: Any) -> dict[int, list[int]]:
+def decode_sessions(body: object) -> dict[int, list[int]]:
     """Returns [[group, [session …]] …] as it comes from a node. Raises PeerError."""
     try:
-        made = {group: list(sessions) for group, sessions in body}
+        if not isinstance(body, Iterable):
+            raise TypeError
+        made: dict[int, list[int]] = {group: list(sessions) for group, sessions in body}
     except (TypeError, ValueError):
         raise PeerError("malformed list of sessions") from None
     numbers = [*made, *(session for sessions in made.values() for session in sessions)]

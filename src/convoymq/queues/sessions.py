@@ -179,13 +179,17 @@ class Written:
             del self.micro_batches[micro_batch]
 
 
+Packed = dict[str, Any]
+"""A map as msgpack gives it; what a value is depends on its name."""
+
+
 class SessionTable:
     """Base of the machines: `sessions`, `producers`, and the answers that go to `effects`."""
 
     effects: list[Effect]
     time_ms: int
 
-    def _new_session(self, session_id: int) -> Any:
+    def _new_session(self, session_id: int) -> Session:
         """A session of the machine's own kind."""
         return Session(session_id)
 
@@ -406,7 +410,9 @@ class SessionTable:
             for name, writer in self.written.items()
         ]
 
-    def _unpack_written(self, packed: Iterable[Any]) -> None:
+    def _unpack_written(
+        self, packed: Iterable[tuple[bytes, int, list[tuple[int, list[tuple[bytes, int, int]]]]]]
+    ) -> None:
         self._requests_known = 0
         self.written = {}
         for name, heard, micro_batches in packed:
@@ -443,7 +449,7 @@ def check_openings(table: SessionTable) -> None:
     assert table.session_nodes() <= table.openings.keys()
 
 
-def decode_map(body: bytes, length: int) -> dict[str, Any]:
+def decode_map(body: bytes, length: int) -> Packed:
     """The msgpack map of a command's padded body; `length` 0 = not said. Raises ValueError."""
     if 0 < length <= len(body):
         body = body[:length]
@@ -451,7 +457,7 @@ def decode_map(body: bytes, length: int) -> dict[str, Any]:
         if padding and (padding > len(body) or body[len(body) - padding]):
             break
         try:
-            return msgspec.msgpack.decode(body[: len(body) - padding], type=dict[str, Any])
+            return msgspec.msgpack.decode(body[: len(body) - padding], type=Packed)
         except msgspec.DecodeError:
             continue
     raise ValueError("command body is not a msgpack map")

@@ -149,7 +149,7 @@ class SimNode:
         self.watch: SessionWatch | None = None
         self._asked = self.incarnation << 32
         #: number -> (node, who waits, timer)
-        self._questions: dict[int, tuple[int, Answer, Timer]] = {}
+        self._questions: dict[int, tuple[int, Answer[object], Timer]] = {}
         self._sessions = 0
         self._round_due = False
         self.relays: RelayedLinks | None = None
@@ -362,14 +362,20 @@ class SimNode:
 
     # Questions about streams, as the control plane carries them in production.
 
-    def _ask_node(self, node: int, request: list[object], wait_ms: int, answer: Answer) -> None:
+    def _ask_node(
+        self, node: int, request: list[object], wait_ms: int, answer: Answer[object]
+    ) -> None:
         self.ask(node, KIND_STREAM, request, wait_ms, answer)
 
-    def ask_sessions(self, node: int, request: list[object], wait_ms: int, answer: Answer) -> None:
+    def ask_sessions(
+        self, node: int, request: list[object], wait_ms: int, answer: Answer[object]
+    ) -> None:
         """Asks a node which of its sessions are not live (`queues.session_audit`)."""
         self.ask(node, KIND_SESSIONS, request, wait_ms, answer)
 
-    def ask(self, node: int, kind: int, request: object, wait_ms: int, answer: Answer) -> None:
+    def ask(
+        self, node: int, kind: int, request: object, wait_ms: int, answer: Answer[object]
+    ) -> None:
         """Sends a request to another node; `answer` hears what it says, or why it does not."""
         self._asked += 1
         number = self._asked

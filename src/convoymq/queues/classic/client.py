@@ -6,7 +6,7 @@ Both kinds build the same commands; only the way of the sealed batch and of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -40,6 +40,7 @@ from convoymq.queues.classic.machine import (
     PURGED,
     SUBSCRIBED,
     WINDOW_DEFAULT,
+    Effect,
 )
 from convoymq.queues.interface import ClientEvents, ConsumerSpec, Delivery, GetResult, QueueClient
 
@@ -127,7 +128,7 @@ class ClassicClient(QueueClient):
 
     # --- effects -------------------------------------------------------------------------
 
-    def on_effect(self, effect: tuple[Any, ...]) -> None:
+    def on_effect(self, effect: Effect) -> None:
         """One effect of the machine for this session."""
         if self.closed:
             return

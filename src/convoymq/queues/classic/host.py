@@ -11,7 +11,7 @@ and cancels its consumers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +34,9 @@ from convoymq.transport.control import (
     KIND_RESERVATION,
     ControlPlane,
 )
+
+if TYPE_CHECKING:
+    from convoymq.groups.room import Waiting
 
 FLOW_ON_BYTES = 64 << 20
 """Bytes waiting for the disk above which publishers are stopped."""
@@ -63,7 +66,7 @@ class ClassicHost:
         node_name: Callable[[int], str],
         call_soon: Callable[[Callable[[], None]], None],
         wanted: Callable[[], None],
-        await_room: Callable[[int, Any], None],
+        await_room: Callable[[int, Waiting], None],
     ) -> None:
         """
         Args:
@@ -85,7 +88,9 @@ class ClassicHost:
         self._call_soon = call_soon
         self._wanted = wanted
         self._await_room = await_room
-        self._held_back = HeldBack(control.transport, await_room, self)
+        self._held_back: HeldBack[tuple[int, Effect]] = HeldBack(
+            control.transport, await_room, self
+        )
         """(group, effect). Their messages are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
         self._flowing = False
@@ -256,7 +261,7 @@ class ClassicHost:
         if not self.is_up(home):
             raise home_node_down(queue.subject, self.node_name(home))
 
-    def has_room(self, queue: ClassicQueue) -> bool:
+    def has_room(self, queue: RemoteQueue) -> bool:
         """Whether the link to the queue's home node takes commands; if not, `queue.on_room` is
         called when it does, or `queue.on_lost`."""
         home = queue.record.home
@@ -290,7 +295,7 @@ class ClassicHost:
         )
         return int(found[0]), int(found[1])
 
-    async def ask_reservation(self, record: QueueRecord, request: list[Any]) -> Any:
+    async def ask_reservation(self, record: QueueRecord, request: list[object]) -> object:
         """Asks a queue's home node about a reservation (`reservation_reads.serve`). Raises
         Unavailable and Refused."""
         return await self._control.request(
@@ -323,7 +328,7 @@ class ClassicHost:
         kind, session = effect[0], effect[1]
         node = session >> 56
         block = b""
-        head: list[Any]
+        head: list[object]
         if kind == DELIVER:
             _, _, consumer, first_id, (data, command), first, count, acquired_count = effect
             block = slice_records(data, command, first, count)

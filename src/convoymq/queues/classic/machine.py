@@ -61,7 +61,7 @@ from convoymq.kernels.batch import (
 from convoymq.queues.classic.records import traits_of
 from convoymq.queues.classic.reservation_holder import ReservationHolder
 from convoymq.queues.classic.runs import Block, Consumer, Run
-from convoymq.queues.reservations import Reservations
+from convoymq.queues.reservations import Answer, Reservations
 
 Effect = tuple[Any, ...]
 
@@ -216,8 +216,8 @@ class ClassicMachine:
         self._serve(now_ms)
 
     def reservation(
-        self, op: Mapping[str, Any], epoch: int, now_ms: int
-    ) -> tuple[str | None, dict[str, Any] | None]:
+        self, op: Mapping[str, object], epoch: int, now_ms: int
+    ) -> tuple[str | None, Answer | None]:
         """Carries out an op on a reservation; see `Reservations.apply`."""
         # Consumers were there first.
         self._serve(now_ms)

@@ -12,7 +12,7 @@ import asyncio
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import CommandBuilder, record
 from convoymq.metadata.machine import QueueRecord
@@ -34,7 +34,14 @@ from convoymq.queues.classic.machine import (
 from convoymq.queues.classic.records import Traits, traits_of
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block
-from convoymq.queues.interface import SINGLE_ACTIVE, WAITING, ClientEvents, Queue, QueueFeatures
+from convoymq.queues.interface import (
+    SINGLE_ACTIVE,
+    WAITING,
+    ClientEvents,
+    Queue,
+    QueueFeatures,
+    Row,
+)
 from convoymq.routing.queue_arguments import takes_over_strictly
 from convoymq.storage.types import Directory
 
@@ -260,7 +267,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         """Messages that expired, and that were dropped because the queue was too long."""
         return self.machine.expired, self.machine.dropped_over_length
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Row:
         """What the management API shows."""
         machine = self.machine
         active = machine.active
@@ -533,7 +540,7 @@ class RemoteQueue(AwayReservations, ClassicQueue):
             raise home_node_down(self.subject, self.host.node_name(self.record.home)) from None
         return messages, consumers
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Row:
         """Local knowledge only: where it lives and whether that node is up."""
         up = self.host.is_up(self.record.home)
         return {

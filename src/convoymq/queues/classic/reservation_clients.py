@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
 from convoymq.queues.reservation_reads import (
@@ -21,6 +21,7 @@ from convoymq.queues.reservation_reads import (
     RUNS,
     YIELD_BLOCKS,
     YIELD_BYTES,
+    Fields,
     Page,
     ReservedRun,
     Room,
@@ -34,6 +35,7 @@ from convoymq.queues.reservation_reads import (
 )
 from convoymq.queues.reservations import (
     RESERVATION_RANGE,
+    Answer,
     Refusal,
     Reservation,
     checked_op,
@@ -76,7 +78,7 @@ class HomeReservations:
         """Waits until what was settled so far is on disk."""
         raise NotImplementedError
 
-    async def reservation(self, op: Mapping[str, object]) -> dict[str, Any]:
+    async def reservation(self, op: Mapping[str, object]) -> Answer:
         """See `Queue`."""
         return await self.local_op(op)
 
@@ -100,7 +102,7 @@ class HomeReservations:
         checked_numbers(max_rows, max_bytes)
         return await self.local_browse(cursor, max_rows, max_bytes)
 
-    async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+    async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """See `Queue`."""
         return await serve(self, request, room)
 
@@ -108,7 +110,7 @@ class HomeReservations:
         """See `Queue`."""
         return self.machine.reservations.infos()
 
-    async def local_op(self, op: Mapping[str, object]) -> dict[str, Any]:
+    async def local_op(self, op: Mapping[str, object]) -> Answer:
         """See `reservation_reads.LocalReservations`."""
         self._check()
         if not self._reservation_epoch:
@@ -254,7 +256,7 @@ class AwayReservations:
         @property
         def subject(self) -> Subject: ...
 
-    async def reservation(self, op: Mapping[str, object]) -> dict[str, Any]:
+    async def reservation(self, op: Mapping[str, object]) -> Answer:
         """See `Queue`."""
         (answer,) = await self._ask(OP, checked_op(op))
         return dict(answer)
@@ -284,11 +286,11 @@ class AwayReservations:
         rest, runs = await self._ask(BROWSE, cursor, max_rows, min(max_bytes, REMOTE_BYTES_MAX))
         return rest, decode_runs(runs)
 
-    async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+    async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """Only the home node answers."""
         raise NotFound("the queue does not live here")
 
-    async def _ask(self, *request: object) -> list[Any]:
+    async def _ask(self, *request: object) -> Fields:
         if self.ended is not None:
             raise self.ended
         try:

@@ -27,7 +27,7 @@ from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
 from convoymq.queues.interface import GET_EMPTY, ClientEvents, ConsumerSpec, Delivery, GetResult
 from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
-from convoymq.queues.reservations import reservation_refused
+from convoymq.queues.reservations import Answer, reservation_refused
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.sessions import APPLIED_OK
 
@@ -169,7 +169,9 @@ class QuorumClient(SessionClient):
         """Drops ready messages."""
         self._question(batch.CMD_PURGE, 0, 0)
 
-    def reservation(self, op: bytes, answer: Callable[[Any, BrokerError | None], None]) -> None:
+    def reservation(
+        self, op: bytes, answer: Callable[[Answer | None, BrokerError | None], None]
+    ) -> None:
         """Asks one op of a reservation (`queues.reservations`, msgpack); `answer` gets its reply or
         an error, once, unless the client is closed."""
         self._question(batch.CMD_RESERVATION, len(op), 0, op, answer)

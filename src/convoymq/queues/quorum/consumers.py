@@ -24,13 +24,12 @@ it has credit; with single active consumer at most one is UP or QUIESCING.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from convoymq.model import trace as words
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.quorum import runs, tracing
-from convoymq.queues.sessions import Session
+from convoymq.queues.sessions import Packed, Session
 
 UP = 0
 WAITING = 1
@@ -192,7 +191,7 @@ class Consumers:
 
     # ---------------------------------------------------------------- they come and go
 
-    def refusal(self, session: QueueSession, number: int, spec: Mapping[str, Any]) -> str | None:
+    def refusal(self, session: QueueSession, number: int, spec: Packed) -> str | None:
         """Why a consumer cannot be; None when it can."""
         if number == 0 or number in session.consumers:
             return CONSUMER_EXISTS
@@ -202,7 +201,7 @@ class Consumers:
                 return EXCLUSIVE
         return None
 
-    def add(self, session: QueueSession, number: int, spec: Mapping[str, Any]) -> Consumer:
+    def add(self, session: QueueSession, number: int, spec: Packed) -> Consumer:
         """Registers a consumer. It is served when `begin` says so."""
         assert number not in session.consumers, "a consumer is registered twice"
         consumer = Consumer(session, number, UP)
@@ -370,10 +369,10 @@ class Consumers:
         found = self.find(session, number)
         return found.next_id if found is not None else 0
 
-    def infos(self) -> list[dict[str, Any]]:
+    def infos(self) -> list[dict[str, object]]:
         """What the management API shows of each consumer."""
         names = ("up", "waiting", "quiescing", "cancelled", "poller")
-        made: list[dict[str, Any]] = []
+        made: list[dict[str, object]] = []
         for consumer in self.all():
             if consumer.state == POLLER:
                 continue

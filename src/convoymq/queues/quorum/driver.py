@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
 from convoymq.queues.large_answers import LargeAnswers
@@ -63,9 +61,9 @@ class QuorumDriver(GroupDriver):
         return QuorumQueue(ask_node=ask.reservation, **options)
 
 
-def machine_settings(arguments: Table) -> dict[str, Any]:
+def machine_settings(arguments: Table) -> dict[str, int]:
     """Returns what the machine of a quorum queue takes from its declaration."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, int] = {}
     limit = arguments.get("x-delivery-limit")
     if limit is not None and isinstance(limit.value, int):
         settings["delivery_limit"] = limit.value

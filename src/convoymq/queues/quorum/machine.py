@@ -36,7 +36,6 @@ quiescing).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from convoymq.kernels import batch
 from convoymq.model import trace as words
@@ -49,7 +48,7 @@ from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
 from convoymq.queues.quorum.settings import with_defaults
 from convoymq.queues.reservations import MALFORMED, SINGLE_ACTIVE, Reservations
-from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
+from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_NOTE, EFFECT_TIMER
 
@@ -217,7 +216,7 @@ class QuorumMachine(GroupMachine):
         assert poller.next_id == message_id + 1, "basic.get took more than one message"
         self._reply(session, APPLIED_OK, [message_id, self.backlog.ready()])
 
-    def _checkout(self, session: QueueSession, number: int, spec: Mapping[str, Any]) -> None:
+    def _checkout(self, session: QueueSession, number: int, spec: Packed) -> None:
         refusal = self.consumers.refusal(session, number, spec)
         if refusal is not None:
             self._reply(session, APPLIED_REJECTED, refusal)
@@ -368,10 +367,10 @@ class QuorumMachine(GroupMachine):
             if (consumer.state == POLLER) == pollers:
                 self.deliveries.redeliver(session.id, consumer.number, 0)
 
-    def _pack(self) -> dict[str, Any]:
+    def _pack(self) -> dict[str, object]:
         return snapshot.pack(self)
 
-    def _restore(self, known: dict[str, Any]) -> None:
+    def _restore(self, known: Packed) -> None:
         self.set_version(known["version"])
         self.settings = known["settings"]
         self._clear()

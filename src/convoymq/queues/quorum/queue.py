@@ -24,20 +24,23 @@ the replica managed to. Clients drop repeats by seq and message id.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
 from convoymq.model.errors import StorageFault
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
-from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures
+from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures, Row
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
-from convoymq.queues.reservation_reads import Ask, ReservedRun, Room, no_wait, serve
+from convoymq.queues.reservation_reads import Ask, Fields, ReservedRun, Room, no_wait, serve
 from convoymq.replication.machine import EFFECT_DELIVER, Effect
 from convoymq.storage.types import EntryGone
+
+if TYPE_CHECKING:
+    from convoymq.queues.driver import GroupOptions
 
 FINAL = 1 << 31
 ANSWER_BYTES_SOFT = 4 << 20
@@ -61,7 +64,7 @@ class QuorumQueue(GroupQueue):
         unserved_consumer_arguments=frozenset(("x-consumer-timeout",)),
     )
 
-    def __init__(self, *, ask_node: Ask | None = None, **options: Any) -> None:
+    def __init__(self, *, ask_node: Ask | None = None, **options: Unpack[GroupOptions]) -> None:
         super().__init__(**options)
         self._reservation_client = ReservationClient(self, ask_node)
 
@@ -265,7 +268,7 @@ class QuorumQueue(GroupQueue):
 
     # --- reservations --------------------------------------------------------------------------
 
-    async def reservation(self, op: Mapping[str, Any]) -> dict[str, Any]:
+    async def reservation(self, op: Mapping[str, object]) -> Row:
         """See `Queue`."""
         return await self._reservation_client.op(op)
 
@@ -289,7 +292,7 @@ class QuorumQueue(GroupQueue):
         """See `Queue`."""
         return await self._reservation_client.browse(cursor, max_rows, max_bytes)
 
-    async def serve_reservation(self, request: Sequence[Any], room: Room = no_wait) -> list[Any]:
+    async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """See `Queue`."""
         return await serve(self._reservation_client, request, room)
 
@@ -342,7 +345,7 @@ class QuorumQueue(GroupQueue):
         machine: QuorumMachine = replica.machine
         return (machine.backlog.ready(), machine.consumers.count)
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Row:
         """What the management API shows, from local knowledge."""
         made = super().info()
         replica = self._host.replica(self.group)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,6 +35,7 @@ from convoymq.queues.reservation_reads import (
     YIELD_BLOCKS,
     YIELD_BYTES,
     Ask,
+    Fields,
     Page,
     ReservedRun,
     checked_cursor,
@@ -43,7 +44,13 @@ from convoymq.queues.reservation_reads import (
     decode_runs,
     opened,
 )
-from convoymq.queues.reservations import Refusal, Reservation, checked_op, reservation_refused
+from convoymq.queues.reservations import (
+    Answer,
+    Refusal,
+    Reservation,
+    checked_op,
+    reservation_refused,
+)
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.client import QuorumClient
@@ -83,7 +90,7 @@ class ReservationClient(NullEvents):
 
     # --- ops -----------------------------------------------------------------------------
 
-    async def op(self, op: Mapping[str, object]) -> dict[str, Any]:
+    async def op(self, op: Mapping[str, object]) -> Answer:
         """Proposes an op and returns its answer. Raises ReservationRefused, NotFound,
         Unavailable."""
         encoded = msgspec.msgpack.encode(checked_op(op))
@@ -91,7 +98,8 @@ class ReservationClient(NullEvents):
         deadline = loop.time() + self._queue.limits.question_timeout_ms / 1000
         while True:
             try:
-                answer: dict[str, Any] = await self._propose(encoded)
+                answer = await self._propose(encoded)
+                assert answer is not None
                 return answer
             except Unavailable:
                 # The session may have ended with the op under way: it is asked in the next one.
@@ -99,9 +107,9 @@ class ReservationClient(NullEvents):
                     raise
             await asyncio.sleep(RETRY_S)
 
-    def _propose(self, encoded: bytes) -> asyncio.Future[Any]:
+    def _propose(self, encoded: bytes) -> asyncio.Future[Answer | None]:
         queue = self._queue
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         if queue.deleted:
             future.set_exception(missing(self._subject))
             return future
@@ -114,7 +122,7 @@ class ReservationClient(NullEvents):
         self._open += 1
         self._used_ms = queue.clock.monotonic_ms()
 
-        def answer(reply: Any, error: BrokerError | None) -> None:
+        def answer(reply: Answer | None, error: BrokerError | None) -> None:
             self._open -= 1
             self._used_ms = queue.clock.monotonic_ms()
             # Who asked may have given up meanwhile.
@@ -176,11 +184,11 @@ class ReservationClient(NullEvents):
         found = await self._local_browse(cursor, max_rows, max_bytes)
         if found is not None:
             return found
-        request = [BROWSE, cursor, max_rows, min(max_bytes, REMOTE_BYTES_MAX)]
+        request: list[object] = [BROWSE, cursor, max_rows, min(max_bytes, REMOTE_BYTES_MAX)]
         rest, encoded = await self._ask_members(request)
         return rest, decode_runs(encoded)
 
-    async def local_op(self, op: Mapping[str, object]) -> dict[str, Any]:
+    async def local_op(self, op: Mapping[str, object]) -> Answer:
         """See `reservation_reads.LocalReservations`."""
         return await self.op(op)
 
@@ -208,7 +216,7 @@ class ReservationClient(NullEvents):
         """See `reservation_reads.LocalReservations`."""
         return await self._local_browse(cursor, max_rows, max_bytes)
 
-    async def _ask_members(self, request: list[Any]) -> list[Any]:
+    async def _ask_members(self, request: list[object]) -> Fields:
         """The first answer of another member, the leader first."""
         queue = self._queue
         if queue.deleted:
@@ -388,7 +396,7 @@ class ReservationClient(NullEvents):
         self._propose(msgspec.msgpack.encode(op)).add_done_callback(_drop)
 
 
-def _drop(future: asyncio.Future[Any]) -> None:
+def _drop(future: asyncio.Future[Answer | None]) -> None:
     if not future.cancelled():
         future.exception()
 

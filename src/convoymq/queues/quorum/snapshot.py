@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.queues.quorum.consumers import (
     CANCELLED,
@@ -12,6 +12,7 @@ from convoymq.queues.quorum.consumers import (
     Consumers,
     QueueSession,
 )
+from convoymq.queues.sessions import Packed
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.machine import QuorumMachine
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 FORMAT = 3
 
 
-def pack(machine: QuorumMachine) -> dict[str, Any]:
+def pack(machine: QuorumMachine) -> dict[str, object]:
     """The state, equal for equal states."""
     backlog, consumers = machine.backlog, machine.consumers
     return {
@@ -62,7 +63,7 @@ def pack(machine: QuorumMachine) -> dict[str, Any]:
     }
 
 
-def unpack(machine: QuorumMachine, known: dict[str, Any]) -> None:
+def unpack(machine: QuorumMachine, known: Packed) -> None:
     """Fills an empty machine that has the snapshot's settings."""
     backlog, consumers = machine.backlog, machine.consumers
     machine.index = known["index"]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
 from convoymq.model.errors import BrokerError, OffsetOutOfRange, StorageFault
@@ -34,6 +34,7 @@ from convoymq.model.refusals import (
     purge_of_stream,
 )
 from convoymq.queues.interface import ClientEvents, ConsumerSpec, Delivery, GetResult
+from convoymq.queues.reservation_reads import Fields
 from convoymq.queues.session_client import SessionClient
 from convoymq.queues.stream.machine import CONSUMER_NAME_BYTES_MAX
 from convoymq.queues.stream.offsets import Start, StartAt, parse_start
@@ -41,7 +42,7 @@ from convoymq.storage.types import EntryGone
 from convoymq.streamlog.reader import ChunkReader
 
 if TYPE_CHECKING:
-    from convoymq.queues.stream.queue import StreamQueue
+    from convoymq.queues.stream.queue import Chunks, Extent, StreamQueue
 
 NAME_ARGUMENT = "x-stream-consumer-name"
 OFFSET_ARGUMENT = "x-stream-offset"
@@ -183,11 +184,12 @@ class StreamClient(SessionClient):
         return not self.closed and self._readers.get(reader.number) is reader
 
     def _stored(
-        self, reader: Reader, start: StartAt, found: Any, error: BrokerError | None
+        self, reader: Reader, start: StartAt, found: Fields | None, error: BrokerError | None
     ) -> None:
         if error is not None:
             self._again(reader, error, lambda: self._ask_stored(reader, start))
             return
+        assert found is not None
         offset = found[0]
         if offset is not None:
             reader.stored = offset
@@ -214,10 +216,11 @@ class StreamClient(SessionClient):
         if not self._alive(reader):
             return
 
-        def at_extent(extent: Any, error: BrokerError | None) -> None:
+        def at_extent(extent: Extent | None, error: BrokerError | None) -> None:
             if error is not None:
                 self._again(reader, error, lambda: self._resolve(reader, start))
                 return
+            assert extent is not None
             offset = {
                 Start.FIRST: extent.first,
                 Start.LAST: max(extent.first, extent.last_chunk),
@@ -227,10 +230,12 @@ class StreamClient(SessionClient):
             }[start.kind]
             self._begin(reader, offset)
 
-        def at_time(found: Any, error: BrokerError | None) -> None:
+        def at_time(found: Fields | None, error: BrokerError | None) -> None:
             if error is not None:
                 self._again(reader, error, lambda: self._resolve(reader, start))
-            elif found[0] is None:
+                return
+            assert found is not None
+            if found[0] is None:
                 # Nothing is that young yet.
                 self.queue.extent(at_extent)
             else:
@@ -425,7 +430,7 @@ class StreamClient(SessionClient):
             lambda chunks, error: self._pulled(reader, chunks, error),
         )
 
-    def _pulled(self, reader: Reader, chunks: Any, error: BrokerError | None) -> None:
+    def _pulled(self, reader: Reader, chunks: Chunks | None, error: BrokerError | None) -> None:
         reader.pulling = False
         if not self._alive(reader):
             return
@@ -435,6 +440,7 @@ class StreamClient(SessionClient):
             self._later(reader, PULL_PAUSE_MS)
             return
         else:
+            assert chunks is not None
             for run in chunks.runs:
                 if reader.state != RUNNING or run.offset != reader.offset:
                     break
@@ -445,7 +451,7 @@ class StreamClient(SessionClient):
     # --- offsets -------------------------------------------------------------------------
 
     def store(
-        self, name: str, offset: int, done: Callable[[Any, BrokerError | None], None]
+        self, name: str, offset: int, done: Callable[[None, BrokerError | None], None]
     ) -> None:
         """Stores an offset for a consumer's name; `done` hears when it is safe."""
         encoded = name.encode()

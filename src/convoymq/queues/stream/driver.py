@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from convoymq.model.durations import duration_ms
 from convoymq.model.tables import Table
 from convoymq.queues.driver import GroupDriver, GroupOptions, GroupQuestions
@@ -74,9 +72,9 @@ class StreamDriver(GroupDriver):
         return StreamQueue(ask_node=ask.node, answers=answers, **options)
 
 
-def stream_settings(arguments: Table) -> dict[str, Any]:
+def stream_settings(arguments: Table) -> dict[str, int]:
     """Returns what the machine of a stream takes from its declaration."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, int] = {}
     for name, argument in (
         ("max_bytes", "x-max-length-bytes"),
         ("segment_bytes", "x-stream-max-segment-size-bytes"),

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from convoymq.kernels import batch
 from convoymq.model import trace as words
@@ -42,6 +41,7 @@ from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.sessions import (
     APPLIED_OK,
     APPLIED_REJECTED,
+    Packed,
     Session,
     check_openings,
     check_written,
@@ -356,7 +356,7 @@ class StreamMachine(GroupMachine):
 
     # ---------------------------------------------------------------- snapshots
 
-    def _pack(self) -> dict[str, Any]:
+    def _pack(self) -> dict[str, object]:
         return {
             "format": self.SNAPSHOT_FORMAT,
             "version": self.version,
@@ -380,7 +380,7 @@ class StreamMachine(GroupMachine):
             "written": self._pack_written(),
         }
 
-    def _restore(self, known: dict[str, Any]) -> None:
+    def _restore(self, known: Packed) -> None:
         self.set_version(known["version"])
         self.settings = known["settings"]
         self._clear()

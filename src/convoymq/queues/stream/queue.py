@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 from convoymq.kernels import batch
 from convoymq.kernels.batch import Entry
@@ -43,9 +43,10 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.queues.group_queue import GroupQueue, Replica
-from convoymq.queues.interface import ClientEvents, QueueFeatures
+from convoymq.queues.interface import ClientEvents, QueueFeatures, Row
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.null_events import NullEvents
+from convoymq.queues.reservation_reads import Fields
 from convoymq.queues.stream.client import StreamClient
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication.machine import Effect
@@ -54,9 +55,13 @@ from convoymq.storage.types import EntryGone
 from convoymq.streamlog.read_descriptor import ReadDescriptor, describe_read
 from convoymq.streamlog.reader import ChunkReader, Run, offset_at
 
-Answer = Callable[[Any, "BrokerError | None"], None]
+if TYPE_CHECKING:
+    from convoymq.queues.driver import GroupOptions
+
+Found = TypeVar("Found")
+Answer = Callable[[Found | None, "BrokerError | None"], None]
 """Gets what was asked for, or why it does not come; called once."""
-AskNode = Callable[[int, list[Any], int, Answer], None]
+AskNode = Callable[[int, list[object], int, Answer[object]], None]
 """(node, request, how long to wait in ms, answer): asks a node; see the table above."""
 
 #: Bounds of one read, whatever the reader asks for; the rest comes with the next.
@@ -134,7 +139,9 @@ class StreamQueue(GroupQueue):
         unserved_consumer_arguments=frozenset(FILTER_ARGUMENTS),
     )
 
-    def __init__(self, *, ask_node: AskNode, answers: LargeAnswers, **common: Any) -> None:
+    def __init__(
+        self, *, ask_node: AskNode, answers: LargeAnswers, **common: Unpack[GroupOptions]
+    ) -> None:
         super().__init__(**common)
         self._ask_node = ask_node
         self._answers = answers
@@ -349,7 +356,10 @@ class StreamQueue(GroupQueue):
     # --- for other nodes -----------------------------------------------------------------
 
     def serve(
-        self, request: Sequence[Any], answer: Callable[[list[Any]], None], node: int | None = None
+        self,
+        request: Fields,
+        answer: Callable[[list[object]], None],
+        node: int | None = None,
     ) -> None:
         """Answers another node's request (module text); bad ones with `away`. What it reads is read
         when the link to `node` has room for it, and not at all when that comes too late."""
@@ -389,7 +399,7 @@ class StreamQueue(GroupQueue):
             return
         self.when_there(wanted, wait_ms, there)
 
-    def _serve(self, request: Sequence[Any]) -> list[Any]:
+    def _serve(self, request: Fields) -> list[object]:
         kind = request[0]
         if kind == "read":
             _, _, offset, end, rows, size, _ = request
@@ -426,7 +436,12 @@ class StreamQueue(GroupQueue):
     # --- asking --------------------------------------------------------------------------
 
     def ask(
-        self, request: list[Any], answer: Answer, *, leader: bool = False, wait_ms: int = 0
+        self,
+        request: list[object],
+        answer: Answer[Fields],
+        *,
+        leader: bool = False,
+        wait_ms: int = 0,
     ) -> None:
         """Asks the leader, or a member near by; `answer` gets the decoded answer's fields.
 
@@ -438,7 +453,7 @@ class StreamQueue(GroupQueue):
             answer(None, Unavailable(f"stream '{self.name}' has no {what}"))
             return
 
-        def answered(reply: Any, error: BrokerError | None) -> None:
+        def answered(reply: object, error: BrokerError | None) -> None:
             if error is None:
                 try:
                     answer(_decoded(reply), None)
@@ -489,14 +504,15 @@ class StreamQueue(GroupQueue):
         max_rows: int,
         max_bytes: int,
         wait_ms: int,
-        done: Answer,
+        done: Answer[Chunks],
     ) -> None:
         """Reads from another node's replica; `done` gets `Chunks`."""
 
-        def answered(fields: Any, error: BrokerError | None) -> None:
+        def answered(fields: Fields | None, error: BrokerError | None) -> None:
             if error is not None:
                 done(None, error)
                 return
+            assert fields is not None
             first, high, packed = fields
             runs = [
                 Run(block, 0, 0, messages, start, time_ms)
@@ -504,29 +520,29 @@ class StreamQueue(GroupQueue):
             ]
             done(Chunks(first, high, runs), None)
 
-        request = ["read", self.group, offset, end, max_rows, max_bytes, wait_ms]
+        request: list[object] = ["read", self.group, offset, end, max_rows, max_bytes, wait_ms]
         self.ask(request, answered, wait_ms=max(wait_ms, BEHIND_WAIT_MS))
 
-    def extent(self, done: Answer) -> None:
+    def extent(self, done: Answer[Extent]) -> None:
         """`done` gets the `Extent` as the leader knows it, or else a member near by."""
-        request = ["extent", self.group]
+        request: list[object] = ["extent", self.group]
         self._ask_best(
             request,
-            lambda fields, error: done(None if error is not None else Extent(*fields), error),
+            lambda fields, error: done(None if fields is None else Extent(*fields), error),
         )
 
-    def offset_at(self, time_ms: int, done: Answer) -> None:
+    def offset_at(self, time_ms: int, done: Answer[Fields]) -> None:
         """`done` gets (offset, time) of the first message at or after a time, or (None, None)."""
         self._ask_best(["time", self.group, time_ms], done)
 
-    def stored(self, name: str, done: Answer) -> None:
+    def stored(self, name: str, done: Answer[Fields]) -> None:
         """`done` gets [offset or None]: what a consumer stored."""
         self._ask_best(["stored", self.group, name], done)
 
-    def _ask_best(self, request: list[Any], done: Answer) -> None:
+    def _ask_best(self, request: list[object], done: Answer[Fields]) -> None:
         """Asks the leader; when it cannot be asked, a member that may be behind."""
 
-        def answered(fields: Any, error: BrokerError | None) -> None:
+        def answered(fields: Fields | None, error: BrokerError | None) -> None:
             if error is not None and self._leader() != self.node:
                 self.ask(request, done)
             else:
@@ -613,8 +629,8 @@ class StreamQueue(GroupQueue):
             Unavailable
         """
         if what == "latest":
-            request = ["extent", self.group]
-            fields = await _future(lambda done: self.ask(request, done, leader=True))
+            request: list[object] = ["extent", self.group]
+            fields: Fields = await _future(lambda done: self.ask(request, done, leader=True))
             return (Extent(*fields).next, None)
         if what == "earliest":
             near: Extent = await _future(self.extent)
@@ -622,7 +638,8 @@ class StreamQueue(GroupQueue):
                 return (near.first, None)
             time_ms = 0
         sought = time_ms or 0
-        offset, ms = await _future(lambda done: self.offset_at(sought, done))
+        place: Fields = await _future(lambda done: self.offset_at(sought, done))
+        offset, ms = place
         return (offset, ms)
 
     async def store_offset(self, name: str, offset: int) -> None:
@@ -639,7 +656,7 @@ class StreamQueue(GroupQueue):
 
     async def query_offset(self, name: str) -> int | None:
         """What a consumer stored; None = nothing. Raises Unavailable."""
-        found = await _future(lambda done: self.stored(name, done))
+        found: Fields = await _future(lambda done: self.stored(name, done))
         offset: int | None = found[0]
         return offset
 
@@ -666,7 +683,7 @@ class StreamQueue(GroupQueue):
         machine = self._own_machine()
         return (0 if machine is None else machine.messages, self.reader_count)
 
-    def info(self) -> dict[str, Any]:
+    def info(self) -> Row:
         """What the management API shows, from local knowledge."""
         made = super().info()
         machine = self._own_machine()
@@ -689,7 +706,7 @@ def _extent(machine: StreamMachine) -> Extent:
     return Extent(machine.first, machine.next, machine.bytes, machine.last_chunk)
 
 
-def _decoded(reply: Any) -> Any:
+def _decoded(reply: object) -> Fields:
     """The fields of an answer. Raises what it says."""
     match reply:
         case ["runs" | "extent" | "time" | "stored", *fields]:
@@ -704,11 +721,11 @@ def _decoded(reply: Any) -> Any:
             raise PeerError("malformed answer about a stream")
 
 
-async def _future(ask: Callable[[Answer], None]) -> Any:
+async def _future(ask: Callable[[Answer[Found]], None]) -> Found:
     """What a callback gets, awaited. Raises its error."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def done(result: Any, error: BrokerError | None) -> None:
+    def done(result: Found | None, error: BrokerError | None) -> None:
         if future.done():
             return
         if error is not None:
@@ -717,4 +734,5 @@ async def _future(ask: Callable[[Answer], None]) -> Any:
             future.set_result(result)
 
     ask(done)
-    return await future
+    found: Found = await future
+    return found
