@@ -27,11 +27,12 @@ from convoymq.spark.audit.coverage import Gap, queue_facts
 from convoymq.spark.audit.plan import read_footers
 from convoymq.spark.audit.report import html_page, tables
 from convoymq.spark.audit.result import QueueReport
+from tests.ports import cluster_ports
 from tests.unit.trace.support import Recording, random_log
 
 Row = dict[str, Any]
 Rows = list[Row]
-PORT = 28_000
+PORT = cluster_ports()
 MESSAGES = 400
 
 

@@ -66,7 +66,7 @@ def test_gaps_are_entries_that_nobody_has_and_time_in_which_a_node_was_not_close
     )
     assert (facts.start, facts.end) == (0, 50)
     gaps = {(gap.node, gap.start, gap.end) for gap in facts.gaps}
-    assert gaps == {(0, 25, 30), (1, 200, 300)}
+    assert gaps == {(0, 25, 30), (1, 200, 300), (2, 600, 600)}
 
 
 WHOLE = [
@@ -100,6 +100,15 @@ def test_a_life_that_others_know_and_an_end_out_of_order_are_gaps() -> None:
     open_end = {**second, "closed": False}
     assert gaps_of(first, open_end, other) == [(1, 200, 300)]
     assert gaps_of(*({**each, "members": []} for each in WHOLE)) == [(0, 0, 0)]
+
+
+def test_the_last_file_of_the_node_that_ended_last_is_missed() -> None:
+    """No other file reaches beyond it, but the others ended in order and this node did not."""
+    first, second, third, other = WHOLE
+    late = footer(2, 1, acts=[[300, 400]], number=1, previous=[1, 0], closed=True)
+    assert gaps_of(first, second, third, {**other, "closed": False}, late) == []
+    assert gaps_of(first, second, third, {**other, "closed": False}) == [(2, 300, 300)]
+    assert gaps_of(footer(1, 1, acts=[[0, 100]])) == [], "a cluster of one node that still runs"
 
 
 def test_rows_that_a_file_counts_and_lacks_are_missing() -> None:
