@@ -27,24 +27,30 @@ def install() -> None:
     import convoymq
 
     convoymq.__version__ = RELEASE
-    from convoymq.queues import local_queues
+    from convoymq.queues.quorum import driver
     from convoymq.replication import versions as supported
 
     machine, queue = next_machine(), next_queue()
+    supported.MACHINES.append(machine.__module__)
     supported.register(machine)
-    local_queues.QuorumMachine = machine  # type: ignore[misc]
-    local_queues.QuorumQueue = queue  # type: ignore[misc]
+    driver.QuorumMachine = machine  # type: ignore[misc]
+    driver.QuorumQueue = queue  # type: ignore[misc]
 
 
 def next_machine() -> Any:
     """The machine with version 2."""
-    import msgspec
-
+    from convoymq.queues.quorum.deliveries import Deliveries
     from convoymq.queues.quorum.machine import COMMAND_TYPES, QuorumMachine
+    from convoymq.queues.quorum.reservation_holder import ReservationHolder
+    from convoymq.queues.reservations import Reservations
     from convoymq.replication.versions import command_table
 
     known = [kind for kind in range(256) if COMMAND_TYPES[1][kind >> 3] & 1 << (kind & 7)]
     table = command_table([*known, MARK])
+
+    class NextDeliveries(Deliveries):
+        def give_back(self, run: Any, failed: int) -> None:
+            super().give_back(run, failed * 2 if self.machine.version >= 2 else failed)
 
     class NextQuorumMachine(QuorumMachine):
         VERSION = 2
@@ -59,18 +65,16 @@ def next_machine() -> Any:
             else:
                 super()._leader_command(kind, *arguments)
 
-        def _return(self, run: Any, failed: int) -> None:
-            super()._return(run, failed * 2 if self.version >= 2 else failed)
-
         def _clear(self) -> None:
             super()._clear()
             self.marks = 0
+            self.deliveries = NextDeliveries(self, self.backlog, self.consumers)
+            holder = ReservationHolder(self, self.backlog, self.consumers, self.deliveries)
+            self.reservations = Reservations(holder)
 
-        def snapshot(self) -> bytes:
-            state = super().snapshot()
-            if self.version < 2:
-                return state
-            return msgspec.msgpack.encode({**msgspec.msgpack.decode(state), "marks": self.marks})
+        def _pack(self) -> dict[str, Any]:
+            state = super()._pack()
+            return state if self.version < 2 else {**state, "marks": self.marks}
 
         def _restore(self, known: dict[str, Any]) -> None:
             super()._restore(known)
