@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ REQUEST_TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 16
 
 Progress = Callable[[str], None]
-Handler = Callable[[dict[str, Any], Progress], Awaitable[Any]]
+Handler = Callable[[dict[str, object], Progress], Awaitable[object]]
 """Called with the request; returns the result. Raises BrokerError."""
 
 
@@ -92,7 +92,7 @@ class AdminSocket:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def say(content: dict[str, Any]) -> None:
+        def say(content: dict[str, object]) -> None:
             writer.write(json.dumps(content, default=str).encode() + b"\n")
 
         try:
@@ -116,7 +116,7 @@ class AdminSocket:
 
 
 def ask(
-    directory: Path, request: dict[str, Any], progress: Progress, timeout: float = 300.0
+    directory: Path, request: Mapping[str, object], progress: Progress, timeout: float = 300.0
 ) -> Any:
     """Sends a request to the node that runs in a data directory and returns its result.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from convoymq.data_directory import DataDirectory
 from convoymq.metadata.formation import (
@@ -29,14 +29,29 @@ from convoymq.metadata.formation import (
     join_request,
 )
 from convoymq.metadata.joining import JoinDesk
-from convoymq.model.clock import Clock
+from convoymq.model.clock import Clock, Timer
 from convoymq.model.config import ClusterConfig
 from convoymq.model.errors import BrokerError, Misuse
 from convoymq.transport.control import KIND_FOUND, KIND_JOIN, ControlPlane
 from convoymq.transport.handshake import PeerHello
 
+if TYPE_CHECKING:
+    from convoymq.groups.host import ReplicaHost
+    from convoymq.storage.store import Storage
+    from convoymq.transport.links import Links
+
 POLL_S = 0.01
 ASK_TIMEOUT_S = 5.0
+
+
+class Log(Protocol):
+    """The node's log file."""
+
+    def info(self, event: str, /, **facts: object) -> None:
+        """Something happened."""
+
+    def warning(self, event: str, /, **facts: object) -> None:
+        """Something that somebody should look at."""
 
 
 class OpenGroup(Protocol):
@@ -60,12 +75,12 @@ class ClusterEntry:
         *,
         config: ClusterConfig,
         data: DataDirectory,
-        storage: Any,
-        links: Any,
+        storage: Storage,
+        links: Links,
         control: ControlPlane,
-        host: Any,
+        host: ReplicaHost,
         clock: Clock,
-        log: Any,
+        log: Log,
         open_group: OpenGroup,
         fail: Callable[[BrokerError], None],
     ) -> None:
@@ -82,7 +97,7 @@ class ClusterEntry:
         self._opened = False
         self._due = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: Any = None
+        self._timer: Timer | None = None
         metadata = storage.logs.get(0)
         has_log = metadata is not None and (metadata.last_index > 0 or metadata.snapshot_index > 0)
         if has_log:
@@ -198,7 +213,11 @@ class ClusterEntry:
         self.data.founded()
 
     def _ask(
-        self, node: int, kind: int, body: Any, on_answer: Callable[[int, Any, str], list[Action]]
+        self,
+        node: int,
+        kind: int,
+        body: object,
+        on_answer: Callable[[int, object, str], list[Action]],
     ) -> None:
         async def ask() -> None:
             answer, reason = None, ""
@@ -212,7 +231,7 @@ class ClusterEntry:
 
         self._spawn(ask())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         async def guarded() -> None:
             try:
                 await work
@@ -225,17 +244,17 @@ class ClusterEntry:
 
     # -- answering ------------------------------------------------------------------------------
 
-    async def _on_found(self, _node: int, body: Any) -> dict[str, Any]:
+    async def _on_found(self, _node: int, body: object) -> dict[str, object]:
         answer, actions = self.formation.on_found(body, self._linked())
         self._act(actions)
         self.poke()
         return answer
 
-    async def _on_join(self, node: int, body: Any) -> dict[str, Any]:
+    async def _on_join(self, node: int, body: object) -> dict[str, object]:
         """A node asks to be let in."""
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
 
-        def reply(found: dict[str, Any]) -> None:
+        def reply(found: dict[str, object]) -> None:
             if not answer.done():
                 answer.set_result(found)
 

@@ -205,7 +205,7 @@ class DataDirectory:
             self.versions[kind] = version
             self._save()
 
-    def note(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: object) -> None:
         """Keeps a further value under a name of its own; None removes it."""
         if value is None:
             self._content.pop(name, None)
@@ -213,7 +213,7 @@ class DataDirectory:
             self._content[name] = value
         self._save()
 
-    def noted(self, name: str) -> Any:
+    def noted(self, name: str) -> object:
         """What `note` kept; None = nothing."""
         return self._content.get(name)
 

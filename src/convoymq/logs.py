@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, TextIO
+from typing import TextIO, cast
 
 import structlog
 
@@ -65,12 +65,12 @@ def set_up(config: LogConfig) -> LogOutput:
     plain = config.format in ("plain", "plaintext")
     if config.format == "auto":
         plain = output.isatty()
-    renderer: Any = (
+    renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(colors=output.isatty())
         if plain
         else structlog.processors.JSONRenderer()
     )
-    stream: Any = output
+    stream = cast("TextIO", output)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import structlog
@@ -50,7 +50,16 @@ from convoymq.model.errors import (
 )
 from convoymq.replication.raft.membership import Membership
 from convoymq.replication.raft.types import LOST_STATE, QUARANTINED
-from convoymq.transport.control import KIND_RECOVERY
+from convoymq.transport.control import KIND_RECOVERY, Body
+
+if TYPE_CHECKING:
+    from convoymq.groups.host import ReplicaHost
+    from convoymq.metadata.commands import Command
+    from convoymq.model.clock import Clock
+    from convoymq.storage.log import GroupLog
+    from convoymq.storage.store import Storage
+    from convoymq.transport.handshake import PeerHello
+    from convoymq.transport.identity import NodeIdentity
 
 log = structlog.get_logger()
 
@@ -68,6 +77,82 @@ def _random_id() -> str:
     return secrets.token_hex(16)
 
 
+class Control(Protocol):
+    """What is needed of `ControlPlane`."""
+
+    def handle(
+        self, kind: int, handler: Callable[[int, object], Coroutine[object, None, object]], /
+    ) -> None:
+        """Registers who answers requests of a kind."""
+
+    async def request(self, node: int, kind: int, body: object, timeout: float, /) -> object:
+        """Asks a node, itself included."""
+
+
+class Links(Protocol):
+    """What is needed of `transport.links.Links`."""
+
+    def connected(self) -> list[int]:
+        """Nodes that are reached."""
+
+    def hello_of(self, node: int, /) -> PeerHello | None:
+        """What a node said of itself when it was last linked."""
+
+
+class Store(Protocol):
+    """What is needed of `AsyncMetadataStore`."""
+
+    async def execute(self, command: Command, timeout: float, /) -> object:
+        """Applies a command in the whole cluster."""
+
+
+class RecoveredNode(Protocol):
+    """What is needed of `Node`."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+
+    @property
+    def identity(self) -> NodeIdentity:
+        """Who it is now."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether clients may come."""
+
+    @property
+    def machine(self) -> MetadataMachine:
+        """The tree."""
+
+    @property
+    def storage(self) -> Storage:
+        """Its logs."""
+
+    @property
+    def host(self) -> ReplicaHost:
+        """Its groups."""
+
+    @property
+    def clock(self) -> Clock:
+        """Time."""
+
+    @property
+    def control(self) -> Control:
+        """Requests to other nodes."""
+
+    @property
+    def links(self) -> Links:
+        """Its links."""
+
+    @property
+    def store(self) -> Store:
+        """Writes into the tree."""
+
+    def switch_cluster(self, cluster: str, delay_s: float, /) -> None:
+        """Gives the cluster another id; links are made anew after the delay."""
+
+
 class Recovery:
     """One node's part; `node` is the `Node` it belongs to.
 
@@ -75,7 +160,7 @@ class Recovery:
         new_id: makes the id of the cluster that goes on.
     """
 
-    def __init__(self, node: Any, new_id: Callable[[], str] = _random_id) -> None:
+    def __init__(self, node: RecoveredNode, new_id: Callable[[], str] = _random_id) -> None:
         self._node = node
         self._new_id = new_id
         self._running = False
@@ -83,17 +168,19 @@ class Recovery:
 
     # -- for the operator -------------------------------------------------------------------
 
-    async def plan(self, _request: dict[str, Any], _progress: Progress) -> dict[str, Any]:
+    async def plan(self, _request: dict[str, object], _progress: Progress) -> dict[str, Any]:
         """Returns the plan as it is now, with its digest and what must be typed to carry it out."""
         plan = await self._make()
         return {**plan.to_builtins(), "digest": plan.digest, "confirmation": CONFIRMATION,
                 "needed": plan.needed}  # fmt: skip
 
-    async def history(self, _request: dict[str, Any], _progress: Progress) -> list[Any]:
+    async def history(
+        self, _request: dict[str, object], _progress: Progress
+    ) -> list[dict[str, object]]:
         """Returns what earlier recoveries have recorded, oldest first."""
         return [dict(row) for row in self._node.machine.recoveries]
 
-    async def execute(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    async def execute(self, request: dict[str, object], progress: Progress) -> dict[str, object]:
         """Carries out the plan that was shown.
 
         Raises:
@@ -159,7 +246,7 @@ class Recovery:
             copies=copies,
         )
 
-    def _copy(self, group: int, found: Any) -> CopyReport:
+    def _copy(self, group: int, found: GroupLog) -> CopyReport:
         replica = self._node.host.replica(group)
         unusable = ""
         voters: tuple[int, ...] = ()
@@ -191,7 +278,7 @@ class Recovery:
             unusable=unusable,
         )
 
-    def _tree(self) -> dict[str, Any]:
+    def _tree(self) -> dict[str, object]:
         """The metadata as they will be when this node's log of them is applied to its end."""
         found = self._node.storage.logs.get(METADATA_GROUP)
         if found is None:
@@ -235,7 +322,7 @@ class Recovery:
 
     # -- carrying out -----------------------------------------------------------------------
 
-    async def _execute(self, plan: Plan, progress: Progress) -> dict[str, Any]:
+    async def _execute(self, plan: Plan, progress: Progress) -> dict[str, object]:
         node = self._node
         former = plan.cluster
         cluster = self._new_id()
@@ -314,10 +401,12 @@ class Recovery:
         deadline = asyncio.get_running_loop().time() + SETTLE_TIMEOUT_S
         while True:
             asked = [[group, list(followers)] for group, followers in groups]
-            answer: list[list[Any]] = await self._ask(survivor, {"op": "take", "groups": asked})
+            answer: list[tuple[int, str]] = await self._ask(
+                survivor, {"op": "take", "groups": asked}
+            )
             # Queues may have been deleted since the plan was made: clients are served again.
             kept = {METADATA_GROUP, *(record.group for record in self._node.machine.records())}
-            answer = [[group, text] for group, text in answer if group in kept]
+            answer = [(group, text) for group, text in answer if group in kept]
             if not answer or asyncio.get_running_loop().time() > deadline:
                 return [str(text) for _, text in answer]
             # A replica that still hears somebody stands for election first.
@@ -348,12 +437,12 @@ class Recovery:
                 raise Unavailable(text)
             await asyncio.sleep(POLL_S)
 
-    async def _ask(self, node: int, body: dict[str, Any]) -> Any:
+    async def _ask(self, node: int, body: Mapping[str, object]) -> Body:
         return await self._node.control.request(node, KIND_RECOVERY, body, ASK_TIMEOUT_S)
 
     # -- for other nodes --------------------------------------------------------------------
 
-    async def _on_request(self, asker: int, body: Any) -> Any:
+    async def _on_request(self, asker: int, body: Body) -> object:
         match body["op"]:
             case "report":
                 return asdict(self._report())

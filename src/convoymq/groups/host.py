@@ -12,7 +12,7 @@ leader by asking the members, and forwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,7 +30,7 @@ from convoymq.model.errors import Misuse, PeerError
 from convoymq.replication.machine import Machine
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Learner, Membership
-from convoymq.replication.raft.types import RaftConfig
+from convoymq.replication.raft.types import RaftConfig, Received
 from convoymq.replication.versions import Supports
 from convoymq.storage.types import Damage, GroupPlan
 from convoymq.transport.interfaces import Transport
@@ -373,7 +373,7 @@ class ReplicaHost:
         leader = replica.established_leader
         self.send_raft(node, replica.group, (LEADER_IS, replica.term, leader))
 
-    def _decode(self, node: int, group: int, data: bytes) -> list[Any] | None:
+    def _decode(self, node: int, group: int, data: bytes) -> Received | None:
         try:
             message = msgspec.msgpack.decode(memoryview(data)[batch.HEADER_SIZE :])
         except msgspec.DecodeError as error:

@@ -125,7 +125,7 @@ class Plan:
         """Equal for equal plans; where logs end counts too."""
         return hashlib.sha256(msgspec.msgpack.encode(self.to_builtins())).hexdigest()[:16]
 
-    def to_builtins(self) -> dict[str, Any]:
+    def to_builtins(self) -> dict[str, object]:
         """Returns plain values, for JSON."""
         return {
             "cluster": self.cluster,

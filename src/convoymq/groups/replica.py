@@ -13,7 +13,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -43,7 +43,7 @@ from convoymq.replication.machine import FLAG_NODE_GONE, Machine
 from convoymq.replication.raft import types
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Membership, decode_membership
-from convoymq.replication.raft.types import LEADER, REPLICATE, ROLE_NAMES
+from convoymq.replication.raft.types import LEADER, REPLICATE, ROLE_NAMES, Received
 
 if TYPE_CHECKING:
     from convoymq.groups.host import ReplicaHost
@@ -474,7 +474,7 @@ class Replica:
             self.acknowledge()
         self.run_effects()
 
-    def on_message(self, sender: int, message: Sequence[Any]) -> None:
+    def on_message(self, sender: int, message: Received) -> None:
         """Takes a RAFT frame's message. Raises PeerError."""
         if message[0] == LEADER_IS:
             self.serving.on_leader_is(sender, message)

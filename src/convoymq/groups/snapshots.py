@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.groups import transfer
 from convoymq.groups.transfer import SnapshotReceiving, SnapshotSending
 from convoymq.model.errors import InvariantViolated, UnsupportedVersion
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.membership import decode_membership
-from convoymq.replication.raft.types import LEADER, REPLICATE
+from convoymq.replication.raft.types import LEADER, REPLICATE, Received
 from convoymq.storage.types import GroupPlan, Snapshot
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class SnapshotTransfers:
             peer.probe(max(index, peer.match) + 1)
             replica.sender.probe(peer)
 
-    def on_message(self, sender: int, message: Sequence[Any]) -> None:
+    def on_message(self, sender: int, message: Received) -> None:
         """Takes a message about a snapshot."""
         replica = self.replica
         core = self.core

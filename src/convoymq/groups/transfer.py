@@ -15,14 +15,14 @@ bodies. After a broken link BEGIN is sent again and the answer says where to go 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import split_entries
 from convoymq.model.errors import BrokerError, PeerError, StorageFault, UnsupportedVersion
 
 if TYPE_CHECKING:
     from convoymq.groups.replica import Replica
+    from convoymq.replication.raft.types import Received
 
 BEGIN = 48
 STATE = 49
@@ -86,7 +86,7 @@ class SnapshotSending:
         if self._begun and not self.stopped:
             self._pump()
 
-    def on_message(self, message: Sequence[Any]) -> None:
+    def on_message(self, message: Received) -> None:
         """ACKNOWLEDGE or DONE of the follower. Raises PeerError."""
         if message[2] != self.id or self.stopped:
             return
@@ -159,7 +159,7 @@ class SnapshotSending:
 class SnapshotReceiving:
     """One snapshot on its way from the leader."""
 
-    def __init__(self, replica: Replica, node: int, message: Sequence[Any]) -> None:
+    def __init__(self, replica: Replica, node: int, message: Received) -> None:
         self.replica = replica
         self.node = node
         _, self.term, self.id, self.index, index_term, self.membership, size, _ = message
@@ -169,7 +169,7 @@ class SnapshotReceiving:
         self._last = 0
         self._receiver = replica.log.receive_snapshot(self.index, index_term)
 
-    def is_same(self, node: int, message: Sequence[Any]) -> bool:
+    def is_same(self, node: int, message: Received) -> bool:
         """True when a BEGIN is about this snapshot."""
         return node == self.node and message[1] == self.term and message[2] == self.id
 
@@ -177,7 +177,7 @@ class SnapshotReceiving:
         """Gives up; the former log stands (unless it is already being replaced)."""
         self._receiver.abort()
 
-    def on_message(self, node: int, message: Sequence[Any]) -> None:
+    def on_message(self, node: int, message: Received) -> None:
         """A chunk. What does not fit is answered by what is here. Raises PeerError."""
         if not self.is_same(node, message) or self.finishing:
             return

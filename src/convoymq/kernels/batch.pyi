@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 HEADER_SIZE: int  # 48, entries and link frames alike
 COMMAND_SIZE: int  # 32
@@ -121,13 +121,19 @@ class CommandBuilder:
     def discard_unsent(self) -> None:
         """Seals the batch for the pending lists only (no leader known)."""
 
+class FlowOwner(Protocol):
+    """A client whose channels stop while too much is pending."""
+
+    def check_flow(self) -> object:
+        """What is pending may be beyond its bounds, or within them again."""
+
 class PendingBudget:
     """What is pending in all targets that share it."""
 
     bytes: int
     bytes_max: int
     """Beyond it (default: never) targets ask their owners as beyond their own bounds."""
-    waiting: set[Any]
+    waiting: set[FlowOwner]
     """Clients that stopped their channels for it."""
     def __init__(self, bytes_max: int = ...) -> None: ...
 
@@ -148,9 +154,9 @@ class PublishTarget:
     publishes: within the round, so that one read is all that a channel can exceed them by."""
     budget: PendingBudget
     """Shared with other targets; to be set before the first command."""
-    owner: Any
+    owner: object
     """The QueueClient."""
-    def __init__(self, builder: CommandBuilder, session: int, owner: Any) -> None: ...
+    def __init__(self, builder: CommandBuilder, session: int, owner: object) -> None: ...
     def publish(self, record: Sequence[bytes], body_size: int, tag: int, flags: int = 0) -> None:
         """Appends one message: the parts of `record` are joined (the frame scanner has a C twin of
         this)."""
@@ -158,7 +164,7 @@ class PublishTarget:
         """The record that is appended next, at once, has this producer and this sequence. Those
         in succession share one ENQUEUE command behind one PRODUCER command; others never join."""
     def command(
-        self, type: int, flags: int, count: int, arg: int, body: bytes = b"", note: Any = None
+        self, type: int, flags: int, count: int, arg: int, body: bytes = b"", note: object = None
     ) -> int:
         """Appends any other command and returns its seq."""
     def applied(self, seq: int) -> list[PendingCommand]:

@@ -1,7 +1,6 @@
 """The thread that makes the write-ahead log durable."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 SYNC_FDATASYNC: int
 SYNC_FSYNC: int
@@ -25,7 +24,7 @@ class Flusher:
     One submission is in flight at a time; its buffers are kept alive until it is answered.
     """
 
-    on_completed: Callable[[Any, int], None] | None
+    on_completed: Callable[[object, int], None] | None
     """Called by `on_readable` (or by `submit`, inline) with (token, errno); 0 = durable."""
     inline_count: int
     """Flushes done in `submit`."""
@@ -35,13 +34,13 @@ class Flusher:
         """Starts the thread. `method`: one of SYNC_*. `inline`: flush small batches in `submit`
         while the disk is quick and mostly idle, and write small ones past the page cache, where
         the file need not grow for them. Raises OSError."""
-    def submit(self, file: Any, offset: int, buffers: Sequence[bytes], token: Any) -> None:
+    def submit(self, file: object, offset: int, buffers: Sequence[bytes], token: object) -> None:
         """Starts writing the buffers back to back at `offset` of `file` (it has `fileno()`).
 
         Raises RuntimeError while a submission is in flight or after `close`."""
     def fileno(self) -> int:
         """Descriptor that becomes readable when a submission is answered."""
-    def completed(self) -> list[tuple[Any, int]]:
+    def completed(self) -> list[tuple[object, int]]:
         """Takes the answers that have come: (token, errno)."""
     def on_readable(self) -> None:
         """For the event loop: takes the answers and calls `on_completed` for each."""

@@ -102,7 +102,7 @@ class ChannelCodec:
 
     buffer: ConnectionBuffer
     number: int
-    owner: Any
+    owner: object
     state: int
     mode: int
     epoch: Epoch
@@ -122,7 +122,7 @@ class ChannelCodec:
         """The lowest delivery tag that is outstanding; 0 = none."""
     def add_slot(
         self,
-        client: Any,
+        client: object,
         number: int,
         tag: bytes,
         no_ack: bool = False,
@@ -215,7 +215,7 @@ class ConnectionBuffer:
     """One connection: its buffers and its channels."""
 
     fd: int
-    owner: Any
+    owner: object
     outbox: Outbox
     state: int
     paused: bool

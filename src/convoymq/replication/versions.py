@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 from convoymq.model.errors import UnsupportedVersion
 
@@ -23,7 +23,15 @@ _ranges: dict[str, tuple[str, int, int]] = {}
 """Kind -> (module, oldest, newest version)."""
 
 
-def register(machine: Any) -> None:
+class Versioned(Protocol):
+    """A machine of some kind, and the versions of it that this build supports."""
+
+    KIND: str
+    OLDEST_VERSION: int
+    VERSION: int
+
+
+def register(machine: type[Versioned]) -> None:
     """Adds a class of machines: its KIND, OLDEST_VERSION and VERSION."""
     _ranges[machine.KIND] = (machine.__module__, machine.OLDEST_VERSION, machine.VERSION)
 
@@ -56,7 +64,7 @@ def is_supported(supported: Supports, kind: str, version: int) -> bool:
     return bool(found[0] <= version <= found[1])
 
 
-def check_version(machine: Any, version: int) -> int:
+def check_version(machine: Versioned | type[Versioned], version: int) -> int:
     """Returns the version when the machine's class supports it. Raises UnsupportedVersion."""
     if not machine.OLDEST_VERSION <= version <= machine.VERSION:
         raise UnsupportedVersion(

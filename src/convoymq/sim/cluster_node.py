@@ -8,7 +8,7 @@ opens and ends queues by the tree, `MembershipManager` keeps groups, records and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,7 +50,7 @@ from convoymq.sim.network import Receiver
 from convoymq.sim.nodes import AUDIT_MS, SimNode, WatchedMachine, WatchedStream
 from convoymq.storage.log import GroupLog
 from convoymq.transport.control import KIND_FOUND, KIND_JOIN, KIND_RECOVERY
-from convoymq.transport.handshake import Hello, LinkRefused, PeerHello, read_hello
+from convoymq.transport.handshake import Hello, LinkRefused, OwnHello, PeerHello, read_hello
 from convoymq.transport.identity import Founding, NodeIdentity
 
 if TYPE_CHECKING:
@@ -516,7 +516,7 @@ class ClusterNode(SimNode):
         """Whether a node is reached."""
         return bool(self.transport.is_connected(node))
 
-    def hello(self) -> dict[str, object]:
+    def hello(self) -> OwnHello:
         """What this node says of itself."""
         said = Hello(
             cluster=NAME,
@@ -564,7 +564,7 @@ class ClusterNode(SimNode):
         """A peer is reached through another one."""
         self._meet(peer, incarnation, msgspec.msgpack.decode(said))
 
-    def _meet(self, peer: int, incarnation: int, said: dict[str, object]) -> None:
+    def _meet(self, peer: int, incarnation: int, said: Mapping[str, object]) -> None:
         cluster = said["cluster_id"]
         assert isinstance(cluster, str)
         self.world.on_linked(self, peer, cluster)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from convoymq.storage.types import File, StorageFault
+from convoymq.storage.types import File, Job, StorageFault, T
 
 
 class InlineFlusher:
     """Writes and syncs at once, answers when `run` is called (`automatic`: at once)."""
 
     def __init__(self, *, automatic: bool = False) -> None:
-        self.on_completed: Callable[[Any, int], None] | None = None
+        self.on_completed: Callable[[object, int], None] | None = None
         self.automatic = automatic
-        self.held: tuple[File, int, list[bytes], Any] | None = None
+        self.held: tuple[File, int, list[bytes], object] | None = None
         self._running = False
 
-    def submit(self, file: File, offset: int, buffers: Sequence[bytes], token: Any) -> None:
+    def submit(self, file: File, offset: int, buffers: Sequence[bytes], token: object) -> None:
         assert self.held is None, "one flush at a time"
         self.held = (file, offset, list(buffers), token)
         if self.automatic and not self._running:
@@ -52,13 +51,11 @@ class InlineWorker:
 
     def __init__(self, *, automatic: bool = False) -> None:
         self.automatic = automatic
-        self._jobs: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = (
-            deque()
-        )
+        self._jobs: deque[Job] = deque()
         self._running = False
 
     def submit(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+        self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
     ) -> None:
         self._jobs.append((work, done))
         if self.automatic and not self._running:
@@ -79,7 +76,7 @@ class InlineWorker:
         if not self._jobs:
             return False
         work, done = self._jobs.popleft()
-        result: Any = None
+        result: object = None
         failure: BaseException | None = None
         try:
             result = work()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import Entry
 from convoymq.logformat.entry import KIND_VOID, KIND_VOTE, check_entry
@@ -42,7 +42,7 @@ NO_NODE = 256
 """Votes from here on are marks of the consensus core: no vote was given in that term."""
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """The callback of a log that nobody listens to."""
 
 
@@ -498,7 +498,7 @@ class GroupLog:
         def work() -> None:
             write_snapshot(directory, group, snapshot, era, clusters.current)
 
-        def finished(_: Any, error: BaseException | None) -> None:
+        def finished(_: object, error: BaseException | None) -> None:
             if error is None and version == self.version and snapshot.index > self.snapshot_index:
                 self._snapshot_saved(snapshot)
             elif error is not None and version == self.version:
@@ -606,7 +606,7 @@ class GroupLog:
         def work() -> None:
             remove_former(directory, group, era, self.store.clusters)
 
-        def finished(_: Any, error: BaseException | None) -> None:
+        def finished(_: object, error: BaseException | None) -> None:
             nonlocal refused
             if error is None:
                 if self.damaged is guard:

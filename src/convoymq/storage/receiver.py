@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import Entry
 from convoymq.logformat.entry import KIND_VOTE
@@ -60,7 +60,7 @@ class SnapshotReceiver:
                 for entry in entries:
                     writer.add(entry.index, entry.term, entry.data)
 
-        def done(_: Any, error: BaseException | None) -> None:
+        def done(_: object, error: BaseException | None) -> None:
             self.backlog_bytes -= size
             self._failure = self._failure or error
 

@@ -11,7 +11,6 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from convoymq.logformat.entry import KIND_REMOVED, KIND_TAIL_MARKER, NO_GROUP
 from convoymq.logformat.identity import ClusterIds
@@ -56,7 +55,7 @@ NEVER = 1 << 62
 """Generation of a WAL file that is never released."""
 
 
-def _ignore(*_: Any) -> None:
+def _ignore(*_: object) -> None:
     """An answer that nobody needs."""
 
 
@@ -201,7 +200,7 @@ class Storage:
         directory = self.directory
         era = log.new_era()
 
-        def done(_: Any, error: BaseException | None) -> None:
+        def done(_: object, error: BaseException | None) -> None:
             if error is not None and group not in self.logs:
                 # What could not be removed must never be taken for the group's own.
                 self.left[group] = (max(era, self.left.get(group, (0, 0))[0]), NEVER)

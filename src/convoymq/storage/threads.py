@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+
+from convoymq.storage.types import Job, T
 
 COPY_RATE = 8 << 20
 """Bytes per second that may be copied beside small flushes without making them wait."""
@@ -16,8 +17,6 @@ WAITING_SHARE = 4
 BULK_RATE = 16 << 20
 """Bytes per second of the log from which on nobody counts single milliseconds."""
 RATE_WINDOW_S = 0.1
-
-_Job = tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]
 
 
 class ThreadWorker:
@@ -29,13 +28,13 @@ class ThreadWorker:
 
     def __init__(self, post: Callable[[Callable[[], None]], object]) -> None:
         self._post = post
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.closing = False
         self._thread = threading.Thread(target=self._run, name="storage", daemon=True)
         self._thread.start()
 
     def submit(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+        self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
     ) -> None:
         """Runs `work()`, then `done(result, error)`."""
         self._jobs.put((work, done))
@@ -57,7 +56,7 @@ class ThreadWorker:
             if job is None:
                 return
             work, done = job
-            result: Any = None
+            result: object = None
             failure: BaseException | None = None
             try:
                 result = work()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from convoymq.logformat.segment import FilePlace
 from convoymq.model.errors import EntryGone, StorageFault
@@ -24,11 +24,13 @@ __all__ = [
     "FilePlace",
     "Flusher",
     "GroupPlan",
+    "Job",
     "RecoveryReport",
     "Snapshot",
     "StorageConfig",
     "StorageFault",
     "SyncMethod",
+    "Told",
     "WalClient",
     "Worker",
 ]
@@ -36,6 +38,11 @@ __all__ = [
 
 Done = Callable[[BaseException | None], None]
 """Told None when something is durable, the error when it failed."""
+
+T = TypeVar("T")
+
+Job: TypeAlias = tuple[Callable[[], object], Callable[[Any, BaseException | None], None]]
+"""Work of a `Worker`, and who is told what it returned: the two agree, whatever it is."""
 
 
 class File(Protocol):
@@ -96,10 +103,10 @@ class Directory(Protocol):
 class Flusher(Protocol):
     """Writes the WAL: one submission in flight, made durable, answered on the caller's thread."""
 
-    on_completed: Callable[[Any, int], None] | None
+    on_completed: Callable[[object, int], None] | None
     """Called with (token, errno), errno 0 = all bytes are durable; else nothing may be assumed."""
 
-    def submit(self, file: File, offset: int, buffers: Sequence[bytes], token: Any) -> None:
+    def submit(self, file: File, offset: int, buffers: Sequence[bytes], token: object) -> None:
         """Starts writing `buffers` back to back at `offset`. Not allowed while one is in flight."""
 
 
@@ -107,7 +114,7 @@ class Worker(Protocol):
     """Runs slow file work in order, one at a time."""
 
     def submit(
-        self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]
+        self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]
     ) -> None:
         """Runs `work()` elsewhere, then `done(result, error)` on the caller's thread."""
 
@@ -147,6 +154,10 @@ class WalClient(Protocol):
 
     def vote_written(self, term: int, voted_for: int) -> None:
         """The vote is durable."""
+
+
+Told: TypeAlias = tuple[WalClient, int, int] | Callable[[], object]
+"""Who hears that something is durable: a vote (log, term, voted for), or a callable."""
 
 
 class SyncMethod(Enum):

@@ -44,6 +44,7 @@ from convoymq.storage.types import (
     Flusher,
     StorageConfig,
     StorageFault,
+    Told,
     WalClient,
     Worker,
 )
@@ -117,7 +118,7 @@ class Batch:
         self.directory: list[int] = []
         """Group and size in words of every record, in turn."""
         self.dirty: list[WalClient] = []
-        self.votes: list[Any] = []
+        self.votes: list[Told] = []
         """(log, term, voted for), or a callable: told when the batch is durable."""
         self.notes: list[list[Any]] = []
         """[log, last index, its term] of each group, filled when the batch is sealed."""
@@ -252,7 +253,7 @@ class Wal:
         """No file may go before what is queued now is durable."""
         self.barrier = self.sequence
 
-    def tell(self, note: Any) -> None:
+    def tell(self, note: Told) -> None:
         """`note` (a vote, or a callable) is told when all queued so far is durable."""
         if self._open is None:
             self.add_control(KIND_TAIL_MARKER, NO_GROUP, 0, 0)
@@ -383,7 +384,7 @@ class Wal:
         self._failed = False
         self._flusher.submit(first.file.file, start, buffers, first.sequence)
 
-    def _completed(self, token: Any, code: int) -> None:
+    def _completed(self, token: object, code: int) -> None:
         batches = self._flight
         assert batches is not None
         assert batches[0].sequence == token
@@ -730,7 +731,7 @@ class Wal:
             directory.rename(name, pooled)
             directory.sync("wal")
 
-        def done(_: Any, error: BaseException | None) -> None:
+        def done(_: object, error: BaseException | None) -> None:
             if error is None:
                 self._pool.append(pooled)
                 self._prepare_next()

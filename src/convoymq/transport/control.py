@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -55,9 +55,11 @@ KIND_METADATA_END = 15
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 
-Handler = Callable[[int, Any], Awaitable[Any]]
-Reply = Callable[[Any], None]
-ReplyingHandler = Callable[[int, Any, Reply], Awaitable[None]]
+Body: TypeAlias = Any
+"""What a request or its answer says: the two ends of its kind agree on what it is."""
+Handler = Callable[[int, Body], Awaitable[object]]
+Reply = Callable[[object], None]
+ReplyingHandler = Callable[[int, Body, Reply], Awaitable[None]]
 RawHandler = Callable[[int, bytes], None]
 
 
@@ -70,13 +72,13 @@ class ControlPlane:
         self._handlers: dict[int, ReplyingHandler] = {}
         self._raw: dict[int, RawHandler] = {}
         self._next = 0
-        self._waiting: dict[int, tuple[int, asyncio.Future[Any]]] = {}
+        self._waiting: dict[int, tuple[int, asyncio.Future[object]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, kind: int, handler: Handler) -> None:
         """Registers who answers requests of a kind; called with (node, decoded body)."""
 
-        async def answer(node: int, body: Any, reply: Reply) -> None:
+        async def answer(node: int, body: object, reply: Reply) -> None:
             reply(await handler(node, body))
 
         self.handle_replying(kind, answer)
@@ -92,7 +94,7 @@ class ControlPlane:
         assert kind not in self._raw
         self._raw[kind] = handler
 
-    async def request(self, node: int, kind: int, body: Any, timeout: float) -> Any:
+    async def request(self, node: int, kind: int, body: object, timeout: float) -> Body:
         """Asks a node, itself included, and returns the answer.
 
         Raises:
@@ -100,7 +102,7 @@ class ControlPlane:
             Unavailable: it is away, or did not answer in time.
         """
         if node == self.node_id:
-            own: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            own: asyncio.Future[object] = asyncio.get_running_loop().create_future()
             await self._handlers[kind](node, body, own.set_result)
             return await own
         if not self.transport.is_connected(node):
@@ -109,7 +111,7 @@ class ControlPlane:
             raise Unavailable("too many requests to other nodes are open")
         self._next += 1
         number = self._next
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (node, answer)
         try:
             self._send(node, 0, number, kind, body)
@@ -120,7 +122,7 @@ class ControlPlane:
         finally:
             del self._waiting[number]
 
-    def tell(self, node: int, kind: int, body: Any) -> None:
+    def tell(self, node: int, kind: int, body: object) -> None:
         """Sends a note; lost when the node is away."""
         if self.transport.is_connected(node):
             self._send(node, 0, 0, kind, body)
@@ -170,9 +172,9 @@ class ControlPlane:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _answer(
-        self, handler: ReplyingHandler, node: int, number: int, kind: int, body: Any
+        self, handler: ReplyingHandler, node: int, number: int, kind: int, body: object
     ) -> None:
-        def reply(found: Any, flags: int = FLAG_ANSWER) -> None:
+        def reply(found: object, flags: int = FLAG_ANSWER) -> None:
             if number and self.transport.is_connected(node):
                 self._send(node, flags, number, kind, found)
 
@@ -182,7 +184,7 @@ class ControlPlane:
             refusal = error if isinstance(error, Refused) else Refused(error.text)
             reply(refusal_to_builtins(refusal), FLAG_ANSWER | FLAG_REFUSED)
 
-    def _on_answer(self, node: int, flags: int, number: int, body: Any) -> None:
+    def _on_answer(self, node: int, flags: int, number: int, body: Body) -> None:
         asked, answer = self._waiting.get(number, (0, None))
         if answer is None or asked != node or answer.done():
             return
@@ -191,7 +193,7 @@ class ControlPlane:
         else:
             answer.set_result(body)
 
-    def _send(self, node: int, flags: int, number: int, kind: int, body: Any) -> None:
+    def _send(self, node: int, flags: int, number: int, kind: int, body: object) -> None:
         encoded = msgspec.msgpack.encode(body, enc_hook=str)
         self.transport.send(
             node,

@@ -19,9 +19,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -81,6 +81,24 @@ class PeerHello:
     process: ProcessId
 
 
+class OwnHello(TypedDict):
+    """What this node says of itself, as it is sent."""
+
+    version: int
+    cluster: str
+    node: int
+    directory: str
+    incarnation: int
+    instance: str
+    cluster_id: str
+    candidate: str
+    formed: bool
+    release: str
+    supports: dict[str, list[int]]
+    address: str
+    process: list[str | int]
+
+
 @dataclass(slots=True, kw_only=True)
 class Hello:
     """What this node says of itself in steps 1 and 4."""
@@ -95,7 +113,7 @@ class Hello:
     process: ProcessId = field(default_factory=ProcessId)
     instance: str = ""
 
-    def to_builtins(self) -> dict[str, object]:
+    def to_builtins(self) -> OwnHello:
         """Returns the map that goes on the wire."""
         identity = self.identity
         return {
@@ -115,7 +133,7 @@ class Hello:
         }
 
 
-def read_hello(body: dict[str, Any], own: dict[str, Any]) -> PeerHello:
+def read_hello(body: Mapping[str, object], own: OwnHello) -> PeerHello:
     """Checks what another node says of itself against what this one says.
 
     Raises:
@@ -168,7 +186,7 @@ def _is_range(value: object) -> bool:
     return isinstance(value, list) and [type(v) for v in value] == [int, int]
 
 
-def _check_versions(node: int, body: dict[str, Any], own: dict[str, Any]) -> None:
+def _check_versions(node: int, body: Mapping[str, object], own: OwnHello) -> None:
     supports = body.get("supports")
     told = supports.get("link") if isinstance(supports, dict) else None
     version = body.get("version")
@@ -212,7 +230,7 @@ class Handshake:
         self.identity = hello.identity
         self._nonce = nonce or os.urandom(NONCE_SIZE)
         self._own = hello.to_builtins()
-        self._first: dict[str, Any] = {}
+        self._first: dict[str, object] = {}
         """Step 1."""
         self._challenge = b""
         """The acceptor's nonce."""
@@ -226,7 +244,9 @@ class Handshake:
     @property
     def connection(self) -> int:
         """A number of the connection that both sides know."""
-        return int.from_bytes(self._first["nonce"][:8], "little")
+        nonce = self._first["nonce"]
+        assert isinstance(nonce, bytes)
+        return int.from_bytes(nonce[:8], "little")
 
     def receive(self, data: bytes) -> bytes | None:
         """Takes the peer's next frame and returns the answer, if there is one.
@@ -295,7 +315,7 @@ def _hello(step: int, body: dict[str, object]) -> bytes:
     return frame(FRAME_HELLO, 0, 0, step, 0, 0, 0, msgspec.msgpack.encode(body))
 
 
-def _read_frame(data: bytes) -> tuple[int, dict[str, Any]]:
+def _read_frame(data: bytes) -> tuple[int, dict[str, object]]:
     try:
         _, kind, _, _, step, _, _, _ = frame_header(data)
         body = msgspec.msgpack.decode(data[HEADER_SIZE:], type=dict[str, Any])

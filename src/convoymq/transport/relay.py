@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from convoymq.kernels.batch import (
     FRAME_HEARTBEAT,
@@ -264,7 +263,7 @@ class RelayTable:
         neighbour.suspected_since = now_ms if is_suspected else None
         return [*self._check_pairs(now_ms), Announce()]
 
-    def heard(self, node: int, told: Any, now_ms: int) -> list[Output]:
+    def heard(self, node: int, told: object, now_ms: int) -> list[Output]:
         """A neighbour's `neighbours()` arrived; what makes no sense is ignored."""
         neighbour = self._direct.get(node)
         if neighbour is None or not isinstance(told, list):

@@ -28,12 +28,12 @@ class _Builder:
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], Any] = {}
-        self.collected: dict[tuple[str, str], dict[str, Any]] = {}
+        self.collected: dict[tuple[str, str], dict[str, object]] = {}
 
     def source(self, pairs: Iterable[tuple[str, str, str]]) -> None:
         """Takes (key, value, where it stands) of one source."""
         seen: dict[str, str] = {}
-        collected: dict[tuple[str, str], dict[str, Any]] = {}
+        collected: dict[tuple[str, str], dict[str, object]] = {}
         for name, text, where in pairs:
             if name in seen:
                 raise ConfigError(f"{where}: {name} was already given at {seen[name]}")
@@ -77,7 +77,7 @@ class _Builder:
 
     def build(self) -> Config:
         sections = typing.get_type_hints(Config)
-        chosen: dict[str, dict[str, Any]] = {}
+        chosen: dict[str, dict[str, object]] = {}
         for (section, name), value in self.values.items():
             chosen.setdefault(section, {})[name] = value
         config = Config(**{name: sections[name](**values) for name, values in chosen.items()})

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 from convoymq.logformat.entry import ENTRY_HEADER_SIZE
 from convoymq.model.errors import PeerError, check
@@ -66,6 +65,7 @@ from convoymq.replication.raft.types import (
     Effect,
     Log,
     LogEntry,
+    Received,
 )
 
 ENTRY_MEMBERSHIP = 2
@@ -413,7 +413,7 @@ class RaftCore:
         self.effects.append((LEAD,))
         self.effects.append((ROLE,))
 
-    def on_message(self, node: int, message: Sequence[Any]) -> None:
+    def on_message(self, node: int, message: Received) -> None:
         """A general message of another node. Raises PeerError when it is malformed."""
         try:
             kind, term, *rest = message

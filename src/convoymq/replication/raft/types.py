@@ -6,8 +6,9 @@ order. Tuples, not dataclasses: the same list serves thousands of groups on ever
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 FOLLOWER = 0
 PRE_CANDIDATE = 1
@@ -58,6 +59,8 @@ LEAD = 5
 
 Message = tuple[int | bool, ...]
 """(kind, term, …)"""
+Received: TypeAlias = Sequence[Any]
+"""A general message of another node, decoded: what its kind has in it is not checked yet."""
 Effect = tuple[Any, ...]
 
 PROBE = 0
