@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from convoymq.broker.local_queues import TRACE_ARGUMENT, LocalQueues
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.placement import Placement
+from convoymq.broker.placement import Placement, placed
 from convoymq.broker.queue_admin import QueueAdmin
 from convoymq.broker.registry import Counters
 from convoymq.broker.settings import BrokerSettings
@@ -30,7 +30,8 @@ from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.driver import driver_of
 from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
-from convoymq.routing.types import Destination, Exchange, QueueType
+from convoymq.routing.queue_arguments import type_name_of
+from convoymq.routing.types import Destination, Exchange, Queue, QueueType
 
 NAME_BYTES_MAX = 255
 DEFAULT_TYPE = QueueType.QUORUM
@@ -221,7 +222,7 @@ class Declarations:
             command = DeclareQueue(
                 vhost=vhost,
                 name=name,
-                members=self._members_for(arguments, exclusive=exclusive),
+                members=self._members_for(place, name, arguments, exclusive=exclusive),
                 owner=owner_name,
                 arguments=arguments.encoded,
                 **properties,
@@ -270,12 +271,15 @@ class Declarations:
             raise vhost_missing(name)
         return vhost
 
-    def _members_for(self, arguments: Table, *, exclusive: bool) -> tuple[int, ...]:
+    def _members_for(
+        self, vhost: Vhost, name: str, arguments: Table, *, exclusive: bool
+    ) -> tuple[int, ...]:
         """Nodes for a new queue, the designated leader or home first."""
         if exclusive:
             return (self.nodes.node_id,)
+        queue = Queue(name=name, type=QueueType(type_name_of(arguments)), arguments=arguments)
         return self.placement.members_for(
-            arguments, self.nodes.running(), self.settings.leader_locator
+            placed(queue, vhost.policies), self.nodes.running(), self.settings.leader_locator
         )
 
     def _check_trace(self, vhost: str, name: str, arguments: Table) -> None:

@@ -36,6 +36,9 @@ from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.queues.session_audit import INTERVAL_MS, SessionWatch
 from convoymq.queues.session_audit import Ask as AskSessions
+from convoymq.routing.policies import effective_settings
+from convoymq.routing.policy_keys import Setting
+from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.trace.recorder import QueueTrace, Traces
 from convoymq.transport.interfaces import Transport
 
@@ -112,6 +115,11 @@ class LocalQueues:
         if change.kind is ChangeKind.RESTORED:
             self._touched = None
             return True
+        if change.kind is ChangeKind.POLICIES:
+            vhost = self.tree.vhosts.get(change.vhost)
+            if self._touched is not None and vhost is not None:
+                self._touched.update(record.group for record in vhost.queues.values())
+            return True
         if change.kind is ChangeKind.NODE_FORGOTTEN and self.watch is not None:
             self.watch.forget(change.node)
         if change.record is None:
@@ -155,10 +163,12 @@ class LocalQueues:
             record = wanted.get(group)
             if record is None:
                 self._end_queue(group)
-            elif record.type.is_replicated:
-                self._follow_members(record)
             else:
-                self._open_own(record)
+                if record.type.is_replicated:
+                    self._follow_members(record)
+                else:
+                    self._open_own(record)
+                self._configure(record)
         return bool(line)
 
     @property
@@ -269,7 +279,7 @@ class LocalQueues:
             return
         host = self.hosts.get(record.type.value)
         if host is not None and not self.is_damaged(record.group):
-            host.open(record, self._arguments(record))
+            host.open(record, self._arguments(record), self._settings(record))
 
     def _open_own(self, record: QueueRecord) -> None:
         """Opens a queue that has a replica, or its home, on this node."""
@@ -301,6 +311,7 @@ class LocalQueues:
             self._become_member(record, queue)
         else:
             self.host.watch_group(record.group, record.members, queue)
+        self._configure(record)
         return queue
 
     def _become_member(self, record: QueueRecord, queue: GroupQueue) -> None:
@@ -344,10 +355,23 @@ class LocalQueues:
             for node in {self.node, *queue.members}
         ]
 
+    def _configure(self, record: QueueRecord) -> None:
+        """Tells the handle of a queue, if it is open, what its arguments and policies come to."""
+        queue = self.get(record.group)
+        if queue is not None:
+            queue.configure(self._settings(record))
+
+    def _settings(self, record: QueueRecord) -> Mapping[str, Setting]:
+        policies = self.tree.vhosts[record.vhost].policies
+        return effective_settings(self._declared(record), policies)
+
     def _arguments(self, record: QueueRecord) -> Table:
+        return self._declared(record).arguments
+
+    def _declared(self, record: QueueRecord) -> DeclaredQueue:
         declared = self.tree.vhosts[record.vhost].topology.find_queue(record.name)
         assert declared is not None
-        return declared.arguments
+        return declared
 
     # --- other nodes ---------------------------------------------------------------------
 

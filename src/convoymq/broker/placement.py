@@ -14,10 +14,31 @@ from convoymq.metadata.placement import (
 )
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.driver import GroupDriver, QueueDriver, driver_of
+from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.queue_arguments import type_name_of
+from convoymq.routing.types import Queue
 
+LOCATOR_ARGUMENT = "x-queue-leader-locator"
+_PLACING = (
+    ("queue-master-locator", LOCATOR_ARGUMENT),
+    ("queue-leader-locator", LOCATOR_ARGUMENT),
+    ("initial-cluster-size", "x-initial-cluster-size"),
+)
+"""(key of policies, argument that it acts as); of two for one argument the later counts."""
 COUNT_SHARE = 64
 """Leaders per node are counted anew with every 64th part of the queues that is added."""
+
+
+def placed(queue: Queue, policies: Policies) -> Table:
+    """Returns a queue's arguments, with what its policies say of where it goes."""
+    arguments = queue.arguments
+    if not policies and "x-queue-master-locator" not in arguments:
+        return arguments
+    settings = effective_settings(queue, policies)
+    for key, argument in _PLACING:
+        if key in settings:
+            arguments = arguments.with_field(argument, settings[key])
+    return arguments
 
 
 class Placement:
@@ -45,8 +66,9 @@ class Placement:
 
     def group_size_of(self, record: QueueRecord) -> int:
         """How many members a queue should have: what its declaration or the settings say."""
-        declared = self._tree.vhosts[record.vhost].topology.find_queue(record.name)
-        arguments = declared.arguments if declared is not None else EMPTY
+        topology = self._tree.vhosts[record.vhost].topology
+        declared = topology.find_queue(record.name)
+        arguments = placed(declared, topology.policies) if declared is not None else EMPTY
         return self._group_size_for(driver_of(record.type.value), arguments)
 
     def _group_size_for(self, driver: QueueDriver | None, arguments: Table) -> int:
@@ -62,10 +84,11 @@ class Placement:
         """Returns nodes for a new queue, the designated leader or home first.
 
         Args:
+            arguments: after `placed`.
             running: nodes that are up, this one included.
         """
         driver = driver_of(type_name_of(arguments))
-        asked = arguments.get("x-queue-leader-locator")
+        asked = arguments.get(LOCATOR_ARGUMENT)
         locator = LOCATORS.get(asked.term() if asked is not None else default_locator, CLIENT_LOCAL)
         leaders: dict[int, int] = {}
         if locator == BALANCED and len(running) > 1:

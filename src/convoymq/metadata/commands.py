@@ -8,6 +8,7 @@ release does not know is never skipped: `decode_command` refuses it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -244,6 +245,42 @@ class RecordRecovery(_Command, frozen=True, tag="recovery"):
     groups: tuple[dict[str, Any], ...] = ()
 
 
+class PutPolicy(_Command, frozen=True, tag="policy_put"):
+    """Sets a policy, or an operator policy, of a virtual host. Since version 2."""
+
+    vhost: str
+    name: str
+    pattern: str
+    definition: dict[str, bool | int | str]
+    apply_to: str = "all"
+    priority: int = 0
+    operator: bool = False
+
+
+class DeletePolicy(_Command, frozen=True, tag="policy_delete"):
+    """Removes a policy, or an operator policy. Since version 2."""
+
+    vhost: str
+    name: str
+    operator: bool = False
+
+
+class PutVhostLimit(_Command, frozen=True, tag="vhost_limit_put"):
+    """Sets a limit of a virtual host; None removes it. Since version 2."""
+
+    vhost: str
+    name: str
+    value: int | None = None
+
+
+class PutUserLimit(_Command, frozen=True, tag="user_limit_put"):
+    """Sets a limit of a user; None removes it. Since version 2."""
+
+    user: str
+    name: str
+    value: int | None = None
+
+
 class PutSetting(_Command, frozen=True, tag="setting_put"):
     """Sets a cluster-wide setting; None removes it."""
 
@@ -274,7 +311,19 @@ Command: TypeAlias = (
     | RecordRecovery
     | ForgetNode
     | PutSetting
+    | PutPolicy
+    | DeletePolicy
+    | PutVhostLimit
+    | PutUserLimit
 )
+
+FIRST_VERSIONS: Mapping[type[Command], int] = {
+    PutPolicy: 2,
+    DeletePolicy: 2,
+    PutVhostLimit: 2,
+    PutUserLimit: 2,
+}
+"""The version of the metadata machine that brought a command, where it is not the first."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Command)

@@ -9,6 +9,9 @@ Commands are recorded, not judged: they are refused by rules about the tree only
 equal, has an owner, is empty), which never change without a machine version. What may be asked at
 all is for who proposes (`metadata.validation`, ADR 0015).
 
+Versions (ADR 0016): version 2 brought policies, operator policies and limits: their commands
+(`commands.FIRST_VERSIONS`) and fields of the snapshot.
+
 Reply of an applied command: status 0 with a plain value, or status 1 with a refusal as plain
 strings (`model.errors.refusal_to_builtins`). The last `REPLIES_KEPT` replies of a session stay
 in the state, so that a client whose node caught up by a snapshot hears its answers.
@@ -41,6 +44,7 @@ from convoymq.kernels.batch import (
     commands,
 )
 from convoymq.metadata.commands import (
+    FIRST_VERSIONS,
     Bind,
     Bootstrap,
     Command,
@@ -48,6 +52,7 @@ from convoymq.metadata.commands import (
     DeclareQueue,
     DeleteExchange,
     DeletePermission,
+    DeletePolicy,
     DeleteQueue,
     DeleteTopicPermission,
     DeleteUser,
@@ -57,16 +62,20 @@ from convoymq.metadata.commands import (
     OwnerGone,
     PutNode,
     PutPermission,
+    PutPolicy,
     PutSetting,
     PutTopicPermission,
     PutUser,
+    PutUserLimit,
     PutVhost,
+    PutVhostLimit,
     RecordRecovery,
     SetMembers,
     Unbind,
     decode_command,
 )
 from convoymq.metadata.nodes import METADATA_KIND, Nodes
+from convoymq.metadata.policies import PolicyRules
 from convoymq.metadata.queues import Queues
 from convoymq.metadata.records import (
     Change,
@@ -98,12 +107,12 @@ from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, FLAG_NODE_G
 STATUS_OK = 0
 STATUS_REFUSED = 1
 
-#: Version -> the command types that it knows.
-COMMAND_TYPES = {
-    1: supported.command_table(
-        (CMD_METADATA, CMD_NODE_DOWN, CMD_NODE_UP, CMD_SESSION_DOWN, CMD_SESSION_CLOSE, CMD_TICK)
-    ),
-}
+_COMMAND_TYPES = supported.command_table(
+    (CMD_METADATA, CMD_NODE_DOWN, CMD_NODE_UP, CMD_SESSION_DOWN, CMD_SESSION_CLOSE, CMD_TICK)
+)
+#: Version -> the command types that it knows. What METADATA commands ask for has versions of its
+#: own (`commands.FIRST_VERSIONS`).
+COMMAND_TYPES = {1: _COMMAND_TYPES, 2: _COMMAND_TYPES}
 
 
 def owner_text(node: int, incarnation: int, connection: int) -> str:
@@ -116,7 +125,7 @@ class MetadataMachine(Tree):
     `queues` and `nodes`."""
 
     KIND = METADATA_KIND
-    VERSION = 1
+    VERSION = 2
     OLDEST_VERSION = 1
 
     def __init__(self) -> None:
@@ -130,6 +139,7 @@ class MetadataMachine(Tree):
         self._vhosts = Vhosts(self, self._queues)
         self._nodes = Nodes(self, self._queues, self._sessions)
         exchanges = Exchanges(self)
+        policies = PolicyRules(self)
         #: What carries a command out, by its type.
         self._rules: dict[type[Command], Callable[..., object]] = {
             Bootstrap: self._bootstrap,
@@ -153,6 +163,10 @@ class MetadataMachine(Tree):
             RecordRecovery: self._nodes.record_recovery,
             ForgetNode: self._nodes.forget,
             PutSetting: self._put_setting,
+            PutPolicy: policies.put,
+            DeletePolicy: policies.delete,
+            PutVhostLimit: policies.put_vhost_limit,
+            PutUserLimit: policies.put_user_limit,
         }
 
     # --- Machine -------------------------------------------------------------------------
@@ -275,6 +289,9 @@ class MetadataMachine(Tree):
         self.effects.append((EFFECT_APPLIED, session_id, seq, status, result))
 
     def _execute(self, command: Command, time_ms: int) -> object:
+        if FIRST_VERSIONS.get(type(command), 1) > self.version:
+            # Who proposes asks first: a log with this in it is not one of ours.
+            raise UnknownCommand(f"{type(command).__name__} in version {self.version}")
         if isinstance(command, DeclareQueue):
             return self._queues.declare(command, time_ms)
         return self._rules[type(command)](command)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypedDict
 
+from convoymq.routing.policies import Policies
 from convoymq.routing.topology import Topology
 from convoymq.routing.types import QueueType
 
@@ -117,6 +118,13 @@ class Vhost:
     tags: tuple[str, ...] = ()
     default_queue_type: str = ""
     queues: dict[str, QueueRecord] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
+    """`max-connections`, `max-queues`; negative: none."""
+
+    @property
+    def policies(self) -> Policies:
+        """Its policies and operator policies; routing looks at them as well."""
+        return self.topology.policies
 
 
 class ChangeKind(Enum):
@@ -125,6 +133,7 @@ class ChangeKind(Enum):
     QUEUE_CREATED = "queue_created"
     QUEUE_DELETED = "queue_deleted"
     QUEUE_MEMBERS = "queue_members"
+    POLICIES = "policies"
     NODE = "node"
     NODE_FORGOTTEN = "node_forgotten"
     OTHER = "other"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias, TypedDict, TypeVar
+from typing import NotRequired, TypeAlias, TypedDict, TypeVar
 
 from convoymq.metadata.records import (
     Joined,
@@ -16,6 +16,8 @@ from convoymq.metadata.records import (
     Vhost,
 )
 from convoymq.metadata.tree import Tree
+from convoymq.routing.policies import Policy
+from convoymq.routing.policy_keys import Setting
 from convoymq.routing.topology import Topology, TopologyState
 from convoymq.routing.types import QueueType
 
@@ -23,6 +25,10 @@ FORMAT = 1
 
 Key = TypeVar("Key", int, str, tuple[str, str])
 Value = TypeVar("Value")
+
+
+POLICIES_VERSION = 2
+"""The version of the machine since which there are policies and limits."""
 
 
 class TreeState(TypedDict):
@@ -46,15 +52,52 @@ class TreeState(TypedDict):
     forgotten: list[int]
     settings: dict[str, str]
     sessions: list[tuple[int, int, list[list[object]]]]
+    policies: NotRequired[list[PolicyRow]]
+    vhost_limits: NotRequired[list[tuple[str, dict[str, int]]]]
+    user_limits: NotRequired[list[tuple[str, dict[str, int]]]]
 
 
 QueueRow: TypeAlias = tuple[
     str, int, str, bool, list[int], str | None, int, list[int], tuple[int, int], tuple[int, int]
 ]
 
+PolicyRow: TypeAlias = tuple[str, bool, str, str, str, int, dict[str, Setting]]
+"""(virtual host, operator policy, name, pattern, apply-to, priority, definition)"""
+
 
 def to_builtins(tree: Tree) -> dict[str, object]:
     """Returns all but the sessions, in a fixed order."""
+    state = _first_version(tree)
+    if tree.version < POLICIES_VERSION:
+        return state
+    return state | {
+        "policies": [
+            [
+                vhost.name,
+                operator,
+                each.name,
+                each.pattern,
+                each.apply_to,
+                each.priority,
+                dict(sorted(each.definition.items())),
+            ]
+            for vhost in _sorted_values(tree.vhosts)
+            for operator in (False, True)
+            for each in vhost.policies.of(operator=operator)
+        ],
+        "vhost_limits": [
+            [vhost.name, dict(sorted(vhost.limits.items()))]
+            for vhost in _sorted_values(tree.vhosts)
+            if vhost.limits
+        ],
+        "user_limits": [
+            [user, dict(sorted(limits.items()))]
+            for user, limits in sorted(tree.user_limits.items(), key=_key)
+        ],
+    }
+
+
+def _first_version(tree: Tree) -> dict[str, object]:
     return {
         "format": FORMAT,
         "index": tree.applied_index,
@@ -173,6 +216,20 @@ def fill(tree: Tree, raw: TreeState) -> None:
         tree.joins[node] = Joined(directory=directory, asked=asked, granted=granted, role=role)
     tree.forgotten = set(raw["forgotten"])
     tree.settings = raw["settings"]
+    for vhost_name, operator, name, pattern, apply_to, priority, definition in raw.get(
+        "policies", ()
+    ):
+        policy = Policy(
+            name=name,
+            pattern=pattern,
+            definition=definition,
+            apply_to=apply_to,
+            priority=priority,
+        )
+        tree.vhosts[vhost_name].policies.put(policy, operator=operator)
+    for vhost_name, limits in raw.get("vhost_limits", ()):
+        tree.vhosts[vhost_name].limits = limits
+    tree.user_limits = dict(raw.get("user_limits", ()))
 
 
 def _ranges(raw: dict[str, list[int]]) -> dict[str, tuple[int, int]]:

@@ -34,6 +34,8 @@ class Tree:
         self.users: dict[str, User] = {}
         self.permissions: dict[tuple[str, str], PermissionSet] = {}
         self.topic_permissions: dict[tuple[str, str], dict[str, TopicPermission]] = {}
+        self.user_limits: dict[str, dict[str, int]] = {}
+        """User -> `max-connections`, `max-channels`; negative: none."""
         self.nodes: dict[int, NodeRecord] = {}
         self.forgotten: set[int] = set()
         """Nodes that were removed; refused until they come back with nothing."""
@@ -95,3 +97,5 @@ class Tree:
         for user, where in (*self.permissions, *self.topic_permissions):
             assert user in self.users
             assert where in self.vhosts
+        assert set(self.user_limits) <= set(self.users)
+        assert all(self.user_limits.values())

@@ -39,6 +39,7 @@ class Users:
         for table in (self._tree.permissions, self._tree.topic_permissions):
             for key in [key for key in table if key[0] == command.name]:
                 del table[key]
+        self._tree.user_limits.pop(command.name, None)
         return self._tree.changed(True)
 
     def put_permission(self, command: PutPermission | PutTopicPermission) -> bool:

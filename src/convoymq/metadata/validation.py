@@ -10,12 +10,11 @@ first; what exists, is equal or has an owner is decided when the command is appl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from convoymq.metadata.access import is_known_hash, pattern_error
 from convoymq.metadata.commands import (
+    FIRST_VERSIONS,
     Bind,
     Bootstrap,
     Command,
@@ -24,24 +23,31 @@ from convoymq.metadata.commands import (
     Join,
     PutNode,
     PutPermission,
+    PutPolicy,
     PutTopicPermission,
     PutUser,
+    PutUserLimit,
     PutVhost,
+    PutVhostLimit,
     Unbind,
+)
+from convoymq.metadata.limits import (
+    USER_LIMITS,
+    VHOST_LIMITS,
+    check_limit,
+    check_queue_limit,
 )
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
 from convoymq.model.tables import decode_body
 from convoymq.routing.declarations import check_binding, check_exchange, check_queue
+from convoymq.routing.policies import Policy, check_policy
 from convoymq.routing.queue_types import type_names
 from convoymq.routing.types import Destination, DestinationKind
 
 NAME_BYTES_MAX = 255
 NODE_MAX = 255
 INCARNATION_MAX = (1 << 32) - 1
-
-FIRST_VERSIONS: Mapping[type[Command], int] = {}
-"""The version of the metadata machine that brought a command, where it is not the first."""
 
 
 def validated(command: Command, tree: MetadataMachine) -> Command:
@@ -102,6 +108,21 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
         case Bootstrap():
             _check_name("vhost", command.vhost)
             _check_user(command.user, command.password_hash, command.algorithm)
+        case PutPolicy():
+            _check_name("policy", command.name)
+            policy = Policy(
+                name=command.name,
+                pattern=command.pattern,
+                definition=command.definition,
+                apply_to=command.apply_to,
+                priority=command.priority,
+            )
+            tree.vhost(command.vhost)
+            check_policy(policy, operator=command.operator)
+        case PutVhostLimit():
+            check_limit(command.name, command.value, VHOST_LIMITS)
+        case PutUserLimit():
+            check_limit(command.name, command.value, USER_LIMITS)
         case Join() | PutNode():
             if not 0 < command.id <= NODE_MAX:
                 raise PreconditionFailed(f"node id {command.id} is out of range")
@@ -123,6 +144,7 @@ def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue
         arguments=decode_body(command.arguments),
         server_named=command.server_named,
     )
+    check_queue_limit(tree, command.vhost, command.name)
     members = command.members if queue_type.is_replicated else command.members[:1]
     return msgspec.structs.replace(command, type=queue_type.value, members=members)
 

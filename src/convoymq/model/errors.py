@@ -110,6 +110,10 @@ class PreconditionFailed(Refused):
     """The request contradicts what exists, or an argument is not acceptable."""
 
 
+class ValidationFailed(PreconditionFailed):
+    """A policy, a parameter or a limit is malformed, or says what this broker does not do."""
+
+
 class NotAllowed(Refused):
     """A limit or a rule of the connection forbids it."""
 

@@ -248,6 +248,14 @@ def consumer_without_prefetch(subject: Subject) -> PreconditionFailed:
     )
 
 
+def queue_limit_reached(name: str, vhost: str, limit: int) -> PreconditionFailed:
+    """A virtual host has as many queues as it may have."""
+    return PreconditionFailed(
+        f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached",
+        subject=queue_subject(vhost, name),
+    )
+
+
 def in_use(subject: Subject) -> PreconditionFailed:
     """Delete with if-unused of something in use."""
     return PreconditionFailed(f"{subject} in use", subject=subject)
@@ -349,6 +357,29 @@ def tune_too_high(key: str, value: int, maximum: int) -> NotAllowed:
 def vhost_missing(vhost: str) -> NotAllowed:
     """connection.open of an unknown virtual host."""
     return NotAllowed(f"vhost {vhost} not found")
+
+
+def vhost_connections_exceeded(vhost: str, user: str, limit: int) -> NotAllowed:
+    """A virtual host has as many connections as it may have."""
+    return NotAllowed(
+        f"access to vhost '{vhost}' refused for user '{user}': connection limit ({limit}) is "
+        "reached"
+    )
+
+
+def user_connections_exceeded(user: str, limit: int) -> NotAllowed:
+    """A user has as many connections as it may have."""
+    return NotAllowed(
+        f"Connection refused for user '{user}': user connection limit ({limit}) is reached"
+    )
+
+
+def user_channels_exceeded(user: str, limit: int) -> NotAllowed:
+    """A user has as many channels as it may have."""
+    return NotAllowed(
+        f"number of channels opened for user '{user}' has reached the maximum allowed user limit "
+        f"of ({limit})"
+    )
 
 
 def vhost_refused(vhost: str, user: str) -> NotAllowed:

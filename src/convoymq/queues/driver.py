@@ -111,8 +111,11 @@ class QueueHost(Protocol):
     damaged: dict[int, StorageFault]
     """Group ids of queues whose files could not be read."""
 
-    def open(self, record: QueueRecord, arguments: Table) -> Queue | None:
-        """Opens a queue at its home; None when its files are damaged."""
+    def open(
+        self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
+    ) -> Queue | None:
+        """Opens a queue at its home, with its effective settings (`Queue.configure`); None when its
+        files are damaged."""
 
     def find(self, record: QueueRecord, arguments: Table) -> Queue | None:
         """This node's handle of a queue. Opens no queue: a handle of one that lives elsewhere may

@@ -239,6 +239,10 @@ class Queue(ABC):
         """Waits until a queue that was declared just now can serve. Raises Unavailable."""
         await self.ready(timeout)
 
+    def configure(self, settings: Mapping[str, object]) -> None:  # noqa: B027
+        """Takes the effective settings of the queue: those of its arguments and policies, by the
+        keys of policies (`message-ttl`, `max-length`, …). Replicas agree on them by the log."""
+
     @abstractmethod
     async def counts(self) -> tuple[int, int]:
         """(ready messages, consumers), from the leader where there is one."""

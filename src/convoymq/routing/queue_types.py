@@ -38,6 +38,13 @@ class TypeRules:
     """Arguments that are taken and mean nothing."""
     own: tuple[Argument, ...] = ()
     """Arguments that no other type has."""
+    policies: frozenset[str] = frozenset()
+    """Keys of policies that the type serves. A policy with another one does not apply to it."""
+    policy_scope: str = ""
+    """What `apply-to` of a policy calls queues of the type; empty: they have no name of their
+    own."""
+    prevailing_arguments: frozenset[str] = frozenset()
+    """Arguments that come before a policy, where it is the other way round in other types."""
 
     def takes(self, argument: str) -> bool:
         """Whether a queue may be declared with an argument."""
@@ -66,6 +73,11 @@ def rules_of(name: str) -> TypeRules | None:
 def type_names() -> Iterator[str]:
     """The types that are served."""
     return iter(_TYPES)
+
+
+def all_types() -> Iterator[TypeRules]:
+    """The rules of the types that are served."""
+    return iter(_TYPES.values())
 
 
 def own_arguments() -> Iterator[Argument]:

@@ -2,8 +2,8 @@
 
 A pure table: an operation changes it or raises, without reading a clock, a random number or
 anything outside. Equal operations in equal order give equal tables, so it can be the state of a
-replicated machine. `version` rises by one with each operation that changed something, and a route
-stays valid while it stands.
+replicated machine. `version` rises by one with each operation that changed something. The policies
+of the virtual host lie beside the tables: routing asks them for alternate exchanges.
 
 Operations record. They refuse by rules about the tables only: what exists, is equal, belongs to
 somebody, or has no end. What may be declared at all is asked before, by `routing.declarations`, so
@@ -35,6 +35,7 @@ from convoymq.model.refusals import (
 )
 from convoymq.model.tables import EMPTY, Table, decode_body
 from convoymq.routing.bindings import BindingTable
+from convoymq.routing.policies import Policies
 from convoymq.routing.types import (
     DEFAULT_EXCHANGE,
     RESERVED_PREFIX,
@@ -79,12 +80,14 @@ class TopologyState(TypedDict):
 class Topology:
     """The tables of one virtual host."""
 
-    __slots__ = ("_bindings", "_exchanges", "_queues", "version", "vhost")
+    __slots__ = ("_bindings", "_exchanges", "_queues", "policies", "version", "vhost")
 
     def __init__(self, vhost: str, exchanges: Iterable[Exchange] = PREDECLARED) -> None:
         """Start with the predeclared exchanges."""
         self.vhost = vhost
         self.version = 0
+        self.policies = Policies()
+        """Kept beside the tables, by who owns them: `version` and plain values leave them out."""
         self._exchanges: dict[str, Exchange] = {}
         self._queues: dict[str, Queue] = {}
         self._bindings = BindingTable()
@@ -461,7 +464,7 @@ class Topology:
         )
 
     def _alternate_of(self, exchange: str) -> tuple[Destination, ...]:
-        alternate = self._exchanges[exchange].alternate
+        alternate = self.policies.alternate_of(self._exchanges[exchange])
         if alternate is None or alternate not in self._exchanges:
             return ()
         return (Destination(DestinationKind.EXCHANGE, alternate),)
@@ -539,6 +542,7 @@ class Topology:
             for binding in self.bindings(destination=end):
                 drop(binding)
             gone_exchanges.append(self._exchanges.pop(name))
+            self.policies.forget(name)
             self._bindings.close_source(name)
         gone_queues = tuple(self._queues.pop(name) for name in queues)
         removed = Removed(gone_queues, tuple(gone_exchanges), tuple(gone_bindings))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from convoymq.broker.local_queues import SLICE_QUEUES, LocalQueues
-from convoymq.broker.placement import Placement
+from convoymq.broker.placement import Placement, placed
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.metadata.machine import (
     Change,
@@ -20,9 +20,11 @@ from convoymq.metadata.machine import (
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.quorum.driver import machine_settings
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.queue import QuorumQueue
 from convoymq.queues.stream.driver import stream_settings
+from convoymq.routing.policies import Policies, Policy
 from convoymq.routing.topology import Topology
-from convoymq.routing.types import QueueType
+from convoymq.routing.types import Queue, QueueType
 
 NODE = 1
 
@@ -281,6 +283,58 @@ def test_a_tree_that_is_being_rebuilt_ends_nothing() -> None:
 
 def test_changes_of_nodes_need_no_look() -> None:
     assert not World().local.on_change(Change(ChangeKind.NODE, node=2))
+
+
+def test_a_change_of_policies_reaches_every_queue_of_the_virtual_host_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(QuorumQueue, "configure", lambda queue, s: told.update({queue.name: s}))
+    world = World()
+    count = SLICE_QUEUES + 5
+    for number in range(1, count + 1):
+        world.put(f"q{number}", number, 1, 2)
+    world.put("other", count + 1, 1, 2)
+    while world.local.reconcile():
+        pass
+    assert told == {name: {"delivery-limit": 3} for name in (*told,)}
+    assert len(told) == count + 1
+    world.reconciled()
+    told.clear()
+    policies = world.tree.vhosts["/"].policies
+    policies.put(Policy(name="p", pattern="^q", definition={"max-in-memory-length": 7}))
+    assert world.local.on_change(Change(ChangeKind.POLICIES, vhost="/"))
+    assert world.local.reconcile() is True
+    assert len(told) == SLICE_QUEUES
+    assert world.local.reconcile() is False
+    assert told.pop("other") == {"delivery-limit": 3}
+    both = {"delivery-limit": 3, "max-in-memory-length": 7}
+    assert told == {f"q{number}": both for number in range(1, count + 1)}
+    assert world.host.calls == []
+    world.local.on_change(Change(ChangeKind.POLICIES, vhost="gone meanwhile"))
+    assert world.reconciled() == []
+
+
+def test_a_policy_says_where_a_new_queue_is_led() -> None:
+    world = World()
+    for node in (1, 2, 3):
+        world.tree.nodes[node] = NodeRecord(id=node, name=f"n{node}", incarnation=1)
+    world.put("q1", 1, 1)
+    policies = Policies()
+    declared = Queue(
+        name="q",
+        type=QueueType.QUORUM,
+        arguments=Table.of({"x-queue-type": "quorum", "x-queue-leader-locator": "client-local"}),
+    )
+    assert world.placement.members_for(placed(declared, policies), (1, 2, 3))[0] == 1
+    policies.put(Policy(name="p", pattern="", definition={"queue-leader-locator": "balanced"}))
+    assert world.placement.members_for(placed(declared, policies), (1, 2, 3))[0] != 1
+    stream = Queue(name="s", type=QueueType.STREAM, arguments=Table.of({"x-queue-type": "stream"}))
+    assert len(world.placement.members_for(placed(stream, policies), (1, 2, 3))) == 3
+    policies.put(
+        Policy(name="p", pattern="", definition={"initial-cluster-size": 1}, apply_to="streams")
+    )
+    assert world.placement.members_for(placed(stream, policies), (1, 2, 3)) == (1,)
 
 
 def test_settings_come_from_the_declaration() -> None:

@@ -427,10 +427,11 @@ def test_the_newest_recoveries_are_kept(tree: Tree) -> None:
 
 def test_a_version_outside_of_what_this_release_knows_is_refused(tree: Tree) -> None:
     tree.machine.set_version(1)
-    for version in (0, 2):
+    unknown = MetadataMachine.VERSION + 1
+    for version in (0, unknown):
         with pytest.raises(UnsupportedVersion):
             tree.machine.set_version(version)
-    newer = msgspec.msgpack.decode(tree.machine.snapshot()) | {"version": 2}
+    newer = msgspec.msgpack.decode(tree.machine.snapshot()) | {"version": unknown}
     with pytest.raises(UnsupportedVersion):
         MetadataMachine().restore(msgspec.msgpack.encode(newer))
 

@@ -49,6 +49,22 @@ class ClassicDriver(HomeDriver):
                 *FILTER_ARGUMENTS,
             )
         ),
+        # The last two are accepted without effect, as RabbitMQ does since 3.12.
+        policies=frozenset(
+            (
+                "message-ttl",
+                "expires",
+                "max-length",
+                "max-length-bytes",
+                "overflow",
+                "queue-leader-locator",
+                "queue-master-locator",
+                "queue-mode",
+                "queue-version",
+            )
+        ),
+        policy_scope="classic_queues",
+        prevailing_arguments=frozenset(("x-overflow",)),
     )
 
     def make_host(self, parts: HostParts) -> ClassicHost:

@@ -10,7 +10,7 @@ and cancels its consumers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -103,7 +103,9 @@ class ClassicHost:
 
     # --- queues --------------------------------------------------------------------------
 
-    def open(self, record: QueueRecord, arguments: Table) -> ClassicQueue | None:
+    def open(
+        self, record: QueueRecord, arguments: Table, settings: Mapping[str, object]
+    ) -> ClassicQueue | None:
         """Opens a queue's handle on this node; None when its files are damaged."""
         known = self.queues.get(record.group)
         if known is not None and known.ended is None:
@@ -111,7 +113,7 @@ class ClassicHost:
         queue: ClassicQueue
         if record.home == self.node_id:
             try:
-                queue = LocalQueue(self, record, arguments, self._directory)
+                queue = LocalQueue(self, record, arguments, settings, self._directory)
             except (StorageFault, OSError) as error:
                 fault = error if isinstance(error, StorageFault) else StorageFault(str(error))
                 self.damaged[record.group] = fault
@@ -120,7 +122,7 @@ class ClassicHost:
             if self._timer is None:
                 self._timer = self._clock.call_later(TICK_MS, self._on_tick)
         else:
-            queue = RemoteQueue(self, record, arguments)
+            queue = RemoteQueue(self, record, arguments, settings)
         self.queues[record.group] = queue
         return queue
 
@@ -129,7 +131,8 @@ class ClassicHost:
         known = self.queues.get(record.group)
         if known is not None or record.home == self.node_id:
             return known
-        queue = RemoteQueue(self, record, arguments)
+        # Its home alone looks at the settings.
+        queue = RemoteQueue(self, record, arguments, {})
         self.queues[record.group] = queue
         if not self.is_up(record.home):
             error = home_node_down(queue.subject, self.node_name(record.home))

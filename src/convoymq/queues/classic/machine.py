@@ -325,6 +325,15 @@ class ClassicMachine:
                 return True
         return limits.bytes_max is not None and self.ready_bytes > limits.bytes_max
 
+    def _excess(self) -> int:
+        """How many messages at the head are too many, of a queue that overflows; or fewer."""
+        limits = self.limits
+        if limits.length_max is not None and self.ready_count > limits.length_max:
+            return self.ready_count - limits.length_max
+        assert limits.bytes_max is not None
+        head = (self.returned or self.ready)[0]
+        return head.count if head.body_bytes() <= self.ready_bytes - limits.bytes_max else 1
+
     def _push_ready(self, run: Run) -> None:
         self.ready.append(run)
         self.ready_count += run.count
@@ -477,8 +486,9 @@ class ClassicMachine:
         self._expire(now_ms)
         if self.limits.overflow == DROP_HEAD:
             while self.ready_count and self._overflows():
-                self.forget(self.take_head(1))
-                self.dropped_over_length += 1
+                run = self.take_head(self._excess())
+                self.forget(run)
+                self.dropped_over_length += run.count
 
     def _hand_out_ready(self) -> None:
         self.drop_late()

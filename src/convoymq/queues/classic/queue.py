@@ -12,6 +12,7 @@ import asyncio
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import CommandBuilder, record
@@ -53,26 +54,25 @@ MEMORY_BYTES_MAX = 32 << 20
 """Message bodies of one queue in memory; what comes behind them waits on disk."""
 
 
-def limits_from(arguments: Table) -> Limits:
-    """Returns what the queue's arguments ask for; they have been checked."""
+def limits_from(arguments: Table, settings: Mapping[str, object]) -> Limits:
+    """Returns what the queue's arguments and its effective settings ask for."""
 
     def number(key: str) -> int | None:
-        field = arguments.get(key)
-        return field.value if field is not None and isinstance(field.value, int) else None
+        value = settings.get(key)
+        return value if isinstance(value, int) else None
 
-    overflow = arguments.get("x-overflow")
     single = arguments.get("x-single-active-consumer")
     return Limits(
-        message_ttl_ms=number("x-message-ttl"),
-        length_max=number("x-max-length"),
-        bytes_max=number("x-max-length-bytes"),
+        message_ttl_ms=number("message-ttl"),
+        length_max=number("max-length"),
+        bytes_max=number("max-length-bytes"),
         # Without dead-lettering, reject-publish-dlx is reject-publish.
         overflow=REJECT_PUBLISH
-        if overflow is not None and overflow.term().startswith(REJECT_PUBLISH)
+        if str(settings.get("overflow", "")).startswith(REJECT_PUBLISH)
         else DROP_HEAD,
         single_active=bool(single is not None and single.value),
         single_active_strict=takes_over_strictly(arguments),
-        expires_ms=number("x-expires"),
+        expires_ms=number("expires"),
     )
 
 
@@ -82,12 +82,19 @@ class ClassicQueue(Queue):
     type = "classic"
     features = QueueFeatures(serves_expiration=True, answers_by_tags=True)
 
-    def __init__(self, host: ClassicHost, record: QueueRecord, arguments: Table) -> None:
+    def __init__(
+        self,
+        host: ClassicHost,
+        record: QueueRecord,
+        arguments: Table,
+        settings: Mapping[str, object],
+    ) -> None:
         self.vhost = record.vhost
         self.name = record.name
         self.record = record
         self.group = record.group
-        self.limits = limits_from(arguments)
+        self.arguments = arguments
+        self.limits = limits_from(arguments, settings)
         self.host = host
         self.clients: dict[int, ClassicClient] = {}
         self._published_ok = True
@@ -101,6 +108,10 @@ class ClassicQueue(Queue):
         made = ClassicClient(self, self._session_for(session), events)
         self.clients[made.session] = made
         return made
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """See `Queue`."""
+        self.limits = limits_from(self.arguments, settings)
 
     def _session_for(self, session: int) -> int:
         return session
@@ -140,10 +151,15 @@ class LocalQueue(HomeReservations, ClassicQueue):
     """The queue itself, at its home node."""
 
     def __init__(
-        self, host: ClassicHost, record: QueueRecord, arguments: Table, directory: Directory
+        self,
+        host: ClassicHost,
+        record: QueueRecord,
+        arguments: Table,
+        settings: Mapping[str, object],
+        directory: Directory,
     ) -> None:
         """Opens the queue and recovers what a former run left. Raises StorageFault on damage."""
-        super().__init__(host, record, arguments)
+        super().__init__(host, record, arguments, settings)
         self.durable = record.durable and record.owner is None
         self.machine = ClassicMachine(self.limits, self._load)
         self.machine.last_used_ms = host.now_ms()
@@ -160,6 +176,20 @@ class LocalQueue(HomeReservations, ClassicQueue):
             self._recover(host.now_ms())
         else:
             self.log.remove()
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """See `Queue`: what is too long now goes at once. Messages that are in the queue keep their
+        time."""
+        before = self.limits
+        super().configure(settings)
+        if self.limits != before and self.ended is None:
+            now_ms = self.host.now_ms()
+            self.machine.limits = self.limits
+            if self.limits.expires_ms != before.expires_ms:
+                # Counts from now on, or a queue that was idle would go at once.
+                self.machine.last_used_ms = now_ms
+            self.machine.tick(now_ms)
+            self.settle_round(now_ms)
 
     # --- rounds --------------------------------------------------------------------------
 

@@ -46,6 +46,9 @@ class QuorumDriver(GroupDriver):
                 *FILTER_ARGUMENTS,
             )
         ),
+        # The first two are accepted without effect, as RabbitMQ does since 3.10.
+        policies=frozenset(("max-in-memory-length", "max-in-memory-bytes", "queue-leader-locator")),
+        policy_scope="quorum_queues",
     )
     group_size_argument = "x-quorum-initial-group-size"
     deletes_on_condition = False

@@ -55,6 +55,8 @@ class StreamDriver(GroupDriver):
                 "x-delayed-retry-max",
             )
         ),
+        policies=frozenset(("queue-leader-locator", "initial-cluster-size")),
+        policy_scope="streams",
     )
     group_size_argument = "x-initial-cluster-size"
     # As in RabbitMQ.

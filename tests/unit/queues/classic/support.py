@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import convoymq.queues.drivers  # noqa: F401
 from convoymq.kernels.batch import record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import ClassicHost
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
+from convoymq.routing.policies import Policies, effective_settings
+from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
@@ -193,9 +196,9 @@ class Node:
         return f"n{node}"
 
     def open(self, queue: QueueRecord, **arguments: Any) -> Any:
-        return self.host.open(
-            queue, Table.of({k.replace("_", "-"): v for k, v in arguments.items()})
-        )
+        table = Table.of({k.replace("_", "-"): v for k, v in arguments.items()})
+        declared = DeclaredQueue(name=queue.name, type=queue.type, arguments=table)
+        return self.host.open(queue, table, effective_settings(declared, Policies()))
 
     def channel(self, queue: Any) -> Channel:
         made = Channel()

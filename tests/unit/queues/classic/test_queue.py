@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from convoymq.model.tables import EMPTY
 from convoymq.queues.classic import host as host_module
 from convoymq.queues.classic import queue as queue_module
 from tests.unit.queues.classic.support import Node, Time, queue_record, settle
@@ -637,3 +638,76 @@ def test_deliveries_wait_in_order_for_room_on_the_link(nodes: dict[int, Node]) -
     settle(nodes)
     assert [got[2] for got in channel.got] == [b"a", b"b"]
     assert channel.heard[-1] == ("cancel-ok", 1)
+
+
+# --- settings that change ---------------------------------------------------------------------
+
+
+def test_a_lower_length_drops_at_once_and_a_higher_one_lets_in_again(
+    nodes: dict[int, Node],
+) -> None:
+    queue = nodes[1].open(queue_record(durable=True))
+    channel = nodes[1].channel(queue)
+    channel.publish(*(b"%d" % number for number in range(10)))
+    settle(nodes)
+    queue.configure({"max-length": 3})
+    assert (queue.machine.ready_count, queue.dropped()) == (3, (0, 7))
+    queue.machine.check_invariants()
+    queue.configure({"max-length-bytes": 2})
+    assert queue.machine.ready_count == 2
+    queue.configure({})
+    channel.publish(b"a", b"b", b"c", b"d")
+    channel.consume()
+    settle(nodes)
+    assert channel.deliveries() == [b"8", b"9", b"a", b"b", b"c", b"d"]
+
+
+def test_settings_that_change_refuse_publishes_from_then_on(nodes: dict[int, Node]) -> None:
+    queue = nodes[1].open(queue_record())
+    channel = nodes[1].channel(queue)
+    channel.publish(b"a", tag=1)
+    settle(nodes)
+    queue.configure({"max-length": 1, "overflow": "reject-publish"})
+    channel.publish(b"b", tag=2)
+    settle(nodes)
+    queue.configure({})
+    channel.publish(b"c", tag=3)
+    settle(nodes)
+    assert [heard for heard in channel.heard if heard[0] == "published"] == [
+        ("published", [1, 1], True),
+        ("published", [2, 2], False),
+        ("published", [3, 3], True),
+    ]
+
+
+def test_a_time_to_live_counts_for_what_is_published_later_and_after_a_restart_for_all(
+    nodes: dict[int, Node], tmp_path: Path, time: Time
+) -> None:
+    record = queue_record(durable=True)
+    queue = nodes[1].open(record)
+    channel = nodes[1].channel(queue)
+    channel.publish(b"before")
+    settle(nodes)
+    queue.configure({"message-ttl": 1000})
+    channel.publish(b"after")
+    settle(nodes)
+    time.pass_by(1000)
+    # Expiry is looked at from the head on, as in RabbitMQ.
+    assert queue.machine.ready_count == 2
+    restart(nodes, 1, tmp_path, time)
+    queue = nodes[1].host.open(record, EMPTY, {"message-ttl": 1000})
+    assert queue is not None
+    time.pass_by(1000)
+    assert queue.machine.ready_count == 0
+
+
+def test_expiry_of_an_idle_queue_counts_from_when_it_was_set(
+    nodes: dict[int, Node], time: Time
+) -> None:
+    queue = nodes[1].open(queue_record())
+    time.pass_by(60_000)
+    queue.configure({"expires": 5000})
+    time.pass_by(4000)
+    assert nodes[1].reports == []
+    time.pass_by(2000)
+    assert ("expired", 1) in nodes[1].reports
