@@ -391,9 +391,39 @@ class Connection:
             raise refusals.too_many_channels(len(self.channels), self.channel_max)
         if not isinstance(method, spec.ChannelOpen):
             raise ChannelFault("expected 'channel.open'")
+        limits = self.broker.limits
+        if not limits.bound_channels(self.user.name):
+            self._open_channel(number)
+            return
+        asked = limits.open_channel(self.user.name, lambda: self._open_channel(number))
+        self.within_limits(asked, number, method)
+
+    def _open_channel(self, number: int) -> None:
+        if self.state is not State.OPEN:
+            # It went away while others were asked.
+            return
         self.channels[number] = Channel(self, number)
         self.broker.counters.channels_opened += 1
         self.send(number, spec.ChannelOpenOk())
+
+    def within_limits(
+        self, asked: Coroutine[object, object, None], channel: int, method: spec.Method
+    ) -> None:
+        """Read on when other nodes were asked whether a limit lets the method through, or close."""
+
+        async def wait() -> None:
+            try:
+                await asked
+            except BrokerError as error:
+                self.refuse(error, channel, method.CLASS_ID, method.METHOD_ID)
+            except Exception:
+                log.exception("amqp.method_failed", connection=self.name, method=method.NAME)
+                failed = BrokerError("internal error")
+                self.refuse(failed, channel, method.CLASS_ID, method.METHOD_ID)
+            self.resume("limits")
+
+        self.pause("limits")
+        self.shell.spawn(wait())
 
     # --- handshake ---------------------------------------------------------------------------
 

@@ -105,7 +105,20 @@ def tune_ok(connection: Connection, method: spec.ConnectionTuneOk) -> None:
 
 def open_vhost(connection: Connection, method: spec.ConnectionOpen) -> None:
     """Open the connection's virtual host. Raises BrokerError."""
-    connection.broker.access.open_vhost(connection.user, method.virtual_host)
+    vhost, user = method.virtual_host, connection.user.name
+    connection.broker.access.open_vhost(connection.user, vhost)
+    limits = connection.broker.limits
+    if not limits.bound_connections(user, vhost):
+        _opened(connection, method)
+        return
+    asked = limits.open_connection(user, vhost, lambda: _opened(connection, method))
+    connection.within_limits(asked, 0, method)
+
+
+def _opened(connection: Connection, method: spec.ConnectionOpen) -> None:
+    if connection.state is not State.OPENING:
+        # It went away while others were asked.
+        return
     connection.vhost_open = True
     connection.vhost = method.virtual_host
     connection.enter(State.OPEN)

@@ -18,6 +18,7 @@ from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.declarations import Declarations
+from convoymq.broker.limits import ClientLimits
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
@@ -140,6 +141,7 @@ class Broker:
             counters=self.counters,
             clock=clock,
         )
+        self.limits = ClientLimits(tree, self.cluster)
         self.metadata_reads = MetadataReads(node_id, control, host)
         self._absent_nodes = AbsentNodes(
             self.nodes, tree, host, clock, settings.disconnect_timeout_ms

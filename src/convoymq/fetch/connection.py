@@ -435,6 +435,13 @@ class FetchConnection(asyncio.BufferedProtocol):
             else:
                 self._transport.pause_reading()
 
+    def _register(self, user: User, vhost: str) -> None:
+        """Counts from now on, unless it went away while others were asked."""
+        if self.state is State.LOGIN:
+            self.user = user
+            self.vhost = vhost
+            self.broker.connections.add(self)
+
     async def _log_in(self, frame: Frame) -> None:
         self.edge.counters.requests[Op.AUTHENTICATE] += 1
         name = ""
@@ -450,6 +457,9 @@ class FetchConnection(asyncio.BufferedProtocol):
                 request.user, request.password.encode(), self.peer[0]
             )
             self.broker.access.open_vhost(user, request.vhost)
+            await self.broker.limits.open_connection(
+                user.name, request.vhost, lambda: self._register(user, request.vhost)
+            )
         except BrokerError as error:
             told = as_error(error)
             self.edge.counters.errors[ErrorCode(told.code)] += 1
@@ -460,12 +470,9 @@ class FetchConnection(asyncio.BufferedProtocol):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self.user = user
-        self.vhost = request.vhost
         self.client = request.client
         self.state = State.OPEN
         self._reader.frame_max = self.edge.settings.frame_max
-        self.broker.connections.add(self)
         self.broker.counters.connections_opened += 1
         log.info(
             "fetch.connection_opened",

@@ -38,6 +38,7 @@ from convoymq.model.errors import (
     NotFound,
     ResourceLocked,
     Unavailable,
+    ValidationFailed,
 )
 
 log = structlog.get_logger()
@@ -199,6 +200,8 @@ def _broker_refusal(error: BrokerError, method: str) -> Response:
             return _refusal(401, "not_authorized", f"403 ACCESS_REFUSED - {error.text}")
         case ResourceLocked():
             return _refusal(400, "bad_request", f"405 RESOURCE_LOCKED - {error.text}")
+        case ValidationFailed():
+            return _refusal(400, "bad_request", error.text)
         case Unavailable():
             return _refusal(503, "service_unavailable", error.text)
         case _:

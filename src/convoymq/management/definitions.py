@@ -1,9 +1,11 @@
 """Definitions: the whole tree as one JSON document, out and in.
 
 Import merges: it creates what is missing and leaves what exists with other properties as it is.
-Order: users, virtual hosts, permissions, queues and exchanges, bindings. What is not served
-(policies, parameters, limits, protected virtual hosts, parts with other names) is refused by name
-before anything is changed; empty lists and objects of it are fine, as exports hold them.
+Order: users, virtual hosts, limits, permissions, policies, exchanges and queues, bindings. What is
+not served (parameters of components that there are not, protected virtual hosts, parts with other
+names) is refused by name before anything is changed, and so is a policy that is not acceptable;
+empty lists and objects are fine, as exports hold them. Operator policies and limits of virtual
+hosts are parameters, as in RabbitMQ's documents.
 """
 
 from __future__ import annotations
@@ -12,18 +14,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
-from convoymq.management import resources
+from convoymq.management import policy_rows, resources
 from convoymq.management.fields import tags_of, truth
 from convoymq.management.json_values import JsonObject
 from convoymq.management.messages import table_from_json
 from convoymq.metadata.access import SHA256
 from convoymq.metadata.commands import (
     PutPermission,
+    PutPolicy,
     PutSetting,
     PutTopicPermission,
     PutUser,
+    PutUserLimit,
     PutVhost,
+    PutVhostLimit,
 )
+from convoymq.metadata.snapshot import POLICIES_VERSION
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import PreconditionFailed
 from convoymq.model.tables import Table
@@ -85,10 +91,10 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
             "rabbitmq_definition_format": "single_virtual_host",
             "original_vhost_name": vhost,
             "explanation": f"Definitions of virtual host '{vhost}'",
-            "parameters": [],
-            "policies": [],
+            "parameters": (parameters := policy_rows.parameter_rows(broker, visible)),
+            "policies": (policies := policy_rows.policy_rows(broker, visible, operator=False)),
         }
-        for rows in (queues, exchanges, bindings):
+        for rows in (queues, exchanges, bindings, parameters, policies):
             for row in rows:
                 row.pop("vhost")
     else:
@@ -96,15 +102,18 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
             "rabbitmq_definition_format": "cluster",
             "original_cluster_name": broker.cluster_name,
             "explanation": f"Definitions of cluster '{broker.cluster_name}'",
-            "users": [resources.user_row(tree.users[name]) for name in sorted(tree.users)],
+            "users": [
+                resources.user_row(tree.users[name], tree.user_limits.get(name))
+                for name in sorted(tree.users)
+            ],
             "vhosts": [
                 resources.vhost_row(place) for place in resources.vhosts_of(broker, visible)
             ],
             "permissions": resources.permissions(broker),
             "topic_permissions": resources.topic_permissions(broker),
-            "parameters": [],
+            "parameters": policy_rows.parameter_rows(broker, visible),
             "global_parameters": [{"name": "cluster_name", "value": broker.cluster_name}],
-            "policies": [],
+            "policies": policy_rows.policy_rows(broker, visible, operator=False),
         }
     return document | {"queues": queues, "exchanges": exchanges, "bindings": bindings}
 
@@ -120,8 +129,16 @@ async def load(broker: Broker, document: Mapping[str, object], vhost: str | None
         named = ", ".join(refused[:NAMED_MAX])
         more = f" and {len(refused) - NAMED_MAX} more" if len(refused) > NAMED_MAX else ""
         raise PreconditionFailed(f"not served, so nothing was imported: {named}{more}")
+    commands = list(_policy_commands(document, vhost))
+    if commands and broker.metadata.tree.version < POLICIES_VERSION:
+        raise PreconditionFailed(
+            "not served, so nothing was imported: policies and limits, as long as some nodes have "
+            "an older release"
+        )
     if vhost is None:
         await _load_access(broker, document)
+    for command in commands:
+        await broker.metadata.execute(command)
     await _load_topology(broker, document, vhost)
 
 
@@ -137,17 +154,16 @@ def unserved(document: Mapping[str, object], *, single: bool = False) -> Iterato
             yield key
     for key in (*_PARTS, *_ACCESS):
         _rows(document, key)
-    for row in _rows(document, "policies"):
-        yield _place("policy", row)
     for row in _rows(document, "parameters"):
-        yield _place(f"parameter of {row.get('component')}", row)
+        component, name = row.get("component"), row.get("name")
+        known = component == policy_rows.OPERATOR_POLICY or (
+            component == policy_rows.VHOST_LIMITS_COMPONENT and name == policy_rows.LIMITS
+        )
+        if not known:
+            yield _place(f"parameter of {component}", row)
     for row in _rows(document, "global_parameters"):
         if str(row.get("name")) not in _GLOBAL_PARAMETERS:
             yield _place("global parameter", row)
-    for word, key in (("user", "users"), ("virtual host", "vhosts")):
-        for row in _rows(document, key):
-            if row.get("limits"):
-                yield f"limits of {word} '{row.get('name')}'"
     for row in _rows(document, "vhosts"):
         yield from unserved_of_vhost(str(row.get("name")), row)
 
@@ -165,6 +181,27 @@ def unserved_of_vhost(name: str, row: Mapping[str, object]) -> Iterator[str]:
 def _place(word: str, row: Mapping[str, object]) -> str:
     where = f" in virtual host '{row['vhost']}'" if "vhost" in row else ""
     return f"{word} '{row.get('name')}'{where}"
+
+
+def _policy_commands(
+    document: Mapping[str, object], only: str | None
+) -> Iterator[PutPolicy | PutUserLimit | PutVhostLimit]:
+    """Yields the commands for the limits and policies of a document. Raises PreconditionFailed."""
+    if only is None:
+        for row in _rows(document, "users"):
+            yield from policy_rows.user_limit_commands(_text(row, "name"), row.get("limits"))
+        for row in _rows(document, "vhosts"):
+            yield from policy_rows.vhost_limit_commands(_text(row, "name"), row.get("limits"))
+    for row in _rows(document, "parameters"):
+        yield from policy_rows.parameter_commands(
+            only or _text(row, "vhost"),
+            _text(row, "component"),
+            _text(row, "name"),
+            row.get("value"),
+        )
+    for row in _rows(document, "policies"):
+        vhost, name = only or _text(row, "vhost"), _text(row, "name")
+        yield policy_rows.policy_command(vhost, name, row, operator=False)
 
 
 async def _load_access(broker: Broker, document: Mapping[str, object]) -> None:

@@ -14,6 +14,7 @@ from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.tables import Table
 from convoymq.queues.group_queue import group_state
 from convoymq.queues.slices import in_slices
+from convoymq.routing.policies import Chosen
 from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
 
 RATE_INTERVAL_S = 5.0
@@ -286,7 +287,7 @@ def queue_row(
     """
     vhost = broker.metadata.tree.vhosts.get(record.vhost)
     declared = vhost.topology.find_queue(record.name) if vhost is not None else None
-    if declared is None:
+    if vhost is None or declared is None:
         return None
     row: JsonObject = {
         "name": record.name,
@@ -297,9 +298,7 @@ def queue_row(
         "exclusive": declared.exclusive_owner is not None,
         "arguments": declared.arguments.to_plain(),
         "node": broker.node_name_of(record.home),
-        "policy": None,
-        "operator_policy": None,
-        "effective_policy_definition": {},
+        **_policies_shown(vhost.policies.for_queue(declared)),
         "state": "down",
     }
     facts = dict(live or {})
@@ -335,17 +334,26 @@ def queue_row(
     return row | rates.with_details(f"{key}.messages", held)
 
 
-def exchange_row(vhost: str, exchange: Exchange) -> JsonObject:
+def _policies_shown(chosen: Chosen) -> JsonObject:
+    policy, operator = chosen
+    return {
+        "policy": policy.name if policy is not None else None,
+        "operator_policy": operator.name if operator is not None else None,
+        "effective_policy_definition": dict(chosen.definition),
+    }
+
+
+def exchange_row(vhost: Vhost, exchange: Exchange) -> JsonObject:
     """One exchange."""
     return {
         "name": exchange.name,
-        "vhost": vhost,
+        "vhost": vhost.name,
         "type": exchange.type.value,
         "durable": exchange.durable,
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": exchange.arguments.to_plain(),
-        "policy": None,
+        **_policies_shown(vhost.policies.for_exchange(exchange.name)),
         "user_who_performed_action": "",
     }
 
@@ -353,7 +361,7 @@ def exchange_row(vhost: str, exchange: Exchange) -> JsonObject:
 def exchanges(broker: Broker, visible: set[str]) -> list[JsonObject]:
     """All exchanges."""
     return [
-        exchange_row(vhost.name, exchange)
+        exchange_row(vhost, exchange)
         for vhost in vhosts_of(broker, visible)
         for exchange in vhost.topology.exchanges()
     ]
@@ -414,14 +422,14 @@ def default_binding(vhost: str, queue: str) -> JsonObject:
     }
 
 
-def user_row(user: User) -> JsonObject:
+def user_row(user: User, limits: Mapping[str, int] | None = None) -> JsonObject:
     """One user; the hash is shown, as definitions need it."""
     return {
         "name": user.name,
         "password_hash": user.password_hash,
         "hashing_algorithm": user.algorithm,
         "tags": list(user.tags),
-        "limits": {},
+        "limits": dict(limits or {}),
     }
 
 

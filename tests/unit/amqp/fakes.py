@@ -281,6 +281,9 @@ class FakeBroker:
         listeners: list[Callable[[frozenset[str]], None]] = []
         self.alarms = SimpleNamespace(effective=frozenset(), listeners=listeners)
         self.replies = FakeReplies()
+        self.limits = SimpleNamespace(
+            bound_connections=lambda user, vhost: False, bound_channels=lambda user: False
+        )
         self.queues: dict[str, FakeQueue] = {}
         self.exchanges: dict[str, str] = {"amq.direct": "direct", "amq.fanout": "fanout"}
         self.bindings: list[tuple[str, str, str]] = []

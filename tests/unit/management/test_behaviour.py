@@ -529,17 +529,12 @@ async def test_an_export_of_rabbitmq_comes_in(api: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"policies": [{"vhost": "/", "name": "p", "pattern": ".*", "definition": {}}]},
-         "policy 'p' in virtual host '/'"),
-        ({"parameters": [{"vhost": "/", "component": "vhost-limits", "name": "limits"}]},
-         "parameter of vhost-limits 'limits' in virtual host '/'"),
-        ({"parameters": [{"component": "operator_policy", "name": "o", "vhost": "v", "value": {}}]},
-         "parameter of operator_policy 'o' in virtual host 'v'"),
+        ({"parameters": [{"component": "shovel", "name": "o", "vhost": "v", "value": {}}]},
+         "parameter of shovel 'o' in virtual host 'v'"),
         ({"global_parameters": [{"name": "mqtt_port_to_vhost_mapping", "value": {}}]},
          "global parameter 'mqtt_port_to_vhost_mapping'"),
-        ({"users": [{"name": "u", "limits": {"max-connections": 5}}]}, "limits of user 'u'"),
-        ({"vhosts": [{"name": "v", "limits": [{"name": "max-queues", "value": 1}]}]},
-         "limits of virtual host 'v'"),
+        ({"users": [{"name": "u", "limits": {"max-connections": 5}}]},
+         "policies and limits, as long as some nodes have an older release"),
         ({"vhosts": [{"name": "v", "tracing": True}]}, "tracing of virtual host 'v'"),
         ({"vhosts": [{"name": "v", "metadata": {"protected_from_deletion": True}}]},
          "protection from deletion of virtual host 'v'"),
@@ -583,15 +578,15 @@ async def test_text_is_no_truth(api: httpx.AsyncClient) -> None:
 
 async def test_setting_what_is_not_served_is_refused_by_name(api: httpx.AsyncClient) -> None:
     await add_user(api, "u", "management")
-    for path, word in (
-        ("/policies/%2F/p", "policies"), ("/operator-policies/%2F/p", "operator policies"),
-        ("/parameters/federation-upstream/%2F/p", "parameters"),
-        ("/vhost-limits/%2F/max-queues", "limits of virtual hosts"),
-        ("/user-limits/u/max-channels", "limits of users"),
-        ("/global-parameters/p", "global parameters"),
-    ):  # fmt: skip
-        answer = await ok(api.put(path, json={"pattern": ".*"}), 400)
-        assert answer["reason"] == f"{word} are not served by this release"
+    for path, reason in (
+        (
+            "/parameters/federation-upstream/%2F/p",
+            "Validation failed\n\ncomponent federation-upstream not found",
+        ),
+        ("/global-parameters/p", "global parameters other than cluster_name are not served"),
+    ):
+        answer = await ok(api.put(path, json={"value": {}}), 400)
+        assert answer == {"error": "bad_request", "reason": reason}
     for path in ("/policies", "/operator-policies/%2F", "/parameters/x", "/user-limits"):
         assert await ok(api.get(path)) == []
 

@@ -51,7 +51,8 @@ KEYS = st.sampled_from([
     "default_queue_type", "queues", "exchanges", "bindings", "policies", "parameters", "limits",
     "global_parameters", "value", "vhost", "user", "source", "destination", "destination_type",
     "x-queue-type", "x-message-ttl", "headers", "delivery_mode", "priority", "expiration",
-    "user_id", "timestamp", "correlation_id", "CC", "BCC",
+    "user_id", "timestamp", "correlation_id", "CC", "BCC", "pattern", "definition", "apply-to",
+    "component", "max-length", "max-connections", "max-queues",
 ])  # fmt: skip
 KNOWN = st.sampled_from([
     "quorum", "classic", "stream", "topic", "queue", "string", "base64", "auto", "/w==",
@@ -75,13 +76,20 @@ QUERY = st.dictionaries(
 
 #: What mostly stands in a path, by the name of its place.
 PLACES = {
-    "vhost": ["/", "/", "v"], "name": ["q", "c", "s", "x", "amq.topic", "amq.default", "new"],
+    "vhost": ["/", "/", "v"], "name": [
+        "q", "c", "s", "x", "amq.topic", "amq.default", "new", "limits", "max-queues",
+        "max-connections",
+    ],
     "user": ["guest", "u"], "node": ["n1", "1"], "source": ["amq.topic", "x", "amq.default"],
     "kind": ["q", "e"], "destination": ["q", "c", "x"], "key": ["~", "k", "q"], "p": [".*", "("],
-    "exchange": ["amq.topic", "x"], "port": ["5672", "1"], "protocol": ["amqp"],
+    "exchange": ["amq.topic", "x"], "component": ["vhost-limits", "operator_policy"],
+    "port": ["5672", "1"], "protocol": ["amqp"],
 }  # fmt: skip
 ROW = {"vhost": "/", "name": "made", "durable": True, "arguments": {"x-queue-type": "classic"}}
 RULE = {"user": "u", "vhost": "/", "configure": "", "write": "^a", "read": ".*", "exchange": "x"}
+POLICY = {
+    "pattern": "^a", "definition": {"max-length": 5}, "priority": 0, "apply-to": "queues",
+}  # fmt: skip
 #: Acceptable bodies, by how a path begins; single values of them are replaced.
 SOUND: dict[str, dict[str, Any]] = {
     "queues": {
@@ -99,11 +107,21 @@ SOUND: dict[str, dict[str, Any]] = {
     "permissions": RULE,
     "topic-permissions": RULE,
     "cluster-name": {"name": "n"},
+    "policies": POLICY,
+    "operator-policies": POLICY,
+    "vhost-limits": {"value": 5},
+    "user-limits": {"value": 5},
+    "global-parameters": {"value": "n"},
+    "parameters": {"value": POLICY},
     "definitions": {
         "users": [{"name": "u", "password_hash": "", "tags": [], "limits": {}}],
         "vhosts": [{"name": "v", "limits": [], "metadata": {"tags": []}}],
         "permissions": [{**RULE, "user": "guest"}], "topic_permissions": [{**RULE}],
-        "policies": [], "parameters": [],
+        "policies": [{**POLICY, "vhost": "/", "name": "p"}],
+        "parameters": [
+            {"component": "vhost-limits", "name": "limits", "vhost": "/", "value": {}},
+            {"component": "operator_policy", "name": "o", "vhost": "/", "value": POLICY},
+        ],
         "global_parameters": [{"name": "cluster_name", "value": ""}],
         "exchanges": [{**ROW, "type": "fanout", "name": "made"}], "queues": [ROW],
         "bindings": [{"source": "made", "destination": "made", "destination_type": "queue",
@@ -155,7 +173,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Ru
 
 
 async def opened(directory: Path) -> FakeCluster:
-    return await FakeCluster(directory, nodes=2).__aenter__()
+    made = await FakeCluster(directory, nodes=2).__aenter__()
+    for node in made.nodes.values():
+        node.machine.set_version(node.machine.VERSION)
+    return made
 
 
 async def prepare(cluster: FakeCluster) -> None:
@@ -169,6 +190,9 @@ async def prepare(cluster: FakeCluster) -> None:
     await store.execute(
         PutPermission(user="guest", vhost="/", configure=".*", write=".*", read=".*")
     )
+    for node in cluster.nodes.values():
+        node.machine.vhosts["/"].limits.clear()
+        node.machine.user_limits.clear()
     for name, kind in (("q", "quorum"), ("c", "classic"), ("s", "stream")):
         if name not in store.tree.vhosts["/"].queues:
             await cluster.queue(1, name, arguments={"x-queue-type": kind})

@@ -12,8 +12,8 @@ from convoymq.management.handlers import (
     messages,
     nodes,
     permissions,
+    policies,
     queues,
-    unserved,
     users,
     vhosts,
 )
@@ -22,7 +22,7 @@ from convoymq.management.routes import Route
 ROUTES: tuple[Route, ...] = (
     *cluster.routes,
     *nodes.routes,
-    *unserved.routes,
+    *policies.routes,
     *definitions.routes,
     *connections.routes,
     *exchanges.routes,

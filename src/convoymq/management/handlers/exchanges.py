@@ -25,12 +25,12 @@ async def exchanges_in(call: Call) -> list[JsonObject]:
 @routes.add("GET", "exchanges/{vhost}/{name}")
 async def exchange(call: Call) -> JsonObject:
     vhost = call.vhost()
-    topology = call.broker.metadata.tree.vhosts[vhost].topology
+    place = call.broker.metadata.tree.vhosts[vhost]
     try:
-        found = topology.exchange(exchange_name(call.path["name"]))
+        found = place.topology.exchange(exchange_name(call.path["name"]))
     except NotFound:
         raise object_not_found() from None
-    return resources.exchange_row(vhost, found)
+    return resources.exchange_row(place, found)
 
 
 @routes.add("PUT", "exchanges/{vhost}/{name}")

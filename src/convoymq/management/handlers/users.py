@@ -25,7 +25,10 @@ routes = Routes()
 async def users(call: Call) -> list[JsonObject]:
     call.need(call.is_administrator)
     tree = call.broker.metadata.tree
-    return [resources.user_row(tree.users[name]) for name in sorted(tree.users)]
+    return [
+        resources.user_row(tree.users[name], tree.user_limits.get(name))
+        for name in sorted(tree.users)
+    ]
 
 
 @routes.listing("users/without-permissions")
@@ -37,10 +40,11 @@ async def users_without_permissions(call: Call) -> list[JsonObject]:
 @routes.add("GET", "users/{user}")
 async def user(call: Call) -> JsonObject:
     call.need(call.is_administrator)
-    found = call.broker.metadata.tree.users.get(call.path["user"])
+    tree = call.broker.metadata.tree
+    found = tree.users.get(call.path["user"])
     if found is None:
         raise object_not_found()
-    return resources.user_row(found)
+    return resources.user_row(found, tree.user_limits.get(found.name))
 
 
 @routes.add("PUT", "users/{user}")
