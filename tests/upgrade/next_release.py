@@ -1,6 +1,6 @@
 """A node of the synthetic next release: `python -m tests.upgrade.next_release --config FILE`.
 
-It stands for whatever comes next. Version 2 of the quorum queue's machine has
+It stands for whatever comes next. The next version of the quorum queue's machine has
 
 - one new command: MARK, which the leader proposes from time to time and which is counted;
 - one changed rule: a failed delivery counts twice towards the delivery limit;
@@ -15,12 +15,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+PRESENT = 2
+"""The newest version of the quorum queue's machine in this release."""
+NEXT = PRESENT + 1
 MARK = 200
 RELEASE = "0.99.0"
 
 
 def install() -> None:
-    """Puts version 2 in place of what this release has. Call before anything is imported."""
+    """Puts the next version in place of what this release has. Call before anything is imported."""
     from convoymq.sim.interpreted import use_source
 
     use_source()
@@ -38,29 +41,29 @@ def install() -> None:
 
 
 def next_machine() -> Any:
-    """The machine with version 2."""
+    """The machine with the next version."""
     from convoymq.queues.quorum.deliveries import Deliveries
     from convoymq.queues.quorum.machine import COMMAND_TYPES, QuorumMachine
     from convoymq.queues.quorum.reservation_holder import ReservationHolder
     from convoymq.queues.reservations import Reservations
     from convoymq.replication.versions import command_table
 
-    known = [kind for kind in range(256) if COMMAND_TYPES[1][kind >> 3] & 1 << (kind & 7)]
+    known = [kind for kind in range(256) if COMMAND_TYPES[PRESENT][kind >> 3] & 1 << (kind & 7)]
     table = command_table([*known, MARK])
 
     class NextDeliveries(Deliveries):
         def give_back(self, run: Any, failed: int) -> None:
-            super().give_back(run, failed * 2 if self.machine.version >= 2 else failed)
+            super().give_back(run, failed * 2 if self.machine.version >= NEXT else failed)
 
     class NextQuorumMachine(QuorumMachine):
-        VERSION = 2
+        VERSION = NEXT
         marks = 0
 
         def command_types(self, version: int) -> bytes:
-            return table if version >= 2 else super().command_types(version)
+            return table if version >= NEXT else super().command_types(version)
 
         def _leader_command(self, kind: int, *arguments: Any) -> None:
-            if kind == MARK and self.version >= 2:
+            if kind == MARK and self.version >= NEXT:
                 self.marks += 1
             else:
                 super()._leader_command(kind, *arguments)
@@ -74,7 +77,7 @@ def next_machine() -> Any:
 
         def _pack(self) -> dict[str, Any]:
             state = super()._pack()
-            return state if self.version < 2 else {**state, "marks": self.marks}
+            return state if self.version < NEXT else {**state, "marks": self.marks}
 
         def _restore(self, known: dict[str, Any]) -> None:
             super()._restore(known)
@@ -91,7 +94,7 @@ def next_queue() -> Any:
         def tick(self) -> None:
             super().tick()
             replica = self._host.replica(self.group)
-            if replica is not None and replica.is_leader and replica.machine.version >= 2:
+            if replica is not None and replica.is_leader and replica.machine.version >= NEXT:
                 replica.propose(MARK)
 
     return NextQuorumQueue

@@ -16,7 +16,7 @@ from tests.faults.conftest import TEST_TIME_LIMIT_S as TEST_TIME_LIMIT_S
 from tests.faults.traffic import Traffic, declare, in_step, log_has, until
 from tests.ports import cluster_ports
 from tests.upgrade import releases
-from tests.upgrade.next_release import RELEASE
+from tests.upgrade.next_release import NEXT, RELEASE
 
 pytestmark = pytest.mark.cluster
 BASE_PORT = cluster_ports()
@@ -96,7 +96,7 @@ def test_node_by_node_under_load_and_not_back(cluster: MixedCluster) -> None:
             cluster.upgraded.add(number)
             cluster.restart(number)
             traffic.goes_on(300)
-        until(lambda: versions(cluster, "quorum") == {2}, "the version was not raised")
+        until(lambda: versions(cluster, "quorum") == {NEXT}, "the version was not raised")
         until(lambda: versions(cluster, "metadata") == {2}, "the version was not raised")
         traffic.goes_on(300)
         traffic.finish()

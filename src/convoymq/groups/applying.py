@@ -106,6 +106,7 @@ class Applying:
                 )
                 self.versions.changed()
                 self.versions.due = True
+                replica.sink.on_version_raised(replica)
         else:
             raise UnsupportedVersion(f"entry kind {entry.kind} is not known")
 

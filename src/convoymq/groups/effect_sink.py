@@ -29,6 +29,9 @@ class EffectSink(Protocol):
         """An APPLIED or DELIVER frame: an effect that another node's replica carries out for
         this one."""
 
+    def on_version_raised(self, replica: Replica) -> None:
+        """Another version of the machine is in force (ADR 0016)."""
+
     def on_restored(self) -> None:
         """The machine's state was replaced by a snapshot."""
 

@@ -130,6 +130,9 @@ class MetadataStore:
     def on_replica_gone(self) -> None:
         """Nothing: a node whose replica of the tree has stopped ends."""
 
+    def on_version_raised(self, replica: object) -> None:
+        """Nothing: what proposes looks at the version in force."""
+
     def on_restored(self) -> None:
         """The tree was replaced by a snapshot."""
         self.publish_changes()
@@ -220,6 +223,9 @@ class MetadataSink:
         """Nothing: see `MetadataStore`."""
 
     def on_replica_gone(self) -> None:
+        """Nothing: see `MetadataStore`."""
+
+    def on_version_raised(self, replica: object) -> None:
         """Nothing: see `MetadataStore`."""
 
     def on_restored(self) -> None:

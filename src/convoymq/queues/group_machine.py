@@ -92,6 +92,11 @@ class GroupMachine(SessionTable):
 
     # ---------------------------------------------------------- versions
 
+    @property
+    def configurable(self) -> bool:
+        """Whether CONFIG changes the settings, in the version in force."""
+        return False
+
     def set_version(self, version: int) -> None:
         """Carries out a `machine version` entry. Raises UnsupportedVersion."""
         self.version = supported.check_version(self, version)

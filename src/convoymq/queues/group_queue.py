@@ -225,6 +225,10 @@ class GroupQueue(Queue):
         self._held_back: HeldBack[tuple[Effect, int]] = HeldBack(transport, host.await_room, self)
         self._timer: Timer | None = None
         self._timer_due_ms = 0
+        #: Settings that the machine should have, and in this term what it has when all that was
+        #: proposed is applied.
+        self._wanted: dict[str, int] = {}
+        self._proposed: tuple[int, dict[str, int]] = (0, {})
         #: Event -> messages that were noted since it was logged last.
         self._noted: dict[str, int] = {}
         self._block_index = -1
@@ -363,6 +367,11 @@ class GroupQueue(Queue):
         reply = msgspec.msgpack.decode(body) if body else None
         client.on_applied(b, c, reply)
 
+    def on_version_raised(self, replica: Replica) -> None:
+        """See `EffectSink`: what could not be proposed before may be now."""
+        if replica.is_leader:
+            self._propose_settings(replica)
+
     def on_restored(self) -> None:
         """See `EffectSink`."""
 
@@ -462,6 +471,31 @@ class GroupQueue(Queue):
         due = self._first_due_ms(replica)
         if due is not None:
             self._arm(due)
+        self._propose_settings(replica)
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """See `Queue`. The leader proposes what differs from what the machine has."""
+        self._wanted = self._machine_settings(settings)
+        replica = self._host.replica(self.group)
+        if replica is not None and replica.is_leader:
+            self._propose_settings(replica)
+
+    def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
+        """The settings of the machine for those of the queue; {} = they cannot change."""
+        return {}
+
+    def _propose_settings(self, replica: Replica) -> None:
+        """CONFIG, unless it would change nothing, or is under way already."""
+        machine = replica.machine
+        if not machine.configurable:
+            return
+        term, proposed = self._proposed
+        known = {**machine.settings, **proposed} if term == self.term else machine.settings
+        changed = {name: value for name, value in self._wanted.items() if known.get(name) != value}
+        if changed:
+            self._proposed = (self.term, {**known, **changed})
+            body = msgspec.msgpack.encode(changed)
+            replica.propose(batch.CMD_CONFIG, 0, len(body), 0, body)
 
     def _first_due_ms(self, replica: Replica) -> int | None:
         """When a new leader proposes its first TICK."""

@@ -336,6 +336,8 @@ class DeliveryModel:
                 for session in self.sessions.values()
                 if session.node == arg and session.incarnation < incarnation
             )
+        elif kind == batch.CMD_CONFIG:
+            self.delivery_limit = int(decode_map(body, 0).pop("delivery_limit"))
         elif kind not in self.without_effect:
             self.fail(f"the model has no rule for command {kind} of a leader")
 

@@ -1,13 +1,13 @@
 """Clusters whose nodes run two releases: all end with the next one, not all begin with it.
 
-The next release is synthetic. Version 2 of its quorum queue has one new command (MARK, which
+The next release is synthetic. The next version of its quorum queue has one new command (MARK, which
 leaders propose), one changed rule (TICK counts as activity of the queue) and one new field of the
 snapshot (the number of marks). During the run nodes are upgraded one by one: the process is killed
 and comes back with the next release; what is left is upgraded when everything heals.
 
 Checked beyond what every run checks: a replica of the present release never meets a version that it
 does not support (it would stop, which ends the run), replicas of both releases have equal states at
-equal indexes, and in the end version 2 is in force everywhere.
+equal indexes, and in the end the next version is in force everywhere.
 
 Source: ADR 0016.
 """
@@ -24,14 +24,14 @@ from convoymq.sim.nodes import SimNode, WatchedMachine
 from convoymq.sim.referee import IndexedMachine, Referee
 from convoymq.sim.world import NotLive, World
 
-PRESENT = 1
-NEXT = 2
+PRESENT = WatchedMachine.VERSION
+NEXT = PRESENT + 1
 MARK = 200
 FIRST_UPGRADE_US = 200_000
 DOWN_US_MAX = 500_000
 
 _KNOWN = [kind for kind in range(256) if COMMAND_TYPES[PRESENT][kind >> 3] >> (kind & 7) & 1]
-_TABLES = {PRESENT: COMMAND_TYPES[PRESENT], NEXT: command_table([*_KNOWN, MARK])}
+_TABLES = {**COMMAND_TYPES, NEXT: command_table([*_KNOWN, MARK])}
 
 
 class NextMachine(WatchedMachine):
@@ -61,7 +61,7 @@ class NextMachine(WatchedMachine):
             self.last_active_ms = self.time_ms
 
     def snapshot(self) -> bytes:
-        """The state; with the number of marks from version 2 on."""
+        """The state; with the number of marks in the next version."""
         state = super().snapshot()
         if self.version < NEXT:
             return state
@@ -90,7 +90,7 @@ class MixedNode(SimNode):
 
     def supports_of(self, peer: int) -> dict[str, tuple[int, int]]:
         """What HELLO says of a running node."""
-        return {"quorum": (PRESENT, self.world.nodes[peer].release)}
+        return {"quorum": (WatchedMachine.OLDEST_VERSION, self.world.nodes[peer].release)}
 
     def _tick_queues(self) -> None:
         super()._tick_queues()
@@ -159,5 +159,5 @@ class MixedWorld(World):
         for number, node in self.nodes.items():
             for group, replica in node.host.groups.items() if node.alive else ():
                 if replica.machine.version != NEXT:
-                    waiting.append(f"group {group} has version 1 on node {number}")
+                    waiting.append(f"group {group} has an older version on node {number}")
         return waiting

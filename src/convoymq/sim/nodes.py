@@ -21,6 +21,7 @@ from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.session_audit import SessionWatch
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.queues.stream.queue import Answer, StreamQueue
+from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig
 from convoymq.sim.clock import NodeClock, Process, Timer
 from convoymq.sim.delivery_model import InvariantBroken
@@ -235,6 +236,8 @@ class SimNode:
         if queue is None:
             queue = self.queues[group] = self._new_queue(group, sorted(known.members))
         queue.members = tuple(sorted(known.members))
+        if group in self.world.policies:
+            queue.configure(self.world.policies[group])
         if not known.has_replica(self.number):
             if group in self.storage.logs:
                 # It was removed while this node was down.
@@ -286,8 +289,8 @@ class SimNode:
         return (WatchedStream if self.world.plan.streams else WatchedMachine)(settings, self, group)
 
     def supports_of(self, _peer: int) -> dict[str, tuple[int, int]]:
-        """What HELLO says of a peer's machine versions; nothing = version 1."""
-        return {}
+        """What HELLO says of a peer's machine versions."""
+        return supported.supports()
 
     def close_group(self, group: int) -> None:
         """Is no member any more: deletes its data, and watches."""

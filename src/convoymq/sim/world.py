@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 
 import msgspec
 
 from convoymq.groups.replica import Replica
 from convoymq.kernels import batch
+from convoymq.queues.quorum.settings import machine_settings
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
 from convoymq.sim.clients import Channel, Workload
@@ -37,6 +39,9 @@ LIVENESS_LIMIT_US = 90_000_000
 LIVENESS_MESSAGE_US = 40_000
 """More of it for every message: one consumer may have to take them one by one."""
 CHECK_EVERY_US = 200_000
+POLICY_EVERY_US = 500_000
+POLICY_PAUSE = 0.8
+"""Share of these times at which no policy changes."""
 EVENTS_MAX = 3_000_000
 RESERVATION_SHARE = 0.4
 """Of the channels of a plan with reservations, those that own one."""
@@ -95,6 +100,10 @@ class World:
     def __init__(self, plan: Plan, sink: Callable[[str], None] | None = None) -> None:
         self.plan = plan
         self.scheduler = Scheduler(plan.seed)
+        #: Draws of its own: runs without policies stay as they were.
+        self._policy_rng = Random(plan.seed ^ 0x9011C7)
+        #: Group -> its effective settings, as the metadata would have them.
+        self.policies: dict[int, dict[str, object]] = {}
         self.trace = Trace(lambda: self.scheduler.now_us, sink)
         self.network = Network(self.scheduler, self.trace, plan.network)
         self.network.on_frame_sent = self._on_frame_sent
@@ -165,6 +174,20 @@ class World:
         """Starts who looks after channels, members and, where there are any, queues."""
         self.scheduler.after(0, None, self._keep_channels)
         self.scheduler.after(0, None, self._administrate)
+        self.scheduler.after(POLICY_EVERY_US, None, self._change_policy)
+
+    def _change_policy(self) -> None:
+        """All nodes hear that a policy gives a queue another limit, as from the metadata."""
+        if self.quiet:
+            return
+        self.scheduler.after(POLICY_EVERY_US, None, self._change_policy)
+        if self.plan.streams or self._policy_rng.random() < POLICY_PAUSE:
+            return
+        group = self._policy_rng.choice(sorted(self.places))
+        self.policies[group] = {"delivery-limit": self._policy_rng.choice((1, 3, 20, -1))}
+        for node in self.nodes.values():
+            if node.alive and group in node.queues:
+                node.queues[group].configure(self.policies[group])
 
     def _run_until(self, until_us: int) -> None:
         scheduler = self.scheduler
@@ -478,6 +501,15 @@ class World:
         waiting = [(channel.name, channel.waits_for()) for channel in self.channels]
         return [f"{name} waits for {waits}" for name, waits in waiting if waits]
 
+    def _unapplied_policies(self) -> list[str]:
+        return [
+            f"{node.name} has not {name} = {value} of group {group}"
+            for group, settings in self.policies.items()
+            for name, value in machine_settings(settings).items()
+            for node, replica in self.replicas_of(group)
+            if replica.machine.settings[name] != value  # type: ignore[attr-defined]
+        ]
+
     def _unfinished(self) -> list[str]:
         found: list[str] = []
         for node in self.nodes.values():
@@ -486,6 +518,7 @@ class World:
         if found:
             return found
         found += self._waiting_channels()
+        found += self._unapplied_policies()
         for group, referee in self.referees.items():
             place = self.places[group]
             waits = referee.waits_for()

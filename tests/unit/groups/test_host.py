@@ -104,6 +104,7 @@ class Sink:
     def __init__(self) -> None:
         self.leaders: list[int | None] = []
         self.gone = 0
+        self.versions: list[int] = []
 
     def on_effects(self, effects: Sequence[Effect], replica: Any) -> None:
         pass
@@ -116,6 +117,9 @@ class Sink:
 
     def on_restored(self) -> None:
         pass
+
+    def on_version_raised(self, replica: Any) -> None:
+        self.versions.append(replica.machine.version)
 
     def on_replica_gone(self) -> None:
         self.gone += 1

@@ -47,7 +47,14 @@ class QuorumDriver(GroupDriver):
             )
         ),
         # The first two are accepted without effect, as RabbitMQ does since 3.10.
-        policies=frozenset(("max-in-memory-length", "max-in-memory-bytes", "queue-leader-locator")),
+        policies=frozenset(
+            (
+                "max-in-memory-length",
+                "max-in-memory-bytes",
+                "queue-leader-locator",
+                "delivery-limit",
+            )
+        ),
         policy_scope="quorum_queues",
     )
     group_size_argument = "x-quorum-initial-group-size"

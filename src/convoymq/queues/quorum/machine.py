@@ -21,9 +21,10 @@ Invariants are asserted where they could break, and all at once in `invariants.c
 every message is in one place; counters equal the sums of the runs; after an apply there is no
 message to serve or nobody to serve.
 
-Versions (ADR 0016): 1 is all that is described here. An ENQUEUE's flags for priority and expiration
-(2, 4) mean nothing in version 1, for ever: whatever carries them is served first in, first out, and
-stays until it is settled. Nodes refuse to publish such messages (ADR 0027).
+Versions (ADR 0016): 1 is the queue of release 0.2. 2 has CONFIG, by which the leader changes
+settings while the queue runs. An ENQUEUE's flags for priority and expiration (2, 4) mean nothing in
+either: whatever carries them is served first in, first out, and stays until it is settled. Nodes
+refuse to publish such messages (ADR 0027).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -46,7 +47,7 @@ from convoymq.queues.quorum.backlog import Backlog
 from convoymq.queues.quorum.consumers import CANCELLED, POLLER, Consumers, QueueSession
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
-from convoymq.queues.quorum.settings import with_defaults
+from convoymq.queues.quorum.settings import check_changes, with_defaults
 from convoymq.queues.reservations import MALFORMED, SINGLE_ACTIVE, Reservations
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map
 from convoymq.replication import versions as supported
@@ -64,14 +65,16 @@ CANCEL = batch.CMD_CANCEL
 CREDIT = batch.CMD_CREDIT
 GET = batch.CMD_GET
 
+_SINCE_VERSION_1 = (
+    ENQUEUE, SETTLE, RETURN, DISCARD, CHECKOUT, CANCEL, CREDIT, GET, batch.CMD_PURGE,
+    batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN, batch.CMD_NODE_DOWN, batch.CMD_NODE_UP,
+    batch.CMD_TICK, batch.CMD_PRODUCER, batch.CMD_RESERVATION, batch.CMD_SESSION_OPEN,
+)  # fmt: skip
 #: Version -> the command types that it knows.
 COMMAND_TYPES = {
-    1: supported.command_table((
-        ENQUEUE, SETTLE, RETURN, DISCARD, CHECKOUT, CANCEL, CREDIT, GET, batch.CMD_PURGE,
-        batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN, batch.CMD_NODE_DOWN, batch.CMD_NODE_UP,
-        batch.CMD_TICK, batch.CMD_PRODUCER, batch.CMD_RESERVATION, batch.CMD_SESSION_OPEN,
-    )),
-}  # fmt: skip
+    1: supported.command_table(_SINCE_VERSION_1),
+    2: supported.command_table((*_SINCE_VERSION_1, batch.CMD_CONFIG)),
+}
 
 
 class QuorumMachine(GroupMachine):
@@ -79,7 +82,7 @@ class QuorumMachine(GroupMachine):
     settings."""
 
     KIND = "quorum"
-    VERSION = 1
+    VERSION = 2
     OLDEST_VERSION = 1
     SNAPSHOT_FORMAT = snapshot.FORMAT
 
@@ -248,6 +251,27 @@ class QuorumMachine(GroupMachine):
         if op["op"] in ("open", "lease") and op["reservation"] in self.reservations.by_name:
             due = self.reservations.by_name[op["reservation"]].due_ms
             self.effects.append((EFFECT_TIMER, due))
+
+    # ---------------------------------------------------------------- settings
+
+    def _leader_command(
+        self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
+    ) -> None:
+        if kind == batch.CMD_CONFIG and self.version >= 2:
+            self._configure(decode_map(batch.command_body(data, offset), count))
+        else:
+            super()._leader_command(kind, flags, count, arg, data, offset)
+
+    @property
+    def configurable(self) -> bool:
+        """See `GroupMachine`."""
+        return self.version >= 2
+
+    def _configure(self, settings: Mapping[str, int]) -> None:
+        """CONFIG: these settings are other ones from now on. Raises ValueError."""
+        check_changes(settings)
+        self.settings.update(settings)
+        self.backlog.delivery_limit = self.settings["delivery_limit"]
 
     # ---------------------------------------------------------------- sessions and nodes end
 

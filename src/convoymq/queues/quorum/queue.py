@@ -35,6 +35,7 @@ from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures, Row
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
+from convoymq.queues.quorum.settings import machine_settings
 from convoymq.queues.reservation_reads import Ask, Fields, ReservedRun, Room, no_wait, serve
 from convoymq.replication.machine import EFFECT_DELIVER, Effect
 from convoymq.storage.types import EntryGone
@@ -121,6 +122,9 @@ class QuorumQueue(GroupQueue):
         super().on_effects(effects, replica)
         if self._reservation_client.waiters:
             self._reservation_client.on_applied()
+
+    def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
+        return machine_settings(settings)
 
     def _first_due_ms(self, replica: Replica) -> int | None:
         machine: QuorumMachine = replica.machine

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from convoymq.queues.group_machine import Settings
 
 DELIVERY_LIMIT_DEFAULT = 20
+DELIVERY_LIMIT_MAX = 0xFFFFFFFF
+"""A message's failed deliveries are counted in 32 bits."""
 DISCONNECT_TIMEOUT_MS_DEFAULT = 60_000
 
 
@@ -24,3 +26,23 @@ def with_defaults(settings: Mapping[str, int] | None) -> Settings:
         "single_active_strict": True,
         **(settings or {}),
     }
+
+
+#: Settings that CONFIG may change.
+CHANGEABLE = frozenset(("delivery_limit",))
+
+
+def check_changes(settings: Mapping[str, int]) -> None:
+    """Raises ValueError for what CONFIG cannot change."""
+    for name, value in settings.items():
+        if name not in CHANGEABLE or not isinstance(value, int):
+            raise ValueError(f"a queue cannot change its setting '{name}' to {value!r}")
+
+
+def machine_settings(settings: Mapping[str, object]) -> Settings:
+    """What the machine takes of the effective settings of its queue, by the keys of policies. What
+    they do not mention has its default."""
+    limit = settings.get("delivery-limit")
+    if not isinstance(limit, int):
+        limit = DELIVERY_LIMIT_DEFAULT
+    return {"delivery_limit": max(-1, min(limit, DELIVERY_LIMIT_MAX))}

@@ -1,0 +1,85 @@
+"""Settings of a quorum queue that change while it runs: CONFIG, from machine version 2 on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from convoymq.kernels import batch
+from convoymq.model.errors import UnknownCommand
+from convoymq.queues.quorum import settings
+from convoymq.queues.quorum.machine import QuorumMachine
+from tests.unit.queues.quorum.support import Log, apply, session_id
+
+A = session_id(1)
+
+
+def configure(log: Log, **changed: Any) -> None:
+    body = msgspec.msgpack.encode(changed)
+    log.builder.add(batch.CMD_CONFIG, 0, 0, 0, len(body), 0, body)
+
+
+def test_config_changes_what_it_names_and_nothing_else() -> None:
+    machine, log = QuorumMachine({"single_active": 1}), Log()
+    machine.set_version(2)
+    before = dict(machine.settings)
+    configure(log, delivery_limit=3)
+    apply(machine, log.seal())
+    assert machine.settings == {**before, "delivery_limit": 3}
+    assert machine.backlog.delivery_limit == 3
+
+
+def test_version_1_does_not_know_config() -> None:
+    machine, log = QuorumMachine(), Log()
+    configure(log, delivery_limit=3)
+    with pytest.raises(UnknownCommand):
+        apply(machine, log.seal())
+    assert not machine.configurable
+
+
+def test_a_setting_that_cannot_change_is_refused() -> None:
+    machine, log = QuorumMachine(), Log()
+    machine.set_version(2)
+    for changed in ({"colour": 3}, {"single_active": 1}, {"delivery_limit": "3"}):
+        configure(log, **changed)
+        with pytest.raises(ValueError, match=next(iter(changed))):
+            apply(machine, log.seal())
+
+
+def test_a_lower_limit_counts_with_the_next_failure() -> None:
+    """What failed before counts, and what is ready already stays."""
+    machine, log = QuorumMachine({"delivery_limit": 10}), Log()
+    machine.set_version(2)
+    log.publish(A, [1, 1])
+    log.checkout(A, 1, 1)
+    apply(machine, log.seal())
+    for number in range(2):
+        log.return_(A, 1, number, number, failed=True)
+        apply(machine, log.seal())
+    configure(log, delivery_limit=2)
+    apply(machine, log.seal())
+    assert machine.backlog.dropped["delivery_limit"] == 0
+    log.return_(A, 1, 2, 2, failed=True)
+    apply(machine, log.seal())
+    assert machine.backlog.dropped["delivery_limit"] == 1
+
+
+def test_settings_survive_a_snapshot() -> None:
+    machine, log = QuorumMachine(), Log()
+    machine.set_version(2)
+    configure(log, delivery_limit=7)
+    apply(machine, log.seal())
+    copy = QuorumMachine()
+    copy.restore(machine.snapshot())
+    assert copy.snapshot() == machine.snapshot()
+    assert copy.backlog.delivery_limit == 7
+
+
+def test_effective_settings_become_settings_of_the_machine() -> None:
+    assert settings.machine_settings({"delivery-limit": 5}) == {"delivery_limit": 5}
+    default = {"delivery_limit": settings.DELIVERY_LIMIT_DEFAULT}
+    assert settings.machine_settings({"delivery-limit": -7}) == {"delivery_limit": -1}
+    assert settings.machine_settings({"delivery-limit": 1 << 70}) == {"delivery_limit": 0xFFFFFFFF}
+    assert settings.machine_settings({"max-length": 5}) == default, "not mentioned any more"
