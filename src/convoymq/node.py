@@ -329,11 +329,13 @@ class Node:
         await self._open_broker()
         self._open_edges()
         await self._listen()
+        assert self.broker is not None
+        assert self.ports is not None
+        await self.broker.maintenance.attach(self.ports)
         self.usable = True
         self.heap.begin()
         self.ready.set()
         self.log.info("node.ready", name=self.config.node_name, after_ms=self._age_ms())
-        assert self.broker is not None
         self.resources = ResourceWatch(
             config=self.config,
             broker=self.broker,
@@ -603,13 +605,15 @@ class Node:
         self.broker.local.lost_groups = self.data.lost_groups
         self.storage.limit_suspects(self.machine.next_group - 1)
         await self.broker.start()
-        self.broker.membership_manager = MembershipManager(
-            self.broker,
-            self.host,
-            self.store,
-            self.links,
-            self._stop.set,
-            self.data.identity.directory,
+        self.broker.follow_members(
+            MembershipManager(
+                self.broker,
+                self.host,
+                self.store,
+                self.links,
+                self._stop.set,
+                self.data.identity.directory,
+            )
         )
 
     async def _persist(self, command: Command) -> object:
@@ -717,7 +721,7 @@ class Node:
         context = client_tls(config) if config.listeners.ssl else None
         for addresses, tls in ((config.listeners.tcp, None), (config.listeners.ssl, context)):
             for address in addresses:
-                await self.ports.listen(address.host, address.port, tls)
+                self.ports.add(address.host, address.port, tls)
 
     async def _start_edges(self, *, after_ready: bool) -> None:
         for edge in self.edges:

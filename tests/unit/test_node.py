@@ -111,6 +111,7 @@ async def test_listeners_are_as_configured(tmp_path: Path) -> None:
     node = Node(load(flags=flags))
     await node._listen()
     assert node.ports is not None
+    await node.ports.open()
     try:
         sockets = node.ports.sockets
         assert [sock.getsockname()[0] for sock in sockets] == list(addresses_of("localhost"))

@@ -107,6 +107,10 @@ class ClusterQueries:
         something for longer than a moment, or have no vote."""
         return {(row["group"], row["node"]) for row in await self._gather("behind")}
 
+    async def leaderships(self) -> list[Row]:
+        """A row for each group of a queue that has a leader (`leadership.leadership_rows`)."""
+        return await self._gather("leaders")
+
     async def close_connection(self, name: str, reason: str) -> bool:
         """Closes a client's connection, on whatever node; False when there is none."""
         for node in self._nodes.running():
@@ -169,6 +173,8 @@ class ClusterQueries:
                 return rows + self._local.reader_rows() + self._local.stopped_rows()
             case "behind":
                 return [row async for row in in_slices(self._local.behind_rows())]
+            case "leaders":
+                return [row async for row in in_slices(self._local.leader_rows())]
             case "node":
                 return [self._node_row()]
             case _:
@@ -233,4 +239,4 @@ class ClusterQueries:
 
 def _list_timeout_s(what: object) -> float:
     # Rows of thousands of queues are made in slices.
-    return LIST_QUEUES_TIMEOUT_S if what == "queues" else LIST_TIMEOUT_S
+    return LIST_QUEUES_TIMEOUT_S if what in ("queues", "leaders") else LIST_TIMEOUT_S

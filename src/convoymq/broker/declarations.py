@@ -279,7 +279,9 @@ class Declarations:
             return (self.nodes.node_id,)
         queue = Queue(name=name, type=QueueType(type_name_of(arguments)), arguments=arguments)
         return self.placement.members_for(
-            placed(queue, vhost.policies), self.nodes.running(), self.settings.leader_locator
+            placed(queue, vhost.policies),
+            self.nodes.for_placement(),
+            self.settings.leader_locator,
         )
 
     def _check_trace(self, vhost: str, name: str, arguments: Table) -> None:

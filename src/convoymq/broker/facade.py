@@ -19,7 +19,11 @@ from convoymq.broker.alarms import Alarms
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.declarations import Declarations
 from convoymq.broker.limits import ClientLimits
+from convoymq.broker.group_requests import GroupRequests
+from convoymq.broker.leadership import Leadership, Rebalancer
 from convoymq.broker.local_queues import LocalQueues
+from convoymq.broker.maintenance import Maintenance, is_drained
+from convoymq.broker.membership import QueueMembership
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
 from convoymq.broker.publishing import NodePublishing, Publishing
@@ -93,7 +97,7 @@ class Broker:
         self.edge_metrics: Callable[[], list[tuple[str, str, dict[str, str], int]]] = list
         """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
         self.membership_manager: MembershipManager | None = None
-        """Who forgets nodes; set by who knows the links."""
+        """Who records members and forgets nodes; set by `follow_members`."""
         self._clock = clock
         self._incarnations: dict[int, int] = {node_id: incarnation}
         self._timer: Timer | None = None
@@ -142,11 +146,39 @@ class Broker:
             clock=clock,
         )
         self.limits = ClientLimits(tree, self.cluster)
+        self._make_admin()
         self.metadata_reads = MetadataReads(node_id, control, host)
         self._absent_nodes = AbsentNodes(
             self.nodes, tree, host, clock, settings.disconnect_timeout_ms
         )
         QueueAnswers(control, self.local, clock)
+
+    def _make_admin(self) -> None:
+        """What operators do to groups and nodes."""
+        tree, host = self.metadata.tree, self.host
+
+        def drained(node: int) -> bool:
+            return is_drained(tree, node)
+
+        requests = GroupRequests(self.nodes, self.control, host, self._clock)
+        self.leadership = Leadership(self.nodes, tree, host, requests, drained)
+        self.membership = QueueMembership(
+            self.nodes, tree, host, requests, self.leadership, drained
+        )
+        self.rebalancer = Rebalancer(
+            nodes=self.nodes,
+            tree=tree,
+            host=host,
+            requests=requests,
+            leadership=self.leadership,
+            cluster=self.cluster,
+            clock=self._clock,
+            tasks=self._tasks,
+            is_drained=drained,
+        )
+        self.maintenance = Maintenance(
+            self.nodes, self.metadata, host, self.leadership, self.connections, self._tasks
+        )
 
     def _make_local(self, stored_groups: Callable[[], Iterable[int]]) -> LocalQueues:
         questions = QueueQuestions(self.control, self._tasks)
@@ -217,6 +249,15 @@ class Broker:
         """How many members a queue should have: what its declaration or the settings say."""
         return self.placement.group_size_of(record)
 
+    def placement_nodes(self) -> list[int]:
+        """Nodes that may get leaders and replicas."""
+        return self.nodes.for_placement()
+
+    def follow_members(self, manager: MembershipManager) -> None:
+        """Has changes of members recorded."""
+        self.membership_manager = manager
+        self.membership.on_removal = manager.on_removal
+
     def live_sessions(self) -> list[int]:
         """Sessions of this node's channels, and of closed ones that a queue has not heard of."""
         found = [session for c in self.connections.all() for session in c.sessions()]
@@ -258,6 +299,7 @@ class Broker:
         if self.traces is not None:
             self.traces.tick()
         self._absent_nodes.tick()
+        self.maintenance.tick()
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)
@@ -294,6 +336,8 @@ class Broker:
     def _on_change(self, change: Change) -> None:
         self.route_cache_version.bump()
         due = self.local.on_change(change)
+        if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED):
+            self.maintenance.tick()
         # Whoever hears of a queue may look it up at once, and look-ups open nothing.
         self.local.open_new(change)
         if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED) and not self._closing_revoked:

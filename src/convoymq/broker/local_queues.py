@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from convoymq.groups.host import ReplicaHost
+from convoymq.groups.replica import Replica
 from convoymq.metadata.machine import Change, ChangeKind, MetadataMachine, QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.tables import Table
@@ -46,6 +47,15 @@ TRACE_ARGUMENT = "x-trace"
 SLICE_QUEUES = 64
 """Queues that one `reconcile` opens, ends or looks at: a node that starts with thousands serves its
 links and clients in between."""
+
+
+def successors(host: ReplicaHost, replica: Replica) -> list[int]:
+    """Voters to which this leader could hand over now: linked, and not behind."""
+    return [
+        peer.node
+        for peer in replica.core.peers
+        if peer.voter and not peer.voteless and replica.is_live(peer.node)
+    ]
 
 
 def make_machine(record: QueueRecord, arguments: Table) -> QueueMachine:
@@ -183,8 +193,16 @@ class LocalQueues:
             host.remove_orphans(known)
         for group in list(self.stored_groups()):
             # Ids are never given out twice: what is below the next one and unknown was deleted.
-            if group and group < self.tree.next_group and group not in known:
+            is_known = group in known
+            was_deleted = bool(group) and group < self.tree.next_group and not is_known
+            if was_deleted or (is_known and self._was_removed(group)):
                 self.host.remove_group(group)
+
+    def _was_removed(self, group: int) -> bool:
+        """Whether this node was taken out of a group while it was away. Nobody counts on what it
+        has of that: who becomes a member anew begins without a vote."""
+        members = self.tree.queue_index.by_group[group].members
+        return self.node not in members and group not in self.host.groups
 
     def _end_queue(self, group: int) -> None:
         queue = self.queues.pop(group, None)
@@ -440,6 +458,18 @@ class LocalQueues:
                 for peer in core.progress.values():
                     if peer.silent or not peer.voter:
                         yield {"group": group, "node": peer.node}
+
+    def leader_rows(self) -> Iterator[Row]:
+        """What rebalancing must know of the groups of queues that this node leads."""
+        for group, replica in list(self.host.groups.items()):
+            if group and replica.is_leader and group in self.queues:
+                yield {
+                    "group": group,
+                    "leader": self.node,
+                    "targets": successors(self.host, replica),
+                    "log_entries": replica.log.last_index - replica.log.snapshot_index,
+                    "messages": self.queues[group].messages_handled(),
+                }
 
     def reader_rows(self) -> list[Row]:
         """How many consumers read here what other nodes lead, where these don't know."""

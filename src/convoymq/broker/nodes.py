@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from convoymq.metadata.machine import MetadataMachine, owner_text
+from convoymq.metadata.maintenance import drained_nodes
 from convoymq.transport.interfaces import Transport
 
 
@@ -31,6 +32,13 @@ class ClusterNodes:
         """Nodes of the cluster that can be reached, this one included."""
         nodes = set(self._tree.nodes) | {self.node_id}
         return sorted(n for n in nodes if n == self.node_id or self.is_up(n))
+
+    def for_placement(self) -> list[int]:
+        """Nodes that may get leaders and replicas: those that run and are not drained; all that run
+        when no other is left."""
+        running = self.running()
+        drained = drained_nodes(self._tree.settings)
+        return [node for node in running if node not in drained] or running
 
     def is_up(self, node: int) -> bool:
         """Whether a node can be reached."""

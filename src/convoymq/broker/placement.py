@@ -85,13 +85,13 @@ class Placement:
 
         Args:
             arguments: after `placed`.
-            running: nodes that are up, this one included.
+            running: nodes that are up and not drained, mostly this one among them.
         """
         driver = driver_of(type_name_of(arguments))
         asked = arguments.get(LOCATOR_ARGUMENT)
         locator = LOCATORS.get(asked.term() if asked is not None else default_locator, CLIENT_LOCAL)
         leaders: dict[int, int] = {}
-        if locator == BALANCED and len(running) > 1:
+        if (locator == BALANCED or self._node not in running) and len(running) > 1:
             leaders = self._count_leaders()
         leader = choose_leader(locator, client_node=self._node, running=running, leaders=leaders)
         leaders[leader] = leaders.get(leader, 0) + 1

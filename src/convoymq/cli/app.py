@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
+from convoymq.cli import queues
 from convoymq.cli.cluster import (
     LocalCluster,
     LocalNode,
@@ -37,7 +38,9 @@ app = typer.Typer(
     context_settings=HELP,
 )
 queues_app = typer.Typer(help="Queues of a running cluster.", no_args_is_help=True)
+queues.register(queues_app)
 app.add_typer(queues_app, name="queues")
+app.add_typer(queues.upgrade_app, name="upgrade")
 cluster_app = typer.Typer(help="Members of a running cluster.", no_args_is_help=True)
 app.add_typer(cluster_app, name="cluster")
 

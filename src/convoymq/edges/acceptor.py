@@ -249,6 +249,21 @@ class SharedPorts:
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._addresses: list[tuple[str, int, ssl.SSLContext | None]] = []
+
+    def add(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """Adds an address on which `open` listens."""
+        self._addresses.append((host, port, tls))
+
+    async def open(self) -> None:
+        """Listens on all addresses. Raises OSError, and listens on none, when one cannot be
+        bound."""
+        try:
+            for host, port, tls in self._addresses:
+                await self.listen(host, port, tls)
+        except OSError:
+            self.close()
+            raise
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listens on one more address. Port 0 takes any free one; returns which.
@@ -277,8 +292,12 @@ class SharedPorts:
         return port
 
     def stop(self) -> None:
-        """Accepts no more, and closes what is undecided."""
+        """Accepts no more for ever, and closes what is undecided."""
         self._stopping = True
+        self.close()
+
+    def close(self) -> None:
+        """Accepts no more until `open`, and closes what is undecided."""
         self.sockets = []
         acceptors, self._acceptors = self._acceptors, []
         servers, self._servers = self._servers, []

@@ -10,6 +10,7 @@ from convoymq import __version__
 from convoymq.broker.facade import Broker
 from convoymq.management.json_values import JsonObject, count_in, part
 from convoymq.metadata.machine import QueueRecord, User, Vhost
+from convoymq.metadata.maintenance import drained_nodes
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.tables import Table
 from convoymq.queues.group_queue import group_state
@@ -190,6 +191,7 @@ def contexts(broker: Broker, node: str | None = None) -> list[JsonObject]:
 async def nodes(broker: Broker) -> list[JsonObject]:
     """All nodes of the cluster, those that are down too."""
     known = await broker.cluster.list_nodes()
+    drained = drained_nodes(broker.metadata.tree.settings)
     rows = []
     for record in sorted(broker.metadata.tree.nodes.values(), key=lambda node: node.id):
         live = known.get(record.name)
@@ -199,7 +201,7 @@ async def nodes(broker: Broker) -> list[JsonObject]:
             "running": live is not None,
             "id": record.id,
             "addresses": record.addresses,
-            "being_drained": False,
+            "being_drained": record.id in drained,
             "partitions": [],
             "contexts": contexts(broker, record.name),
             "cluster_links": [],

@@ -45,8 +45,8 @@ class Brokerage(Protocol):
 
     node_id: int
 
-    def running_nodes(self) -> list[int]:
-        """Nodes that can be reached."""
+    def placement_nodes(self) -> list[int]:
+        """Nodes that may get replicas."""
 
     def is_up(self, node: int) -> bool:
         """Whether a node can be reached."""
@@ -85,6 +85,8 @@ class MembershipManager:
         """Recovered groups that were too small when they were looked at last."""
         self._ticks = 0
         self._asked: set[int] = set()
+        self._removals: set[tuple[int, int]] = set()
+        """(group, node): removed at an operator's request, which is recorded at once."""
         self._host.on_membership_changed = self._on_membership
         store.watch(self._on_change)
         self._open_all()
@@ -93,6 +95,10 @@ class MembershipManager:
 
     def _on_membership(self, group: int, _members: Membership) -> None:
         self._open.setdefault(group, 0)
+
+    def on_removal(self, group: int, node: int) -> None:
+        """This node, as leader, takes a member out because an operator asked for it."""
+        self._removals.add((group, node))
 
     def _on_change(self, change: Change) -> None:
         joined = change.kind is ChangeKind.NODE and self._tree.recoveries
@@ -210,7 +216,7 @@ class MembershipManager:
         left = sum(1 for node in members if node not in forgotten)
         free = [
             node
-            for node in self._broker.running_nodes()
+            for node in self._broker.placement_nodes()
             if node not in members
             and node in self._tree.nodes
             # One with an older release may not know the rules that the group has in force.
@@ -226,6 +232,8 @@ class MembershipManager:
             return
         nodes = core.members.nodes
         gone = set(record.members) - nodes - self._tree.forgotten
+        gone_on_request = {node for node in gone if (record.group, node) in self._removals}
+        gone -= gone_on_request
         if gone and (ticks < TICKS_SETTLED or gone & core.changes.rejoining.keys()):
             return
         members = [n for n in record.members if n in nodes]
@@ -243,6 +251,7 @@ class MembershipManager:
 
         def done(_reply: object, error: BrokerError | None) -> None:
             self._asked.discard(record.group)
+            self._removals -= {(record.group, node) for node in gone_on_request}
             if error is not None:
                 log.warning("cluster.members_not_recorded", group=record.group, reason=error.text)
 

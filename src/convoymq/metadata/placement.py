@@ -36,7 +36,7 @@ def choose_leader(
         leaders: leaders (or classic queues) per node; a missing node has none.
     """
     assert locator in (CLIENT_LOCAL, BALANCED)
-    if locator == CLIENT_LOCAL or not running:
+    if not running or (locator == CLIENT_LOCAL and client_node in running):
         return client_node
     return min(running, key=lambda node: (leaders.get(node, 0), node != client_node, node))
 

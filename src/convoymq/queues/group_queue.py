@@ -671,6 +671,12 @@ class GroupQueue(Queue):
         """See `group_state`."""
         return group_state(self.leader, len(self._online()), len(self.members))
 
+    def messages_handled(self) -> int:
+        """Messages that were published and delivered so far, by the local replica."""
+        replica = self._host.replica(self.group)
+        totals = replica.machine.totals() if replica is not None else {}
+        return int(totals.get("published", 0) + totals.get("delivered", 0))
+
     def info(self) -> Row:
         """What the management API shows, from local knowledge."""
         replica = self._host.replica(self.group)

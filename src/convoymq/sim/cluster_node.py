@@ -474,6 +474,10 @@ class ClusterNode(SimNode):
 
     # What a `MembershipManager` asks its broker.
 
+    def placement_nodes(self) -> list[int]:
+        """Nodes that may get replicas."""
+        return self.running_nodes()
+
     def running_nodes(self) -> list[int]:
         """Nodes that can be reached."""
         nodes = set(self.tree.nodes) | {self.number}

@@ -52,6 +52,8 @@ KIND_RECOVERY = 14
 """What a way back from a lost majority asks of other nodes (`convoymq.recovery`)."""
 KIND_METADATA_END = 15
 """Where does your metadata log end? (`convoymq.metadata.reads`)"""
+KIND_GROUP_ADMIN = 20
+"""What an operator does to a group: its leadership and its members (`broker.group_requests`)."""
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 

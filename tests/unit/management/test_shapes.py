@@ -173,10 +173,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[asyncio.Ru
 
 
 async def opened(directory: Path) -> FakeCluster:
-    made = await FakeCluster(directory, nodes=2).__aenter__()
-    for node in made.nodes.values():
+    cluster = await FakeCluster(directory, nodes=2).__aenter__()
+    for node in cluster.nodes.values():
         node.machine.set_version(node.machine.VERSION)
-    return made
+        # Neither members nor leaders change in it: nobody has to wait for that.
+        node.broker.membership.timeout_s = node.broker.leadership.timeout_s = 0.02
+    return cluster
 
 
 async def prepare(cluster: FakeCluster) -> None:

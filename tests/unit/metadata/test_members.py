@@ -118,7 +118,7 @@ class World:
     def on_removed(self) -> None:
         self.removed += 1
 
-    def running_nodes(self) -> list[int]:
+    def placement_nodes(self) -> list[int]:
         return sorted(self.up)
 
     def is_up(self, node: int) -> bool:

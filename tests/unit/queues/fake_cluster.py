@@ -24,6 +24,7 @@ from convoymq.metadata.commands import Bootstrap, PutNode
 from convoymq.metadata.machine import MetadataMachine, User
 from convoymq.model.tables import Table
 from convoymq.notes import log_note
+from convoymq.replication.raft.membership import Membership
 from convoymq.routing.types import Destination, DestinationKind
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
@@ -102,15 +103,19 @@ class FakeHost:
         known = self.cluster.groups.setdefault(group, Group(group, leader_hint or members[0]))
         replica = SimpleNamespace(machine=machine, is_leader=known.leader == self.node)
         replica.members = tuple(members)
-        replica.log = SimpleNamespace(last_index=0)
+        replica.log = SimpleNamespace(last_index=0, snapshot_index=0)
+        replica.open_term = lambda: None
+        replica.is_live = lambda node: node in known.replicas
         replica.last_applied = 0
         replica.faulty, replica.is_behind = "", False
         replica.can_commit = True
         replica.time = GroupTime(LoopClock())
         replica.election_timer = SimpleNamespace(campaign=lambda: None)
         replica.core = SimpleNamespace(
-            lost_state=False, quarantined=False, progress={}, commit_index=0
-        )
+            lost_state=False, quarantined=False, progress={}, commit_index=0, peers=[],
+            transfer_target=0, members=Membership(frozenset(members)),
+            changes=SimpleNamespace(refusal_of=lambda _members: "members do not change here"),
+        )  # fmt: skip
         replica.propose = lambda *command: self.builder_of(group).add(
             command[0], command[1], 0, 0, command[2], command[3], command[4]
         )
@@ -134,6 +139,15 @@ class FakeHost:
         sink = known.sinks.get(self.node)
         if leader is not None and sink is not None:
             sink.on_leader(group, known.leader, 1)
+
+    def wake(self) -> None:
+        pass
+
+    def member_refusal(self, group: int, node: int) -> str:
+        return "members do not change here"
+
+    def transfer_leadership(self, group: int, to: int = 0) -> bool:
+        return False
 
     def unwatch_group(self, group: int) -> None:
         pass

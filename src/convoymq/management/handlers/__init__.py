@@ -14,6 +14,7 @@ from convoymq.management.handlers import (
     permissions,
     policies,
     queues,
+    replicas,
     users,
     vhosts,
 )
@@ -28,6 +29,7 @@ ROUTES: tuple[Route, ...] = (
     *exchanges.routes,
     *messages.routes,
     *queues.routes,
+    *replicas.routes,
     *bindings.routes,
     *vhosts.routes,
     *users.routes,

@@ -100,6 +100,8 @@ def _broken_here(call: Call) -> list[JsonObject]:
 @routes.add("GET", "health/checks/is-in-service")
 async def check_in_service(call: Call) -> Verdict:
     """Fails while this node can't change anything, or takes no AMQP clients."""
+    if call.broker.maintenance.is_drained:
+        return _unhealthy("the node is drained: it takes no clients until it is revived")
     return _metadata_health(call) if _takes_clients(call) else _unhealthy("no AMQP listener")
 
 

@@ -1,0 +1,368 @@
+"""Who leads a queue: hands leaderships over, one by one, or so that all nodes lead alike.
+
+Rebalancing runs on the node that leads the metadata group, which makes it one at a time in the
+whole cluster. It keeps nothing: when that node loses the metadata group, rebalancing ends with what
+has moved so far, and may be asked for again (ADR 0041).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from convoymq.broker.balance import LedGroup, Move, plan_by_count, plan_by_load
+from convoymq.broker.group_requests import (
+    AGAIN,
+    DONE,
+    NOT_LEADER,
+    Answer,
+    GroupRequests,
+)
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.tasks import Tasks
+from convoymq.groups.host import ReplicaHost
+from convoymq.groups.replica import Replica
+from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.model.clock import Clock
+from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
+from convoymq.queues.interface import Row
+from convoymq.queues.slices import in_slices
+
+if TYPE_CHECKING:
+    from convoymq.broker.cluster_queries import ClusterQueries
+
+log = structlog.get_logger()
+
+IN_PROGRESS = "rebalance_in_progress"
+TRANSFER_TIMEOUT_S = 5.0
+TAKE_OVER_TIMEOUT_S = 2.0
+"""How long the next leader may take; the former one goes on before that."""
+POLL_S = 0.005
+SAMPLE_S = 1.0
+"""How long messages are counted for the load of a queue."""
+PASSES_MAX = 3
+"""Moves that failed, or what elections changed meanwhile, are planned for anew."""
+RATE_DEFAULT = 50
+RATE_MAX = 10_000
+BY_COUNT = "count"
+BY_LOAD = "load"
+
+
+class Leadership:
+    """Transfers of leadership, asked for on any node."""
+
+    def __init__(
+        self,
+        nodes: ClusterNodes,
+        tree: MetadataMachine,
+        host: ReplicaHost,
+        requests: GroupRequests,
+        is_drained: Callable[[int], bool],
+    ) -> None:
+        self._nodes = nodes
+        self._tree = tree
+        self._host = host
+        self._requests = requests
+        self._is_drained = is_drained
+        self.timeout_s = TRANSFER_TIMEOUT_S
+        """For one transfer."""
+        requests.serve("transfer", self._on_transfer)
+
+    async def transfer(self, record: QueueRecord, node: int) -> None:
+        """Makes a node the leader of a queue.
+
+        Raises:
+            Refused: it leads already, is no voting member, is away or drained.
+            Unavailable: it could not in time, mostly because it is behind.
+        """
+        if not record.type.is_replicated:
+            raise PreconditionFailed("Cannot transfer leadership of a non-quorum queue")
+        if node not in self._tree.nodes or not self._nodes.is_up(node):
+            raise PreconditionFailed(f"node_not_running: node {self._nodes.name_of(node)}")
+        if self._is_drained(node):
+            raise PreconditionFailed(f"node {self._nodes.name_of(node)} is drained")
+        if await self._requests.find_leader(record.group, record.members) == node:
+            raise PreconditionFailed("The target node is already the leader of this queue")
+        await self._requests.ask_leader(
+            record.group, record.members, "transfer", node, timeout_s=self.timeout_s
+        )
+
+    async def _on_transfer(self, group: int, arguments: list[object]) -> Answer:
+        (to,) = arguments
+        assert isinstance(to, int)
+        return await self.hand_over(group, to)
+
+    async def hand_over(self, group: int, to: int) -> Answer:
+        """As leader: hands a group to a voter and waits until it leads. Raises Refused."""
+        replica = self._host.replica(group)
+        if to == self._nodes.node_id and replica is not None and replica.is_leader:
+            return DONE, to
+        if replica is None or not replica.is_leader:
+            return AGAIN, NOT_LEADER
+        if to not in replica.members:
+            raise PreconditionFailed(f"node {self._nodes.name_of(to)} is not a voting member")
+        if not replica.is_live(to):
+            # Commands would wait for it: the queue must not pause longer than for an election.
+            return AGAIN, f"node {self._nodes.name_of(to)} is behind or cannot be reached"
+        if replica.core.transfer_target or not self._host.transfer_leadership(group, to):
+            return AGAIN, "another transfer is under way"
+        self._host.wake()
+        try:
+            async with asyncio.timeout(TAKE_OVER_TIMEOUT_S):
+                while _is_handing_over(replica):
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            return AGAIN, "the election after the transfer has no result yet"
+        if replica.leader == to:
+            return DONE, to
+        return AGAIN, f"node {self._nodes.name_of(to)} did not take over"
+
+
+def _is_handing_over(replica: Replica) -> bool:
+    """Whether a transfer is under way, or its election has no result yet."""
+    if replica.is_leader:
+        return replica.core.transfer_target != 0
+    return replica.leader is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebalanceRequest:
+    """What is to be rebalanced, and how."""
+
+    type: str = "all"
+    """`all`, or the name of a type of replicated queues."""
+    vhost_pattern: str = ".*"
+    queue_pattern: str = ".*"
+    by: str = BY_COUNT
+    rate: int = RATE_DEFAULT
+    """Leaderships per second at most."""
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """Raises PreconditionFailed for what cannot be done."""
+        if self.by not in (BY_COUNT, BY_LOAD):
+            raise PreconditionFailed(f"leaders are balanced by count or by load, not {self.by!r}")
+        if self.type not in ("all", "quorum", "stream"):
+            raise PreconditionFailed(f"leaders of type {self.type!r} are not rebalanced")
+        if not 1 <= self.rate <= RATE_MAX:
+            raise PreconditionFailed(f"the rate is 1 to {RATE_MAX} per second")
+        check_patterns(self.vhost_pattern, self.queue_pattern)
+
+    def matches(self, record: QueueRecord) -> bool:
+        """Whether a queue takes part."""
+        if not record.type.is_replicated or self.type not in ("all", record.type.value):
+            return False
+        return is_match(record, self.vhost_pattern, self.queue_pattern)
+
+
+def check_patterns(*patterns: str) -> None:
+    """Raises PreconditionFailed for what is no regular expression."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise PreconditionFailed(f"pattern {pattern!r}: {error}") from None
+
+
+def is_match(record: QueueRecord, vhost_pattern: str, queue_pattern: str) -> bool:
+    """Whether a queue's virtual host and name match, anywhere in them."""
+    found = re.search(vhost_pattern, record.vhost) and re.search(queue_pattern, record.name)
+    return found is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far the latest rebalancing of this node is."""
+
+    running: bool = False
+    by: str = BY_COUNT
+    moved: int = 0
+    planned: int = 0
+    failed: list[Row] = field(default_factory=list)
+    ended: str = ""
+    """`done`, or why it ended before."""
+    number: int = 0
+    """Counts the rebalancings that this node ran."""
+    leaders: dict[str, int] = field(default_factory=dict)
+    """Node name -> queues that it leads, of those that took part."""
+
+
+class Rebalancer:
+    """Moves leaderships until no node has more than its share."""
+
+    def __init__(
+        self,
+        *,
+        nodes: ClusterNodes,
+        tree: MetadataMachine,
+        host: ReplicaHost,
+        requests: GroupRequests,
+        leadership: Leadership,
+        cluster: ClusterQueries,
+        clock: Clock,
+        tasks: Tasks,
+        is_drained: Callable[[int], bool],
+    ) -> None:
+        self._nodes = nodes
+        self._tree = tree
+        self._host = host
+        self._requests = requests
+        self._leadership = leadership
+        self._cluster = cluster
+        self._clock = clock
+        self._tasks = tasks
+        self._is_drained = is_drained
+        self._progress = Progress()
+        requests.serve("rebalance", self._on_start)
+        requests.serve("rebalance_progress", self._on_progress)
+        requests.serve("rebalance_plan", self._on_plan)
+
+    # --- on any node ---------------------------------------------------------------------
+
+    async def start(self, request: RebalanceRequest, timeout_s: float) -> object:
+        """Starts rebalancing and returns its progress, or with `dry_run` the planned moves.
+
+        Raises:
+            PreconditionFailed: `rebalance_in_progress`, or the request makes no sense.
+            Unavailable: nobody leads the metadata group.
+        """
+        request.check()
+        name = "rebalance_plan" if request.dry_run else "rebalance"
+        return await self._ask(name, asdict(request), timeout_s=timeout_s)
+
+    async def progress(self, timeout_s: float) -> object:
+        """The progress of the latest rebalancing, as the leader of the metadata group has it."""
+        return await self._ask("rebalance_progress", timeout_s=timeout_s)
+
+    async def _ask(self, name: str, *arguments: object, timeout_s: float) -> object:
+        members = list(self._tree.nodes)
+        return await self._requests.ask_leader(0, members, name, *arguments, timeout_s=timeout_s)
+
+    # --- on the leader of the metadata group -----------------------------------------------
+
+    @property
+    def _coordinates(self) -> bool:
+        metadata = self._host.replica(0)
+        return metadata is not None and metadata.is_leader
+
+    async def _on_start(self, _group: int, arguments: list[object]) -> Answer:
+        request = _request_in(arguments)
+        if not self._coordinates:
+            return AGAIN, NOT_LEADER
+        if self._progress.running:
+            raise PreconditionFailed(IN_PROGRESS)
+        self._progress = Progress(running=True, by=request.by, number=self._progress.number + 1)
+        self._tasks.spawn(self._run(request, self._progress))
+        return DONE, asdict(self._progress)
+
+    async def _on_progress(self, _group: int, _arguments: list[object]) -> Answer:
+        return DONE, asdict(self._progress)
+
+    async def _on_plan(self, _group: int, arguments: list[object]) -> Answer:
+        request = _request_in(arguments)
+        if not self._coordinates:
+            return AGAIN, NOT_LEADER
+        moves = await self._plan(request, await self._leaders(request), frozenset())
+        return DONE, [self._move_row(move) for move in moves]
+
+    async def _run(self, request: RebalanceRequest, progress: Progress) -> None:
+        log.info("queue.rebalance_started", node=self._nodes.node_id, by=request.by)
+        failed: set[int] = set()
+        try:
+            for _ in range(PASSES_MAX):
+                leaders = await self._leaders(request)
+                moves = await self._plan(request, leaders, failed)
+                if not moves:
+                    break
+                progress.planned += len(moves)
+                await self._carry_out(request, moves, progress, failed)
+            progress.leaders = self._count(await self._leaders(request))
+            progress.ended = "done"
+        except BrokerError as error:
+            progress.ended = error.text
+        except asyncio.CancelledError:
+            progress.ended = "the node stops"
+            raise
+        finally:
+            progress.running = False
+            log.info("queue.rebalance_ended", node=self._nodes.node_id, moved=progress.moved,
+                     failed=len(progress.failed), result=progress.ended)  # fmt: skip
+
+    async def _carry_out(
+        self, request: RebalanceRequest, moves: Sequence[Move], progress: Progress, failed: set[int]
+    ) -> None:
+        for move in moves:
+            due_ms = self._clock.monotonic_ms() + math.ceil(1000 / request.rate)
+            if not self._coordinates:
+                raise Refused("another node leads the metadata group now")
+            record = self._tree.queue_index.by_group.get(move.group)
+            if record is None:
+                continue
+            try:
+                await self._leadership.transfer(record, move.target)
+                progress.moved += 1
+            except BrokerError as error:
+                failed.add(move.group)
+                progress.failed.append({**self._move_row(move), "reason": error.text})
+            wait_ms = due_ms - self._clock.monotonic_ms()
+            if wait_ms > 0:
+                await asyncio.sleep(wait_ms / 1000)
+
+    async def _leaders(self, request: RebalanceRequest) -> list[LedGroup]:
+        """The groups that take part, with their leaders as these say."""
+        rows = await self._cluster.leaderships()
+        before = {row["group"]: row["messages"] for row in rows}
+        if request.by == BY_LOAD:
+            await asyncio.sleep(SAMPLE_S)
+            rows = await self._cluster.leaderships()
+        records = self._tree.queue_index.by_group
+        found = []
+        async for row in in_slices(rows):
+            record = records.get(row["group"])
+            if record is not None and request.matches(record):
+                messages = row["messages"]
+                found.append(
+                    LedGroup(
+                        group=row["group"],
+                        leader=row["leader"],
+                        targets=tuple(row["targets"]),
+                        log_entries=row["log_entries"],
+                        load=max(0, messages - before.get(row["group"], messages)) / SAMPLE_S,
+                    )
+                )
+        return found
+
+    async def _plan(
+        self, request: RebalanceRequest, leaders: Sequence[LedGroup], failed: Iterable[int]
+    ) -> list[Move]:
+        nodes = [node for node in self._nodes.running() if not self._is_drained(node)]
+        plan = plan_by_load if request.by == BY_LOAD else plan_by_count
+        return [move for move in plan(leaders, nodes) if move.group not in failed]
+
+    def _count(self, leaders: Sequence[LedGroup]) -> dict[str, int]:
+        counts = {self._nodes.name_of(node): 0 for node in self._nodes.running()}
+        for each in leaders:
+            name = self._nodes.name_of(each.leader)
+            counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    def _move_row(self, move: Move) -> Row:
+        record = self._tree.queue_index.by_group.get(move.group)
+        return {
+            "vhost": record.vhost if record is not None else "",
+            "name": record.name if record is not None else "",
+            "from": self._nodes.name_of(move.source),
+            "to": self._nodes.name_of(move.target),
+        }
+
+
+def _request_in(arguments: list[object]) -> RebalanceRequest:
+    (fields,) = arguments
+    assert isinstance(fields, dict)
+    return RebalanceRequest(**fields)

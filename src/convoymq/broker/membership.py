@@ -1,0 +1,301 @@
+"""The members of replicated queues: adds and removes them, for one queue or for many.
+
+The leader of a group changes its members, one at a time; `metadata.members` then records them and
+the nodes open or drop their replicas. Asking twice is harmless (ADR 0041).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from convoymq.broker.balance import Strategy, choose_successor, grows, next_member
+from convoymq.broker.group_requests import (
+    AGAIN,
+    DONE,
+    NOT_LEADER,
+    TIMED_OUT,
+    Answer,
+    GroupRequests,
+)
+from convoymq.broker.leadership import Leadership, check_patterns, is_match
+from convoymq.broker.local_queues import successors
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.groups.host import ReplicaHost
+from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
+from convoymq.queues.interface import Row
+
+NEVER = 1 << 62
+"""What a member without a vote has to reach to get one, when it shall not."""
+TIMEOUT_S = 5.0
+AT_ONCE = 64
+"""Queues that are changed at a time."""
+POLL_S = 0.02
+LAST_MEMBER = "the last node cannot be removed"
+
+
+class MemberKind(StrEnum):
+    """What a new member becomes."""
+
+    PROMOTABLE = "promotable"
+    """It gets a vote when it has caught up."""
+    VOTER = "voter"
+    """The same: a vote before that could cost the majority."""
+    NON_VOTER = "non_voter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which queues are changed."""
+
+    type: str = "quorum"
+    vhost_pattern: str = ".*"
+    queue_pattern: str = ".*"
+
+    def check(self) -> None:
+        """Raises PreconditionFailed."""
+        if self.type not in ("quorum", "stream", "all"):
+            raise PreconditionFailed(f"queues of type {self.type!r} have no replicas")
+        check_patterns(self.vhost_pattern, self.queue_pattern)
+
+    def matches(self, record: QueueRecord) -> bool:
+        """Whether a queue is one of them."""
+        if not record.type.is_replicated or self.type not in ("all", record.type.value):
+            return False
+        return is_match(record, self.vhost_pattern, self.queue_pattern)
+
+
+class QueueMembership:
+    """See the module text. One per node."""
+
+    def __init__(
+        self,
+        nodes: ClusterNodes,
+        tree: MetadataMachine,
+        host: ReplicaHost,
+        requests: GroupRequests,
+        leadership: Leadership,
+        is_drained: Callable[[int], bool],
+    ) -> None:
+        self.on_removal: Callable[[int, int], None] = lambda group, node: None
+        """Told of a removal that this node proposes as leader; set by who records members."""
+        self._nodes = nodes
+        self._tree = tree
+        self._host = host
+        self._requests = requests
+        self._leadership = leadership
+        self._is_drained = is_drained
+        self.timeout_s = TIMEOUT_S
+        """For one change of one queue."""
+        requests.serve("add_member", self._on_add)
+        requests.serve("delete_member", self._on_delete)
+
+    # --- one queue -----------------------------------------------------------------------
+
+    async def add(
+        self,
+        record: QueueRecord,
+        node: int,
+        kind: MemberKind = MemberKind.PROMOTABLE,
+    ) -> int:
+        """Makes a node a member of a queue; returns how many there are then.
+
+        Raises:
+            Refused: the queue is not replicated, or the node is not in the cluster or is away.
+            Unavailable: not in time; it may still be done.
+        """
+        self._check(record)
+        if node not in self._tree.nodes or not self._nodes.is_up(node):
+            raise PreconditionFailed(f"node_not_running: node {self._nodes.name_of(node)}")
+        votes = kind is not MemberKind.NON_VOTER
+        return await self._change(
+            record, "add_member", node, votes,
+            is_done=lambda members: node in members,
+        )  # fmt: skip
+
+    async def delete(self, record: QueueRecord, node: int) -> int:
+        """Takes a member out of a queue; returns how many are left.
+
+        Raises:
+            Refused: it is the last one, or the queue is not replicated.
+            Unavailable: not in time; it may still be done.
+        """
+        self._check(record)
+        return await self._change(
+            record, "delete_member", node,
+            is_done=lambda members: node not in members,
+        )  # fmt: skip
+
+    def _check(self, record: QueueRecord) -> None:
+        if not record.type.is_replicated:
+            raise PreconditionFailed("classic_queue_not_supported: it has no replicas")
+
+    async def _change(
+        self,
+        record: QueueRecord,
+        name: str,
+        *arguments: object,
+        is_done: Callable[[Sequence[int]], bool],
+    ) -> int:
+        try:
+            # A moment longer than the request, which says what it waited for.
+            async with asyncio.timeout(self.timeout_s + 0.5):
+                await self._requests.ask_leader(
+                    record.group, record.members, name, *arguments, timeout_s=self.timeout_s
+                )
+                while True:
+                    found = self._tree.queue_index.by_group.get(record.group)
+                    if found is None:
+                        raise NotFound(f"queue '{record.name}' was deleted")
+                    if is_done(found.members):
+                        return len(found.members)
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise Unavailable(TIMED_OUT) from None
+
+    # --- many queues -----------------------------------------------------------------------
+
+    async def grow(
+        self,
+        node: int,
+        strategy: Strategy,
+        selection: Selection,
+        kind: MemberKind = MemberKind.PROMOTABLE,
+    ) -> list[Row]:
+        """Makes a node a member of all selected queues that it is not in; a row for each."""
+        selection.check()
+        if node not in self._tree.nodes or not self._nodes.is_up(node):
+            raise PreconditionFailed(f"node_not_running: node {self._nodes.name_of(node)}")
+        found = [
+            record
+            for record in self._selected(selection)
+            if node not in record.members and grows(record.members, strategy)
+        ]
+        return await self._for_each(found, lambda record: self.add(record, node, kind))
+
+    async def grow_to_count(
+        self,
+        count: int,
+        strategy: Strategy,
+        selection: Selection,
+        kind: MemberKind = MemberKind.PROMOTABLE,
+    ) -> list[Row]:
+        """Gives all selected queues that have fewer as many members as `count`, as far as nodes
+        run; a row for each."""
+        selection.check()
+        if not 1 <= count <= len(self._tree.nodes):
+            raise PreconditionFailed(
+                f"a queue has 1 to {len(self._tree.nodes)} members in this cluster, not {count}"
+            )
+        replicas = dict(self._tree.queue_index.replicas)
+
+        async def grow(record: QueueRecord) -> int:
+            size = len(record.members)
+            members = list(record.members)
+            while size < count:
+                node = next_member(members, self._nodes.for_placement(), replicas)
+                if not node:
+                    raise PreconditionFailed("no other node runs")
+                replicas[node] = replicas.get(node, 0) + 1
+                size = await self.add(record, node, kind)
+                members.append(node)
+            return size
+
+        found = [
+            record
+            for record in self._selected(selection)
+            if len(record.members) < count and grows(record.members, strategy)
+        ]
+        return await self._for_each(found, grow)
+
+    async def shrink(self, node: int, selection: Selection) -> list[Row]:
+        """Takes a node out of all selected queues; a row for each that had it."""
+        selection.check()
+        if node not in self._tree.nodes:
+            raise NotFound(f"node {node} is not in the cluster")
+        found = [record for record in self._selected(selection) if node in record.members]
+        return await self._for_each(found, lambda record: self.delete(record, node))
+
+    def _selected(self, selection: Selection) -> list[QueueRecord]:
+        found = [record for record in self._tree.records() if selection.matches(record)]
+        return sorted(found, key=lambda record: (record.vhost, record.name))
+
+    async def _for_each(
+        self, records: Sequence[QueueRecord], change: Callable[[QueueRecord], Awaitable[int]]
+    ) -> list[Row]:
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def row(record: QueueRecord) -> Row:
+            size: int | str = len(record.members)
+            result = "ok"
+            async with turn:
+                try:
+                    size = await change(record)
+                except Unavailable as error:
+                    size, result = "?", f"error: {error.text}"
+                except BrokerError as error:
+                    result = f"error: {error.text}"
+            return {"vhost": record.vhost, "name": record.name, "size": size, "result": result}
+
+        return list(await asyncio.gather(*map(row, records)))
+
+    # --- as leader ---------------------------------------------------------------------------
+
+    async def _on_add(self, group: int, arguments: list[object]) -> Answer:
+        node, votes = arguments
+        assert isinstance(node, int)
+        replica = self._host.replica(group)
+        if replica is None or not replica.is_leader:
+            return AGAIN, NOT_LEADER
+        members = replica.core.members
+        if node in members.nodes:
+            learner = members.learner(node)
+            if votes and learner is not None and learner.promote_at == NEVER:
+                raise PreconditionFailed(
+                    f"node {self._nodes.name_of(node)} is a member without a vote: delete it first"
+                )
+            return DONE, len(members.nodes)
+        refusal = self._host.member_refusal(group, node)
+        if refusal:
+            raise PreconditionFailed(refusal)
+        # A group that was never used has no entry of its term yet, which changes need.
+        replica.open_term()
+        self._host.wake()
+        if self._host.add_member(group, node, voter=bool(votes)):
+            self._host.wake()
+            return DONE, len(replica.core.members.nodes)
+        return AGAIN, "another change of the members is under way"
+
+    async def _on_delete(self, group: int, arguments: list[object]) -> Answer:
+        (node,) = arguments
+        assert isinstance(node, int)
+        replica = self._host.replica(group)
+        if replica is None or not replica.is_leader:
+            return AGAIN, NOT_LEADER
+        members = replica.core.members
+        if node not in members.nodes:
+            return DONE, len(members.nodes)
+        if members.voters == {node}:
+            raise PreconditionFailed(LAST_MEMBER)
+        replica.open_term()
+        self._host.wake()
+        if node == self._nodes.node_id:
+            # The next leader takes this one out: clients wait for a transfer, not an election.
+            avoid = [each for each in members.nodes if self._is_drained(each)]
+            heirs = successors(self._host, replica)
+            heir = choose_successor(heirs, {}, avoid) or choose_successor(heirs, {})
+            if not heir:
+                return AGAIN, "no other member could lead"
+            await self._leadership.hand_over(group, heir)
+            return AGAIN, "the leadership is handed over first"
+        refusal = replica.core.changes.refusal_of(members.without(node))
+        if refusal is not None:
+            return AGAIN, refusal
+        if self._host.remove_member(group, node):
+            self.on_removal(group, node)
+            self._host.wake()
+            return DONE, len(replica.core.members.nodes)
+        return AGAIN, "another change of the members is under way"

@@ -1,0 +1,158 @@
+"""Members and leaders of replicated queues, and nodes that are drained."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeVar
+
+from convoymq.broker.balance import Strategy
+from convoymq.broker.leadership import RATE_DEFAULT, RebalanceRequest
+from convoymq.broker.membership import MemberKind, Selection
+from convoymq.management.bodies import bad_request
+from convoymq.management.call import DONE, Call, Status, object_not_found
+from convoymq.management.fields import number_in, text_in, truth
+from convoymq.management.json_values import JsonObject
+from convoymq.management.routes import Routes
+from convoymq.metadata.machine import QueueRecord
+
+REBALANCE_TIMEOUT_S = 10.0
+"""For an answer of the node that rebalances."""
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+routes = Routes()
+
+
+def node_named(call: Call, text: str) -> int:
+    """The node of that name or number. Raises 404."""
+    for node in call.broker.metadata.tree.nodes.values():
+        if text in (node.name, str(node.id)):
+            return node.id
+    raise object_not_found()
+
+
+def _record(call: Call) -> QueueRecord:
+    """The path's queue. Raises 404 or 401; who changes members is an administrator."""
+    call.need(call.is_administrator)
+    record = call.broker.metadata.tree.vhosts[call.vhost()].queues.get(call.path["name"])
+    if record is None:
+        raise object_not_found()
+    return record
+
+
+def _node_in(call: Call, body: JsonObject) -> int:
+    return node_named(call, text_in(body, "node"))
+
+
+def _choice(body: JsonObject, key: str, kind: type[Choice], default: str) -> Choice:
+    text = text_in(body, key, default)
+    try:
+        return kind(text)
+    except ValueError:
+        raise bad_request(f"{key} is one of {', '.join(kind)}, not {text!r}") from None
+
+
+def _selection(body: JsonObject) -> Selection:
+    return Selection(
+        type=text_in(body, "queue_type", "quorum"),
+        vhost_pattern=text_in(body, "vhost_pattern", ".*"),
+        queue_pattern=text_in(body, "queue_pattern", ".*"),
+    )
+
+
+@routes.add("POST", "queues/quorum/{vhost}/{name}/replicas/add")
+async def add_member(call: Call) -> Status:
+    record = _record(call)
+    body = await call.json()
+    kind = _choice(body, "membership", MemberKind, MemberKind.PROMOTABLE)
+    await call.broker.membership.add(record, _node_in(call, body), kind)
+    return Status(DONE)
+
+
+@routes.add("DELETE", "queues/quorum/{vhost}/{name}/replicas/delete")
+async def delete_member(call: Call) -> Status:
+    record = _record(call)
+    await call.broker.membership.delete(record, _node_in(call, await call.json()))
+    return Status(DONE)
+
+
+@routes.add("POST", "queues/quorum/replicas/on/{node}/grow")
+async def grow(call: Call) -> list[JsonObject]:
+    call.need(call.is_administrator)
+    node, body = node_named(call, call.path["node"]), await call.json()
+    return await call.broker.membership.grow(
+        node,
+        _choice(body, "strategy", Strategy, Strategy.ALL),
+        _selection(body),
+        _choice(body, "membership", MemberKind, MemberKind.PROMOTABLE),
+    )
+
+
+@routes.add("POST", "queues/quorum/replicas/grow_to_count")
+async def grow_to_count(call: Call) -> list[JsonObject]:
+    call.need(call.is_administrator)
+    body = await call.json()
+    count = number_in(body, "count", None)
+    if count is None:
+        raise bad_request("key count is missing")
+    return await call.broker.membership.grow_to_count(
+        count,
+        _choice(body, "strategy", Strategy, Strategy.ALL),
+        _selection(body),
+        _choice(body, "membership", MemberKind, MemberKind.PROMOTABLE),
+    )
+
+
+@routes.add("DELETE", "queues/quorum/replicas/on/{node}/shrink")
+async def shrink(call: Call) -> list[JsonObject]:
+    call.need(call.is_administrator)
+    node, body = node_named(call, call.path["node"]), await call.json()
+    return await call.broker.membership.shrink(node, _selection(body))
+
+
+@routes.add("POST", "queues/quorum/{vhost}/{name}/leader/transfer")
+async def transfer(call: Call) -> Status:
+    record = _record(call)
+    await call.broker.leadership.transfer(record, _node_in(call, await call.json()))
+    return Status(DONE)
+
+
+@routes.add("POST", "rebalance/queues")
+async def rebalance(call: Call) -> object:
+    """Begins, and answers 204 as RabbitMQ does; with `dry_run` the moves that it would make."""
+    call.need(call.is_administrator)
+    body = await call.json()
+    rate = number_in(body, "rate", RATE_DEFAULT)
+    request = RebalanceRequest(
+        type=text_in(body, "type", "all"),
+        vhost_pattern=text_in(body, "vhost_pattern", ".*"),
+        queue_pattern=text_in(body, "queue_pattern", ".*"),
+        by=text_in(body, "by", "count"),
+        rate=RATE_DEFAULT if rate is None else rate,
+        dry_run=truth(body.get("dry_run", False)),
+    )
+    found = await call.broker.rebalancer.start(request, REBALANCE_TIMEOUT_S)
+    return found if request.dry_run else Status(DONE)
+
+
+@routes.add("GET", "convoy/rebalance")
+async def rebalance_progress(call: Call) -> object:
+    """The rebalancing that runs, or ran last."""
+    call.need(call.is_monitor)
+    return await call.broker.rebalancer.progress(REBALANCE_TIMEOUT_S)
+
+
+@routes.add("POST", "convoy/nodes/{node}/drain")
+async def drain(call: Call) -> Status:
+    """The node takes no more clients and hands its leaderships over."""
+    call.need(call.is_administrator)
+    await call.broker.maintenance.set_drained(node_named(call, call.path["node"]), drained=True)
+    return Status(DONE)
+
+
+@routes.add("POST", "convoy/nodes/{node}/revive")
+async def revive(call: Call) -> Status:
+    """Ends `drain`."""
+    call.need(call.is_administrator)
+    await call.broker.maintenance.set_drained(node_named(call, call.path["node"]), drained=False)
+    return Status(DONE)
