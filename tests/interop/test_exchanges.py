@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pika import BasicProperties  # type: ignore[import-untyped]
+from pika.exceptions import ChannelClosedByBroker, UnroutableError  # type: ignore[import-untyped]
 
 from tests.interop.conftest import Names
 from tests.interop.helpers import fetch_all, publish_confirmed
@@ -217,3 +218,117 @@ def test_bindings_reach_queues_of_every_type(channel: Any, names: Names) -> None
     channel.confirm_delivery()
     channel.basic_publish(exchange, "", b"both")
     assert [fetch_all(channel, queue) for queue in queues] == [[b"both"]] * 2
+
+
+CHOOSING = ["x-consistent-hash", "x-modulus-hash", "x-random"]
+
+
+def bound_queues(
+    channel: Any, names: Names, exchange: str, key: str, count: int = 3, **arguments: str
+) -> list[str]:
+    """Durable queues that are bound to the exchange."""
+    queues = [names.queue(f"q{number}") for number in range(count)]
+    for queue in queues:
+        channel.queue_declare(queue, durable=True, arguments=arguments or None)
+        channel.queue_bind(queue, exchange, key)
+    return queues
+
+
+@pytest.mark.parametrize("kind", CHOOSING)
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_one_queue_is_chosen(channel: Any, names: Names, kind: str, queue_type: str) -> None:
+    exchange = exchange_of(channel, names, kind)
+    queues = bound_queues(channel, names, exchange, "10", **{"x-queue-type": queue_type})
+    channel.confirm_delivery()
+    for number in range(120):
+        channel.basic_publish(exchange, str(number), str(number).encode(), mandatory=True)
+    found = [fetch_all(channel, queue) for queue in queues]
+    assert all(found)
+    assert sorted(body for bodies in found for body in bodies) == sorted(
+        str(number).encode() for number in range(120)
+    )
+
+
+@pytest.mark.parametrize("kind", ["x-consistent-hash", "x-modulus-hash"])
+def test_a_key_goes_to_the_same_queue_from_every_node(
+    open_connection: Any, names: Names, kind: str
+) -> None:
+    channels = [open_connection(node).channel() for node in range(3)]
+    exchange = exchange_of(channels[0], names, kind)
+    queues = bound_queues(channels[0], names, exchange, "10")
+    for channel in channels:
+        channel.confirm_delivery()
+        for number in range(30):
+            channel.basic_publish(exchange, str(number), str(number).encode(), mandatory=True)
+    found = [fetch_all(channels[0], queue) for queue in queues]
+    assert sum(len(bodies) for bodies in found) == 90
+    assert sum(len(set(bodies)) for bodies in found) == 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "properties"),
+    [
+        ({"hash-header": "h"}, lambda n: BasicProperties(headers={"h": n})),
+        ({"hash-property": "message_id"}, lambda n: BasicProperties(message_id=n)),
+        ({"hash-property": "correlation_id"}, lambda n: BasicProperties(correlation_id=n)),
+        ({"hash-property": "timestamp"}, lambda n: BasicProperties(timestamp=int(n))),
+    ],
+)
+def test_headers_and_properties_are_hashed(
+    channel: Any, names: Names, arguments: dict[str, str], properties: Any
+) -> None:
+    exchange = exchange_of(channel, names, "x-consistent-hash", arguments=arguments)
+    queues = bound_queues(channel, names, exchange, "10")
+    channel.confirm_delivery()
+    for number in [*range(40), *range(40)]:
+        body = str(number).encode()
+        channel.basic_publish(exchange, "same", body, properties(str(number)), mandatory=True)
+    found = [fetch_all(channel, queue) for queue in queues]
+    assert all(found)
+    assert sum(len(bodies) for bodies in found) == 80
+    assert sum(len(set(bodies)) for bodies in found) == 40
+
+
+def test_local_random_routes_on_the_publishers_node(open_connection: Any, names: Names) -> None:
+    channels = [open_connection(node).channel() for node in range(3)]
+    exchange = exchange_of(channels[0], names, "x-local-random")
+    queues = [names.queue(f"q{number}") for number in range(2)]
+    for queue, channel in zip(queues, channels, strict=False):
+        # An exclusive queue is kept on the node of its connection.
+        channel.queue_declare(queue, exclusive=True, arguments={"x-queue-type": "classic"})
+        channel.queue_bind(queue, exchange, "")
+    for node, queue in enumerate(queues):
+        channels[node].confirm_delivery()
+        for number in range(10):
+            channels[node].basic_publish(exchange, "", str(number).encode(), mandatory=True)
+        assert len(fetch_all(channels[node], queue)) == 10
+    channels[2].confirm_delivery()
+    with pytest.raises(UnroutableError):
+        channels[2].basic_publish(exchange, "", b"nobody", mandatory=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "text"),
+    [
+        ("x-consistent-hash", "abc", 'The binding key must be an integer: <<"abc">>'),
+        ("x-consistent-hash", "0", "The binding key must be greater than 0"),
+        ("x-local-random", "k", "Non empty binding 'k' key not permitted"),
+    ],
+)
+def test_bindings_that_choosing_exchanges_refuse(
+    open_connection: Any, names: Names, kind: str, key: str, text: str
+) -> None:
+    channel = open_connection(0).channel()
+    exchange = exchange_of(channel, names, kind)
+    queue = queue_bound(channel, names, "q")
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        channel.queue_bind(queue, exchange, key)
+    assert caught.value.reply_code == 406
+    assert caught.value.reply_text == f"PRECONDITION_FAILED - {text}"
+
+
+def test_a_property_that_is_not_hashed_is_refused(open_connection: Any, names: Names) -> None:
+    channel = open_connection(0).channel()
+    with pytest.raises(ChannelClosedByBroker) as caught:
+        exchange_of(channel, names, "x-consistent-hash", arguments={"hash-property": "app_id"})
+    assert caught.value.reply_text == "PRECONDITION_FAILED - Unsupported property: app_id"

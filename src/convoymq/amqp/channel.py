@@ -349,7 +349,12 @@ class Channel:
         for each in message.routing_keys:
             self.may_publish(exchange, each)
         route = self.broker.publishing.route(
-            connection.vhost, exchange, message.routing_keys, message.headers, message.asked
+            connection.vhost,
+            exchange,
+            message.routing_keys,
+            message.headers,
+            message.asked,
+            message.properties,
         )
         if not route.queues:
             if bits & 1:

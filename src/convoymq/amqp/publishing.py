@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from convoymq.amqp._spec import Properties
 from convoymq.amqp.codec import ContentHeader, decode_header, encode_header
 from convoymq.kernels.content import content_parts, replace_header
 from convoymq.model.errors import FrameFault, PreconditionFailed
@@ -37,6 +38,7 @@ class Inspected:
     """Name and sequence, of messages whose publisher wants repeats dropped."""
     asked: str | None
     """The property by which the message asks for what only some queues do."""
+    properties: Properties
 
 
 def names_of(key: bytes) -> tuple[str, str]:
@@ -93,7 +95,8 @@ def inspect(
         )
     producer = None if headers is None else _producer(headers)
     asked = asked_property(properties.expiration, properties.priority)
-    return Inspected(tuple(dict.fromkeys(keys)), headers, content, producer, asked)
+    routing_keys = tuple(dict.fromkeys(keys))
+    return Inspected(routing_keys, headers, content, producer, asked, properties)
 
 
 def _producer(headers: Table) -> tuple[bytes, int] | None:

@@ -119,7 +119,7 @@ class Broker:
         self.local = self._make_local(stored_groups)
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
         self.access = Access(tree, settings, self.connections, self.counters)
-        self.publishing: Publishing = NodePublishing(tree, self.local, self.access)
+        self.publishing: Publishing = NodePublishing(tree, self.local, self.access, clock)
         self.queue_admin = QueueAdmin(
             metadata, self.local, self.nodes, settings, self.counters, self._tasks
         )

@@ -15,11 +15,13 @@ from typing import NamedTuple, Protocol
 from convoymq.broker.access import Access
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.metadata.machine import MetadataMachine, QueueRecord, User
+from convoymq.model.clock import Clock
 from convoymq.model.errors import Unavailable
 from convoymq.model.refusals import queue_subject, vhost_missing
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.interface import Queue
 from convoymq.queues.message_properties import check_served
+from convoymq.routing.choosing import NO_PROPERTIES, HashProperties
 
 
 class Route(NamedTuple):
@@ -45,11 +47,13 @@ class Publishing(Protocol):
         routing_keys: Sequence[str],
         headers: Table | None,
         asked: str | None = None,
+        properties: HashProperties = NO_PROPERTIES,
     ) -> Route:
         """Returns where a message goes.
 
         Args:
             asked: the property by which the message asks for what only some queues do.
+            properties: of the message, for exchanges that hash one.
         Raises:
             NotFound: there is no such exchange.
             AccessRefused: it is internal.
@@ -58,12 +62,15 @@ class Publishing(Protocol):
 
 
 class NodePublishing:
-    """`Publishing` on a node: routes by its copy of the tree."""
+    """`Publishing` on a node: routes by its copy of the tree. Is its `PublisherNode`, too."""
 
-    def __init__(self, tree: MetadataMachine, local: LocalQueues, access: Access) -> None:
+    def __init__(
+        self, tree: MetadataMachine, local: LocalQueues, access: Access, clock: Clock
+    ) -> None:
         self._tree = tree
         self._local = local
         self._access = access
+        self._clock = clock
 
     def check_write(
         self, user: User, vhost: str, exchange: str, routing_keys: Sequence[str]
@@ -81,6 +88,7 @@ class NodePublishing:
         routing_keys: Sequence[str],
         headers: Table | None,
         asked: str | None = None,
+        properties: HashProperties = NO_PROPERTIES,
     ) -> Route:
         """See `Publishing`."""
         place = self._tree.vhosts.get(vhost)
@@ -88,11 +96,21 @@ class NodePublishing:
             raise vhost_missing(vhost)
         topology = place.topology
         topology.exchange_for_publish(exchange)
-        names = topology.route(exchange, routing_keys[0], headers or EMPTY, routing_keys[1:])
+        names = topology.route(
+            exchange, routing_keys[0], headers or EMPTY, routing_keys[1:], properties, self
+        )
         found = [self._queue(place.queues[name]) for name in names]
         queues = tuple(queue for queue in found if queue is not None)
         check_served(asked, queues)
-        return Route(queues, not topology.depends_on_headers(exchange))
+        return Route(queues, not topology.varies_by_message(exchange))
+
+    def random_below(self, count: int) -> int:
+        """See `PublisherNode`."""
+        return int(self._clock.random() * count)
+
+    def keeps_queue(self, vhost: str, name: str) -> bool:
+        """See `PublisherNode`."""
+        return self._tree.vhosts[vhost].queues[name].home == self._local.node
 
     def _queue(self, record: QueueRecord) -> Queue | None:
         """The queue; None when nobody can serve it. Raises Unavailable while that may change by

@@ -29,7 +29,6 @@ from convoymq.kernels.columns import (
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable
-from convoymq.model.tables import Table
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.message_properties import check_records
 from convoymq.queues.null_events import NullEvents
@@ -309,9 +308,14 @@ class Producing(NullEvents):
         except ValueError as error:
             raise _refused(error) from None
         content = split_record(next(_records(body, 1, position)))[1]
-        headers: Table | None = decode_header(content_parts(content)[0]).properties.headers
-        vhost = self._connection.vhost
-        route = self._broker.publishing.route(vhost, exchange.decode(), (key.decode(),), headers)
+        properties = decode_header(content_parts(content)[0]).properties
+        route = self._broker.publishing.route(
+            self._connection.vhost,
+            exchange.decode(),
+            (key.decode(),),
+            properties.headers,
+            properties=properties,
+        )
         for queue in route.queues:
             self._check_type(request, queue)
         return tuple(route.queues)

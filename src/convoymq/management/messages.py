@@ -8,7 +8,7 @@ import binascii
 import contextlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from convoymq.broker.facade import Broker
 from convoymq.kernels.batch import record as record_of
@@ -58,6 +58,14 @@ _PROPERTIES: tuple[tuple[str, int, str], ...] = (
     ("app_id", 3, "s"),
     ("cluster_id", 2, "s"),
 )
+
+
+class _Hashed(NamedTuple):
+    """What an exchange may hash."""
+
+    correlation_id: str | None
+    message_id: str | None
+    timestamp: int | None
 
 
 def build_record(
@@ -328,7 +336,19 @@ async def publish(
     broker.publishing.check_write(user, vhost, exchange, tuple(keys))
     priority = properties.get("priority")
     asked = asked_property(expiration, priority if isinstance(priority, int) else None)
-    route = broker.publishing.route(vhost, exchange, tuple(keys), headers, asked)
+    timestamp = properties.get("timestamp")
+    route = broker.publishing.route(
+        vhost,
+        exchange,
+        tuple(keys),
+        headers,
+        asked,
+        _Hashed(
+            _text(properties, "correlation_id"),
+            _text(properties, "message_id"),
+            timestamp if isinstance(timestamp, int) else None,
+        ),
+    )
     kept = headers.without("BCC")
     properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
     data = build_record(exchange, routing_key, properties, body)

@@ -86,7 +86,7 @@ def message_stats(counters: Mapping[str, int]) -> dict[str, int]:
 def exchange_types() -> list[JsonObject]:
     """The exchange types that are served."""
     return [
-        {"name": kind.value, "description": f"{kind.value} exchange", "enabled": True}
+        {"name": kind.value, "description": kind.description, "enabled": True}
         for kind in ExchangeType
     ]
 

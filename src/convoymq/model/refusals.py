@@ -241,6 +241,50 @@ def invalid_match_type(type_name: str, term: str) -> PreconditionFailed:
     )
 
 
+def exclusive_hash_arguments() -> PreconditionFailed:
+    """An `x-consistent-hash` exchange with two things to hash."""
+    return PreconditionFailed("hash-header and hash-property are mutually exclusive")
+
+
+def unsupported_hash_property(name: str) -> PreconditionFailed:
+    """`hash-property` names a property that is not hashed."""
+    return PreconditionFailed(f"Unsupported property: {name}")
+
+
+def binding_weight_not_integer(binding_key: str) -> PreconditionFailed:
+    """A binding key of an `x-consistent-hash` exchange that is no number."""
+    return PreconditionFailed(f'The binding key must be an integer: <<"{binding_key}">>')
+
+
+def binding_weight_not_positive() -> PreconditionFailed:
+    """A weight of zero or less."""
+    return PreconditionFailed("The binding key must be greater than 0")
+
+
+def binding_weight_too_large(binding_key: str, weight_max: int) -> PreconditionFailed:
+    """A weight above the limit, which RabbitMQ does not have."""
+    return PreconditionFailed(
+        f"The binding key must be at most {weight_max}, as a weight: {binding_key}"
+    )
+
+
+def binding_key_not_empty(binding_key: str) -> PreconditionFailed:
+    """A binding key where none is allowed."""
+    return PreconditionFailed(f"Non empty binding '{binding_key}' key not permitted")
+
+
+def destination_not_found() -> PreconditionFailed:
+    """The destination of a binding is not a queue, where it has to be one."""
+    return PreconditionFailed("Destination not found")
+
+
+def unserved_destination_type(queue_type: str) -> PreconditionFailed:
+    """A queue of that type cannot be bound to the exchange."""
+    return PreconditionFailed(
+        f"Queue type rabbit_{queue_type}_queue not valid for this exchange type"
+    )
+
+
 def consumer_without_prefetch(subject: Subject) -> PreconditionFailed:
     """basic.consume from a stream on a channel without basic.qos."""
     return PreconditionFailed(

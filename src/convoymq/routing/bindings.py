@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from convoymq.model.tables import Table
+from convoymq.routing.choosing import Message
 from convoymq.routing.matchers import Matcher, matcher_for
 from convoymq.routing.types import Binding, Destination, Exchange
 
@@ -18,10 +18,11 @@ _Ordered = dict[Binding, None]
 class BindingTable:
     """All explicit bindings. Ends are opened before they are used and closed when bare."""
 
-    __slots__ = ("_all", "_by_destination", "_by_source", "_matchers")
+    __slots__ = ("_all", "_by_destination", "_by_source", "_matchers", "_vhost")
 
-    def __init__(self) -> None:
+    def __init__(self, vhost: str) -> None:
         """Start without bindings."""
+        self._vhost = vhost
         self._all: _Ordered = {}
         self._by_source: dict[str, _Ordered] = {}
         self._by_destination: dict[Destination, _Ordered] = {}
@@ -30,7 +31,7 @@ class BindingTable:
     def open_source(self, exchange: Exchange) -> None:
         """Prepare for bindings from that exchange."""
         assert exchange.name not in self._matchers
-        self._matchers[exchange.name] = matcher_for(exchange.type)
+        self._matchers[exchange.name] = matcher_for(exchange, self._vhost)
 
     def close_source(self, name: str) -> None:
         """Forget an exchange from which no bindings are left."""
@@ -58,9 +59,13 @@ class BindingTable:
         if not siblings:
             del self._by_destination[binding.destination]
 
-    def match(self, source: str, key: str, headers: Table) -> Iterable[Destination]:
+    def match(self, source: str, message: Message) -> Iterable[Destination]:
         """Yield where a message at that exchange goes; a destination may come more than once."""
-        return self._matchers[source].match(key, headers)
+        return self._matchers[source].match(message)
+
+    def varies(self, source: str) -> bool:
+        """Whether messages with equal routing keys may go different ways from that exchange."""
+        return self._matchers[source].varies
 
     def leads_anywhere(self, source: str) -> bool:
         """Whether the exchange is the source of any binding."""

@@ -18,6 +18,7 @@ from convoymq.model.refusals import (
     unknown_exchange_type,
 )
 from convoymq.model.tables import EMPTY, SHORT_STRING_BYTES_MAX, Table
+from convoymq.routing.choosing import check_hash_arguments, check_local_binding, check_weight
 from convoymq.routing.headers import check_match_arguments
 from convoymq.routing.queue_arguments import (
     check_arguments,
@@ -32,6 +33,7 @@ from convoymq.routing.types import (
     DEFAULT_EXCHANGE,
     RESERVED_PREFIX,
     Destination,
+    DestinationKind,
     ExchangeType,
     QueueType,
 )
@@ -53,7 +55,7 @@ def check_exchange(
 
     Raises:
         AccessRefused: the default exchange, or a new name with the reserved prefix.
-        PreconditionFailed: unknown type, bad alternate exchange, or a different one exists.
+        PreconditionFailed: unknown type, bad arguments, or a different one exists.
     """
     check_name(name)
     if name == DEFAULT_EXCHANGE:
@@ -75,6 +77,8 @@ def check_exchange(
     alternate = arguments.get(ALTERNATE_EXCHANGE)
     if alternate is not None and alternate.code != "S":
         raise invalid_argument_type(ALTERNATE_EXCHANGE, subject, alternate.type_name)
+    if known is ExchangeType.CONSISTENT_HASH:
+        check_hash_arguments(arguments, subject)
     return known
 
 
@@ -139,7 +143,7 @@ def check_binding(
     An end that is missing here is not refused: the tables that record may have it already.
 
     Raises:
-        PreconditionFailed: pattern or `x-match` are not acceptable.
+        PreconditionFailed: pattern, `x-match`, weight or kind of destination are not acceptable.
         AccessRefused, NotFound, ResourceLocked: they are not, and an end is not either.
     """
     check_name(routing_key)
@@ -147,10 +151,17 @@ def check_binding(
     if exchange is None:
         return
     try:
-        if exchange.type is ExchangeType.TOPIC:
-            check_pattern(routing_key)
-        elif exchange.type is ExchangeType.HEADERS:
-            check_match_arguments(arguments)
+        match exchange.type:
+            case ExchangeType.TOPIC:
+                check_pattern(routing_key)
+            case ExchangeType.HEADERS:
+                check_match_arguments(arguments)
+            case ExchangeType.CONSISTENT_HASH:
+                check_weight(routing_key)
+            case ExchangeType.LOCAL_RANDOM:
+                is_queue = destination.kind is DestinationKind.QUEUE
+                queue = topology.find_queue(destination.name) if is_queue else None
+                check_local_binding(routing_key, queue)
     except PreconditionFailed:
         # Clients know the ends to be looked at first.
         topology.check_ends(source, destination, owner)

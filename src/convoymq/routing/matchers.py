@@ -2,22 +2,36 @@
 
 All types share one shape: `add` and `remove` a binding, `match` yields destinations (one may come
 more than once). Bindings that differ in arguments only are counted.
+
+A message has one or more routing keys. `varies` says that messages with equal keys may go different
+ways, so that no answer of `match` holds for the next message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from convoymq.model.refusals import unserved_exchange_type
 from convoymq.model.tables import Table
+from convoymq.routing.choosing import (
+    HashRing,
+    HashSource,
+    Message,
+    modulus_choice,
+    weight_of,
+)
 from convoymq.routing.headers import HeadersPattern
 from convoymq.routing.topics import TopicTrie
-from convoymq.routing.types import Binding, Destination, ExchangeType
+from convoymq.routing.types import Binding, Destination, DestinationKind, Exchange, ExchangeType
 
 
 class Matcher(Protocol):
     """The bindings of one exchange, arranged for its type."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether equal routing keys may lead different ways."""
 
     def add(self, binding: Binding) -> None:
         """Add a binding that is not there yet."""
@@ -25,7 +39,7 @@ class Matcher(Protocol):
     def remove(self, binding: Binding) -> None:
         """Remove a binding that is there."""
 
-    def match(self, routing_key: str, headers: Table) -> Iterable[Destination]:
+    def match(self, message: Message) -> Iterable[Destination]:
         """Yield where a message goes."""
 
 
@@ -50,6 +64,7 @@ class _Counted:
 
 class _Fanout:
     __slots__ = ("_destinations",)
+    varies = False
 
     def __init__(self) -> None:
         self._destinations = _Counted()
@@ -60,12 +75,13 @@ class _Fanout:
     def remove(self, binding: Binding) -> None:
         self._destinations.remove(binding.destination)
 
-    def match(self, routing_key: str, headers: Table) -> Iterable[Destination]:
+    def match(self, message: Message) -> Iterable[Destination]:
         return self._destinations.counts
 
 
 class _Direct:
     __slots__ = ("_by_key",)
+    varies = False
 
     def __init__(self) -> None:
         self._by_key: dict[str, _Counted] = {}
@@ -79,13 +95,16 @@ class _Direct:
         if not destinations.counts:
             del self._by_key[binding.routing_key]
 
-    def match(self, routing_key: str, headers: Table) -> Iterable[Destination]:
-        destinations = self._by_key.get(routing_key)
-        return destinations.counts if destinations is not None else ()
+    def match(self, message: Message) -> Iterable[Destination]:
+        for key in message.keys:
+            destinations = self._by_key.get(key)
+            if destinations is not None:
+                yield from destinations.counts
 
 
 class _Topic:
     __slots__ = ("_trie",)
+    varies = False
 
     def __init__(self) -> None:
         self._trie = TopicTrie()
@@ -96,12 +115,14 @@ class _Topic:
     def remove(self, binding: Binding) -> None:
         self._trie.remove(binding.routing_key, binding.destination)
 
-    def match(self, routing_key: str, headers: Table) -> Iterable[Destination]:
-        return self._trie.match(routing_key)
+    def match(self, message: Message) -> Iterable[Destination]:
+        for key in message.keys:
+            yield from self._trie.match(key)
 
 
 class _Headers:
     __slots__ = ("_by_arguments",)
+    varies = True
 
     def __init__(self) -> None:
         self._by_arguments: dict[Table, tuple[HeadersPattern, _Counted]] = {}
@@ -119,16 +140,101 @@ class _Headers:
         if not destinations.counts:
             del self._by_arguments[binding.arguments]
 
-    def match(self, routing_key: str, headers: Table) -> Iterable[Destination]:
+    def match(self, message: Message) -> Iterable[Destination]:
         for pattern, destinations in self._by_arguments.values():
-            if pattern.matches(headers):
+            if pattern.matches(message.headers):
                 yield from destinations.counts
+
+
+class _ConsistentHash:
+    __slots__ = ("_ring", "_source", "varies")
+
+    def __init__(self, arguments: Table) -> None:
+        self._ring = HashRing()
+        self._source = HashSource(arguments)
+        self.varies = not self._source.is_routing_key
+
+    def add(self, binding: Binding) -> None:
+        weight = weight_of(binding.routing_key)
+        if weight:
+            self._ring.add(binding.destination, weight)
+
+    def remove(self, binding: Binding) -> None:
+        weight = weight_of(binding.routing_key)
+        if weight:
+            self._ring.remove(binding.destination, weight)
+
+    def match(self, message: Message) -> Iterable[Destination]:
+        chosen = self._ring.choose(self._source.of(message))
+        return () if chosen is None else (chosen,)
+
+
+class _OneOf:
+    """One of all destinations, in an order that is the same on all nodes."""
+
+    __slots__ = ("_destinations", "_sorted")
+
+    def __init__(self) -> None:
+        self._destinations = _Counted()
+        self._sorted: list[Destination] | None = []
+
+    def add(self, binding: Binding) -> None:
+        self._destinations.add(binding.destination)
+        self._sorted = None
+
+    def remove(self, binding: Binding) -> None:
+        self._destinations.remove(binding.destination)
+        self._sorted = None
+
+    def in_order(self) -> list[Destination]:
+        if self._sorted is None:
+            self._sorted = sorted(
+                self._destinations.counts, key=lambda each: (each.kind.value, each.name)
+            )
+        return self._sorted
+
+
+class _ModulusHash(_OneOf):
+    __slots__ = ()
+    varies = False
+
+    def match(self, message: Message) -> Iterable[Destination]:
+        found = self.in_order()
+        return (found[modulus_choice(message.keys, len(found))],) if found else ()
+
+
+class _Random(_OneOf):
+    __slots__ = ()
+    varies = True
+
+    def match(self, message: Message) -> Iterable[Destination]:
+        found = self.in_order()
+        return (found[message.node.random_below(len(found))],) if found else ()
+
+
+class _LocalRandom(_OneOf):
+    __slots__ = ("_vhost",)
+    varies = True
+
+    def __init__(self, vhost: str) -> None:
+        super().__init__()
+        self._vhost = vhost
+
+    def match(self, message: Message) -> Iterable[Destination]:
+        found = [
+            each
+            for each in self.in_order()
+            if each.kind is DestinationKind.QUEUE
+            and message.node.keeps_queue(self._vhost, each.name)
+        ]
+        return (found[message.node.random_below(len(found))],) if found else ()
 
 
 class _Unserved:
     """The bindings of an exchange whose type only other releases know."""
 
     __slots__ = ("_type",)
+    varies = False
 
     def __init__(self, exchange_type: ExchangeType) -> None:
         self._type = exchange_type
@@ -139,19 +245,27 @@ class _Unserved:
     def remove(self, binding: Binding) -> None:
         pass
 
-    def match(self, routing_key: str, headers: Table) -> Iterable[Destination]:
+    def match(self, message: Message) -> Iterable[Destination]:
         raise unserved_exchange_type(self._type.value)
 
 
-_MATCHERS: dict[ExchangeType, type[Matcher]] = {
+_MATCHERS: dict[ExchangeType, Callable[[], Matcher]] = {
     ExchangeType.DIRECT: _Direct,
     ExchangeType.FANOUT: _Fanout,
     ExchangeType.TOPIC: _Topic,
     ExchangeType.HEADERS: _Headers,
+    ExchangeType.MODULUS_HASH: _ModulusHash,
+    ExchangeType.RANDOM: _Random,
 }
 
 
-def matcher_for(exchange_type: ExchangeType) -> Matcher:
-    """Return an empty table for that type. One for a type that is not served refuses to match."""
-    made = _MATCHERS.get(exchange_type)
-    return made() if made is not None else _Unserved(exchange_type)
+def matcher_for(exchange: Exchange, vhost: str) -> Matcher:
+    """Return an empty table for that exchange. One whose type is not served refuses to match."""
+    match exchange.type:
+        case ExchangeType.CONSISTENT_HASH:
+            return _ConsistentHash(exchange.arguments)
+        case ExchangeType.LOCAL_RANDOM:
+            return _LocalRandom(vhost)
+        case other:
+            made = _MATCHERS.get(other)
+            return made() if made is not None else _Unserved(other)

@@ -35,6 +35,13 @@ from convoymq.model.refusals import (
 )
 from convoymq.model.tables import EMPTY, Table, decode_body
 from convoymq.routing.bindings import BindingTable
+from convoymq.routing.choosing import (
+    NO_NODE,
+    NO_PROPERTIES,
+    HashProperties,
+    Message,
+    PublisherNode,
+)
 from convoymq.routing.policies import Policies
 from convoymq.routing.types import (
     DEFAULT_EXCHANGE,
@@ -90,7 +97,7 @@ class Topology:
         """Kept beside the tables, by who owns them: `version` and plain values leave them out."""
         self._exchanges: dict[str, Exchange] = {}
         self._queues: dict[str, Queue] = {}
-        self._bindings = BindingTable()
+        self._bindings = BindingTable(vhost)
         for exchange in exchanges:
             self._add_exchange(exchange)
 
@@ -329,6 +336,8 @@ class Topology:
         routing_key: str,
         headers: Table = EMPTY,
         extra_keys: Iterable[str] = (),
+        properties: HashProperties = NO_PROPERTIES,
+        node: PublisherNode = NO_NODE,
     ) -> list[str]:
         """Return the names of the queues that get a message, sorted, each once.
 
@@ -337,17 +346,20 @@ class Topology:
 
         Args:
             extra_keys: further routing keys of the message (CC and BCC), all of them tried.
+            properties: of the message, for exchanges that hash one.
+            node: where the message is published, for exchanges that choose by chance or place.
         Raises:
             NotFound: `exchange` does not exist.
         """
         self.exchange(exchange)
         keys = tuple(dict.fromkeys((routing_key, *extra_keys)))
+        message = Message(keys, headers, properties, node)
         queues: set[str] = set()
         seen = {exchange}
         waiting = [exchange]
         while waiting:
             name = waiting.pop()
-            found = self._destinations(name, keys, headers)
+            found = self._destinations(name, message)
             if not found:
                 found = self._alternate_of(name)
             for kind, target in found:
@@ -358,9 +370,10 @@ class Topology:
                     waiting.append(target)
         return sorted(queues)
 
-    def depends_on_headers(self, exchange: str) -> bool:
-        """Whether routes from here may differ for equal routing keys, because a headers exchange
-        is reachable. CC and BCC are not considered: they are routing keys.
+    def varies_by_message(self, exchange: str) -> bool:
+        """Whether routes from here may differ for equal routing keys, because an exchange is
+        reachable that looks at headers or properties, or chooses by chance or place. CC and BCC
+        are not considered: they are routing keys.
 
         Raises:
             NotFound: `exchange` does not exist.
@@ -370,7 +383,7 @@ class Topology:
         waiting = [exchange]
         while waiting:
             name = waiting.pop()
-            if self._exchanges[name].type is ExchangeType.HEADERS:
+            if self._bindings.varies(name):
                 return True
             for kind, target in (*self._bindings.onward(name), *self._alternate_of(name)):
                 if kind is DestinationKind.EXCHANGE and target not in seen:
@@ -452,16 +465,14 @@ class Topology:
             self.exchange(destination.name)
         return exchange
 
-    def _destinations(
-        self, exchange: str, keys: tuple[str, ...], headers: Table
-    ) -> tuple[Destination, ...]:
+    def _destinations(self, exchange: str, message: Message) -> tuple[Destination, ...]:
         if exchange == DEFAULT_EXCHANGE:
             return tuple(
-                Destination(DestinationKind.QUEUE, key) for key in keys if key in self._queues
+                Destination(DestinationKind.QUEUE, key)
+                for key in message.keys
+                if key in self._queues
             )
-        return tuple(
-            found for key in keys for found in self._bindings.match(exchange, key, headers)
-        )
+        return tuple(self._bindings.match(exchange, message))
 
     def _alternate_of(self, exchange: str) -> tuple[Destination, ...]:
         alternate = self.policies.alternate_of(self._exchanges[exchange])

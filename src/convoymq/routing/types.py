@@ -41,6 +41,23 @@ class ExchangeType(_StoredType):
     FANOUT = "fanout"
     TOPIC = "topic"
     HEADERS = "headers"
+    CONSISTENT_HASH = "x-consistent-hash"
+    MODULUS_HASH = "x-modulus-hash"
+    RANDOM = "x-random"
+    LOCAL_RANDOM = "x-local-random"
+
+    @property
+    def description(self) -> str:
+        """What management shows beside the name."""
+        return _DESCRIPTIONS.get(self, f"{self.value} exchange")
+
+
+_DESCRIPTIONS = {
+    ExchangeType.CONSISTENT_HASH: "Consistent Hashing Exchange",
+    ExchangeType.MODULUS_HASH: "Modulus Hashing Exchange",
+    ExchangeType.RANDOM: "Randomly picks a binding (queue) to route via (to).",
+    ExchangeType.LOCAL_RANDOM: "Picks one random local binding (queue) to route via (to).",
+}
 
 
 class QueueType(_StoredType):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -35,7 +36,16 @@ from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.validation import validated
 from convoymq.model.errors import NotFound, NotServed, PreconditionFailed, Refused
 from convoymq.model.tables import Table
-from convoymq.routing import headers, queue_arguments, queue_types, topics
+from convoymq.routing import (
+    Exchange,
+    ExchangeType,
+    bindings,
+    headers,
+    queue_arguments,
+    queue_types,
+    topics,
+)
+from convoymq.routing.matchers import Matcher
 from convoymq.routing.queue_types import TypeRules
 
 SESSION = 1 << 56 | 7 << 24
@@ -167,7 +177,7 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         DeclareExchange,
         vhost=st.just("/"),
         name=NAMES,
-        type=st.sampled_from(["direct", "topic", "headers", "x-random"]),
+        type=st.sampled_from(["direct", "topic", "headers", "x-other"]),
         auto_delete=st.booleans(),
         arguments=ARGUMENTS,
     ),
@@ -278,9 +288,36 @@ def test_a_command_of_a_later_version_waits_until_it_is_in_force() -> None:
         validated(PutVhost(name="v"), log.machine)
 
 
+@pytest.mark.parametrize(
+    "kind", ["x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random"]
+)
+def test_only_the_proposer_knows_the_types_that_choose(kind: str) -> None:
+    """A release without these types records the same tree, and refuses by name to route there."""
+    log = Log()
+    log.record(DeclareExchange(vhost="/", name="x", type=kind))
+    log.record(DeclareQueue(vhost="/", name="q", members=(1,), type="classic"))
+    key = "1" if kind == "x-consistent-hash" else ""
+    log.record(Bind(vhost="/", source="x", kind="queue", destination="q", routing_key=key))
+    known = log.replay(larger=False)
+    assert known.version == 1
+    matcher_for = bindings.matcher_for
+
+    def matcher_before(exchange: Exchange, vhost: str) -> Matcher:
+        """What the release before has for a type that it does not know."""
+        other = ExchangeType("x-other") if exchange.name == "x" else exchange.type
+        return matcher_for(replace(exchange, type=other), vhost)
+
+    with mock.patch.object(bindings, "matcher_for", matcher_before):
+        older = log.replay(larger=False)
+    assert older.snapshot() == known.snapshot()
+    assert known.vhosts["/"].topology.exchange("x").type.is_served
+    with pytest.raises(NotServed, match="exchanges of type 'x-other' are not served"):
+        older.vhosts["/"].topology.route("x", "")
+
+
 def test_types_of_later_releases_are_kept_as_they_are() -> None:
     log = Log()
-    log.record(DeclareExchange(vhost="/", name="x", type="x-random"))
+    log.record(DeclareExchange(vhost="/", name="x", type="x-other"))
     log.record(DeclareQueue(vhost="/", name="d", members=(1,), type="delayed"))
     log.record(Bind(vhost="/", source="x", kind="queue", destination="d"))
     machine = log.replay(larger=False)
@@ -289,9 +326,9 @@ def test_types_of_later_releases_are_kept_as_they_are() -> None:
         "delayed", False, False
     )  # fmt: skip
     topology = machine.vhosts["/"].topology
-    assert topology.exchange("x").type.value == "x-random"
-    with pytest.raises(NotServed, match="exchanges of type 'x-random' are not served"):
+    assert topology.exchange("x").type.value == "x-other"
+    with pytest.raises(NotServed, match="exchanges of type 'x-other' are not served"):
         topology.route("x", "k")
-    assert refusal(log, DeclareExchange(vhost="/", name="y", type="x-random")) == (
-        "unknown exchange type 'x-random'"
+    assert refusal(log, DeclareExchange(vhost="/", name="y", type="x-other")) == (
+        "unknown exchange type 'x-other'"
     )

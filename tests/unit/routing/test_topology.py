@@ -388,20 +388,20 @@ class TestRoutes:
         assert tables.route("x", "a") == []
         assert tables.route("x", "b") == ["q"]
 
-    def test_routes_know_whether_they_depend_on_headers(self, tables: Topology) -> None:
+    def test_routes_know_whether_they_vary_by_message(self, tables: Topology) -> None:
         arguments = Table.of({"alternate-exchange": "amq.match"})
         tables.declare_exchange("x", "direct", arguments=arguments)
         tables.declare_exchange("y", "topic")
         tables.bind("y", exchange("x"), "a")
-        assert not tables.depends_on_headers("")
-        assert not tables.depends_on_headers("amq.topic")
-        assert tables.depends_on_headers("amq.headers")
-        assert tables.depends_on_headers("x")
-        assert tables.depends_on_headers("y")
+        assert not tables.varies_by_message("")
+        assert not tables.varies_by_message("amq.topic")
+        assert tables.varies_by_message("amq.headers")
+        assert tables.varies_by_message("x")
+        assert tables.varies_by_message("y")
         tables.unbind("y", exchange("x"), "a")
-        assert not tables.depends_on_headers("y")
+        assert not tables.varies_by_message("y")
         with pytest.raises(NotFound):
-            tables.depends_on_headers("n")
+            tables.varies_by_message("n")
 
 
 class TestState:
@@ -496,7 +496,7 @@ class ReplicatedTopology(RuleBasedStateMachine):
     @rule(name=NAMES, key=KEYS)
     def route(self, name: str, key: str) -> None:
         self.both(lambda t: t.route(name, key, Table.of({"n": 1})))
-        self.both(lambda t: t.depends_on_headers(name))
+        self.both(lambda t: t.varies_by_message(name))
 
     @invariant()
     def tables_hold_together(self) -> None:
