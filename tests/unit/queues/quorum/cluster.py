@@ -13,6 +13,7 @@ import structlog
 from convoymq.groups.group_time import GroupTime
 from convoymq.kernels import batch
 from convoymq.kernels.batch import CommandBuilder, Entry
+from convoymq.model.errors import StorageFault
 from convoymq.notes import log_note
 from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult
@@ -354,3 +355,17 @@ def tags(events: Events) -> list[int]:
 
 def spec(number: int = 1, prefetch: int = 100, **more: Any) -> ConsumerSpec:
     return ConsumerSpec(number=number, tag=f"c{number}", prefetch=prefetch, no_ack=False, **more)
+
+
+def damage(cluster: Cluster, node: int, index: int) -> Any:
+    """That node cannot read an entry any more; returns what makes it whole again."""
+    there = cluster.nodes[node]
+    read = there.read_entry
+
+    def damaged(group: int, at: int) -> Any:
+        if at == index:
+            raise StorageFault(f"entry {at} is damaged", path="")
+        return read(group, at)
+
+    there.read_entry = damaged  # type: ignore[method-assign]
+    return lambda: setattr(there, "read_entry", read)

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from convoymq.kernels import batch
-from convoymq.replication.machine import EFFECT_DELIVER
+from convoymq.queues.quorum.invariants import check_invariants
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER
 
 
 def session_id(node: int, counter: int = 1, incarnation: int = 1) -> int:
@@ -132,3 +134,46 @@ def deliveries(effects: Iterable[Any], session: int, consumer: int) -> list[tupl
         if effect[0] == EFFECT_DELIVER and effect[1] == session and effect[2] == consumer
         for k in range(effect[7])
     ]
+
+
+class Queue:
+    """A machine and its log."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.machine = QuorumMachine(settings)
+        self.log = Log()
+
+    def step(self, after_ms: int = 1) -> list[Any]:
+        effects = apply(self.machine, self.log.seal(after_ms))
+        check_invariants(self.machine)
+        return effects
+
+    def status(self) -> dict[int, str]:
+        return {c["session"]: c["activity_status"] for c in self.machine.consumers.infos()}
+
+
+A, B, C = session_id(1), session_id(2), session_id(3)
+
+
+def replies(effects: list[Any], session: int) -> list[tuple[int, int, Any]]:
+    """Answers to a session's commands, without that to OPEN."""
+    return [e[2:] for e in effects if e[0] == EFFECT_APPLIED and e[1] == session and e[2] > 1]
+
+
+def places(queue: Queue, effects: list[Any], session: int) -> list[int]:
+    """Entries of what a consumer gets."""
+    return [index for _, index in deliveries(effects, session, 1)]
+
+
+def single() -> Queue:
+    return Queue(single_active=True)
+
+
+def in_turn(queue: Queue) -> None:
+    """Two consumers with prefetch 1; the first has the first of two messages."""
+    queue.log.checkout(A, 1, 1)
+    queue.log.checkout(B, 1, 1)
+    queue.log.publish(C, [1])
+    queue.log.publish(C, [1])
+    queue.step()
+    assert queue.machine.backlog.unacked == 1

@@ -1,0 +1,119 @@
+"""Deliveries of the quorum queue's machine: who gets how much, and how messages come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from convoymq.kernels import batch
+from convoymq.replication.machine import (
+    EFFECT_DELIVER,
+    EFFECT_NOTE,
+)
+from tests.unit.queues.quorum.support import (
+    A,
+    B,
+    C,
+    Queue,
+)
+
+
+def test_one_consumer_takes_whole_runs() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1, 500)
+    queue.log.publish(A, [1] * 1000)
+    delivered = [e for e in queue.step() if e[0] == EFFECT_DELIVER]
+    assert [(e[3], e[6], e[7]) for e in delivered] == [(0, 0, 500)]
+    queue.log.settle(B, 1, 0, 249)
+    delivered = [e for e in queue.step() if e[0] == EFFECT_DELIVER]
+    assert [(e[3], e[6], e[7]) for e in delivered] == [(500, 500, 250)]
+
+
+def test_a_small_queue_is_dealt_message_by_message() -> None:
+    queue = Queue()
+    for session in (A, B, C):
+        queue.log.checkout(session, 1, 100)
+    queue.log.publish(A, [1] * 7)
+    queue.step()
+    held = [queue.machine.deliveries.holds(s, 1) for s in (A, B, C)]
+    assert [[run[2] for _, run in h] for h in held] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_a_large_queue_is_dealt_in_turns_that_shrink() -> None:
+    queue = Queue()
+    for session in (A, B):
+        queue.log.checkout(session, 1, 5000)
+    queue.log.publish(A, [1] * 3200)
+    turns = [e[7] for e in queue.step() if e[0] == EFFECT_DELIVER]
+    assert turns[0] == 100
+    assert turns == sorted(turns, reverse=True)
+    assert turns[-30:] == [1] * 30
+    held = [sum(r[3] for _, r in queue.machine.deliveries.holds(s, 1)) for s in (A, B)]
+    assert abs(held[0] - held[1]) <= 100
+
+
+@pytest.mark.parametrize(
+    ("cause", "counts"),
+    [
+        ("nack", (1, 0)),
+        ("reject", (1, 1)),
+        ("close", (1, 1)),
+        ("down", (1, 1)),
+        ("timeout", (1, 0)),
+        ("gone", (1, 1)),
+        ("restarted", (1, 1)),
+    ],
+)
+def test_counts_by_cause(cause: str, counts: tuple[int, int]) -> None:
+    queue = Queue()
+    log = queue.log
+    log.checkout(B, 1)
+    log.publish(A, [1])
+    queue.step()
+    if cause in ("nack", "reject"):
+        log.credit(B, 1, 0)
+        log.return_(B, 1, 0, 0, failed=cause == "reject")
+    elif cause == "close":
+        log.close(B)
+    elif cause == "down":
+        log.session_down(B)
+    elif cause == "timeout":
+        log.node_down(2)
+        queue.step()
+        log.leader(batch.CMD_TICK)
+    elif cause == "gone":
+        log.node_down(2, gone=True)
+    else:
+        log.node_up(2, incarnation=2)
+    queue.step(60_000)
+    assert [run[5:] for run in queue.machine.backlog.returned.runs()] == [counts]
+
+
+def test_what_goes_over_the_limit_is_noted_and_counted() -> None:
+    queue = Queue(delivery_limit=0)
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [1, 1])
+    queue.log.return_(B, 1, 0, 1, failed=True)
+    notes = [e[1:] for e in queue.step() if e[0] == EFFECT_NOTE]
+    assert notes == [("quorum.delivery_limit", {"count": 2})]
+    assert queue.machine.totals()["dropped_delivery_limit"] == 2
+
+
+def test_discarded_messages_are_gone() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [3, 3, 3])
+    queue.log.discard(B, 1, 0, 1)
+    queue.step()
+    assert queue.machine.backlog.dropped["rejected"] == 2
+    assert queue.machine.totals()["unacked_bytes"] == 3
+
+
+def test_settling_what_is_not_held_is_ignored() -> None:
+    queue = Queue()
+    queue.log.checkout(B, 1)
+    queue.log.publish(A, [1] * 3)
+    queue.log.settle(B, 1, 1, 1)
+    queue.log.settle(B, 1, 0, 50)
+    queue.log.settle(B, 9, 0, 0)
+    queue.step()
+    assert queue.machine.backlog.acked == 3
