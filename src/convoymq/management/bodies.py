@@ -15,8 +15,8 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 
 from starlette.requests import ClientDisconnect, Request
 
-from convoymq.management.json_values import JsonObject
 from convoymq.model.errors import BrokerError
+from convoymq.model.json import JsonObject
 
 BODY_BYTES_MAX = 1 << 20
 """Of a request that describes one thing."""

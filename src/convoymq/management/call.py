@@ -8,10 +8,10 @@ from starlette.requests import Request
 
 from convoymq.broker.facade import Broker
 from convoymq.management.bodies import BODY_BYTES_MAX, ApiError, Bodies, bad_request
-from convoymq.management.json_values import JsonObject
 from convoymq.management.resources import Rates
 from convoymq.metadata.commands import Command
 from convoymq.metadata.machine import User
+from convoymq.model.json import JsonObject
 
 CREATED = 201
 DONE = 204

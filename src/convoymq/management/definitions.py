@@ -16,7 +16,6 @@ from convoymq import __version__
 from convoymq.broker.facade import Broker
 from convoymq.management import policy_rows, resources
 from convoymq.management.fields import tags_of, truth
-from convoymq.management.json_values import JsonObject
 from convoymq.management.messages import table_from_json
 from convoymq.metadata.access import SHA256
 from convoymq.metadata.commands import (
@@ -32,6 +31,7 @@ from convoymq.metadata.commands import (
 from convoymq.metadata.snapshot import POLICIES_VERSION
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.errors import PreconditionFailed
+from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
 from convoymq.routing.types import RESERVED_PREFIX, Destination, DestinationKind
 

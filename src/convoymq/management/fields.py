@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from convoymq.management.bodies import bad_request
-from convoymq.management.json_values import JsonObject
 from convoymq.management.messages import table_from_json
 from convoymq.model.errors import PreconditionFailed
+from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
 
 NUMBER_DIGITS_MAX = 18

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
+from convoymq.model.json import JsonObject
 from convoymq.queues.slices import in_slices
-
-JsonObject: TypeAlias = dict[str, object]
-"""Values are None, booleans, numbers, text, lists and such objects."""
 
 
 def count_in(row: JsonObject, key: str, default: int = 0) -> int:

@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from convoymq.management.bodies import ApiError, bad_request
 from convoymq.management.fields import number
-from convoymq.management.json_values import JsonObject
 from convoymq.model.errors import BrokerError
+from convoymq.model.json import JsonObject
 from convoymq.model.patterns import Pattern, compile_pattern
 
 FILTER_TIMEOUT_S = 5.0

@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeVar
 
 from convoymq.broker.facade import Broker
 from convoymq.kernels.batch import record as record_of
-from convoymq.management.json_values import JsonObject
 from convoymq.metadata.machine import User
 from convoymq.model.errors import Misuse, PreconditionFailed, Unavailable
+from convoymq.model.json import JsonObject
 from convoymq.model.refusals import (
     invalid_copy_header,
     message_too_big,

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
-from convoymq.management.json_values import JsonObject, count_in
+from convoymq.management.json_values import count_in
 from convoymq.management.metric_help import HELP
 from convoymq.model.compatibility import COMPATIBLE_VERSION
+from convoymq.model.json import JsonObject
 from convoymq.queues.slices import in_slices
 
 if TYPE_CHECKING:

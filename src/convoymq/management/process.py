@@ -8,7 +8,7 @@ import resource
 from functools import cache
 from pathlib import Path
 
-from convoymq.management.json_values import JsonObject
+from convoymq.model.json import JsonObject
 from convoymq.model.process import PAGE_BYTES, RESIDENT_PAGES, THREADS, process_stat
 
 _OUT_OF_FILES = frozenset((errno.EMFILE, errno.ENFILE))

@@ -8,10 +8,11 @@ from urllib.parse import quote
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
-from convoymq.management.json_values import JsonObject, count_in, part
+from convoymq.management.json_values import count_in, part
 from convoymq.metadata.machine import QueueRecord, User, Vhost
 from convoymq.metadata.maintenance import drained_nodes
 from convoymq.model.compatibility import COMPATIBLE_VERSION
+from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
 from convoymq.queues.group_queue import group_state
 from convoymq.queues.slices import in_slices

@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from convoymq.management.bodies import ApiError
 from convoymq.management.call import Call, object_not_found
-from convoymq.management.json_values import JsonObject
 from convoymq.management.lists import paged
+from convoymq.model.json import JsonObject
 
 Handler: TypeAlias = Callable[[Call], Awaitable[object]]
 """Answers a JSON value, a `Status`, or a status and a value."""

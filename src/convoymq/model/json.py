@@ -1,4 +1,4 @@
-"""The type of parsed JSON values."""
+"""The types of parsed JSON values."""
 
 from __future__ import annotations
 
@@ -6,3 +6,5 @@ from typing import TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 """What `json.loads` returns."""
+JsonObject: TypeAlias = dict[str, object]
+"""Becomes a JSON object: values are None, booleans, numbers, text, lists and such objects."""

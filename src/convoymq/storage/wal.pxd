@@ -15,11 +15,16 @@ cdef class Batch:
     cdef public bytes opening
     cdef public list buffers, directory, dirty, votes, notes
 
+cdef class RecentGroups:
+    cdef public bytearray maps
+    cdef public int64_t generation, began, turned
+    cpdef reach(self, int64_t generation, int64_t place)
+
 cdef class Wal:
     cdef public object _directory, _flusher, _worker, _config, _table, _manifest, _clusters
     cdef public list _leftovers
-    cdef public object _recent
-    cdef public int64_t _recent_file, _recent_from, _named, _recent_turn
+    cdef public RecentGroups _recent
+    cdef public int64_t _named
     cdef public dict files
     cdef public WalFile current, next_file
     cdef public bint _preparing, _allocating, _failed, closing
@@ -42,7 +47,7 @@ cdef class Wal:
     cpdef seal(self)
     cpdef kick(self)
     @cython.locals(first=Batch, batch=Batch, buffers=list, batches=list, start=int64_t,
-                   head=bytes, directory=bytes, recent=object)
+                   head=bytes, directory=bytes, recent=RecentGroups)
     cpdef _submit(self)
     @cython.locals(first=Batch, last=Batch, batch=Batch, batches=list, size=int64_t, note=object)
     cpdef _completed(self, object token, int code)

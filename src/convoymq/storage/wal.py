@@ -124,6 +124,36 @@ class Batch:
         """[log, last index, its term] of each group, filled when the batch is sealed."""
 
 
+class RecentGroups:
+    """Groups of the last batches in a file, as every batch carries them."""
+
+    __slots__ = ("began", "generation", "maps", "turned")
+
+    def __init__(self) -> None:
+        self.maps = bytearray(2 * MAP_BYTES)
+        """The older map, and the one being filled."""
+        self.generation = 0
+        """Of the file."""
+        self.began = 0
+        self.turned = 0
+        """Where in the file the older map begins, and the other one."""
+
+    def reach(self, generation: int, place: int) -> None:
+        """The next batch of a file is written at `place`. The maps then cover at least
+        `MAP_COVERS_BYTES` before it, or all of the file that was written since the start."""
+        if generation != self.generation:
+            assert generation > self.generation, "batches go back to an older file"
+            self.generation = generation
+            self.began = self.turned = place
+            self.maps[:] = bytes(2 * MAP_BYTES)
+        assert place >= self.turned, "a batch lies before the one before it"
+        if place - self.turned >= MAP_COVERS_BYTES:
+            self.maps[:MAP_BYTES] = self.maps[MAP_BYTES:]
+            self.maps[MAP_BYTES:] = bytes(MAP_BYTES)
+            self.began = self.turned
+            self.turned = place
+
+
 class Wal:
     """Queue, flushes and files of the write-ahead log.
 
@@ -156,12 +186,7 @@ class Wal:
         self._leftovers: list[tuple[str, bool]] = []
         self._named = 0
         """Generation of the last file that the manifest was asked to name."""
-        self._recent = bytearray(2 * MAP_BYTES)
-        """Groups of the last batches in the file: the older map, and the one being filled."""
-        self._recent_file = 0
-        self._recent_from = 0
-        self._recent_turn = 0
-        """Where in the file the older map begins, and the other one."""
+        self._recent = RecentGroups()
         self.files: dict[int, WalFile] = {}
         """Generation -> file, in order: everything that holds records."""
         self.current: WalFile | None = None
@@ -171,9 +196,8 @@ class Wal:
         self._pool_counter = 0
         self._allocating = False
         self._allocation_began = 0
-        """`bytes_written` when the file under preparation was begun."""
         self._allocate_bytes = 0
-        """How large that file becomes."""
+        """`bytes_written` when the file under preparation was begun; how large it becomes."""
         self._piece: tuple[File, str, int] | None = None
         """The file under preparation and how far it is, while it waits for more to be logged."""
         self.generation = 0
@@ -198,16 +222,14 @@ class Wal:
         self.blocked: StorageFault | None = None
         self.closing = False
         self._idle: list[Callable[[], None]] = []
-        self._marked_sequence = 0
-        self._seen_sequence = 0
+        self._marked_sequence = self._seen_sequence = 0
         self.on_blocked: Callable[[StorageFault | None], None] = lambda fault: None
         self.on_written: Callable[[], None] = lambda: None
         self.on_queued: Callable[[], None] = lambda: None
         """Something waits for a `kick` that did not before."""
         self.on_full: Callable[[], None] = lambda: None
         """A file became full: WAL compaction may empty it once its last flush ended."""
-        self.flush_count = 0
-        self.bytes_written = 0
+        self.flush_count = self.bytes_written = 0
         flusher.on_completed = self._completed
 
     # Queueing.
@@ -352,16 +374,8 @@ class Wal:
         buffers: list[bytes] = []
         start = first.start
         recent = self._recent
-        if first.file.generation != self._recent_file:
-            self._recent_file = first.file.generation
-            self._recent_from = self._recent_turn = start
-            recent[:] = bytes(2 * MAP_BYTES)
         for batch in batches:
-            if batch.start - self._recent_turn >= MAP_COVERS_BYTES:
-                recent[:MAP_BYTES] = recent[MAP_BYTES:]
-                recent[MAP_BYTES:] = bytes(MAP_BYTES)
-                self._recent_from = self._recent_turn
-                self._recent_turn = batch.start
+            recent.reach(batch.file.generation, batch.start)
             if batch.opening:
                 buffers.append(batch.opening)
                 start = 0
@@ -373,8 +387,8 @@ class Wal:
                 batch.end - batch.start - BATCH_HEADER_BYTES,
                 batch.directory,
                 batch.buffers,
-                recent,
-                self._recent_from,
+                recent.maps,
+                recent.began,
             )
             buffers.append(head)
             buffers += batch.buffers

@@ -334,19 +334,16 @@ class QueueTrace:
             return
         machine = self._machine
         # Of a stream there is nothing to tell: it holds what it was given, up to retention.
-        tells = self.origin.type == "quorum" and machine is not None
-        if tells and self.rows.index >= self._covered:
-            self._state_snapshot()
+        if isinstance(machine, ListedMachine) and self.rows.index >= self._covered:
+            self._state_snapshot(machine)
         self.flush(flags)
         if not self._empty:
             self._writer.rotate(self._feed)
         self._empty = True
         self._told = ()
 
-    def _state_snapshot(self) -> None:
+    def _state_snapshot(self, machine: ListedMachine) -> None:
         now = self._now_us()
-        machine = self._machine
-        assert isinstance(machine, ListedMachine)
         index = self.rows.index
         facts = machine.totals()
         complete = machine.run_count() <= STATE_SNAPSHOT_RUNS_MAX

@@ -7,8 +7,8 @@ from urllib.parse import quote
 from convoymq.management import resources
 from convoymq.management.call import CREATED, DONE, Call, Status, object_not_found
 from convoymq.management.fields import exchange_name, table_in, text_in
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
+from convoymq.model.json import JsonObject
 from convoymq.routing.types import Binding, Destination, DestinationKind
 
 routes = Routes()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from convoymq.management import resources
 from convoymq.management.call import DONE, Call, Status, change, object_not_found
 from convoymq.management.fields import text_in
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import PutSetting
 from convoymq.model.compatibility import COMPATIBLE_VERSION
+from convoymq.model.json import JsonObject
 
 routes = Routes()
 

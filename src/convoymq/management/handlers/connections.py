@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from convoymq.management import resources
 from convoymq.management.call import DONE, Call, Status, object_not_found
-from convoymq.management.json_values import JsonObject, part
+from convoymq.management.json_values import part
 from convoymq.management.routes import Routes
+from convoymq.model.json import JsonObject
 
 REASON_CHARS_MAX = 100
 """Of why a connection is closed: with the rest of the text it has to fit into a short string."""

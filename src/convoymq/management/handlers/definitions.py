@@ -5,8 +5,8 @@ from __future__ import annotations
 from convoymq.management import definitions
 from convoymq.management.bodies import LARGE_BODY_BYTES_MAX
 from convoymq.management.call import DONE, Call, Status
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
+from convoymq.model.json import JsonObject
 
 routes = Routes()
 

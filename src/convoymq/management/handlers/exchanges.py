@@ -5,9 +5,9 @@ from __future__ import annotations
 from convoymq.management import resources
 from convoymq.management.call import DONE, Call, Status, object_not_found, put_status
 from convoymq.management.fields import exchange_name, table_in, text_in, truth
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.model.errors import NotFound
+from convoymq.model.json import JsonObject
 
 routes = Routes()
 

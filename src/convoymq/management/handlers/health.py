@@ -9,10 +9,10 @@ from convoymq.management.bodies import ApiError, bad_request
 from convoymq.management.call import Call
 from convoymq.management.fields import number
 from convoymq.management.handlers.queues import queues, queues_in
-from convoymq.management.json_values import JsonObject
 from convoymq.management.lists import matching
 from convoymq.management.routes import Routes
 from convoymq.model.errors import BrokerError
+from convoymq.model.json import JsonObject
 from convoymq.queues.slices import in_slices
 from convoymq.routing.types import QueueType
 

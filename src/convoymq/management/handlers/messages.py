@@ -7,9 +7,9 @@ from convoymq.management.bodies import LARGE_BODY_BYTES_MAX, bad_request
 from convoymq.management.call import DONE, Call, Status
 from convoymq.management.fields import exchange_name, number_in, object_in, text_in
 from convoymq.management.handlers.queues import existing_queue
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.model.errors import NotFound, Unavailable
+from convoymq.model.json import JsonObject
 
 routes = Routes()
 

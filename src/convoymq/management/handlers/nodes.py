@@ -11,10 +11,10 @@ from convoymq.management import resources
 from convoymq.management.bodies import ApiError
 from convoymq.management.call import DONE, Call, Status, object_not_found
 from convoymq.management.fields import number
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import ForgetNode
 from convoymq.model.errors import PreconditionFailed
+from convoymq.model.json import JsonObject
 from convoymq.replication import versions as supported
 
 routes = Routes()

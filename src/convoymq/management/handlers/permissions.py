@@ -12,7 +12,6 @@ from convoymq.management.call import (
     put_status,
 )
 from convoymq.management.fields import text_in
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import (
     DeletePermission,
@@ -20,6 +19,7 @@ from convoymq.metadata.commands import (
     PutPermission,
     PutTopicPermission,
 )
+from convoymq.model.json import JsonObject
 
 routes = Routes()
 

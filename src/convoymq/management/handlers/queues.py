@@ -6,8 +6,9 @@ from convoymq.management import resources
 from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, object_not_found, put_status
 from convoymq.management.fields import table_in, truth
-from convoymq.management.json_values import JsonObject, part
+from convoymq.management.json_values import part
 from convoymq.management.routes import Routes
+from convoymq.model.json import JsonObject
 from convoymq.routing.types import QueueType
 
 routes = Routes()

@@ -13,10 +13,10 @@ from convoymq.management.call import (
     put_status,
 )
 from convoymq.management.fields import tags_of, text_in
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.commands import DeleteUser, PutUser
+from convoymq.model.json import JsonObject
 
 routes = Routes()
 

@@ -11,9 +11,9 @@ from convoymq.management.call import (
     object_not_found,
     put_status,
 )
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import DeleteVhost, PutPermission
+from convoymq.model.json import JsonObject
 
 routes = Routes()
 
