@@ -114,6 +114,7 @@ class Openings:
         """Notes that a number opens a session; False when it must not."""
         if not self.may_take(number):
             return False
+        assert number > 0, "opening numbers count from 1"
         ranges = self.passed_over
         if number > self.highest:
             if number > self.highest + 1:
@@ -230,6 +231,7 @@ class SessionTable:
         elif seq != session.seq + 1:
             self._gap(session_id, session.seq)
             return None
+        assert session.seq + 1 == seq, "a command is applied out of its order"
         session.seq = seq
         return session
 
@@ -252,6 +254,7 @@ class SessionTable:
         row = self.openings.get(node)
         if row is None or row.incarnation < incarnation:
             row = self.openings[node] = Openings(incarnation)
+        assert row.incarnation >= incarnation, "an older incarnation is the latest"
         return row
 
     def _gap(self, session_id: int, last: int) -> None:
@@ -278,9 +281,11 @@ class SessionTable:
         """Answers with more than "applied"; kept, because the first answer may get lost."""
         if session is None:
             return
-        session.replies.append((session.seq, status, reply))
-        if len(session.replies) > REPLIES_KEPT_MAX:
-            del session.replies[0]
+        replies = session.replies
+        assert not replies or replies[-1][0] <= session.seq, "an older command is answered later"
+        replies.append((session.seq, status, reply))
+        if len(replies) > REPLIES_KEPT_MAX:
+            del replies[0]
         self.effects.append((EFFECT_APPLIED, session.id, session.seq, status, reply))
         session.applied_at = -1
 
@@ -293,6 +298,7 @@ class SessionTable:
 
     def _remove_session(self, session: Session) -> None:
         """Ends a session."""
+        assert self.sessions.get(session.id) is session, "a session ends twice"
         del self.sessions[session.id]
         self._nodes = None
 
@@ -338,6 +344,7 @@ class SessionTable:
             producers[name] = (max(last, first + count - 1), self.time_ms)
             if len(producers) > PRODUCERS_MAX:
                 del producers[next(iter(producers))]
+        assert 0 <= repeated <= count, "more is repeated than was sent"
         self._forget_producers()
         self.duplicates += repeated
         return repeated
@@ -360,6 +367,7 @@ class SessionTable:
 
     def _forget_writer(self, name: bytes) -> None:
         self._requests_known -= self.written.pop(name).requests
+        assert self._requests_known >= 0, "more requests are forgotten than are known"
 
     def _forget_producers(self) -> None:
         """Drops the names that were silent for too long."""

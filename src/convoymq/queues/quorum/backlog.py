@@ -80,6 +80,7 @@ class Backlog:
                     limit = min(limit, ahead)
                 else:
                     source = self.requeued
+        assert source.messages, "nothing is ready"
         run = source.take(limit)
         count = run[3]
         self.delivered += count
@@ -101,6 +102,7 @@ class Backlog:
             pieces += parts
             if source is not self.fresh:
                 again += moved
+        assert taken <= limit, "more was taken than was asked for"
         self.delivered += taken
         self.redelivered += again
         return int(taken)
@@ -123,6 +125,7 @@ class Backlog:
         self.returned.clear()
         self.requeued.clear()
         assert self.purged <= self.published, "more was purged than published"
+        assert not self.ready(), "messages were left by a purge"
         return count
 
     # ---------------------------------------------------------------- checked-out messages
@@ -139,6 +142,7 @@ class Backlog:
         self.unacked -= messages
         self.unacked_bytes -= size
         assert self.unacked >= 0, "more was settled than is checked out"
+        assert self.unacked_bytes >= 0, "more bytes were settled than are checked out"
         assert self.acked <= self.published, "more was settled than published"
 
     def give_back(self, run: runs.Run, failed: int) -> runs.Run | None:
@@ -181,6 +185,7 @@ class Backlog:
         self.unacked -= run[3]
         self.unacked_bytes -= run[4]
         assert self.unacked >= 0, "more was rejected than is checked out"
+        assert self.unacked_bytes >= 0, "more bytes were rejected than are checked out"
         self._drop(run[3], REJECTED)
 
     def _drop(self, count: int, reason: str) -> None:

@@ -145,6 +145,7 @@ class Consumers:
             or consumer.session.node in self.machine.down_nodes
         ):
             return
+        assert self.active is consumer or not self.single_active, "a consumer of two is not active"
         consumer.queued = True
         level = self.levels.get(consumer.priority)
         if level is None:
@@ -161,6 +162,7 @@ class Consumers:
             level.remove(consumer)
             if not level:
                 self.drop_level(consumer.priority)
+        assert not consumer.queued, "a consumer is still in the service queue"
 
     def drop_level(self, priority: int) -> None:
         """Removes a priority that no consumer with credit has any more."""
@@ -170,7 +172,9 @@ class Consumers:
 
     def restore_queue(self, order: list[Consumer]) -> None:
         """Sets the service queue of a snapshot."""
+        assert not self.levels, "a service queue is restored over another"
         for consumer in order:
+            assert consumer.state == UP, "a consumer that is not up is in the service queue"
             consumer.queued = True
             self.levels.setdefault(consumer.priority, deque()).append(consumer)
         self.priorities = sorted(self.levels, reverse=True)
@@ -204,6 +208,7 @@ class Consumers:
     def add(self, session: QueueSession, number: int, spec: Packed) -> Consumer:
         """Registers a consumer. It is served when `begin` says so."""
         assert number not in session.consumers, "a consumer is registered twice"
+        assert number > 0, "number 0 is that of basic.get"
         consumer = Consumer(session, number, UP)
         consumer.tag = str(spec.get("tag", ""))
         consumer.no_ack = bool(spec.get("no_ack", False))
@@ -220,6 +225,8 @@ class Consumers:
 
     def begin(self, consumer: Consumer) -> None:
         """From now on a new consumer is served, when its turn comes."""
+        assert not consumer.checked_out.messages, "a consumer that begins holds messages"
+        assert not consumer.queued, "a consumer begins twice"
         if self.single_active:
             consumer.state = WAITING
             self.waiting.append(consumer)
@@ -233,10 +240,12 @@ class Consumers:
         if poller is None:
             poller = session.consumers[0] = Consumer(session, 0, POLLER)
             tracing.owner(self.machine.trace, words.CAME, poller)
+        assert poller.state == POLLER, "number 0 is a subscribed consumer"
         return poller
 
     def set_window(self, consumer: Consumer, window: int) -> None:
         """How many messages a consumer may hold from now on."""
+        assert consumer.state < CANCELLED, "a consumer without deliveries gets credit"
         consumer.window = window
         self.refresh(consumer)
 
@@ -266,6 +275,7 @@ class Consumers:
             self._left()
         ended = consumer.state != CANCELLED
         consumer.state = CANCELLED
+        assert consumer is not self.active, "an ended consumer is the active one"
         return ended
 
     def _left(self) -> None:
@@ -277,12 +287,14 @@ class Consumers:
 
     def reservation_came(self) -> None:
         """A reservation counts as a consumer; with single active consumer it is the active one."""
+        assert not self.is_reserved, "two reservations are active"
         self.count += 1
         self.is_reserved = self.single_active
         assert not (self.single_active and self.active is not None), "two are active"
 
     def reservation_went(self) -> None:
         """A reservation is over."""
+        assert self.is_reserved == self.single_active, "a reservation was not the active one"
         self._left()
         self.is_reserved = False
         if self.single_active:
@@ -304,8 +316,10 @@ class Consumers:
         """Single active consumer: swaps, quiesces or activates as the rules ask for it now."""
         assert self.single_active, "the queue serves all consumers"
         if self.is_reserved:
+            assert self.active is None, "a consumer and a reservation are active"
             return
         active = self.active
+        assert active is None or active.state != WAITING, "who waits is the active one"
         if active is not None and (
             active.state == CANCELLED or active.session.node in self.machine.down_nodes
         ):
@@ -330,7 +344,9 @@ class Consumers:
             active.state = WAITING
             self.waiting.append(active)
             self.active = None
+        assert self.active is None, "two are active"
         if best is not None:
+            assert best.state == WAITING, "who takes over did not wait"
             self.waiting.remove(best)
             best.state = UP
             self.active = best

@@ -73,6 +73,7 @@ class Deliveries:
         backlog = self.backlog
         run = backlog.take(limit)
         index, offset, first, count, size, acquired_count, failed_delivery_count = run
+        assert 0 < count <= limit, "not what was asked for is handed out"
         message_id = consumer.next_id
         consumer.next_id = message_id + count
         if self.machine.trace is not None:
@@ -138,6 +139,7 @@ class Deliveries:
 
     def give_back(self, run: runs.Run, failed: int) -> None:
         """To the end of `returned`, or out when it has failed more often than the limit allows."""
+        assert failed in (0, 1), "one return counts as several failures"
         dropped = self.backlog.give_back(run, failed)
         if dropped is not None:
             if self.machine.trace is not None:

@@ -66,6 +66,8 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
 def unpack(machine: QuorumMachine, known: Packed) -> None:
     """Fills an empty machine that has the snapshot's settings."""
     backlog, consumers = machine.backlog, machine.consumers
+    assert not machine.sessions, "a snapshot is restored over sessions"
+    assert not backlog.published, "a snapshot is restored over messages"
     machine.index = known["index"]
     machine.time_ms = known["time_ms"]
     backlog.fresh.unpack(known["fresh"])
@@ -114,4 +116,5 @@ def _take_in(consumers: Consumers, consumer: Consumer) -> None:
     if consumers.single_active and (
         consumer.state in (UP, QUIESCING) or (consumers.strict and consumer.state == CANCELLED)
     ):
+        assert consumers.active is None, "two consumers of a snapshot are active"
         consumers.active = consumer
