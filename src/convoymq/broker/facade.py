@@ -18,9 +18,9 @@ from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.declarations import Declarations
-from convoymq.broker.limits import ClientLimits
 from convoymq.broker.group_requests import GroupRequests
 from convoymq.broker.leadership import Leadership, Rebalancer
+from convoymq.broker.limits import ClientLimits
 from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.maintenance import Maintenance, is_drained
 from convoymq.broker.membership import QueueMembership

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from convoymq.broker.facade import Broker
-from convoymq.management.json_values import JsonObject
 from convoymq.management.resources import vhosts_of
 from convoymq.metadata.commands import PutPolicy, PutUserLimit, PutVhostLimit
 from convoymq.metadata.limits import USER_LIMITS, VHOST_LIMITS, check_limit
+from convoymq.model.json import JsonObject
 from convoymq.routing.policies import Policy, check_policy
 from convoymq.routing.policy_keys import checked_definition, invalid, term
 

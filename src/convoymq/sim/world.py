@@ -181,7 +181,7 @@ class World:
         if self.quiet:
             return
         self.scheduler.after(POLICY_EVERY_US, None, self._change_policy)
-        if self.plan.streams or self._policy_rng.random() < POLICY_PAUSE:
+        if self.plan.streams or self.plan.cluster or self._policy_rng.random() < POLICY_PAUSE:
             return
         group = self._policy_rng.choice(sorted(self.places))
         self.policies[group] = {"delivery-limit": self._policy_rng.choice((1, 3, 20, -1))}

@@ -6,9 +6,9 @@ from convoymq.management import policy_rows as rows_of
 from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, change, object_not_found, put_status
 from convoymq.management.fields import text_in
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import DeletePolicy, PutSetting, PutUserLimit, PutVhostLimit
+from convoymq.model.json import JsonObject
 
 routes = Routes()
 

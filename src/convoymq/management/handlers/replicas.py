@@ -11,9 +11,9 @@ from convoymq.broker.membership import MemberKind, Selection
 from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, object_not_found
 from convoymq.management.fields import number_in, text_in, truth
-from convoymq.management.json_values import JsonObject
 from convoymq.management.routes import Routes
 from convoymq.metadata.machine import QueueRecord
+from convoymq.model.json import JsonObject
 
 REBALANCE_TIMEOUT_S = 10.0
 """For an answer of the node that rebalances."""
