@@ -41,6 +41,7 @@ from benchmarks.load import Load
 from benchmarks.systems import LocalCluster
 from convoymq.client import Client, ClientConfig
 from convoymq.kernels import columns
+from convoymq.kernels.column_frame import build_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -188,7 +189,7 @@ def fill(servers: str, stream: str, rows: int, size: int) -> None:
         rows_ = [same + noise[i * fresh : (i + 1) * fresh] for i in range(count)]
         values = pa.array(rows_, pa.binary())
         buffers = [buffer or b"" for each in (keys, values) for buffer in each.buffers()]
-        frame = columns.build_frame(columns.KEY | columns.VALUE, count, 0, 0, buffers)
+        frame = build_frame(columns.KEY | columns.VALUE, count, 0, 0, buffers)
         done = client.produce(frame, stream=stream, producer="fill", sequence=first + 1)
         assert done.count == count
     client.close()

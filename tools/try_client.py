@@ -13,7 +13,7 @@ import convoymq
 from convoymq.client import Client, ClientConfig, errors
 from convoymq.client.rows import frame_of, keys_of, values_of
 from convoymq.kernels import columns
-from convoymq.kernels.columns import ColumnFrame
+from convoymq.kernels.column_frame import ColumnFrame
 
 VALUES = [b"%d" % number for number in range(1000)]
 KEYS = [None if number % 3 else b"key" for number in range(1000)]

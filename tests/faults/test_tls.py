@@ -20,7 +20,8 @@ import trustme
 
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig, TlsConfig, errors
-from convoymq.kernels.columns import VALUE, build_frame
+from convoymq.kernels.column_frame import build_frame
+from convoymq.kernels.columns import VALUE
 from convoymq.model.errors import Unavailable
 from tests.ports import cluster_ports
 

@@ -19,16 +19,8 @@ import pytest
 from benchmarks.systems import connect
 
 from convoymq.client import Client, ClientConfig, errors
-from convoymq.kernels.columns import (
-    HEADERS,
-    KEY,
-    OFFSET,
-    ROUTING_KEY,
-    TIMESTAMP,
-    VALUE,
-    ColumnFrame,
-    build_frame,
-)
+from convoymq.kernels.column_frame import ColumnFrame, build_frame
+from convoymq.kernels.columns import HEADERS, KEY, OFFSET, ROUTING_KEY, TIMESTAMP, VALUE
 from convoymq.model.columnar import PREFACE, FrameReader, Op, encode_frame
 from tests.clusters import Cluster
 from tests.interop.conftest import Names

@@ -14,6 +14,7 @@ import pyarrow as pa
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
 from convoymq.kernels import columns as bits
+from convoymq.kernels.column_frame import build_frame
 from convoymq.spark.frames import binary_buffers
 from tests.ports import cluster_ports
 
@@ -48,7 +49,7 @@ class Broker:
         producer = None if name.startswith("classic") else str(uuid.uuid4())
         for start in range(0, len(values), part):
             some = pa.array(values[start : start + part], pa.binary())
-            frame = bits.build_frame(bits.VALUE, len(some), 0, len(some), binary_buffers(some))
+            frame = build_frame(bits.VALUE, len(some), 0, len(some), binary_buffers(some))
             target = {"stream": name} if name.startswith("stream") else {"queue": name}
             self.client.produce(frame, **target, producer=producer, sequence=start)
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from convoymq.client import errors
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
 from convoymq.kernels import columns as bits
+from convoymq.kernels.column_frame import ColumnFrame, build_frame
 from convoymq.queues.reservations import REASONS, Refusal, Reservation, Reservations
 from convoymq.queues.sessions import Written
 from convoymq.spark.frames import binary_buffers, header_buffers
@@ -40,7 +41,7 @@ class Message:
 
 def frame_of(
     columns: int, base: int, messages: Sequence[Message], after: int | None = None
-) -> bits.ColumnFrame:
+) -> ColumnFrame:
     """The frame that a server would answer with."""
     rows = len(messages)
     buffers: list[Any] = []
@@ -78,7 +79,7 @@ def frame_of(
     if columns & bits.REDELIVERED:
         numbers((m.acquired for m in messages), pa.int32())
     end = base + rows if after is None else after
-    return bits.ColumnFrame(bits.build_frame(columns, rows, base, end, buffers))
+    return ColumnFrame(build_frame(columns, rows, base, end, buffers))
 
 
 @dataclass
@@ -319,7 +320,7 @@ class FakeClient:
         digest: bytes | None = None,
     ) -> ProduceResult:
         self._called("produce")
-        parsed = bits.ColumnFrame(frame)
+        parsed = ColumnFrame(frame)
         target = stream or queue or exchange or ""
         if target in self.broker.refuse_writes:
             raise errors.AccessRefused(f"write access to {target} refused")
@@ -407,7 +408,7 @@ class FakeClient:
         return self.broker.queues[name]
 
 
-def messages_of(frame: bits.ColumnFrame, routing_key: str | None) -> list[Message]:
+def messages_of(frame: ColumnFrame, routing_key: str | None) -> list[Message]:
     """The messages of a PRODUCE frame."""
 
     def cells(column: int) -> list[bytes | None]:
@@ -437,7 +438,7 @@ def messages_of(frame: bits.ColumnFrame, routing_key: str | None) -> list[Messag
     ]
 
 
-def headers_of(frame: bits.ColumnFrame) -> list[list[tuple[str, bytes | None]] | None]:
+def headers_of(frame: ColumnFrame) -> list[list[tuple[str, bytes | None]] | None]:
     """The headers column, row by row."""
     validity, lists, name_ends, names, value_validity, value_ends, values = frame.buffers(
         bits.HEADERS

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from convoymq.kernels import columns as bits
+from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.spark import frames
 from convoymq.spark.schema import QUEUE_COLUMNS, STREAM_COLUMNS, full_schema
 from convoymq.spark.writer import _frame
@@ -126,7 +127,7 @@ def test_written_rows_come_out_of_their_frame(rows, lead: int, large: bool) -> N
         ),
     }
     sliced = {name: column.slice(lead) for name, column in columns.items()}
-    frame = bits.ColumnFrame(_frame(sliced, len(rows), by_key=False))
+    frame = ColumnFrame(_frame(sliced, len(rows), by_key=False))
     found = messages_of(frame, "")
     assert [m.key for m in found] == [row[0] for row in rows]
     assert [m.value for m in found] == [row[1] for row in rows]

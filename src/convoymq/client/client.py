@@ -20,7 +20,7 @@ from convoymq.client import errors
 from convoymq.client.config import ClientConfig
 from convoymq.client.link import Link, is_here
 from convoymq.client.results import FetchResult, ProduceResult, QueueInfo
-from convoymq.kernels.columns import ColumnFrame
+from convoymq.kernels.column_frame import ColumnFrame
 from convoymq.model.columnar import ErrorCode, Frame, Op
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Client:
         """Publishes the rows of a columnar frame and returns when all are safe.
 
         Args:
-            frame: made by `convoymq.kernels.columns.build_frame`.
+            frame: made by `convoymq.kernels.column_frame.build_frame`.
             stream, queue, exchange: where to; exactly one of them.
             routing_key: with `exchange`; None = the column of that name.
             producer, sequence: the producer's name and the number of row 0. Rows that are not above

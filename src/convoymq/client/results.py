@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from convoymq.kernels.columns import ColumnFrame
+    from convoymq.kernels.column_frame import ColumnFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from sys import byteorder
 
-from convoymq.kernels.columns import KEY, VALUE, ColumnFrame, build_frame
+from convoymq.kernels.column_frame import ColumnFrame, build_frame
+from convoymq.kernels.columns import KEY, VALUE
 
 
 def frame_of(

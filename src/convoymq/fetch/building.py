@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from convoymq.fetch.streams import Run
 from convoymq.fetch.turns import Slice
-from convoymq.kernels.columns import ColumnWriter
+from convoymq.kernels.column_writer import ColumnWriter
 
 FIRST_STEP_ROWS = 16
 STEP_ROWS_MAX = 512

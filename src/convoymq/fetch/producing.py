@@ -19,13 +19,9 @@ from convoymq.fetch.errors import as_error
 from convoymq.fetch.fields import Produce, read
 from convoymq.fetch.turns import Slice
 from convoymq.kernels.batch import CMD_ENQUEUE, CMD_PRODUCER
-from convoymq.kernels.columns import (
-    EXCHANGE,
-    ROUTING_KEY,
-    ColumnFrame,
-    encode_enqueue,
-    enqueue_flags,
-)
+from convoymq.kernels.column_frame import ColumnFrame
+from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
+from convoymq.kernels.columns import EXCHANGE, ROUTING_KEY
 from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.columnar import ColumnarError, ErrorCode, Frame
 from convoymq.model.errors import BrokerError, PreconditionFailed, Unavailable

@@ -1,7 +1,7 @@
 """The columnar protocol: its constants, its frames and its errors, for server and client alike.
 
 Layout and meaning: docs/formats/columnar-protocol.md. The payload of a frame is a columnar frame,
-which `convoymq.kernels.columns` writes and reads. Sans IO: bytes in, frames out.
+which `convoymq.kernels.column_frame` reads. Sans IO: bytes in, frames out.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from convoymq.spark.schema import LOG_APPEND_TIME, Column
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from convoymq.kernels.columns import ColumnFrame
+    from convoymq.kernels.column_frame import ColumnFrame
 
 BATCH_ROWS_MAX = 10_000
 BATCH_BYTES_MAX = 4 << 20

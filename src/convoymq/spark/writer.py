@@ -34,6 +34,7 @@ from pyspark.sql.datasource import (
 
 from convoymq.client.errors import MaybeProduced
 from convoymq.kernels import columns as bits
+from convoymq.kernels.column_frame import build_frame
 from convoymq.spark import clients
 from convoymq.spark.broker import check_target
 from convoymq.spark.errors import OptionError, SchemaError, SourceError
@@ -340,7 +341,7 @@ def _frame(columns: Mapping[str, pa.Array], rows: int, *, by_key: bool) -> bytes
     if ids is not None:
         used |= bits.PROPERTIES
         buffers += binary_buffers(_properties_of(ids))[1:]
-    return bits.build_frame(used, rows, 0, rows, buffers)
+    return build_frame(used, rows, 0, rows, buffers)
 
 
 def _properties_of(ids: pa.Array) -> pa.Array:

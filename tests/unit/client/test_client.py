@@ -21,7 +21,8 @@ from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.client.link import is_here
 from convoymq.client.pool import client as pooled
 from convoymq.client.pool import close_all
-from convoymq.kernels.columns import VALUE, build_frame
+from convoymq.kernels.column_frame import build_frame
+from convoymq.kernels.columns import VALUE
 from convoymq.model.columnar import (
     ANSWER,
     PREFACE,

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convoymq.client.rows import frame_of, keys_of, values_of
-from convoymq.kernels.columns import KEY, ColumnFrame
+from convoymq.kernels.column_frame import ColumnFrame
+from convoymq.kernels.columns import KEY
 
 BYTES = st.binary(max_size=20)
 

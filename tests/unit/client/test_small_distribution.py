@@ -32,7 +32,7 @@ import convoymq.client
 for module in pkgutil.iter_modules(convoymq.client.__path__, "convoymq.client."):
     importlib.import_module(module.name)
 from convoymq.client.rows import frame_of, values_of
-from convoymq.kernels.columns import ColumnFrame
+from convoymq.kernels.column_frame import ColumnFrame
 assert values_of(ColumnFrame(frame_of([b"a", b""]))) == [b"a", b""]
 print(json.dumps(sorted(name for name in sys.modules if name.partition(".")[0] == "convoymq")))
 """

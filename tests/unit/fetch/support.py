@@ -13,7 +13,9 @@ from convoymq.fetch.connection import FetchConnection
 from convoymq.fetch.edge import FetchEdge
 from convoymq.fetch.settings import FetchSettings
 from convoymq.kernels.batch import CMD_ENQUEUE, CommandBuilder, PublishTarget
-from convoymq.kernels.columns import VALUE, ColumnFrame, build_frame, encode_enqueue
+from convoymq.kernels.column_frame import ColumnFrame, build_frame
+from convoymq.kernels.column_records import encode_enqueue
+from convoymq.kernels.columns import VALUE
 from convoymq.management.metrics import render
 from convoymq.model.columnar import (
     ANSWER,

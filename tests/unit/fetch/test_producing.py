@@ -13,14 +13,8 @@ import pytest
 from convoymq.amqp._spec import Properties
 from convoymq.amqp.codec import ContentHeader, encode_header
 from convoymq.fetch import producing
-from convoymq.kernels.columns import (
-    EXCHANGE,
-    HEADERS,
-    PROPERTIES,
-    ROUTING_KEY,
-    VALUE,
-    build_frame,
-)
+from convoymq.kernels.column_frame import build_frame
+from convoymq.kernels.columns import EXCHANGE, HEADERS, PROPERTIES, ROUTING_KEY, VALUE
 from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.commands import PutPermission, PutUser
 from convoymq.model.columnar import ErrorCode, Frame, Op

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from convoymq.fetch import requests
-from convoymq.kernels.columns import OFFSET, TIMESTAMP, VALUE, ColumnFrame
+from convoymq.kernels.column_frame import ColumnFrame
+from convoymq.kernels.columns import OFFSET, TIMESTAMP, VALUE
 from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.commands import PutPermission, PutUser
 from convoymq.model.columnar import ErrorCode, Op

@@ -17,7 +17,9 @@ from msgspec import structs
 from convoymq.amqp.codec import Properties
 from convoymq.kernels import batch, columns
 from convoymq.kernels import content as content_kernel
-from convoymq.kernels.columns import ColumnFrame, ColumnWriter
+from convoymq.kernels.column_frame import ColumnFrame, build_frame
+from convoymq.kernels.column_records import encode_enqueue, enqueue_flags
+from convoymq.kernels.column_writer import ColumnWriter
 from convoymq.model.tables import Decimal, Field, Table
 from tests.unit.kernels import reference
 from tests.unit.kernels.columns_reference import (
@@ -360,10 +362,10 @@ def use(data: bytes) -> None:
             assert sum(count for _, count, _ in frame.runs(bit)) == frame.rows
     for key in (b"q", None):
         try:
-            body, count, arg = columns.encode_enqueue(frame, 0, frame.rows, b"", key, b"id-")
+            body, count, arg = encode_enqueue(frame, 0, frame.rows, b"", key, b"id-")
         except ValueError:
             continue
-        flags = columns.enqueue_flags(frame, 0, frame.rows)
+        flags = enqueue_flags(frame, 0, frame.rows)
         check_command(reference.command(1, flags, 0, 0, count, arg, body), count)
 
 
@@ -440,13 +442,13 @@ def test_a_column_that_is_not_there_has_no_buffers() -> None:
 
 
 def test_rows_at_the_bound_are_read_and_one_more_is_not() -> None:
-    made = bytearray(columns.build_frame(columns.OFFSET, columns.ROWS_MAX, 0, 0, [b""]))
+    made = bytearray(build_frame(columns.OFFSET, columns.ROWS_MAX, 0, 0, [b""]))
     assert len(ColumnFrame(bytes(made)).offsets()) == columns.ROWS_MAX
     made[12:16] = (columns.ROWS_MAX + 1).to_bytes(4, "little")
     with pytest.raises(ValueError, match="rows"):
         ColumnFrame(resealed(bytes(made)))
     with pytest.raises(ValueError, match="rows"):
-        columns.build_frame(columns.OFFSET, columns.ROWS_MAX + 1, 0, 0, [b""])
+        build_frame(columns.OFFSET, columns.ROWS_MAX + 1, 0, 0, [b""])
 
 
 # --- columns to frames and records -----------------------------------------------------------
@@ -476,7 +478,7 @@ rows_to_produce = st.builds(
 def test_built_frames_are_read_again(rows: list[Row], data: Any) -> None:
     wanted = data.draw(st.integers(1, ALL) | st.just(ALL))
     compression = data.draw(st.sampled_from(columns.COMPRESSIONS))
-    made = columns.build_frame(
+    made = build_frame(
         wanted,
         len(rows),
         3,
@@ -495,7 +497,7 @@ def test_built_frames_are_read_again(rows: list[Row], data: Any) -> None:
 @given(st.lists(rows_to_produce, min_size=1, max_size=9), st.data())
 def test_produced_rows_become_the_records_of_the_reference(rows: list[Row], data: Any) -> None:
     wanted = data.draw(st.integers(1, ALL) | st.just(ALL))
-    frame = ColumnFrame(columns.build_frame(wanted, len(rows), 40, 50, buffers_of(wanted, rows)))
+    frame = ColumnFrame(build_frame(wanted, len(rows), 40, 50, buffers_of(wanted, rows)))
     exchange, prefix = data.draw(short), data.draw(st.sampled_from(("", "job-")))
     key = data.draw(short) if not wanted & columns.ROUTING_KEY else data.draw(st.none() | short)
     first = data.draw(st.integers(0, len(rows) - 1))
@@ -504,7 +506,7 @@ def test_produced_rows_become_the_records_of_the_reference(rows: list[Row], data
     for i, row in enumerate(rows[first : first + count], first):
         seen = only(row, wanted)
         expected.append(produced(seen, exchange, key, prefix and f"{prefix}{40 + i}"))
-    body, n, arg = columns.encode_enqueue(
+    body, n, arg = encode_enqueue(
         frame,
         first,
         count,
@@ -512,7 +514,7 @@ def test_produced_rows_become_the_records_of_the_reference(rows: list[Row], data
         None if key is None else key.encode(),
         prefix.encode(),
     )
-    flags = columns.enqueue_flags(frame, first, count)
+    flags = enqueue_flags(frame, first, count)
     command = reference.command(1, flags, 0, 0, n, arg, body)
     check_command(command, count)
     assert n == count
@@ -549,10 +551,10 @@ def channel_zero(record: bytes) -> list[Any]:
 
 def test_commands_go_through_a_builder_as_they_are() -> None:
     frame = ColumnFrame(sample())
-    body, count, arg = columns.encode_enqueue(frame, 0, 6, b"ex", None)
+    body, count, arg = encode_enqueue(frame, 0, 6, b"ex", None)
     builder = batch.CommandBuilder()
     target = batch.PublishTarget(builder, 77, None)
-    target.command(batch.CMD_ENQUEUE, columns.enqueue_flags(frame, 0, 6), count, arg, body)
+    target.command(batch.CMD_ENQUEUE, enqueue_flags(frame, 0, 6), count, arg, body)
     entry = builder.take_entry(1, 1, 1, 5)
     (found,) = batch.commands(entry.data)
     assert found[0] == batch.CMD_ENQUEUE
@@ -567,8 +569,8 @@ def test_a_large_value_is_split_into_frames() -> None:
     values = [random.Random(2).randbytes(n) for n in (131064, 131065, 400_000, 0)]
     rows = [Row(value=value) for value in values]
     wanted = columns.VALUE
-    frame = ColumnFrame(columns.build_frame(wanted, 4, 0, 0, buffers_of(wanted, rows)))
-    body, n, arg = columns.encode_enqueue(frame, 0, 4, b"", b"q")
+    frame = ColumnFrame(build_frame(wanted, 4, 0, 0, buffers_of(wanted, rows)))
+    body, n, arg = encode_enqueue(frame, 0, 4, b"", b"q")
     command = reference.command(1, 0, 0, 0, n, arg, body)
     for i, value in enumerate(values):
         record = batch.record(command, 0, i)
@@ -619,40 +621,38 @@ def test_what_must_not_be_produced_is_refused_with_its_row(row: Row, reason: str
         "key": columns.KEY,
     }[name]
     good = Row(timestamp=0, routing_key=b"r", properties=b"", headers=None, key=None, value=b"")
-    frame = ColumnFrame(columns.build_frame(bit, 2, 0, 0, buffers_of(bit, [good, row])))
+    frame = ColumnFrame(build_frame(bit, 2, 0, 0, buffers_of(bit, [good, row])))
     key = None if bit == columns.ROUTING_KEY else b"q"
     with pytest.raises(ValueError, match=f"row 1: .*{reason}"):
-        columns.encode_enqueue(frame, 0, 2, b"", key)
-    assert columns.encode_enqueue(frame, 0, 1, b"", key)[1] == 1
+        encode_enqueue(frame, 0, 2, b"", key)
+    assert encode_enqueue(frame, 0, 1, b"", key)[1] == 1
 
 
 def test_arguments_of_a_produce_are_checked() -> None:
     frame = ColumnFrame(sample(wanted=columns.VALUE))
     for first, count in ((0, 0), (0, 7), (6, 1), (-1, 1), (0, -1), (1 << 62, 1 << 62)):
         with pytest.raises(ValueError):
-            columns.encode_enqueue(frame, first, count, b"", b"q")
+            encode_enqueue(frame, first, count, b"", b"q")
         with pytest.raises(ValueError):
-            columns.enqueue_flags(frame, first, count)
+            enqueue_flags(frame, first, count)
     with pytest.raises(ValueError, match="routing key"):
-        columns.encode_enqueue(frame, 0, 1, b"", None)
+        encode_enqueue(frame, 0, 1, b"", None)
     with pytest.raises(ValueError, match="255"):
-        columns.encode_enqueue(frame, 0, 1, b"x" * 256, b"q")
+        encode_enqueue(frame, 0, 1, b"x" * 256, b"q")
     with pytest.raises(ValueError, match="255"):
-        columns.encode_enqueue(frame, 0, 1, b"", b"q" * 256)
+        encode_enqueue(frame, 0, 1, b"", b"q" * 256)
     with pytest.raises(ValueError, match="prefix"):
-        columns.encode_enqueue(frame, 0, 1, b"", b"q", b"p" * 236)
-    assert columns.encode_enqueue(frame, 0, 1, b"x" * 255, b"q" * 255, b"p" * 235)[1] == 1
+        encode_enqueue(frame, 0, 1, b"", b"q", b"p" * 236)
+    assert encode_enqueue(frame, 0, 1, b"x" * 255, b"q" * 255, b"p" * 235)[1] == 1
 
 
 def test_rows_within_a_bound() -> None:
     rows = [Row(value=bytes(1000)) for _ in range(100)]
-    frame = ColumnFrame(
-        columns.build_frame(columns.VALUE, 100, 0, 0, buffers_of(columns.VALUE, rows))
-    )
+    frame = ColumnFrame(build_frame(columns.VALUE, 100, 0, 0, buffers_of(columns.VALUE, rows)))
     done = 0
     while done < 100:
         count = frame.rows_within(done, 10_000)
-        body, _, _ = columns.encode_enqueue(frame, done, count, b"", b"q")
+        body, _, _ = encode_enqueue(frame, done, count, b"", b"q")
         assert len(body) <= 10_000
         done += count
     assert frame.rows_within(0, 1) == 1
@@ -664,13 +664,13 @@ def test_rows_within_a_bound() -> None:
 def test_runs_of_equal_names() -> None:
     rows = [Row(routing_key=k) for k in (b"a", b"a", b"", b"", b"b", b"a")]
     wanted = columns.ROUTING_KEY
-    frame = ColumnFrame(columns.build_frame(wanted, 6, 0, 0, buffers_of(wanted, rows)))
+    frame = ColumnFrame(build_frame(wanted, 6, 0, 0, buffers_of(wanted, rows)))
     assert frame.runs(wanted) == [(0, 2, b"a"), (2, 2, b""), (4, 1, b"b"), (5, 1, b"a")]
 
 
 def test_slices_of_arrays_begin_anywhere() -> None:
     ends = struct.pack("<4i", 3, 5, 5, 9)
-    frame = ColumnFrame(columns.build_frame(columns.VALUE, 3, 0, 0, [None, ends, b"abcdefghij"]))
+    frame = ColumnFrame(build_frame(columns.VALUE, 3, 0, 0, [None, ends, b"abcdefghij"]))
     found = frame.buffers(columns.VALUE)
     assert bytes(found[1]) == struct.pack("<4i", 0, 2, 2, 6)
     assert bytes(found[2]) == b"defghi"
@@ -697,11 +697,11 @@ def test_slices_of_arrays_begin_anywhere() -> None:
 )
 def test_buffers_that_do_not_fit_are_refused(wanted: int, rows: int, buffers: list[bytes]) -> None:
     with pytest.raises(ValueError):
-        columns.build_frame(wanted, rows, 0, 0, buffers)
+        build_frame(wanted, rows, 0, 0, buffers)
 
 
 def test_an_empty_frame() -> None:
-    made = columns.build_frame(ALL, 0, 7, 7, [None] * 23)
+    made = build_frame(ALL, 0, 7, 7, [None] * 23)
     frame = ColumnFrame(made)
     assert (frame.rows, frame.base, frame.next) == (0, 7, 7)
     assert parse(made)[2] == []

@@ -1,0 +1,1 @@
+"""Text forms of header values: for kernels only."""

@@ -1,0 +1,523 @@
+"""Records to a columnar frame.
+
+`ColumnWriter` reads records where they lie in their blocks and remembers where each value is; only
+`finish` copies values, once, into the frame.
+"""
+
+import cython
+from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_BODY,
+    AMQP_FRAME_HEAD,
+    AMQP_FRAME_OVERHEAD,
+    AMQP_HEADER,
+    AMQP_SIZE,
+    HAS_CONTENT_ENCODING,
+    HAS_CONTENT_TYPE,
+    HAS_HEADERS,
+    HEADER_BODY_SIZE,
+    HEADER_FLAGS,
+    HEADER_PROPERTIES,
+)
+from cython.cimports.convoymq.kernels.area import Area, add, put_bit, put_end, reserve
+from cython.cimports.convoymq.kernels.batch import record_table
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    get32,
+    load16,
+    load32,
+    load64,
+    put32,
+    put64,
+)
+from cython.cimports.convoymq.kernels.column_frame import ColumnFrame
+from cython.cimports.convoymq.kernels.column_text import add_json, add_text
+from cython.cimports.convoymq.kernels.columns import (
+    AREAS,
+    DELIVERY_COUNT,
+    DELIVERY_COUNTS,
+    EXCHANGE,
+    EXCHANGE_ENDS,
+    EXCHANGES,
+    FRAME_BODY_MAX,
+    FRAME_ROWS_MAX,
+    HEAD_SIZE,
+    HEADER_NULLS,
+    HEADERS,
+    KEY,
+    KEY_ENDS,
+    KEY_NULLS,
+    KEYS,
+    LIST_ENDS,
+    NAME_ENDS,
+    NAMES,
+    OFFSET,
+    OFFSETS,
+    PROPERTIES,
+    PROPERTY_BYTES,
+    PROPERTY_ENDS,
+    REDELIVERED,
+    REDELIVERIES,
+    ROUTING_ENDS,
+    ROUTING_KEY,
+    ROUTING_KEYS,
+    TEXT_ENDS,
+    TEXT_NULLS,
+    TEXTS,
+    TIMES,
+    TIMESTAMP,
+    VALUE,
+    VALUE_ENDS,
+    VALUES,
+    Piece,
+    Source,
+    area_count,
+    assemble,
+    check_columns,
+    column_of,
+    sealed,
+)
+from cython.cimports.convoymq.kernels.content import walk_value
+from cython.cimports.convoymq.kernels.layout import ENQUEUE_RECORDS
+from cython.cimports.libc import stdlib, string
+from cython.cimports.libc.stdint import INT64_MAX, uint32_t, uint64_t
+
+_X_KEY = cython.declare(bytes, b"x-key")
+
+
+@cython.cclass
+class ColumnWriter:
+    def __cinit__(self):
+        string.memset(cython.address(self.areas[0]), 0, AREAS * cython.sizeof(Area))
+        self.pieces = cython.NULL
+
+    def __init__(self, columns, max_rows, max_bytes):
+        check_columns(columns)
+        self.columns = columns
+        self.max_rows = max(1, min(max_rows, FRAME_ROWS_MAX))
+        self.max_bytes = min(max_bytes, FRAME_BODY_MAX)
+        self.rows = 0
+        self.full = False
+        self.dense = True
+        self.key_nulls = False
+        self.header_nulls = False
+        self.text_nulls = False
+        self.entries = 0
+        self.value_bytes = 0
+        self.piece_count = 0
+        self.blocks = []
+        i: cython.int
+        ends: cython.int = 0
+        for i in range(AREAS):
+            self.areas[i].end = 0
+        for i in (
+            KEY_ENDS,
+            VALUE_ENDS,
+            LIST_ENDS,
+            NAME_ENDS,
+            TEXT_ENDS,
+            EXCHANGE_ENDS,
+            ROUTING_ENDS,
+            PROPERTY_ENDS,
+        ):
+            if columns & column_of(i):
+                reserve(cython.address(self.areas[i]), 4)
+                put_end(cython.address(self.areas[i]), 0)
+                ends += 1
+        # What a row costs besides its bytes: 8 for int64, 4 for int32, a byte for validity.
+        self.row_cost = 4 * (ends + 2) + 2
+        for i in range(2):
+            if columns & column_of(i):
+                self.row_cost += 8
+        # Header, table, paddings: `bytes` is never below the length of the frame.
+        self.bytes = HEAD_SIZE + 24 * cython.cast(cython.Py_ssize_t, area_count(columns)) + 4 * ends
+
+    def __dealloc__(self):
+        i: cython.int
+        for i in range(AREAS):
+            stdlib.free(self.areas[i].p)
+        stdlib.free(self.pieces)
+
+    def append(
+        self,
+        block: bytes,
+        command: cython.Py_ssize_t,
+        first: cython.Py_ssize_t,
+        count: cython.Py_ssize_t,
+        base: uint64_t,
+        time_ms: uint64_t,
+        acquired: uint32_t = 0,
+        delivered: uint32_t = 0,
+    ):
+        if block is None:
+            raise ValueError("no block")
+        source: cython.p_uchar = bytes_pointer(block)
+        total: uint32_t = 0
+        table: cython.Py_ssize_t = record_table(source, len(block), command, cython.address(total))
+        if (
+            table < 0
+            or first < 0
+            or count < 0
+            or first > cython.cast(cython.Py_ssize_t, total)
+            or count > cython.cast(cython.Py_ssize_t, total) - first
+        ):
+            raise ValueError("records lie outside their command")
+        if base > INT64_MAX - FRAME_ROWS_MAX or time_ms > INT64_MAX // 1000:
+            raise ValueError("offset or time does not fit 63 bits")
+        if count > self.max_rows - self.rows:
+            count = self.max_rows - self.rows
+            self.full = True
+        if count == 0:
+            return 0
+        low: cython.Py_ssize_t = get32(source + table + 4 * first)
+        end: cython.Py_ssize_t = get32(source + table + 4 * (first + count))
+        if low < ENQUEUE_RECORDS or end < low or command + end > table:
+            raise ValueError("record table is damaged")
+        self.reserve_rows(count)
+        if not self.blocks or self.blocks[len(self.blocks) - 1] is not block:
+            self.blocks.append(block)
+        taken: cython.Py_ssize_t = 0
+        i: cython.Py_ssize_t
+        try:
+            for i in range(count):
+                high: cython.Py_ssize_t = get32(source + table + 4 * (first + i + 1))
+                if high < low or high > end:
+                    raise ValueError("record table is damaged")
+                if self.add_row(source + command + low, high - low) == 0:
+                    self.full = True
+                    break
+                taken += 1
+                low = high
+        finally:
+            # Also when a record is damaged: the rows before it stand.
+            self.finish_rows(taken, base, time_ms, acquired, delivered)
+        if self.rows == self.max_rows or self.bytes >= self.max_bytes:
+            self.full = True
+        return taken
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def reserve_rows(self, count: cython.Py_ssize_t) -> cython.int:
+        """Makes room in all that grows by a fixed number of bytes a row."""
+        columns: uint32_t = self.columns
+        areas: cython.pointer(Area) = self.areas
+        if columns & OFFSET:
+            reserve(areas + OFFSETS, 8 * count)
+        if columns & TIMESTAMP:
+            reserve(areas + TIMES, 8 * count)
+        if columns & KEY:
+            reserve(areas + KEY_ENDS, 4 * count)
+        if columns & VALUE:
+            reserve(areas + VALUE_ENDS, 4 * count)
+            self.reserve_pieces(count)
+        if columns & HEADERS:
+            reserve(areas + LIST_ENDS, 4 * count)
+        if columns & EXCHANGE:
+            reserve(areas + EXCHANGE_ENDS, 4 * count)
+        if columns & ROUTING_KEY:
+            reserve(areas + ROUTING_ENDS, 4 * count)
+        if columns & PROPERTIES:
+            reserve(areas + PROPERTY_ENDS, 4 * count)
+        if columns & DELIVERY_COUNT:
+            reserve(areas + DELIVERY_COUNTS, 4 * count)
+        if columns & REDELIVERED:
+            reserve(areas + REDELIVERIES, 4 * count)
+        return 0
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def reserve_pieces(self, count: cython.Py_ssize_t) -> cython.int:
+        if self.piece_count + count <= self.piece_capacity:
+            return 0
+        capacity: cython.Py_ssize_t = max(self.piece_count + count, self.piece_capacity * 2, 16)
+        grown: cython.p_void = stdlib.realloc(self.pieces, capacity * cython.sizeof(Piece))
+        if grown == cython.NULL:
+            raise MemoryError
+        self.pieces = cython.cast(cython.pointer(Piece), grown)
+        self.piece_capacity = capacity
+        return 0
+
+    @cython.cfunc
+    @cython.exceptval(-2)
+    def add_row(self, p: cython.p_uchar, n: cython.Py_ssize_t) -> cython.int:
+        """One record. 1 = taken, 0 = it does not fit any more and nothing has changed."""
+        columns: uint32_t = self.columns
+        if n < 2:
+            raise ValueError("record is damaged")
+        exchange: cython.Py_ssize_t = p[0]
+        if exchange + 2 > n:
+            raise ValueError("record is damaged")
+        routing: cython.Py_ssize_t = p[exchange + 1]
+        at: cython.Py_ssize_t = exchange + routing + 2
+        if n - at < AMQP_FRAME_OVERHEAD + HEADER_PROPERTIES or p[at] != AMQP_HEADER:
+            raise ValueError("record is damaged")
+        header: cython.p_uchar = p + at + AMQP_FRAME_HEAD
+        header_length: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
+        if header_length < HEADER_PROPERTIES or header_length > n - at - AMQP_FRAME_OVERHEAD:
+            raise ValueError("content header of a record is damaged")
+        body: uint64_t = load64(header + HEADER_BODY_SIZE)
+        at += header_length + AMQP_FRAME_OVERHEAD
+        cost: cython.Py_ssize_t = self.row_cost
+        area: cython.pointer(Area)
+        entries: cython.Py_ssize_t = self.entries
+        pieces: cython.Py_ssize_t = self.piece_count
+        key: cython.p_uchar = cython.NULL
+        key_length: cython.Py_ssize_t = 0
+
+        # The body frames: where the value lies.
+        seen: uint64_t = 0
+        size: cython.Py_ssize_t
+        while at < n:
+            if n - at < AMQP_FRAME_OVERHEAD or p[at] != AMQP_BODY:
+                raise ValueError("body of a record is damaged")
+            size = load32(p + at + AMQP_SIZE)
+            if size > n - at - AMQP_FRAME_OVERHEAD:
+                raise ValueError("body of a record is damaged")
+            if columns & VALUE:
+                if pieces == self.piece_capacity:
+                    self.reserve_pieces(pieces - self.piece_count + 1)
+                self.pieces[pieces].p = p + at + AMQP_FRAME_HEAD
+                self.pieces[pieces].n = size
+                pieces += 1
+            seen += size
+            at += size + AMQP_FRAME_OVERHEAD
+        if seen != body:
+            raise ValueError("body of a record is damaged")
+        if columns & VALUE:
+            cost += cython.cast(cython.Py_ssize_t, body)
+
+        # The header table: key and headers.
+        has_table: cython.bint = False
+        if columns & (KEY | HEADERS):
+            flags: uint32_t = load16(header + HEADER_FLAGS)
+            if flags & HAS_HEADERS:
+                at = HEADER_PROPERTIES
+                if flags & HAS_CONTENT_TYPE:
+                    at += 1 + (header[at] if at < header_length else 0)
+                if flags & HAS_CONTENT_ENCODING:
+                    at += 1 + (header[at] if at < header_length else 0)
+                if header_length - at < 4:
+                    raise ValueError("content header of a record is damaged")
+                size = load32(header + at)
+                if size > header_length - at - 4:
+                    raise ValueError("content header of a record is damaged")
+                has_table = True
+                try:
+                    if self.scan_headers(header + at + 4, size, columns & HEADERS != 0) < 0:
+                        raise ValueError("header table of a record is damaged")
+                except BaseException:
+                    self.drop_headers(entries)
+                    raise
+                key = self.key
+                key_length = self.key_length
+                if columns & HEADERS:
+                    cost += (
+                        9 * (self.entries - entries)
+                        + self.areas[NAMES].end
+                        + self.areas[TEXTS].end
+                        - get32(self.areas[NAME_ENDS].p + 4 * entries)
+                        - get32(self.areas[TEXT_ENDS].p + 4 * entries)
+                    )
+            if key == cython.NULL and exchange:
+                key = p + exchange + 2
+                key_length = routing
+            if columns & KEY:
+                cost += key_length
+        if columns & EXCHANGE:
+            cost += exchange
+        if columns & ROUTING_KEY:
+            cost += routing
+        if columns & PROPERTIES:
+            cost += header_length
+        if self.bytes + cost > self.max_bytes and self.rows:
+            self.drop_headers(entries)
+            return 0
+        if self.bytes + cost > FRAME_BODY_MAX:
+            self.drop_headers(entries)
+            raise ValueError("a record is too large for a columnar frame")
+
+        # It is taken.
+        self.bytes += cost
+        if columns & KEY:
+            area = cython.address(self.areas[KEYS])
+            if key != cython.NULL:
+                add(area, key, key_length)
+            else:
+                self.key_nulls = True
+            put_bit(cython.address(self.areas[KEY_NULLS]), self.rows, key != cython.NULL)
+            put_end(cython.address(self.areas[KEY_ENDS]), area.end)
+        if columns & VALUE:
+            self.piece_count = pieces
+            self.value_bytes += cython.cast(cython.Py_ssize_t, body)
+            put_end(cython.address(self.areas[VALUE_ENDS]), self.value_bytes)
+        if columns & HEADERS:
+            if not has_table:
+                self.header_nulls = True
+            put_bit(cython.address(self.areas[HEADER_NULLS]), self.rows, has_table)
+            put_end(cython.address(self.areas[LIST_ENDS]), self.entries)
+        if columns & (EXCHANGE | ROUTING_KEY | PROPERTIES):
+            if columns & EXCHANGE:
+                area = cython.address(self.areas[EXCHANGES])
+                add(area, p + 1, exchange)
+                put_end(cython.address(self.areas[EXCHANGE_ENDS]), area.end)
+            if columns & ROUTING_KEY:
+                area = cython.address(self.areas[ROUTING_KEYS])
+                add(area, p + exchange + 2, routing)
+                put_end(cython.address(self.areas[ROUTING_ENDS]), area.end)
+            if columns & PROPERTIES:
+                area = cython.address(self.areas[PROPERTY_BYTES])
+                add(area, header, header_length)
+                put_end(cython.address(self.areas[PROPERTY_ENDS]), area.end)
+        self.rows += 1
+        return 1
+
+    @cython.cfunc
+    @cython.exceptval(-2)
+    def scan_headers(
+        self, p: cython.p_uchar, n: cython.Py_ssize_t, wanted: cython.bint
+    ) -> cython.int:
+        """Finds the key among the fields and, when wanted, appends the others; -1 = broken."""
+        self.key = cython.NULL
+        self.key_length = 0
+        x_key: cython.p_uchar = bytes_pointer(_X_KEY)
+        at: cython.Py_ssize_t = 0
+        while at < n:
+            k: cython.Py_ssize_t = p[at]
+            if k >= n - at - 1:
+                return -1
+            name: cython.p_uchar = p + at + 1
+            value: cython.p_uchar = name + k
+            step: cython.Py_ssize_t = walk_value(value, n - at - 1 - k, 1)
+            if step < 0:
+                return -1
+            if (
+                k == 5
+                and self.key == cython.NULL
+                and (value[0] == b"S" or value[0] == b"x")
+                and string.memcmp(name, x_key, 5) == 0
+            ):
+                self.key = value + 5
+                self.key_length = step - 5
+            elif wanted:
+                self.add_header(name, k, value, step)
+            at += 1 + k + step
+        return 0
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def add_header(
+        self,
+        name: cython.p_uchar,
+        k: cython.Py_ssize_t,
+        value: cython.p_uchar,
+        n: cython.Py_ssize_t,
+    ) -> cython.int:
+        names: cython.pointer(Area) = cython.address(self.areas[NAMES])
+        texts: cython.pointer(Area) = cython.address(self.areas[TEXTS])
+        void: cython.bint = value[0] == b"V"
+        reserve(cython.address(self.areas[NAME_ENDS]), 4)
+        reserve(cython.address(self.areas[TEXT_ENDS]), 4)
+        put_bit(cython.address(self.areas[TEXT_NULLS]), self.entries, not void)
+        add_text(names, name, k)
+        if void:
+            self.text_nulls = True
+        else:
+            add_json(texts, value, n, False)
+        if names.end > FRAME_BODY_MAX or texts.end > FRAME_BODY_MAX:
+            raise ValueError("a record is too large for a columnar frame")
+        put_end(cython.address(self.areas[NAME_ENDS]), names.end)
+        put_end(cython.address(self.areas[TEXT_ENDS]), texts.end)
+        self.entries += 1
+        return 0
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def drop_headers(self, entries: cython.Py_ssize_t) -> cython.int:
+        """Takes back the headers behind the first `entries`."""
+        if not self.columns & HEADERS:
+            return 0
+        self.entries = entries
+        self.areas[NAME_ENDS].end = 4 * (entries + 1)
+        self.areas[TEXT_ENDS].end = 4 * (entries + 1)
+        self.areas[NAMES].end = get32(self.areas[NAME_ENDS].p + 4 * entries)
+        self.areas[TEXTS].end = get32(self.areas[TEXT_ENDS].p + 4 * entries)
+        self.areas[TEXT_NULLS].end = (entries + 7) >> 3
+        if entries & 7:
+            self.areas[TEXT_NULLS].p[entries >> 3] &= (1 << (entries & 7)) - 1
+        return 0
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def finish_rows(
+        self,
+        taken: cython.Py_ssize_t,
+        base: uint64_t,
+        time_ms: uint64_t,
+        acquired: uint32_t,
+        delivered: uint32_t,
+    ) -> cython.void:
+        """The columns that all rows of a run share."""
+        if taken == 0:
+            return
+        i: cython.Py_ssize_t
+        p: cython.p_uchar
+        if self.rows == taken:
+            self.base = base
+            self.dense = True
+        elif base != self.expected:
+            self.dense = False
+        self.expected = base + cython.cast(uint64_t, taken)
+        if self.columns & OFFSET:
+            p = self.areas[OFFSETS].p + self.areas[OFFSETS].end
+            for i in range(taken):
+                put64(p + 8 * i, base + cython.cast(uint64_t, i))
+            self.areas[OFFSETS].end += 8 * taken
+        if self.columns & TIMESTAMP:
+            p = self.areas[TIMES].p + self.areas[TIMES].end
+            for i in range(taken):
+                put64(p + 8 * i, time_ms * 1000)
+            self.areas[TIMES].end += 8 * taken
+        if self.columns & DELIVERY_COUNT:
+            p = self.areas[DELIVERY_COUNTS].p + self.areas[DELIVERY_COUNTS].end
+            for i in range(taken):
+                put32(p + 4 * i, min(delivered, 0x7FFFFFFF))
+            self.areas[DELIVERY_COUNTS].end += 4 * taken
+        if self.columns & REDELIVERED:
+            p = self.areas[REDELIVERIES].p + self.areas[REDELIVERIES].end
+            for i in range(taken):
+                put32(p + 4 * i, min(acquired, 0x7FFFFFFF))
+            self.areas[REDELIVERIES].end += 4 * taken
+
+    def finish(self, next: uint64_t, compression: str = ""):
+        return sealed(self.assembled(next), compression)
+
+    def frame(self, next: uint64_t):
+        made: ColumnFrame = ColumnFrame.__new__(ColumnFrame)
+        made.read(self.assembled(next), FRAME_BODY_MAX, False)
+        return made
+
+    @cython.cfunc
+    def assembled(self, next: uint64_t):
+        sources: Source[AREAS]
+        i: cython.int
+        for i in range(AREAS):
+            sources[i].p = self.areas[i].p
+            sources[i].n = self.areas[i].end
+        if self.dense:
+            sources[OFFSETS].n = 0
+        if not self.key_nulls:
+            sources[KEY_NULLS].n = 0
+        if not self.header_nulls:
+            sources[HEADER_NULLS].n = 0
+        if not self.text_nulls:
+            sources[TEXT_NULLS].n = 0
+        sources[VALUES].p = cython.NULL
+        sources[VALUES].n = self.value_bytes
+        return assemble(
+            self.columns,
+            self.rows,
+            self.base if self.rows else next,
+            next,
+            cython.address(sources[0]),
+            self.pieces,
+            self.piece_count,
+        )
