@@ -1,4 +1,4 @@
-"""Puts one node together: storage, replicas, links, the broker's door and its edges, on one loop.
+"""Puts one node together: storage, replicas, links, the broker and its edges, on one loop.
 
 A round is one turn of the event loop that had work: readable sockets are parsed, then
 `_end_of_round` seals and replicates entries, applies what is committed, and writes what came of it

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from convoymq.spark.sources import QueueDoor
+    from convoymq.spark.sources import QueueSource
 
 
 class DefaultSource(DataSource):
     """Format `convoymq_queue`: see docs/spark.md."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        from convoymq.spark.sources import QueueDoor
+        from convoymq.spark.sources import QueueSource
 
         super().__init__(options)
-        self._door: QueueDoor = QueueDoor(dict(options))
+        self._source: QueueSource = QueueSource(dict(options))
 
     @classmethod
     def name(cls) -> str:
@@ -39,22 +39,22 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Columns by name and type; asks nobody."""
-        return self._door.schema()
+        return self._source.schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        return self._door.reader(schema)
+        return self._source.reader(schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
-        return self._door.stream_reader(schema)
+        return self._source.stream_reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""
-        return self._door.writer(schema, overwrite)
+        return self._source.writer(schema, overwrite)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """A streaming write."""
-        return self._door.stream_writer(schema, overwrite)
+        return self._source.stream_writer(schema, overwrite)

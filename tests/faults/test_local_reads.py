@@ -26,7 +26,7 @@ from convoymq.kernels.columns import (
 from tests.faults.test_damage import flip, log_directory
 from tests.faults.traffic import connect, until
 from tests.ports import cluster_ports
-from tests.spark.support import Query, batch_rows, stream_door
+from tests.spark.support import Query, batch_rows, stream_source
 from tests.unit.fetch.support import values_frame
 
 BASE_PORT = cluster_ports()
@@ -169,12 +169,12 @@ def test_spark_reads_each_row_once_in_a_batch_and_in_a_stream(cluster: LocalClus
         "startingOffsets": "earliest",
         "includeHeaders": "true",
     }
-    through = batch_rows(stream_door(**options, **{"convoymq.fetch.local": "false"}))
+    through = batch_rows(stream_source(**options, **{"convoymq.fetch.local": "false"}))
     assert [row["offset"] for row in through] == list(range(count))
     assert descriptors(cluster, 1, 2, 3) == before
-    assert batch_rows(stream_door(**options, minPartitions=3)) == through
-    door = stream_door(**options, maxOffsetsPerTrigger=count // 3 + 7)
-    query = Query(lambda: door.stream_reader(door.schema()))
+    assert batch_rows(stream_source(**options, minPartitions=3)) == through
+    data_source = stream_source(**options, maxOffsetsPerTrigger=count // 3 + 7)
+    query = Query(lambda: data_source.stream_reader(data_source.schema()))
     query.start()
     query.run()
     assert query.rows == through

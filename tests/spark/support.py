@@ -11,28 +11,28 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from convoymq.spark.sources import QueueDoor, StreamDoor
+from convoymq.spark.sources import QueueSource, StreamSource
 
 SCALE = int(os.environ.get("CONVOY_SPARK_FAULT_SCALE", "1"))
 """How many times the usual rows the fault tests move (`make test-spark-full`)."""
 SERVERS = {"servers": "fake:1"}
 
 
-def stream_door(**options: Any) -> StreamDoor:
+def stream_source(**options: Any) -> StreamSource:
     """Format convoymq; names as Spark hands them over, in lower case."""
     given = {name.lower(): str(value) for name, value in options.items()}
-    return StreamDoor({**SERVERS, **given})
+    return StreamSource({**SERVERS, **given})
 
 
-def queue_door(**options: Any) -> QueueDoor:
+def queue_source(**options: Any) -> QueueSource:
     """Format convoymq_queue."""
     given = {name.lower(): str(value) for name, value in options.items()}
-    return QueueDoor({**SERVERS, **given})
+    return QueueSource({**SERVERS, **given})
 
 
-def batch_rows(door: Any, schema: StructType | None = None) -> list[dict[str, Any]]:
+def batch_rows(data_source: Any, schema: StructType | None = None) -> list[dict[str, Any]]:
     """A batch read, each task on an instance of its own."""
-    reader = door.reader(schema or door.schema())
+    reader = data_source.reader(schema or data_source.schema())
     return tasks_rows(reader, reader.partitions())
 
 

@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from convoymq.spark import clients, writer
 from tests.spark.fakes import FakeBroker, FakeClient
-from tests.spark.support import Query, numbered, queue_door, stream_door
+from tests.spark.support import Query, numbered, queue_source, stream_source
 
 VALUE = StructType([StructField("value", BinaryType())])
 
@@ -57,11 +57,11 @@ def run(history: list[tuple[str, Any]], query: Query, publish: Any) -> int:
 def test_streams(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None:
     broker = FakeBroker()
     stream = broker.stream("s")
-    door = stream_door(
+    data_source = stream_source(
         subscribe="s", startingOffsets="earliest", **{"convoymq.pollInterval": "0ms"}, **chosen
     )
     with mock.patch.object(clients, "connect", return_value=FakeClient(broker)):
-        query = Query(lambda: door.stream_reader(door.schema()))
+        query = Query(lambda: data_source.stream_reader(data_source.schema()))
         count = run(history, query, lambda values: stream.add(*values))
     assert query.values == numbered(0, count)
 
@@ -71,9 +71,9 @@ def test_streams(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None
 def test_queues_in_reservations(history: list[tuple[str, Any]], chosen: dict[str, Any]) -> None:
     broker = FakeBroker()
     queue = broker.queue("q")
-    door = queue_door(queue="q", **{"convoymq.pollInterval": "0ms"}, **chosen)
+    data_source = queue_source(queue="q", **{"convoymq.pollInterval": "0ms"}, **chosen)
     with mock.patch.object(clients, "connect", return_value=FakeClient(broker)):
-        query = Query(lambda: door.stream_reader(door.schema()))
+        query = Query(lambda: data_source.stream_reader(data_source.schema()))
         count = run(history, query, lambda values: queue.add(*values))
     assert query.values == numbered(0, count)
     assert not queue.ready
@@ -88,10 +88,10 @@ def test_copies_into_a_stream(history: list[tuple[str, Any]], chosen: dict[str, 
     """The sink is written in every attempt: what is repeated must not be added again."""
     broker = FakeBroker()
     source, target = broker.stream("s"), broker.stream("t")
-    door = stream_door(
+    data_source = stream_source(
         subscribe="s", startingOffsets="earliest", **{"convoymq.pollInterval": "0ms"}, **chosen
     )
-    sink = stream_door(topic="t", **{"convoymq.produce.maxRows": 3})
+    sink = stream_source(topic="t", **{"convoymq.produce.maxRows": 3})
 
     class Copy(Query):
         def _run_batch(self, *, commit: bool = True) -> None:
@@ -109,6 +109,6 @@ def test_copies_into_a_stream(history: list[tuple[str, Any]], chosen: dict[str, 
                 sink.stream_writer(VALUE, False).write(iter([rows]))
 
     with mock.patch.object(clients, "connect", return_value=FakeClient(broker)):
-        query = Copy(lambda: door.stream_reader(door.schema()))
+        query = Copy(lambda: data_source.stream_reader(data_source.schema()))
         count = run(history, query, lambda values: source.add(*values))
     assert [message.value for message in target.messages] == numbered(0, count)

@@ -11,7 +11,7 @@ from convoymq.spark import option_values as values
 from convoymq.spark.errors import OptionError
 from convoymq.spark.option_table import FORMATS, Use, parse_options, reference
 from convoymq.spark.options import Connection, SinkOptions, StreamReadOptions
-from tests.spark.support import queue_door, stream_door
+from tests.spark.support import queue_source, stream_source
 
 MINIMAL = {"servers": "a:1", "subscribe": "s"}
 
@@ -194,16 +194,16 @@ def test_tls_options_reach_the_client() -> None:
 
 def test_modes_of_the_queue_format() -> None:
     with pytest.raises(OptionError, match="give the option queue"):
-        queue_door().stream_reader(queue_door().schema())
+        queue_source().stream_reader(queue_source().schema())
     for given, text in (
         ({"mode": "lease", "reservation": "x"}, "no meaning with mode=lease"),
         ({"mode": "reservation", "onExpired": "skip"}, "no meaning with mode=reservation"),
         ({"exchange": "e"}, "write"),
         ({"reservationTtl": "8d"}, "from 1s to 7d"),
     ):
-        door = queue_door(queue="q", **given)
+        data_source = queue_source(queue="q", **given)
         with pytest.raises(OptionError, match=text):
-            door.stream_reader(door.schema())
+            data_source.stream_reader(data_source.schema())
 
 
 def test_targets_of_the_sinks() -> None:
@@ -221,9 +221,9 @@ def test_targets_of_the_sinks() -> None:
         SinkOptions.of_stream(parsed, Use.STREAM_WRITE)
 
 
-def test_doors_ask_nobody_before_they_are_used() -> None:
-    door = stream_door(subscribe="s", includeHeaders="true")
-    assert door.schema().fieldNames() == [
+def test_data_sources_ask_nobody_before_they_are_used() -> None:
+    data_source = stream_source(subscribe="s", includeHeaders="true")
+    assert data_source.schema().fieldNames() == [
         "key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers",
     ]  # fmt: skip
-    door.stream_reader(door.schema())
+    data_source.stream_reader(data_source.schema())

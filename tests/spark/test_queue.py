@@ -12,21 +12,21 @@ import pytest
 from convoymq.spark.errors import ReservationLost, SourceError
 from convoymq.spark.queue import IDLE_TTL_MS
 from tests.spark.fakes import FakeBroker, FakeQueue
-from tests.spark.support import Query, batch_rows, numbered, queue_door, tasks_rows
+from tests.spark.support import Query, batch_rows, numbered, queue_source, tasks_rows
 
 
 def query(queue: str = "q", **options: Any) -> Query:
-    door = queue_door(queue=queue, **{"convoymq.pollInterval": "0ms", **options})
-    return Query(lambda: door.stream_reader(door.schema()))
+    data_source = queue_source(queue=queue, **{"convoymq.pollInterval": "0ms", **options})
+    return Query(lambda: data_source.stream_reader(data_source.schema()))
 
 
 def test_a_batch_looks_and_takes_nothing(broker: FakeBroker) -> None:
     queue = broker.queue("q", *numbered(0, 10))
-    rows = batch_rows(queue_door(queue="q", **{"convoymq.fetch.maxRows": 3}))
+    rows = batch_rows(queue_source(queue="q", **{"convoymq.fetch.maxRows": 3}))
     assert [row["value"] for row in rows] == numbered(0, 10)
     assert {row["queue"] for row in rows} == {"q"}
     assert len(queue.ready) == 10
-    assert batch_rows(queue_door(queue=broker.queue("empty") and "empty")) == []
+    assert batch_rows(queue_source(queue=broker.queue("empty") and "empty")) == []
 
 
 # --- mode reservation
@@ -411,8 +411,8 @@ def test_redelivered_messages_say_so(broker: FakeBroker) -> None:
 
 def test_split_reservations_are_read_in_parts(broker: FakeBroker) -> None:
     broker.queue("q", *numbered(0, 10))
-    door = queue_door(queue="q", minPartitions=3, **{"convoymq.fetch.maxRows": 2})
-    reader = door.stream_reader(door.schema())
+    data_source = queue_source(queue="q", minPartitions=3, **{"convoymq.fetch.maxRows": 2})
+    reader = data_source.stream_reader(data_source.schema())
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     partitions = reader.partitions(start, end)

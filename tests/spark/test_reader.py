@@ -26,12 +26,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from convoymq.client.errors import AccessRefused, Unavailable
 from convoymq.spark.errors import DataLoss, SchemaError, SourceError
 from tests.spark.fakes import T0_MS, FakeBroker
-from tests.spark.support import Query, batch_rows, numbered, stream_door, tasks_rows
+from tests.spark.support import Query, batch_rows, numbered, stream_source, tasks_rows
 
 
 def query(**options: Any) -> Query:
-    door = stream_door(**{"convoymq.pollInterval": "0ms", **options})
-    return Query(lambda: door.stream_reader(door.schema()))
+    data_source = stream_source(**{"convoymq.pollInterval": "0ms", **options})
+    return Query(lambda: data_source.stream_reader(data_source.schema()))
 
 
 def values(rows: list[dict[str, Any]]) -> list[bytes]:
@@ -44,7 +44,7 @@ def values(rows: list[dict[str, Any]]) -> list[bytes]:
 def test_a_batch_reads_everything_that_is_kept(broker: FakeBroker) -> None:
     broker.stream("s", *numbered(0, 10)).drop(3)
     broker.stream("t", b"other")
-    rows = batch_rows(stream_door(subscribe="s,t"))
+    rows = batch_rows(stream_source(subscribe="s,t"))
     assert [(r["topic"], r["offset"], r["value"]) for r in rows] == [
         *(("s", i, b"%d" % i) for i in range(3, 10)),
         ("t", 0, b"other"),
@@ -54,8 +54,8 @@ def test_a_batch_reads_everything_that_is_kept(broker: FakeBroker) -> None:
 @pytest.mark.parametrize("parts", [1, 3, 7, 100])
 def test_tasks_cover_every_row_once(broker: FakeBroker, parts: int) -> None:
     broker.stream("s", *numbered(0, 50))
-    door = stream_door(subscribe="s", minPartitions=parts, **{"convoymq.fetch.maxRows": 4})
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s", minPartitions=parts, **{"convoymq.fetch.maxRows": 4})
+    reader = data_source.reader(data_source.schema())
     partitions = reader.partitions()
     assert len(partitions) == min(parts, 50)
     assert values(tasks_rows(reader, partitions)) == numbered(0, 50)
@@ -67,7 +67,7 @@ def test_a_task_reads_part_by_part_with_and_without_reading_ahead(
 ) -> None:
     broker.stream("s", *numbered(0, 20))
     options = {"convoymq.fetch.maxRows": 6, "convoymq.fetch.prefetch": prefetch}
-    assert values(batch_rows(stream_door(subscribe="s", **options))) == numbered(0, 20)
+    assert values(batch_rows(stream_source(subscribe="s", **options))) == numbered(0, 20)
     assert broker.calls.count("fetch") == 4
 
 
@@ -89,8 +89,8 @@ def test_a_bounded_rate_is_kept_and_not_made_up_for(
         "convoymq.fetch.prefetch": "false",
         "convoymq.fetch.maxBytesPerSecond": "1000",
     }
-    door = stream_door(subscribe="s", **options)
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s", **options)
+    reader = data_source.reader(data_source.schema())
     sizes = []
     for number, batch in enumerate(reader.read(reader.partitions()[0])):
         sizes.append(batch.num_rows)
@@ -107,7 +107,7 @@ def test_a_bounded_rate_is_kept_and_not_made_up_for(
 def test_a_bounded_rate_asks_for_small_parts() -> None:
     def part(**options: str) -> int:
         given = {f"convoymq.fetch.{name}": value for name, value in options.items()}
-        reader: Any = stream_door(subscribe="s", **given)
+        reader: Any = stream_source(subscribe="s", **given)
         return int(reader.reader(reader.schema())._options.fetching.part_bytes)
 
     assert part() == 8 << 20
@@ -118,8 +118,8 @@ def test_a_bounded_rate_asks_for_small_parts() -> None:
 
 def test_a_read_that_stops_early_ends_its_thread(broker: FakeBroker) -> None:
     broker.stream("s", *numbered(0, 20))
-    door = stream_door(subscribe="s", **{"convoymq.fetch.maxRows": 5})
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s", **{"convoymq.fetch.maxRows": 5})
+    reader = data_source.reader(data_source.schema())
     rows = reader.read(reader.partitions()[0])
     next(rows)
     rows.close()
@@ -148,7 +148,7 @@ def test_ranges_by_offset_and_by_time(
     broker: FakeBroker, options: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     broker.stream("s", *numbered(0, 10))
-    assert values(batch_rows(stream_door(subscribe="s", **options))) == numbered(*expected)
+    assert values(batch_rows(stream_source(subscribe="s", **options))) == numbered(*expected)
 
 
 def test_a_start_later_than_every_message_is_an_error_unless_said_otherwise(
@@ -156,13 +156,13 @@ def test_a_start_later_than_every_message_is_an_error_unless_said_otherwise(
 ) -> None:
     broker.stream("s", b"x")
     with pytest.raises(SourceError, match="no message at or after"):
-        batch_rows(stream_door(subscribe="s", startingTimestamp=T0_MS + 5))
+        batch_rows(stream_source(subscribe="s", startingTimestamp=T0_MS + 5))
 
 
 def test_a_pattern_reads_what_matches_as_a_whole(broker: FakeBroker) -> None:
     for name in ("flights-a", "flights-b", "my-flights"):
         broker.stream(name, name.encode())
-    rows = batch_rows(stream_door(subscribePattern="flights.*"))
+    rows = batch_rows(stream_source(subscribePattern="flights.*"))
     assert values(rows) == [b"flights-a", b"flights-b"]
 
 
@@ -170,8 +170,8 @@ def test_an_empty_batch_reads_nothing_from_the_partition_that_spark_invents(
     broker: FakeBroker,
 ) -> None:
     broker.stream("s")
-    door = stream_door(subscribe="s")
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s")
+    reader = data_source.reader(data_source.schema())
     assert reader.partitions() == []
     assert list(reader.read(InputPartition(None))) == []
 
@@ -180,37 +180,37 @@ def test_a_wrong_name_is_told_with_the_near_ones(broker: FakeBroker) -> None:
     broker.stream("flights")
     broker.queue("orders")
     with pytest.raises(SourceError, match=r"no stream flihgts; did you mean flights"):
-        batch_rows(stream_door(subscribe="flihgts"))
+        batch_rows(stream_source(subscribe="flihgts"))
     with pytest.raises(SourceError, match=r"orders is a quorum queue.*convoymq_queue"):
-        batch_rows(stream_door(subscribe="orders"))
+        batch_rows(stream_source(subscribe="orders"))
 
 
 def test_a_broker_that_is_down_is_told_as_such(broker: FakeBroker) -> None:
     broker.stream("s")
     broker.down = True
     with pytest.raises(Unavailable, match="no answer from fake:1"):
-        batch_rows(stream_door(subscribe="s"))
+        batch_rows(stream_source(subscribe="s"))
 
 
 def test_offsets_outside_of_the_stream_are_a_loss(broker: FakeBroker) -> None:
     broker.stream("s", *numbered(0, 10)).drop(4)
     early = {"startingOffsets": '{"s":{"0":1}}'}
     with pytest.raises(DataLoss, match="offset 1 is wanted, the earliest kept is 4"):
-        batch_rows(stream_door(subscribe="s", **early))
-    rows = batch_rows(stream_door(subscribe="s", failOnDataLoss="false", **early))
+        batch_rows(stream_source(subscribe="s", **early))
+    rows = batch_rows(stream_source(subscribe="s", failOnDataLoss="false", **early))
     assert values(rows) == numbered(4, 10)
     late = {"endingOffsets": '{"s":{"0":50}}'}
     with pytest.raises(DataLoss, match="offset 50 is wanted, but its end is 10"):
-        batch_rows(stream_door(subscribe="s", **late))
-    rows = batch_rows(stream_door(subscribe="s", failOnDataLoss="false", **late))
+        batch_rows(stream_source(subscribe="s", **late))
+    rows = batch_rows(stream_source(subscribe="s", failOnDataLoss="false", **late))
     assert values(rows) == numbered(4, 10)
 
 
 def test_what_retention_takes_between_plan_and_read_is_a_loss(broker: FakeBroker) -> None:
     stream = broker.stream("s", *numbered(0, 10))
     for flag, expected in (("true", None), ("false", numbered(6, 10))):
-        door = stream_door(subscribe="s", failOnDataLoss=flag)
-        reader = door.reader(door.schema())
+        data_source = stream_source(subscribe="s", failOnDataLoss=flag)
+        reader = data_source.reader(data_source.schema())
         partitions = reader.partitions()
         stream.drop(3)
         if expected is None:
@@ -218,8 +218,8 @@ def test_what_retention_takes_between_plan_and_read_is_a_loss(broker: FakeBroker
                 tasks_rows(reader, partitions)
         else:
             assert values(tasks_rows(reader, partitions)) == expected
-    door = stream_door(subscribe="s")
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s")
+    reader = data_source.reader(data_source.schema())
     partitions = reader.partitions()
     del broker.streams["s"]
     with pytest.raises(DataLoss, match="stream s is gone: messages 6 to 9"):
@@ -227,22 +227,22 @@ def test_what_retention_takes_between_plan_and_read_is_a_loss(broker: FakeBroker
 
 
 def test_a_schema_that_does_not_fit_is_refused() -> None:
-    door = stream_door(subscribe="s")
+    data_source = stream_source(subscribe="s")
     for fields, text in (
         ([StructField("valeu", StringType())], "did you mean value"),
         ([StructField("offset", StringType())], "has the type bigint, not string"),
-        ([StructField("key", door.schema()["key"].dataType, False)], "NOT NULL"),
+        ([StructField("key", data_source.schema()["key"].dataType, False)], "NOT NULL"),
         ([StructField("offset", LongType()), StructField("offset", LongType())], "twice"),
         ([], "without columns"),
     ):
         with pytest.raises(SchemaError, match=text):
-            door.reader(StructType(fields))
+            data_source.reader(StructType(fields))
 
 
 def test_partitions_hold_no_secret(broker: FakeBroker) -> None:
     broker.stream("s", b"x")
-    door = stream_door(subscribe="s", password="hush")
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s", password="hush")
+    reader = data_source.reader(data_source.schema())
     assert b"hush" not in pickle.dumps(reader.partitions())
 
 
@@ -278,17 +278,17 @@ def test_filters_narrow_what_is_fetched(
     broker: FakeBroker, filters: list[Any], left: int, expected: list[int]
 ) -> None:
     broker.stream("s", *numbered(0, 10))
-    door = stream_door(subscribe="s", pushdown="true")
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s", pushdown="true")
+    reader = data_source.reader(data_source.schema())
     assert len(list(reader.pushFilters(filters))) == left
     assert [row["offset"] for row in tasks_rows(reader, reader.partitions())] == expected
 
 
 def test_filters_on_time_lose_no_row(broker: FakeBroker) -> None:
     broker.stream("s").add(*numbered(0, 100), step_ms=10)
-    door = stream_door(subscribe="s", pushdown="true")
+    data_source = stream_source(subscribe="s", pushdown="true")
     for low, high in ((205, 300), (200, 300), (210, 290)):
-        reader = door.reader(door.schema())
+        reader = data_source.reader(data_source.schema())
         filters = [
             GreaterThanOrEqual(("timestamp",), time(low)),
             LessThan(("timestamp",), time(high)),
@@ -304,8 +304,8 @@ def test_without_the_option_there_is_no_pushdown() -> None:
     """Spark refuses a reader that has the method, unless the session allows it."""
     from pyspark.sql.datasource import DataSourceReader
 
-    door = stream_door(subscribe="s")
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s")
+    reader = data_source.reader(data_source.schema())
     assert type(reader).pushFilters is DataSourceReader.pushFilters
 
 
@@ -401,8 +401,8 @@ def test_a_limit_in_bytes_uses_the_mean_size(broker: FakeBroker, has_replica: bo
 
 def test_a_trigger_that_asks_for_all_gets_all(broker: FakeBroker) -> None:
     broker.stream("s", *numbered(0, 50))
-    door = stream_door(subscribe="s", startingOffsets="earliest", maxOffsetsPerTrigger=5)
-    reader = door.stream_reader(door.schema())
+    data_source = stream_source(subscribe="s", startingOffsets="earliest", maxOffsetsPerTrigger=5)
+    reader = data_source.stream_reader(data_source.schema())
     assert reader.getDefaultReadLimit() == ReadMaxRows(5)
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert end["p"] == {"s": {"0": 50}}
@@ -520,7 +520,7 @@ def test_a_repeated_batch_reads_no_rows_of_another_stream_of_its_name(
 
 def test_a_batch_read_is_of_one_stream_from_its_plan_to_its_tasks(broker: FakeBroker) -> None:
     broker.stream("s", *numbered(0, 5))
-    reader = stream_door(subscribe="s").reader(stream_door(subscribe="s").schema())
+    reader = stream_source(subscribe="s").reader(stream_source(subscribe="s").schema())
     partitions = reader.partitions()
     broker.stream("s", *numbered(100, 110))
     with pytest.raises(DataLoss, match="deleted and declared again"):
@@ -630,8 +630,8 @@ def test_a_task_reads_nothing_but_what_its_range_says(broker: FakeBroker) -> Non
     from tests.spark.fakes import Message, frame_of
 
     broker.stream("s", *numbered(0, 10))
-    door = stream_door(subscribe="s", **{"convoymq.fetch.prefetch": "false"})
-    reader = door.reader(door.schema())
+    data_source = stream_source(subscribe="s", **{"convoymq.fetch.prefetch": "false"})
+    reader = data_source.reader(data_source.schema())
     partitions = reader.partitions()
     client: Any = clients.connect(None)  # type: ignore[arg-type]
     for base, rows in ((1, 3), (0, 11), (0, 0)):

@@ -24,7 +24,7 @@ from convoymq.spark.errors import OptionError, SchemaError, SourceError
 from convoymq.spark.properties import decode_properties
 from convoymq.spark.schema import HEADERS
 from tests.spark.fakes import FakeBroker, FakeClient
-from tests.spark.support import batch_rows, numbered, queue_door, stream_door
+from tests.spark.support import batch_rows, numbered, queue_source, stream_source
 
 VALUE = StructType([StructField("value", BinaryType())])
 
@@ -76,17 +76,17 @@ def schema(**types: Any) -> StructType:
 def test_rows_arrive_in_order_in_requests_of_bounded_size(broker: FakeBroker) -> None:
     broker.stream("s")
     options = {"convoymq.produce.maxRows": 4}
-    made = stream_door(topic="s", **options).writer(VALUE, False)
+    made = stream_source(topic="s", **options).writer(VALUE, False)
     result = write(made, batch_of(numbered(0, 10)), batch_of([]), batch_of(numbered(10, 13)))
     assert (result.rows, result.duplicates, result.unroutable) == (13, 0, 0)
-    assert [row["value"] for row in batch_rows(stream_door(subscribe="s"))] == numbered(0, 13)
+    assert [row["value"] for row in batch_rows(stream_source(subscribe="s"))] == numbered(0, 13)
     assert broker.calls.count("produce") == 4
 
 
 def test_requests_are_bounded_by_bytes(broker: FakeBroker) -> None:
     broker.stream("s")
     options = {"convoymq.produce.maxBytes": 1000}
-    write(stream_door(topic="s", **options).writer(VALUE, False), batch_of([bytes(300)] * 7))
+    write(stream_source(topic="s", **options).writer(VALUE, False), batch_of([bytes(300)] * 7))
     assert broker.calls.count("produce") == 3
 
 
@@ -103,7 +103,7 @@ def test_what_is_a_little_too_much_goes_in_parts_alike(
 
     monkeypatch.setattr(FakeClient, "produce", counting)
     for options in ({"convoymq.produce.maxRows": 9}, {"convoymq.produce.maxBytes": 1000}):
-        made = stream_door(topic="s", **options).writer(VALUE, False)
+        made = stream_source(topic="s", **options).writer(VALUE, False)
         write(made, batch_of([bytes(100)] * 10))
     assert counts == [5, 5, 5, 5]
 
@@ -121,12 +121,12 @@ def test_all_columns_of_kafkas_sink(broker: FakeBroker) -> None:
             "timestampType": pa.array([1, 1]),
         }
     )
-    made = stream_door(topic="s").writer(
+    made = stream_source(topic="s").writer(
         schema(key=StringType(), value=StringType(), headers=HEADERS, timestampType=IntegerType()),
         False,
     )
     write(made, batch)
-    rows = batch_rows(stream_door(subscribe="s", includeHeaders="true"))
+    rows = batch_rows(stream_source(subscribe="s", includeHeaders="true"))
     assert [(r["key"], r["value"], r["headers"]) for r in rows] == [
         (b"k", b"v", [{"key": "h", "value": b"1"}]),
         (None, b"", None),
@@ -136,7 +136,7 @@ def test_all_columns_of_kafkas_sink(broker: FakeBroker) -> None:
 def test_the_topic_column_spreads_rows_in_their_order(broker: FakeBroker) -> None:
     broker.stream("a")
     broker.stream("b")
-    made = stream_door().writer(schema(topic=StringType(), value=BinaryType()), False)
+    made = stream_source().writer(schema(topic=StringType(), value=BinaryType()), False)
     topics = ["a", "b", "a", "a", "b"]
     write(made, batch_of(numbered(0, 5), topic=topics), batch_of(numbered(5, 6), topic=["b"]))
     assert [m.value for m in broker.streams["a"].messages] == [b"0", b"2", b"3"]
@@ -147,7 +147,7 @@ def test_the_topic_column_spreads_rows_in_their_order(broker: FakeBroker) -> Non
 
 def test_a_task_that_runs_again_adds_nothing(broker: FakeBroker) -> None:
     stream = broker.stream("s")
-    made = stream_door(topic="s", **{"convoymq.produce.maxRows": 3}).writer(VALUE, False)
+    made = stream_source(topic="s", **{"convoymq.produce.maxRows": 3}).writer(VALUE, False)
     batches = [batch_of(numbered(i, i + 7)) for i in range(0, 21, 7)]
     write(made, *batches[:2])
     result = write(made, *batches)
@@ -167,7 +167,9 @@ def test_a_repeat_in_another_order_costs_duplicates_and_no_rows(
     def micro(batch_id: int, task: int, rows: list[int]) -> None:
         in_task("query", batch_id, task)
         ids = {"message_id": [str(row) for row in rows]} if given else {}
-        made = stream_door(topic="s", **{"convoymq.produce.maxRows": 10}).stream_writer(kind, False)
+        made = stream_source(topic="s", **{"convoymq.produce.maxRows": 10}).stream_writer(
+            kind, False
+        )
         write(made, batch_of([b"%d" % row for row in rows], **ids))
 
     rows = list(range(200))
@@ -187,7 +189,7 @@ def test_a_checkpoint_that_was_put_back_loses_nothing(broker: FakeBroker, in_tas
     stream = broker.stream("s")
     for batch_id, first in ((0, 0), (1, 5), (2, 10), (1, 100), (1, 100), (2, 105)):
         in_task("query", batch_id)
-        made = stream_door(topic="s").stream_writer(VALUE, False)
+        made = stream_source(topic="s").stream_writer(VALUE, False)
         write(made, batch_of(numbered(first, first + 5)))
     assert [m.value for m in stream.messages] == numbered(0, 15) + numbered(100, 110)
 
@@ -195,10 +197,10 @@ def test_a_checkpoint_that_was_put_back_loses_nothing(broker: FakeBroker, in_tas
 def test_two_batch_writes_are_two_unless_they_have_one_name(broker: FakeBroker) -> None:
     stream = broker.stream("s")
     for _ in range(2):
-        write(stream_door(topic="s").writer(VALUE, False), batch_of([b"x"]))
+        write(stream_source(topic="s").writer(VALUE, False), batch_of([b"x"]))
     assert len(stream.messages) == 2
     for _ in range(2):
-        write(stream_door(topic="s", producerName="job").writer(VALUE, False), batch_of([b"y"]))
+        write(stream_source(topic="s", producerName="job").writer(VALUE, False), batch_of([b"y"]))
     assert len(stream.messages) == 3
 
 
@@ -209,7 +211,7 @@ def test_a_repeated_micro_batch_adds_nothing_and_a_zombie_neither(
 
     def micro(batch_id: int, values: list[bytes], task: int = 0) -> writer.TaskResult:
         in_task("query", batch_id, task)
-        return write(stream_door(topic="s").stream_writer(VALUE, False), batch_of(values))
+        return write(stream_source(topic="s").stream_writer(VALUE, False), batch_of(values))
 
     micro(0, numbered(0, 5))
     micro(0, numbered(0, 5))
@@ -226,13 +228,13 @@ def test_a_task_that_does_not_know_its_query_is_refused(broker: FakeBroker, in_t
     broker.stream("s")
     in_task(None, 0)
     with pytest.raises(SourceError, match="did not tell"):
-        write(stream_door(topic="s").stream_writer(VALUE, False), batch_of([b"x"]))
+        write(stream_source(topic="s").stream_writer(VALUE, False), batch_of([b"x"]))
 
 
 def test_messages_to_a_queue_have_ids(broker: FakeBroker, in_task: Any) -> None:
     queue = broker.queue("q")
     in_task("query", 7, 3)
-    made = queue_door(queue="q").stream_writer(VALUE, False)
+    made = queue_source(queue="q").stream_writer(VALUE, False)
     write(made, batch_of(numbered(0, 3)), batch_of(numbered(3, 4)))
     found = [decode_properties(m.properties) for m in queue.ready]
     assert [p["message_id"] for p in found] == [f"query/7/3/{i:010d}" for i in range(4)]
@@ -242,7 +244,7 @@ def test_messages_to_a_queue_have_ids(broker: FakeBroker, in_task: Any) -> None:
 def test_ids_of_the_users_own(broker: FakeBroker) -> None:
     queue = broker.queue("q")
     kind = schema(value=BinaryType(), message_id=StringType())
-    made = queue_door(queue="q").writer(kind, False)
+    made = queue_source(queue="q").writer(kind, False)
     write(made, batch_of([b"a", b"b"], message_id=["x", None]))
     found = [decode_properties(m.properties) for m in queue.ready]
     assert [p.get("message_id") for p in found] == ["x", None]
@@ -266,7 +268,7 @@ def test_at_least_once_where_repeats_cannot_be_told(
         return done
 
     monkeypatch.setattr(FakeClient, "produce", losing)
-    made = queue_door(queue="q", idempotent="false").writer(VALUE, False)
+    made = queue_source(queue="q", idempotent="false").writer(VALUE, False)
     assert write(made, batch_of([b"a"])).rows == 1
     assert [m.value for m in queue.ready] == [b"a", b"a"]
 
@@ -274,9 +276,9 @@ def test_at_least_once_where_repeats_cannot_be_told(
 def test_exchanges_with_one_key_or_a_key_for_each_row(broker: FakeBroker) -> None:
     for name in ("a", "b"):
         broker.queue(name)
-    write(queue_door(exchange="e", routingKey="a").writer(VALUE, False), batch_of([b"1"]))
+    write(queue_source(exchange="e", routingKey="a").writer(VALUE, False), batch_of([b"1"]))
     kind = schema(value=BinaryType(), routing_key=StringType())
-    by_row = queue_door(exchange="e").writer(kind, False)
+    by_row = queue_source(exchange="e").writer(kind, False)
     write(by_row, batch_of([b"2", b"3"], routing_key=["b", "a"]))
     assert [m.value for m in broker.queues["a"].ready] == [b"1", b"3"]
     assert [m.value for m in broker.queues["b"].ready] == [b"2"]
@@ -287,15 +289,15 @@ def test_exchanges_with_one_key_or_a_key_for_each_row(broker: FakeBroker) -> Non
 def test_messages_without_a_queue_fail_the_task_unless_they_may_drop(broker: FakeBroker) -> None:
     options = {"exchange": "e", "routingKey": "nowhere"}
     with pytest.raises(SourceError, match=r"2 of 2 messages have no queue.*onUnroutable"):
-        write(queue_door(**options).writer(VALUE, False), batch_of([b"1", b"2"]))
-    dropping = queue_door(onUnroutable="drop", **options).writer(VALUE, False)
+        write(queue_source(**options).writer(VALUE, False), batch_of([b"1", b"2"]))
+    dropping = queue_source(onUnroutable="drop", **options).writer(VALUE, False)
     assert write(dropping, batch_of([b"1", b"2"])).unroutable == 2
 
 
 def test_what_can_be_known_is_refused_before_a_row_is_written(broker: FakeBroker) -> None:
     broker.stream("flights")
     broker.queue("orders")
-    stream = stream_door(topic="flights")
+    stream = stream_source(topic="flights")
     for kind, text in (
         (schema(valeu=BinaryType()), "no column value"),
         (schema(value=IntegerType()), "value must be string or binary, not int"),
@@ -307,16 +309,16 @@ def test_what_can_be_known_is_refused_before_a_row_is_written(broker: FakeBroker
     with pytest.raises(OptionError, match="append"):
         stream.writer(VALUE, True)
     with pytest.raises(SchemaError, match="option topic"):
-        stream_door().writer(VALUE, False)
+        stream_source().writer(VALUE, False)
     with pytest.raises(SourceError, match="orders is a quorum queue"):
-        stream_door(topic="orders").writer(VALUE, False)
+        stream_source(topic="orders").writer(VALUE, False)
     with pytest.raises(SchemaError, match="no column routing_key"):
-        queue_door(exchange="e").writer(VALUE, False)
+        queue_source(exchange="e").writer(VALUE, False)
 
 
 def test_a_refusal_reaches_the_task(broker: FakeBroker) -> None:
     broker.stream("s")
     broker.refuse_writes.add("s")
-    made = stream_door(topic="s").writer(VALUE, False)
+    made = stream_source(topic="s").writer(VALUE, False)
     with pytest.raises(AccessRefused, match="refused"):
         write(made, batch_of([b"x"]))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.errors import as_broker_error
-from convoymq.amqp.names import generated_name
 from convoymq.amqp.publishing import REPLY_QUEUE
+from convoymq.broker.declarations import generated_name
 from convoymq.kernels import frames
 from convoymq.kernels.frames import ConsumerDeliveries
 from convoymq.model import refusals

@@ -124,12 +124,7 @@ class Declarations:
         _check_length(routing_key)
         self._vhost(vhost)
         command = Bind(
-            vhost=vhost,
-            source=source,
-            kind=destination.kind.value,
-            destination=destination.name,
-            routing_key=routing_key,
-            arguments=arguments.encoded,
+            **_binding_fields(vhost, source, destination, routing_key, arguments),
             owner=self.nodes.owner_name(owner),
         )
         return bool(await self.metadata.execute(command, self.settings.operation_timeout_s))
@@ -146,12 +141,7 @@ class Declarations:
         """Removes a binding; one that does not exist is fine."""
         self._vhost(vhost)
         command = Unbind(
-            vhost=vhost,
-            source=source,
-            kind=destination.kind.value,
-            destination=destination.name,
-            routing_key=routing_key,
-            arguments=arguments.encoded,
+            **_binding_fields(vhost, source, destination, routing_key, arguments),
             owner=self.nodes.owner_name(owner),
         )
         await self.metadata.execute(command, self.settings.operation_timeout_s)
@@ -300,8 +290,32 @@ class Declarations:
 
 
 def generated_name(prefix: str) -> str:
-    """Returns a name that nobody else has: the prefix and 22 characters."""
+    """Returns a fresh name: the prefix and 22 characters of the base64url alphabet."""
     return prefix + base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+
+
+class _BindingFields(TypedDict):
+    """What names a binding in the commands of the tree."""
+
+    vhost: str
+    source: str
+    kind: str
+    destination: str
+    routing_key: str
+    arguments: bytes
+
+
+def _binding_fields(
+    vhost: str, source: str, destination: Destination, routing_key: str, arguments: Table
+) -> _BindingFields:
+    return {
+        "vhost": vhost,
+        "source": source,
+        "kind": destination.kind.value,
+        "destination": destination.name,
+        "routing_key": routing_key,
+        "arguments": arguments.encoded,
+    }
 
 
 def _check_length(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The data sources' doors: options in, readers and writers out. No connection is made here but by
+"""The data sources: options in, readers and writers out. No connection is made here but by
 the writers, which look whether their target exists."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class StreamDoor:
+class StreamSource:
     """Format convoymq. Raises OptionError for options that are unknown or wrong."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -58,7 +58,7 @@ class StreamDoor:
         return MicroBatchWriter(sink, schema, overwrite)
 
 
-class QueueDoor:
+class QueueSource:
     """Format convoymq_queue. Raises OptionError for options that are unknown or wrong."""
 
     def __init__(self, given: Mapping[str, str]) -> None:

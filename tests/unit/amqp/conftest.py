@@ -13,7 +13,7 @@ from tests.unit.amqp.fakes import Client, FakeBroker
 
 @pytest.fixture
 def broker() -> FakeBroker:
-    """A broker door without queues."""
+    """A broker facade without queues."""
     return FakeBroker()
 
 

@@ -1,4 +1,4 @@
-"""The channel's rules, over an in-memory broker door and queues on real batches."""
+"""The channel's rules, over an in-memory broker facade and queues on real batches."""
 
 from __future__ import annotations
 

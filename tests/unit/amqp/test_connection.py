@@ -1,4 +1,4 @@
-"""The connection's rules, over an in-memory broker door."""
+"""The connection's rules, over an in-memory broker facade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door to the reservations of a classic queue, at its home node and everywhere else.
+"""Clients of the reservations of a classic queue, at its home node and everywhere else.
 
 Reservations live as long as the queue's machine, that is, until its node stops: then the messages
 of a durable queue are ready again. Epochs begin with the node's incarnation, so whoever comes back

@@ -1,4 +1,4 @@
-"""A node's door to the reservations of a quorum queue: ops through the log, reads beside it.
+"""A node's client of the reservations of a quorum queue: ops through the log, reads beside it.
 
 Ops go through one session of the node, opened when it is first needed and closed when it has been
 idle for a while; the client of that session resends after a change of leader. Every op may be

@@ -550,7 +550,7 @@ class StreamQueue(GroupQueue):
 
         self.ask(request, answered, leader=True)
 
-    # --- the door for edges --------------------------------------------------------------
+    # --- for protocol edges ---------------------------------------------------------------
 
     def bounds(self) -> tuple[int, int]:
         """(first kept offset, next offset) of the local replica; (0, 0) without one."""

@@ -125,11 +125,11 @@ class Replica:
         self.time = GroupTime(node.cluster.clock)
         self.applied = 0
         self.can_commit = True
-        self.hurried = 0
+        self.campaigns = 0
         self.election_timer = self
 
     def campaign(self) -> None:
-        self.hurried += 1
+        self.campaigns += 1
 
     @property
     def is_leader(self) -> bool:

@@ -200,7 +200,7 @@ async def test_ready_waits_for_a_leader() -> None:
     own = cluster.nodes[1].own
     assert own is not None
     # An election that waits for its turn does so no more.
-    assert own.hurried
+    assert own.campaigns
 
 
 async def test_ready_waits_for_a_leader_that_can_commit() -> None:

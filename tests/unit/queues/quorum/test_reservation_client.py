@@ -1,4 +1,4 @@
-"""A node's door to reservations: ops through the log, reads from any node, browsing."""
+"""A node's client of reservations: ops through the log, reads from any node, browsing."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ async def test_ops_wait_for_a_leader_and_are_given_up_in_time() -> None:
     )
     await asyncio.sleep(0)
     cluster.wait(2500)
-    # The deadline of the question by the cluster's clock, that of the door by the loop's.
+    # The deadline of the question by the cluster's clock, that of the client by the loop's.
     for _ in range(100):
         cluster.wait(250)
         if lost.done():
@@ -295,7 +295,7 @@ async def test_an_op_whose_session_was_ended_is_asked_in_the_next() -> None:
     cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open(4)
-    # The queue gives the node up, and with it the session of its door.
+    # The queue gives the node up, and with it the session of its client.
     cluster.nodes[1].builder.add(batch.CMD_NODE_DOWN, 1, 0, 0, 0, 4, b"")
     cluster.run()
     taking = asyncio.ensure_future(
@@ -327,7 +327,7 @@ async def test_giving_up_harms_nobody() -> None:
     assert cluster.nodes[2].queue._reservation_client._open == 0
 
 
-async def test_the_session_of_the_door_is_closed_when_nobody_uses_it() -> None:
+async def test_the_session_of_the_client_is_closed_when_nobody_uses_it() -> None:
     cluster = Reserved()
     await cluster.op(4, "open", owner="me", ttl_ms=2 * reservation_client.IDLE_MS)
     assert cluster.nodes[4].queue.has_clients

@@ -1,4 +1,4 @@
-"""The door to a stream for edges: reading by offset on any node, waiting, stored offsets."""
+"""A stream's handle as edges use it: reading by offset on any node, waiting, stored offsets."""
 
 from __future__ import annotations
 
