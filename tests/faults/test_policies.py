@@ -175,3 +175,45 @@ def test_limits_refuse_queues_connections_and_channels(
         406,
         "PRECONDITION_FAILED - cannot declare queue 'b': queue limit in vhost '/' (1) is reached",
     )
+
+
+def test_a_delivery_limit_by_policy_acts_in_a_live_quorum_queue(
+    cluster: LocalCluster, clients: Clients
+) -> None:
+    """Failures before the policy count. It is in the queue's log: it also acts after a restart."""
+    policy = {"pattern": "^work", "definition": {"delivery-limit": 2}, "apply-to": "quorum_queues"}
+    channel = clients("guest", 2).channel()
+    channel.confirm_delivery()
+    channel.queue_declare("work", durable=True)
+    fill(channel, "work", 1)
+    assert [fail(channel, "work") for _ in range(5)] == [True] * 5
+    assert call(cluster, "PUT", "policies/%2F/limit", policy)[0] == 201
+    until(lambda: not fail(channel, "work") and length(channel, "work") == 0)
+    channel.connection.close()
+    for number in (1, 2, 3):
+        cluster.kill(number, signal.SIGKILL)
+    for number in (1, 2, 3):
+        cluster.start_node(number)
+    cluster.wait_ready(DEADLINE_S)
+    until(lambda: answers(cluster))
+    channel = clients("guest", 3).channel()
+    channel.confirm_delivery()
+    fill(channel, "work", 1)
+    assert [fail(channel, "work") for _ in range(4)] == [True, True, True, False]
+    assert call(cluster, "DELETE", "policies/%2F/limit", node=3)[0] == 204
+
+    def survives() -> bool:
+        channel.queue_purge("work")
+        fill(channel, "work", 1)
+        return all(fail(channel, "work") for _ in range(6))
+
+    until(survives)
+
+
+def fail(channel: Any, queue: str) -> bool:
+    """Takes a message and gives it back as failed; False when there is none."""
+    method, _, _ = channel.basic_get(queue)
+    if method is None:
+        return False
+    channel.basic_reject(method.delivery_tag, requeue=True)
+    return True
