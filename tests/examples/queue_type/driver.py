@@ -5,7 +5,7 @@ declare x-queue-type=ring ─▶ RingDriver.rules ─▶ tree ─▶ RingHost.op
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import StorageFault
@@ -48,8 +48,8 @@ class RingHost:
         self._rings: dict[int, Ring] = {}
         self._dirty: list[Ring] = []
 
-    def open(self, record: QueueRecord, arguments: Table) -> Ring:
-        """Opens a ring at its home, empty."""
+    def open(self, record: QueueRecord, arguments: Table, _settings: Mapping[str, object]) -> Ring:
+        """Opens a ring at its home, empty. It serves no policy keys, so it has no settings."""
         field = arguments.get(SIZE_ARGUMENT)
         size = field.value if field is not None and isinstance(field.value, int) else SIZE_DEFAULT
         ring = self._rings[record.group] = Ring(record, size, self._mark_dirty)
