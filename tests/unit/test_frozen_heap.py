@@ -36,13 +36,15 @@ def test_replicas_are_frozen_as_they_come(heap: FrozenHeap) -> None:
     before = gc.get_freeze_count()
     parts = [Part() for _ in range(1000)]
     heap.watch(FREEZE_REPLICAS - 1, 0)
-    assert gc.get_freeze_count() == before
+    assert gc.get_freeze_count() <= before
     heap.watch(FREEZE_REPLICAS, 0)
     frozen = gc.get_freeze_count()
     assert frozen >= before + len(parts)
     more = [Part() for _ in range(1000)]
     heap.watch(FREEZE_REPLICAS + 10, 0)
-    assert gc.get_freeze_count() == frozen
+    # Somebody else's frozen objects may go meanwhile; none is added.
+    assert gc.get_freeze_count() <= frozen
+    frozen = gc.get_freeze_count()
     heap.watch(2 * FREEZE_REPLICAS, 0)
     assert gc.get_freeze_count() >= frozen + len(more)
 

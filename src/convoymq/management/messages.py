@@ -336,19 +336,8 @@ async def publish(
     broker.publishing.check_write(user, vhost, exchange, tuple(keys))
     priority = properties.get("priority")
     asked = asked_property(expiration, priority if isinstance(priority, int) else None)
-    timestamp = properties.get("timestamp")
-    route = broker.publishing.route(
-        vhost,
-        exchange,
-        tuple(keys),
-        headers,
-        asked,
-        _Hashed(
-            _text(properties, "correlation_id"),
-            _text(properties, "message_id"),
-            timestamp if isinstance(timestamp, int) else None,
-        ),
-    )
+    hashed = _hashed(properties)
+    route = broker.publishing.route(vhost, exchange, tuple(keys), headers, asked, hashed)
     kept = headers.without("BCC")
     properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
     data = build_record(exchange, routing_key, properties, body)
@@ -365,6 +354,15 @@ async def publish(
         for shot in shots:
             shot.client.close()
     return bool(shots)
+
+
+def _hashed(properties: Mapping[str, object]) -> _Hashed:
+    timestamp = properties.get("timestamp")
+    return _Hashed(
+        _text(properties, "correlation_id"),
+        _text(properties, "message_id"),
+        timestamp if isinstance(timestamp, int) else None,
+    )
 
 
 def _copies(headers: Table, name: str) -> list[str]:

@@ -223,6 +223,7 @@ _REFUSALS: tuple[type[Refused], ...] = (
     AccessRefused,
     ResourceLocked,
     PreconditionFailed,
+    ValidationFailed,
     NotAllowed,
     NotServed,
     ForcedClosure,

@@ -363,6 +363,7 @@ class FakeBroker:
         keys: Sequence[str],
         headers: Table | None,
         asked: str | None = None,
+        properties: object = None,
     ) -> Route:
         self.routed.append((exchange, tuple(keys), headers))
         if exchange and exchange not in self.exchanges:
