@@ -22,7 +22,7 @@ from convoymq.broker.group_requests import GroupRequests
 from convoymq.broker.leadership import Leadership, Rebalancer
 from convoymq.broker.limits import ClientLimits
 from convoymq.broker.local_queues import LocalQueues
-from convoymq.broker.maintenance import Maintenance, is_drained
+from convoymq.broker.maintenance import Maintenance
 from convoymq.broker.membership import QueueMembership
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement
@@ -156,15 +156,9 @@ class Broker:
     def _make_admin(self) -> None:
         """What operators do to groups and nodes."""
         tree, host = self.metadata.tree, self.host
-
-        def drained(node: int) -> bool:
-            return is_drained(tree, node)
-
         requests = GroupRequests(self.nodes, self.control, host, self._clock)
-        self.leadership = Leadership(self.nodes, tree, host, requests, drained)
-        self.membership = QueueMembership(
-            self.nodes, tree, host, requests, self.leadership, drained
-        )
+        self.leadership = Leadership(self.nodes, tree, host, requests)
+        self.membership = QueueMembership(self.nodes, tree, host, requests, self.leadership)
         self.rebalancer = Rebalancer(
             nodes=self.nodes,
             tree=tree,
@@ -174,7 +168,6 @@ class Broker:
             cluster=self.cluster,
             clock=self._clock,
             tasks=self._tasks,
-            is_drained=drained,
         )
         self.maintenance = Maintenance(
             self.nodes, self.metadata, host, self.leadership, self.connections, self._tasks

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from convoymq.broker.balance import LedGroup, Move, plan_by_count, plan_by_load
@@ -25,6 +25,7 @@ from convoymq.broker.group_requests import (
     GroupRequests,
 )
 from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.selection import Selection
 from convoymq.broker.tasks import Tasks
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.replica import Replica
@@ -63,13 +64,11 @@ class Leadership:
         tree: MetadataMachine,
         host: ReplicaHost,
         requests: GroupRequests,
-        is_drained: Callable[[int], bool],
     ) -> None:
         self._nodes = nodes
         self._tree = tree
         self._host = host
         self._requests = requests
-        self._is_drained = is_drained
         self.timeout_s = TRANSFER_TIMEOUT_S
         """For one transfer."""
         requests.serve("transfer", self._on_transfer)
@@ -85,7 +84,7 @@ class Leadership:
             raise PreconditionFailed("Cannot transfer leadership of a non-quorum queue")
         if node not in self._tree.nodes or not self._nodes.is_up(node):
             raise PreconditionFailed(f"node_not_running: node {self._nodes.name_of(node)}")
-        if self._is_drained(node):
+        if self._nodes.is_drained(node):
             raise PreconditionFailed(f"node {self._nodes.name_of(node)} is drained")
         if await self._requests.find_leader(record.group, record.members) == node:
             raise PreconditionFailed("The target node is already the leader of this queue")
@@ -135,10 +134,7 @@ def _is_handing_over(replica: Replica) -> bool:
 class RebalanceRequest:
     """What is to be rebalanced, and how."""
 
-    type: str = "all"
-    """`all`, or the name of a type of replicated queues."""
-    vhost_pattern: str = ".*"
-    queue_pattern: str = ".*"
+    queues: Selection
     by: str = BY_COUNT
     rate: int = RATE_DEFAULT
     """Leaderships per second at most."""
@@ -148,32 +144,9 @@ class RebalanceRequest:
         """Raises PreconditionFailed for what cannot be done."""
         if self.by not in (BY_COUNT, BY_LOAD):
             raise PreconditionFailed(f"leaders are balanced by count or by load, not {self.by!r}")
-        if self.type not in ("all", "quorum", "stream"):
-            raise PreconditionFailed(f"leaders of type {self.type!r} are not rebalanced")
         if not 1 <= self.rate <= RATE_MAX:
             raise PreconditionFailed(f"the rate is 1 to {RATE_MAX} per second")
-        check_patterns(self.vhost_pattern, self.queue_pattern)
-
-    def matches(self, record: QueueRecord) -> bool:
-        """Whether a queue takes part."""
-        if not record.type.is_replicated or self.type not in ("all", record.type.value):
-            return False
-        return is_match(record, self.vhost_pattern, self.queue_pattern)
-
-
-def check_patterns(*patterns: str) -> None:
-    """Raises PreconditionFailed for what is no regular expression."""
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise PreconditionFailed(f"pattern {pattern!r}: {error}") from None
-
-
-def is_match(record: QueueRecord, vhost_pattern: str, queue_pattern: str) -> bool:
-    """Whether a queue's virtual host and name match, anywhere in them."""
-    found = re.search(vhost_pattern, record.vhost) and re.search(queue_pattern, record.name)
-    return found is not None
+        self.queues.check()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -207,7 +180,6 @@ class Rebalancer:
         cluster: ClusterQueries,
         clock: Clock,
         tasks: Tasks,
-        is_drained: Callable[[int], bool],
     ) -> None:
         self._nodes = nodes
         self._tree = tree
@@ -217,7 +189,6 @@ class Rebalancer:
         self._cluster = cluster
         self._clock = clock
         self._tasks = tasks
-        self._is_drained = is_drained
         self._progress = Progress()
         requests.serve("rebalance", self._on_start)
         requests.serve("rebalance_progress", self._on_progress)
@@ -325,7 +296,7 @@ class Rebalancer:
         found = []
         async for row in in_slices(rows):
             record = records.get(row["group"])
-            if record is not None and request.matches(record):
+            if record is not None and request.queues.matches(record):
                 messages = row["messages"]
                 found.append(
                     LedGroup(
@@ -341,7 +312,7 @@ class Rebalancer:
     async def _plan(
         self, request: RebalanceRequest, leaders: Sequence[LedGroup], failed: Iterable[int]
     ) -> list[Move]:
-        nodes = [node for node in self._nodes.running() if not self._is_drained(node)]
+        nodes = [node for node in self._nodes.running() if not self._nodes.is_drained(node)]
         plan = plan_by_load if request.by == BY_LOAD else plan_by_count
         return [move for move in plan(leaders, nodes) if move.group not in failed]
 
@@ -365,4 +336,4 @@ class Rebalancer:
 def _request_in(arguments: list[object]) -> RebalanceRequest:
     (fields,) = arguments
     assert isinstance(fields, dict)
-    return RebalanceRequest(**fields)
+    return msgspec.convert(fields, RebalanceRequest)

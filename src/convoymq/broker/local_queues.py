@@ -173,11 +173,13 @@ class LocalQueues:
             record = wanted.get(group)
             if record is None:
                 self._end_queue(group)
+                continue
+            was_open = self.get(group) is not None
+            if record.type.is_replicated:
+                self._follow_members(record)
             else:
-                if record.type.is_replicated:
-                    self._follow_members(record)
-                else:
-                    self._open_own(record)
+                self._open_own(record)
+            if was_open:
                 self._configure(record)
         return bool(line)
 

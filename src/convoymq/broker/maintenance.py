@@ -24,7 +24,6 @@ from convoymq.broker.registry import ConnectionRegistry
 from convoymq.broker.tasks import Tasks
 from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.async_store import AsyncMetadataStore
-from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.maintenance import drained_nodes, set_drained
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed
 
@@ -71,7 +70,7 @@ class Maintenance:
     @property
     def is_drained(self) -> bool:
         """Whether this node is drained."""
-        return is_drained(self._metadata.tree, self._nodes.node_id)
+        return self._nodes.is_drained(self._nodes.node_id)
 
     async def attach(self, ports: Ports) -> None:
         """This node is ready for clients: listens, unless it is drained. Raises OSError."""
@@ -159,8 +158,3 @@ class Maintenance:
         others = [(group, heir) for group, heir in groups if group]
         await asyncio.gather(*(hand_over(*each) for each in others))
         await asyncio.gather(*(hand_over(*each) for each in groups if not each[0]))
-
-
-def is_drained(tree: MetadataMachine, node: int) -> bool:
-    """Whether a node is drained."""
-    return node in drained_nodes(tree.settings)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from convoymq.broker.balance import Strategy, choose_successor, grows, next_member
@@ -20,9 +19,10 @@ from convoymq.broker.group_requests import (
     Answer,
     GroupRequests,
 )
-from convoymq.broker.leadership import Leadership, check_patterns, is_match
+from convoymq.broker.leadership import Leadership
 from convoymq.broker.local_queues import successors
 from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.selection import Selection
 from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
@@ -47,27 +47,6 @@ class MemberKind(StrEnum):
     NON_VOTER = "non_voter"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Which queues are changed."""
-
-    type: str = "quorum"
-    vhost_pattern: str = ".*"
-    queue_pattern: str = ".*"
-
-    def check(self) -> None:
-        """Raises PreconditionFailed."""
-        if self.type not in ("quorum", "stream", "all"):
-            raise PreconditionFailed(f"queues of type {self.type!r} have no replicas")
-        check_patterns(self.vhost_pattern, self.queue_pattern)
-
-    def matches(self, record: QueueRecord) -> bool:
-        """Whether a queue is one of them."""
-        if not record.type.is_replicated or self.type not in ("all", record.type.value):
-            return False
-        return is_match(record, self.vhost_pattern, self.queue_pattern)
-
-
 class QueueMembership:
     """See the module text. One per node."""
 
@@ -78,7 +57,6 @@ class QueueMembership:
         host: ReplicaHost,
         requests: GroupRequests,
         leadership: Leadership,
-        is_drained: Callable[[int], bool],
     ) -> None:
         self.on_removal: Callable[[int, int], None] = lambda group, node: None
         """Told of a removal that this node proposes as leader; set by who records members."""
@@ -87,7 +65,6 @@ class QueueMembership:
         self._host = host
         self._requests = requests
         self._leadership = leadership
-        self._is_drained = is_drained
         self.timeout_s = TIMEOUT_S
         """For one change of one queue."""
         requests.serve("add_member", self._on_add)
@@ -284,7 +261,7 @@ class QueueMembership:
         self._host.wake()
         if node == self._nodes.node_id:
             # The next leader takes this one out: clients wait for a transfer, not an election.
-            avoid = [each for each in members.nodes if self._is_drained(each)]
+            avoid = [each for each in members.nodes if self._nodes.is_drained(each)]
             heirs = successors(self._host, replica)
             heir = choose_successor(heirs, {}, avoid) or choose_successor(heirs, {})
             if not heir:

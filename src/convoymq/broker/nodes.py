@@ -40,6 +40,10 @@ class ClusterNodes:
         drained = drained_nodes(self._tree.settings)
         return [node for node in running if node not in drained] or running
 
+    def is_drained(self, node: int) -> bool:
+        """Whether a node is drained."""
+        return node in drained_nodes(self._tree.settings)
+
     def is_up(self, node: int) -> bool:
         """Whether a node can be reached."""
         return node == self.node_id or self._transport.is_connected(node)

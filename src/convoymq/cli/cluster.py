@@ -412,18 +412,30 @@ def read_state(data: Path) -> list[LocalNode]:
     return nodes
 
 
+def call(method: str, url: str, timeout: float, user: str, data: bytes | None = None) -> bytes:
+    """Returns the body of the answer to a request with basic authentication.
+
+    Args:
+        user: user:password.
+
+    Raises:
+        OSError: no answer; urllib.error.HTTPError: not a good one, to be closed by the caller.
+    """
+    request = urllib.request.Request(url, data=data, method=method)
+    request.add_header("Authorization", "Basic " + base64.b64encode(user.encode()).decode())
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        body: bytes = answer.read()
+        return body
+
+
 def get_json(url: str, timeout: float = 5.0, user: str = "guest", password: str = "guest") -> Any:
     """GET of a JSON document with basic authentication.
 
     Raises:
         Unavailable: no answer, or not a good one. LookupError: 404.
     """
-    request = urllib.request.Request(url)
-    token = base64.b64encode(f"{user}:{password}".encode()).decode()
-    request.add_header("Authorization", "Basic " + token)
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return json.load(answer)
+        return json.loads(call("GET", url, timeout, f"{user}:{password}"))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 404:
@@ -439,12 +451,8 @@ def delete(url: str, timeout: float = 5.0, user: str = "guest", password: str = 
     Raises:
         Misuse: refused; the text says why. Unavailable: no answer. LookupError: 404.
     """
-    request = urllib.request.Request(url, method="DELETE")
-    token = base64.b64encode(f"{user}:{password}".encode()).decode()
-    request.add_header("Authorization", "Basic " + token)
     try:
-        with urllib.request.urlopen(request, timeout=timeout):
-            return
+        call("DELETE", url, timeout, f"{user}:{password}")
     except urllib.error.HTTPError as error:
         if error.code == 404:
             error.close()

@@ -4,18 +4,17 @@ Banners, tables and exit codes are those of rabbitmq-queues and rabbitmq-upgrade
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import time
 import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote
 
 import typer
 
+from convoymq.cli.cluster import call
 from convoymq.cli.output import Format, FormatOption, print_json
 from convoymq.model.json import Json
 
@@ -52,16 +51,10 @@ class Api:
 
     def call(self, method: str, path: str, body: dict[str, Json] | None = None) -> Json:
         """Returns the answer's value; None without one. Ends the command when it is refused."""
-        request = urllib.request.Request(
-            f"{self.url.rstrip('/')}/api/{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            method=method,
-        )
-        token = base64.b64encode(self.user.encode()).decode()
-        request.add_header("Authorization", "Basic " + token)
+        data = None if body is None else json.dumps(body).encode()
+        url = f"{self.url.rstrip('/')}/api/{path}"
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                text = answer.read()
+            text = call(method, url, TIMEOUT_S, self.user, data)
         except urllib.error.HTTPError as error:
             with error:
                 raise _refused(error) from None
@@ -115,6 +108,14 @@ def _show_changes(rows: Json, errors_only: bool, format_: Format) -> None:
 
 def _queue_path(vhost: str, name: str) -> str:
     return f"queues/quorum/{quote(vhost, safe='')}/{quote(name, safe='')}"
+
+
+def _selection(vhost_pattern: str, queue_pattern: str, queue_type: str) -> dict[str, Json]:
+    return {
+        "vhost_pattern": vhost_pattern,
+        "queue_pattern": queue_pattern,
+        "queue_type": queue_type,
+    }
 
 
 def add_member(
@@ -180,9 +181,7 @@ def grow(
         f"queues/quorum/replicas/on/{quote(node, safe='')}/grow",
         {
             "strategy": strategy,
-            "vhost_pattern": vhost_pattern,
-            "queue_pattern": queue_pattern,
-            "queue_type": queue_type,
+            **_selection(vhost_pattern, queue_pattern, queue_type),
             "membership": membership,
         },
     )
@@ -210,9 +209,7 @@ def grow_to_count(
         {
             "count": count,
             "strategy": strategy,
-            "vhost_pattern": vhost_pattern,
-            "queue_pattern": queue_pattern,
-            "queue_type": queue_type,
+            **_selection(vhost_pattern, queue_pattern, queue_type),
             "membership": membership,
         },
     )
@@ -235,11 +232,7 @@ def shrink(
     rows = Api(url, user).call(
         "DELETE",
         f"queues/quorum/replicas/on/{quote(node, safe='')}/shrink",
-        {
-            "vhost_pattern": vhost_pattern,
-            "queue_pattern": queue_pattern,
-            "queue_type": queue_type,
-        },
+        _selection(vhost_pattern, queue_pattern, queue_type),
     )
     _show_changes(rows, errors_only, format_)
 

@@ -12,7 +12,7 @@ policy joined, and both joined with the queue's arguments, key by key (`policy_k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -111,35 +111,21 @@ class Policies:
         rules = rules_of(queue.type.value)
         if rules is None:
             return _NONE
-        first, second = (
-            next(
-                (
-                    policy
-                    for policy, pattern in ranked
-                    if applies_to_type(policy, rules) and _matches(pattern, queue.name)
-                ),
-                None,
-            )
-            for ranked in self._ranked
-        )
-        return Chosen(first, second)
+        return self._first(queue.name, lambda policy: applies_to_type(policy, rules))
 
     def for_exchange(self, name: str) -> Chosen:
         """Return the policies that an exchange gets."""
         if not self:
             return _NONE
-        first, second = (
-            next(
-                (
-                    policy
-                    for policy, pattern in ranked
-                    if policy.apply_to in (ALL, EXCHANGES) and _matches(pattern, name)
-                ),
-                None,
-            )
+        return self._first(name, lambda policy: policy.apply_to in (ALL, EXCHANGES))
+
+    def _first(self, name: str, applies: Callable[[Policy], bool]) -> Chosen:
+        """The first policies, by rank, that apply and match the name."""
+        found = (
+            next((p for p, pattern in ranked if applies(p) and _matches(pattern, name)), None)
             for ranked in self._ranked
         )
-        return Chosen(first, second)
+        return Chosen(*found)
 
     def alternate_of(self, exchange: Exchange) -> str | None:
         """Return the name of the exchange that gets what this one can't route; its own argument

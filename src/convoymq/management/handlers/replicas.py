@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from convoymq.broker.balance import Strategy
 from convoymq.broker.leadership import RATE_DEFAULT, RebalanceRequest
-from convoymq.broker.membership import MemberKind, Selection
+from convoymq.broker.membership import MemberKind
+from convoymq.broker.selection import Selection
 from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, object_not_found
 from convoymq.management.fields import number_in, text_in, truth
@@ -52,9 +53,9 @@ def _choice(body: JsonObject, key: str, kind: type[Choice], default: str) -> Cho
         raise bad_request(f"{key} is one of {', '.join(kind)}, not {text!r}") from None
 
 
-def _selection(body: JsonObject) -> Selection:
+def _selection(body: JsonObject, key: str = "queue_type", default: str = "quorum") -> Selection:
     return Selection(
-        type=text_in(body, "queue_type", "quorum"),
+        type=text_in(body, key, default),
         vhost_pattern=text_in(body, "vhost_pattern", ".*"),
         queue_pattern=text_in(body, "queue_pattern", ".*"),
     )
@@ -124,9 +125,7 @@ async def rebalance(call: Call) -> object:
     body = await call.json()
     rate = number_in(body, "rate", RATE_DEFAULT)
     request = RebalanceRequest(
-        type=text_in(body, "type", "all"),
-        vhost_pattern=text_in(body, "vhost_pattern", ".*"),
-        queue_pattern=text_in(body, "queue_pattern", ".*"),
+        queues=_selection(body, "type", "all"),
         by=text_in(body, "by", "count"),
         rate=RATE_DEFAULT if rate is None else rate,
         dry_run=truth(body.get("dry_run", False)),

@@ -1,0 +1,41 @@
+"""Which replicated queues an operation for many of them is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convoymq.metadata.machine import QueueRecord
+from convoymq.model.errors import PreconditionFailed
+from convoymq.model.patterns import compile_pattern
+
+ALL = "all"
+TYPES = (ALL, "quorum", "stream")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Queues of a type whose names, and those of their virtual hosts, match a pattern anywhere."""
+
+    type: str = "quorum"
+    """`all`, or the name of a type of replicated queues."""
+    vhost_pattern: str = ".*"
+    queue_pattern: str = ".*"
+
+    def check(self) -> None:
+        """Raises PreconditionFailed for what selects nothing."""
+        if self.type not in TYPES:
+            raise PreconditionFailed(f"queues of type {self.type!r} have no replicas")
+        for pattern in (self.vhost_pattern, self.queue_pattern):
+            try:
+                compile_pattern(pattern)
+            except PreconditionFailed as error:
+                raise PreconditionFailed(f"pattern {pattern!r}: {error.text}") from None
+
+    def matches(self, record: QueueRecord) -> bool:
+        """Whether a queue is one of them."""
+        return (
+            record.type.is_replicated
+            and self.type in (ALL, record.type.value)
+            and compile_pattern(self.vhost_pattern).search(record.vhost)
+            and compile_pattern(self.queue_pattern).search(record.name)
+        )
