@@ -81,9 +81,7 @@ class Applying:
         if term and term == core.term:
             # The first entry of a term is the one that opened it.
             self.serving.establish()
-        if self.versions.due:
-            self.versions.due = False
-            self.versions.propose()
+        self.versions.propose_if_due()
         if self.sender.holding and core.commit_index == log.last_index:
             self.host.deferred.release_between()
         if core.role == LEADER and not self.sender.notice_due:

@@ -743,7 +743,8 @@ class Replica:
             if now - self._transfer_began >= config.retransmit_ms:
                 core.abort_transfer()
                 self.host.mark_dirty(self)
-        outstanding = self.sender.watch(now) or outstanding
+        self.versions.propose_if_due()
+        outstanding = self.sender.watch(now) or self.versions.due or outstanding
         if core.members_due:
             self.changes.go_on()
             outstanding = outstanding or core.members_due

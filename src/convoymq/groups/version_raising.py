@@ -39,6 +39,12 @@ class VersionRaising:
         self.allowed = machine.command_types(machine.version)
         self.host.on_version_in_force(machine.KIND, machine.version)
 
+    def propose_if_due(self) -> None:
+        """Looks anew, if something has changed since or it could not be proposed then."""
+        if self.due:
+            self.due = False
+            self.propose()
+
     def propose(self) -> None:
         """Leader: proposes the newest version that all members support, all being connected."""
         replica = self.replica
@@ -46,7 +52,12 @@ class VersionRaising:
         machine = replica.machine
         if machine.version >= machine.VERSION or core.role != LEADER:
             return
-        if self.host.config.hold_versions or core.transfer_target or not replica.takes_entries:
+        if self.host.config.hold_versions:
+            return
+        if core.transfer_target or not replica.takes_entries:
+            # Both may pass without an entry that is applied: `Replica.tick` asks again.
+            self.due = True
+            self.host.active.add(self.group)
             return
         established = replica.serving.established == (core.leader, core.term)
         if not established or self.proposed_index > core.applied_index:

@@ -135,6 +135,22 @@ def test_no_version_is_raised_while_a_member_is_away() -> None:
     assert versions(net) == [2, 2, 2]
 
 
+def test_a_version_waits_for_a_transfer_that_comes_to_nothing() -> None:
+    net = started(ListMachine)
+    lost, other = (n for n in net.hosts if n != net.leader)
+    net.isolate(lost)
+    for node in net.hosts:
+        net.classes[node] = net.machines[node].__class__ = NextMachine
+    upgrade(net, other, NextMachine)
+    # The request to campaign is lost, and nobody has anything to write from now on.
+    host = net.hosts[net.leader]
+    host.groups[GROUP].core.transfer_target = other
+    host.groups[GROUP]._transfer_began = host.now
+    net.join(lost)
+    net.run(3000)
+    assert versions(net) == [2, 2, 2]
+
+
 def test_a_version_can_be_raised_when_the_member_that_was_too_old_is_removed() -> None:
     net = started(NextMachine, NextMachine, ListMachine)
     net.run(1000)
