@@ -30,7 +30,7 @@ from convoymq.edges.tls import client_tls
 from convoymq.frozen_heap import FrozenHeap
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
-from convoymq.kernels.batch import FRAME_CONTROL
+from convoymq.kernels.link_frames import FRAME_CONTROL
 from convoymq.kernels.sockets import trim_malloc, tune_malloc
 from convoymq.loop_clock import LoopClock
 from convoymq.metadata.async_store import AsyncMetadataStore
@@ -640,7 +640,7 @@ class Node:
     def _make_broker(self) -> Broker:
         from convoymq.broker.facade import Broker
         from convoymq.broker.settings import BrokerSettings
-        from convoymq.kernels.frames import Epoch
+        from convoymq.kernels.route_cache import RouteCacheVersion
 
         defaults = self.config.defaults
         settings = BrokerSettings(
@@ -661,7 +661,7 @@ class Node:
             host=self.host,
             control=self.control,
             metadata=self.store,
-            route_cache_version=Epoch(),
+            route_cache_version=RouteCacheVersion(),
             clock=self.clock,
             open_directory=lambda name: RealDirectory(self.data.path / name),
             new_session=self._new_session,

@@ -38,7 +38,7 @@ from convoymq.groups.recovery_plan import (
     Plan,
     make_plan,
 )
-from convoymq.kernels import batch
+from convoymq.kernels.entries import ENTRY_COMMANDS, ENTRY_VERSION, decode_version
 from convoymq.metadata.commands import RecordRecovery
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import (
@@ -292,11 +292,11 @@ class Recovery:
             index = max(found.snapshot_index, machine.applied_index) + 1
             while index <= found.last_index:
                 for entry in found.entries(index, 4 << 20):
-                    if entry.kind == batch.ENTRY_COMMANDS:
+                    if entry.kind == ENTRY_COMMANDS:
                         machine.apply(entry.index, entry.time_ms, entry.data)
-                    elif entry.kind == batch.ENTRY_VERSION:
+                    elif entry.kind == ENTRY_VERSION:
                         # As `Replica` does: from here on the rules are others.
-                        version = batch.decode_version(entry.data)
+                        version = decode_version(entry.data)
                         if version > machine.version:
                             machine.set_version(version)
                     index = entry.index + 1

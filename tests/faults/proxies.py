@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from convoymq.cli.cluster import LocalCluster, LocalNode
-from convoymq.kernels.batch import FRAME_COMMIT, FRAME_RAFT, FRAME_RELAY
+from convoymq.kernels.link_frames import FRAME_COMMIT, FRAME_RAFT, FRAME_RELAY
 from convoymq.transport.relay import FLAG_OPEN
 
 PROXY_OFFSET = 40

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from convoymq.kernels.batch import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
+from convoymq.kernels.link_frames import FRAME_APPEND, FRAME_CONTROL, FRAME_HEARTBEAT, frame
 from convoymq.management import metrics
 from convoymq.model.config import Address, ClusterConfig
 from convoymq.transport import admission, credit

@@ -16,8 +16,8 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.client import Client, ClientConfig
 from convoymq.groups import transfer
-from convoymq.kernels.batch import FRAME_APPEND, FRAME_RAFT
 from convoymq.kernels.columns import OFFSET, VALUE
+from convoymq.kernels.link_frames import FRAME_APPEND, FRAME_RAFT
 from convoymq.replication.raft.types import REJOIN
 from tests.faults.conftest import BASE_PORT, StartCluster
 from tests.faults.proxies import HEADER_SIZE, ProxiedCluster, SeenFrame

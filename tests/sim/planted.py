@@ -780,10 +780,10 @@ def lagging_replica_answers() -> None:
                 client.on_asked(consumer, from_id, complete=True)
                 return
         if self.leader is not None and self.leader != self.node:
-            from convoymq.kernels import batch
+            from convoymq.kernels import link_frames
 
-            frame = batch.frame(
-                batch.FRAME_DELIVER, 0, self.group, client.session, consumer, from_id, 0
+            frame = link_frames.frame(
+                link_frames.FRAME_DELIVER, 0, self.group, client.session, consumer, from_id, 0
             )
             self._transport.send(self.leader, frame)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.kernels.batch import ENTRY_MEMBERSHIP, make_entry
+from convoymq.kernels.entries import ENTRY_MEMBERSHIP, make_entry
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.raft.membership import Membership
 from convoymq.sim import nodes

@@ -14,6 +14,7 @@ import pytest
 from convoymq import recovery
 from convoymq.groups.recovery_plan import CopyReport, NodeReport
 from convoymq.kernels import batch
+from convoymq.kernels.entries import ENTRY_VERSION, Entry, encode_version, make_entry
 from convoymq.metadata.commands import Bootstrap, RecordRecovery, encode_command
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import PreconditionFailed, Unavailable
@@ -27,7 +28,7 @@ CLUSTER = "c1" * 16
 EMPTIED = 2
 
 
-def commands(index: int, seq: int, command: Any) -> batch.Entry:
+def commands(index: int, seq: int, command: Any) -> Entry:
     body = encode_command(command)
     builder = batch.CommandBuilder()
     builder.add(batch.CMD_METADATA, 0, SESSION, seq, 0, len(body), body)
@@ -44,7 +45,7 @@ def bootstrap() -> Bootstrap:
 class Log:
     """A log of group 0 without a disk."""
 
-    def __init__(self, entries: list[batch.Entry], voted_for: int = 0) -> None:
+    def __init__(self, entries: list[Entry], voted_for: int = 0) -> None:
         self.all = entries
         self.voted_for = voted_for
         self.term = self.last_term = 1
@@ -53,10 +54,10 @@ class Log:
         self.snapshot: Any = None
         self.damaged = None
 
-    def entry(self, index: int) -> batch.Entry:
+    def entry(self, index: int) -> Entry:
         return next(entry for entry in self.all if entry.index == index)
 
-    def entries(self, first: int, _max_bytes: int) -> list[batch.Entry]:
+    def entries(self, first: int, _max_bytes: int) -> list[Entry]:
         return [entry for entry in self.all if entry.index >= first][:1]
 
     def read_snapshot(self) -> Any:
@@ -123,8 +124,8 @@ def test_the_tree_is_read_by_the_rules_that_each_entry_was_applied_by(
             self.version = version
 
     monkeypatch.setattr(recovery, "MetadataMachine", Next)
-    raised = batch.make_entry(0, 2, 1, 0, batch.ENTRY_VERSION, batch.encode_version(2))
-    older = batch.make_entry(0, 3, 1, 0, batch.ENTRY_VERSION, batch.encode_version(1))
+    raised = make_entry(0, 2, 1, 0, ENTRY_VERSION, encode_version(2))
+    older = make_entry(0, 3, 1, 0, ENTRY_VERSION, encode_version(1))
     log = Log([commands(1, 1, bootstrap()), raised, older, commands(4, 2, bootstrap())])
     found = Recovery(FakeNode(log))._tree()
     assert found["cluster"] == FORMER
@@ -132,7 +133,7 @@ def test_the_tree_is_read_by_the_rules_that_each_entry_was_applied_by(
 
 
 def test_a_version_that_this_release_does_not_know_makes_no_plan() -> None:
-    raised = batch.make_entry(0, 2, 1, 0, batch.ENTRY_VERSION, batch.encode_version(9))
+    raised = make_entry(0, 2, 1, 0, ENTRY_VERSION, encode_version(9))
     with pytest.raises(Unavailable, match="unreadable"):
         Recovery(FakeNode(Log([commands(1, 1, bootstrap()), raised])))._tree()
 

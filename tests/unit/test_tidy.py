@@ -16,8 +16,6 @@ STUBS = sorted((ROOT / "src").rglob("*.pyi"))
 # raised.
 FILE_LINES_MAX = 800
 """Generated files do not count."""
-KERNEL_LINES_MAX = 2065
-"""Goal: 800, see docs/adr/0005."""
 FUNCTION_LINES_MAX = 70
 """Kernels do not count: their inner loops stay whole."""
 ANY_MAX = 60
@@ -70,12 +68,8 @@ def test_files_are_within_their_bound() -> None:
         for path in SOURCES
         if not is_generated(path)
     }
-    long = {name: size for name, size in sizes.items() if size > bound_of(name)}
-    assert not long, f"longer than {FILE_LINES_MAX}, kernels than {KERNEL_LINES_MAX}: {long}"
-
-
-def bound_of(name: str) -> int:
-    return KERNEL_LINES_MAX if "/kernels/" in name else FILE_LINES_MAX
+    long = {name: size for name, size in sizes.items() if size > FILE_LINES_MAX}
+    assert not long, f"longer than {FILE_LINES_MAX}: {long}"
 
 
 def test_functions_are_within_their_bound() -> None:

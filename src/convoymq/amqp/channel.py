@@ -6,8 +6,8 @@ queue was asked) the channel codec is busy and keeps the channel's further frame
 keep their order; other channels go on. After an error the channel closes: it hears only close and
 close-ok.
 
-Publishes, acknowledgements and deliveries go through `kernels.frames.ChannelCodec`; what arrives
-here is control, and messages that need a closer look. Source: RabbitMQ 4.3 behaviour.
+Publishes, acknowledgements and deliveries go through `kernels.channel_codec.ChannelCodec`; what
+arrives here is control, and messages that need a closer look. Source: RabbitMQ 4.3 behaviour.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from convoymq.amqp.errors import as_broker_error
 from convoymq.amqp.permissions import Permissions
 from convoymq.amqp.publishing import REPLY_PREFIX, inspect, names_of
 from convoymq.amqp.transactions import Transaction
-from convoymq.kernels import frames
+from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget
+from convoymq.kernels.channel_codec import ChannelCodec, ConsumerDeliveries
 from convoymq.kernels.content import content_parts
-from convoymq.kernels.frames import ChannelCodec, ConsumerDeliveries
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject
@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 
 class Channel:
-    """A channel's rules. Implements `LaneOwner` and `ClientEvents`; nothing here blocks."""
+    """A channel's rules. Implements `ChannelCodecOwner` and `ClientEvents`; nothing here blocks."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
@@ -102,7 +102,7 @@ class Channel:
 
     def ask(self, work: Coroutine[object, object, None], method: spec.Method) -> None:
         """Let `work` finish before the channel's next frame is looked at."""
-        self.codec.state = frames.CHANNEL_BUSY
+        self.codec.state = channel_codec.CHANNEL_BUSY
 
         async def run() -> None:
             try:
@@ -118,7 +118,7 @@ class Channel:
 
     def wait_for(self, then: Callable[..., None]) -> None:
         """Be busy until a queue answers; `then` gets the answer."""
-        self.codec.state = frames.CHANNEL_BUSY
+        self.codec.state = channel_codec.CHANNEL_BUSY
         self.asked = then
 
     def answer(self, method_id: int, *answer: object, class_id: int = spec.BASIC) -> None:
@@ -275,7 +275,7 @@ class Channel:
     # --- publishing ----------------------------------------------------------------------
 
     def resolve_route(self, key: bytes) -> tuple[PublishTarget, ...] | None:
-        """Where messages with this exchange and routing key go; see `LaneOwner`."""
+        """Where messages with this exchange and routing key go; see `ChannelCodecOwner`."""
         try:
             exchange, routing_key = names_of(key)
             if not exchange and routing_key.startswith(REPLY_PREFIX):
@@ -292,7 +292,7 @@ class Channel:
             return None
 
     def on_dropped(self) -> None:
-        """A message has no queue to go to, and nobody wants it back; see `LaneOwner`."""
+        """A message has no queue to go to, and nobody wants it back; see `ChannelCodecOwner`."""
         self.broker.counters.dropped_unroutable += 1
 
     def may_publish(self, exchange: str, routing_key: str) -> None:
@@ -304,7 +304,7 @@ class Channel:
     def on_publish(
         self, key: bytes, bits: int, content: bytes, body_size: int, flags: int, tag: int
     ) -> None:
-        """A message that needs a closer look; see `LaneOwner`."""
+        """A message that needs a closer look; see `ChannelCodecOwner`."""
         try:
             if bits & 2:
                 raise refusals.immediate_publish()
@@ -404,7 +404,7 @@ class Channel:
     def on_deliver(self, client: QueueClient, delivery: Delivery) -> None:
         """See `ClientEvents`."""
         found = self.by_number.get(delivery.consumer)
-        if self.closed or found is None or self.codec.state == frames.CHANNEL_CLOSING:
+        if self.closed or found is None or self.codec.state == channel_codec.CHANNEL_CLOSING:
             return
         counters = self.broker.counters
         count = delivery.messages
@@ -516,8 +516,8 @@ class Channel:
             "node": self.broker.node_name,
             "user": connection.user.name,
             "vhost": connection.vhost,
-            "confirm": self.codec.mode == frames.MODE_CONFIRM,
-            "transactional": self.codec.mode == frames.MODE_TX,
+            "confirm": self.codec.mode == channel_codec.MODE_CONFIRM,
+            "transactional": self.codec.mode == channel_codec.MODE_TX,
             "consumer_count": len(self.consumers),
             "prefetch_count": self.prefetch,
             "global_prefetch_count": self.global_prefetch,

@@ -31,8 +31,8 @@ from convoymq.amqp.heartbeats import Heartbeats
 from convoymq.amqp.opening import HANDLERS
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.states import ENDING, MOVES, State
-from convoymq.kernels import frames
-from convoymq.kernels.frames import ConnectionBuffer, Outbox
+from convoymq.kernels import channel_codec, connection_buffer
+from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
 from convoymq.metadata.records import User
 from convoymq.model import refusals
 from convoymq.model.errors import (
@@ -88,7 +88,7 @@ class Shell(Protocol):
 
 
 class Connection:
-    """A connection's rules. Implements `WireOwner` and the registry's handle."""
+    """A connection's rules. Implements `ConnectionBufferOwner` and the registry's handle."""
 
     def __init__(
         self,
@@ -206,12 +206,12 @@ class Connection:
         return self.buffer.corked or self.buffer.output_bytes > self.settings.output_bytes_high
 
     def on_output(self) -> None:
-        """See `WireOwner`."""
+        """See `ConnectionBufferOwner`."""
         self.shell.take_output(self.buffer)
         self._after_output()
 
     def on_write_blocked(self, error: int) -> None:
-        """See `WireOwner`."""
+        """See `ConnectionBufferOwner`."""
         if error:
             self._socket_failed(error)
             return
@@ -232,7 +232,7 @@ class Connection:
             self.on_drained()
 
     def on_drained(self) -> None:
-        """See `WireOwner`."""
+        """See `ConnectionBufferOwner`."""
         self.buffer.holding = False
         for channel in list(self.channels.values()):
             channel.on_output_drained()
@@ -264,7 +264,7 @@ class Connection:
                 self.shell.set_reading(True)
 
     def on_backlog_full(self, channel: int) -> None:
-        """See `WireOwner`: go on when that channel has its answer."""
+        """See `ConnectionBufferOwner`: go on when that channel has its answer."""
         self.pause("backlog")
 
     def codec_resumed(self) -> None:
@@ -285,7 +285,7 @@ class Connection:
         return "alarm" in self._pauses
 
     def on_publish_blocked(self) -> None:
-        """See `WireOwner`: a publish waits in front of an alarm."""
+        """See `ConnectionBufferOwner`: a publish waits in front of an alarm."""
         self._publishes = True
         self.pause("alarm")
         self._send_blocked()
@@ -301,8 +301,8 @@ class Connection:
             self._blocked_sent = False
             self.send(0, spec.ConnectionUnblocked())
         for channel in list(self.channels.values()):
-            if channel.codec.state == frames.CHANNEL_OPEN and channel.codec.backlog_bytes:
-                channel.codec.state = frames.CHANNEL_BUSY
+            if channel.codec.state == channel_codec.CHANNEL_OPEN and channel.codec.backlog_bytes:
+                channel.codec.state = channel_codec.CHANNEL_BUSY
                 channel.codec.resume()
         self.resume("alarm")
 
@@ -322,13 +322,13 @@ class Connection:
     # --- input -------------------------------------------------------------------------------
 
     def on_protocol_header(self, data: bytes) -> None:
-        """See `WireOwner`."""
+        """See `ConnectionBufferOwner`."""
         if data not in (spec.PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"):
             self.buffer.send_bytes(spec.PROTOCOL_HEADER)
             self.buffer.close()
             self._finish()
             return
-        self.buffer.state = frames.WIRE_OPEN
+        self.buffer.state = connection_buffer.CONNECTION_OPEN
         self.enter(State.START)
         self.send(
             0,
@@ -340,7 +340,7 @@ class Connection:
         )
 
     def on_method(self, channel: int, payload: bytes) -> None:
-        """See `WireOwner`."""
+        """See `ConnectionBufferOwner`."""
         try:
             method = decode_method(payload)
         except BrokerError as error:
@@ -356,7 +356,7 @@ class Connection:
             self.refuse(BrokerError("internal error"), channel, method.CLASS_ID, method.METHOD_ID)
 
     def on_fault(self, code: int, text: str, channel: int, class_id: int, method_id: int) -> None:
-        """See `WireOwner`."""
+        """See `ConnectionBufferOwner`."""
         name = REPLIES[code][0]
         reply = Reply(code, f"{name} - {text}", Scope.CONNECTION)
         self._close_by_server(reply, class_id, method_id)
@@ -530,7 +530,7 @@ class Connection:
             self.tear_down()
             return
         self.enter(State.CLOSING)
-        self.buffer.state = frames.WIRE_CLOSING
+        self.buffer.state = connection_buffer.CONNECTION_CLOSING
         self._end_channels()
         self.send(
             0,
@@ -560,7 +560,7 @@ class Connection:
             return
         opened = self.state is State.OPEN
         self.enter(State.LEAVING)
-        self.buffer.state = frames.WIRE_CLOSING
+        self.buffer.state = connection_buffer.CONNECTION_CLOSING
         self._end_channels()
         if opened:
             self.shell.spawn(self._close_politely())

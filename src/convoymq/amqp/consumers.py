@@ -9,8 +9,8 @@ from convoymq.amqp import _spec as spec
 from convoymq.amqp.errors import as_broker_error
 from convoymq.amqp.publishing import REPLY_QUEUE
 from convoymq.broker.declarations import generated_name
-from convoymq.kernels import frames
-from convoymq.kernels.frames import ConsumerDeliveries
+from convoymq.kernels import channel_codec
+from convoymq.kernels.channel_codec import ConsumerDeliveries
 from convoymq.model import refusals
 from convoymq.model.refusals import queue_subject
 from convoymq.model.tables import Table
@@ -100,7 +100,7 @@ class Replies:
         # Nobody keeps replies: what a client does not read in time is dropped.
         if (
             slot is None
-            or self._channel.codec.state == frames.CHANNEL_CLOSING
+            or self._channel.codec.state == channel_codec.CHANNEL_CLOSING
             or self._channel.connection.output_full()
         ):
             self._channel.broker.counters.dropped_replies += 1
@@ -278,7 +278,7 @@ def recover(channel: Channel, method: spec.BasicRecover | spec.BasicRecoverAsync
     """Return everything that is unacknowledged. Raises Refused."""
     if not method.requeue:
         raise refusals.recover_without_requeue()
-    channel.codec.acknowledge(frames.RETURN, 0, True)
+    channel.codec.acknowledge(channel_codec.RETURN, 0, True)
     channel.codec.flush_settles()
     if isinstance(method, spec.BasicRecover):
         channel.send(spec.BasicRecoverOk())

@@ -9,7 +9,7 @@ import structlog
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.consumers import Consumer
-from convoymq.kernels import frames
+from convoymq.kernels import channel_codec
 from convoymq.model.errors import BrokerError
 from convoymq.queues.interface import Delivery
 
@@ -100,4 +100,6 @@ class Deliveries:
         was sent counts as consumed."""
         consumer, delivery = held
         first_id = delivery.first_id
-        self._codec.note(consumer.slot, frames.RETURN, first_id, first_id + delivery.messages - 1)
+        self._codec.note(
+            consumer.slot, channel_codec.RETURN, first_id, first_id + delivery.messages - 1
+        )

@@ -14,7 +14,7 @@ from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.sockets import SocketShell, TlsShell
 from convoymq.broker.facade import Broker
 from convoymq.edges.edge import Edge, Incoming, NodeParts, RunInput
-from convoymq.kernels.frames import Outbox
+from convoymq.kernels.connection_buffer import Outbox
 from convoymq.transport.listening import HangUpWatch
 
 log = structlog.get_logger()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convoymq.amqp.connection import Connection, Timer
 from convoymq.edges.acceptor import close_socket
 from convoymq.edges.edge import Incoming
-from convoymq.kernels.frames import ConnectionBuffer
+from convoymq.kernels.connection_buffer import ConnectionBuffer
 from convoymq.transport.listening import descriptor_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from convoymq.amqp import _spec as spec
-from convoymq.kernels import frames
-from convoymq.kernels.frames import ConsumerDeliveries
+from convoymq.kernels import channel_codec
+from convoymq.kernels.channel_codec import ConsumerDeliveries
 from convoymq.model import refusals
 from convoymq.queues.interface import QueueClient
 
@@ -53,11 +53,11 @@ class Transaction:
 
 def select(channel: Channel, _method: spec.TxSelect) -> None:
     """Make the channel transactional. Raises Refused."""
-    if channel.codec.mode == frames.MODE_CONFIRM:
+    if channel.codec.mode == channel_codec.MODE_CONFIRM:
         raise refusals.mode_switch("confirm", "tx")
     if channel.transaction is None:
         channel.transaction = Transaction()
-    channel.codec.mode = frames.MODE_TX
+    channel.codec.mode = channel_codec.MODE_TX
     channel.send(spec.TxSelectOk())
 
 
@@ -73,7 +73,7 @@ def commit(channel: Channel, _method: spec.TxCommit) -> None:
     for message in publishes:
         transaction.tag += 1
         channel.publish(*message, transaction.tag)
-        if channel.closed or channel.codec.state == frames.CHANNEL_CLOSING:
+        if channel.closed or channel.codec.state == channel_codec.CHANNEL_CLOSING:
             return
     settled: dict[QueueClient, None] = {}
     for kind, taken in acks:
@@ -125,12 +125,12 @@ def acknowledge(
     """Settle or return; the kernel does it unless the channel is transactional."""
     match method:
         case spec.BasicAck():
-            kind, multiple = frames.SETTLE, method.multiple
+            kind, multiple = channel_codec.SETTLE, method.multiple
         case spec.BasicNack():
-            kind = frames.RETURN if method.requeue else frames.DISCARD
+            kind = channel_codec.RETURN if method.requeue else channel_codec.DISCARD
             multiple = method.multiple
         case spec.BasicReject():
-            kind = frames.RETURN_FAILED if method.requeue else frames.DISCARD
+            kind = channel_codec.RETURN_FAILED if method.requeue else channel_codec.DISCARD
             multiple = False
     transaction = channel.transaction
     if transaction is None:

@@ -48,7 +48,7 @@ from convoymq.trace.recorder import Traces
 from convoymq.transport.control import ControlPlane
 
 if TYPE_CHECKING:
-    from convoymq.kernels.frames import Epoch
+    from convoymq.kernels.route_cache import RouteCacheVersion
 
 log = structlog.get_logger()
 
@@ -64,7 +64,7 @@ class Broker:
         host: ReplicaHost,
         control: ControlPlane,
         metadata: AsyncMetadataStore,
-        route_cache_version: Epoch,
+        route_cache_version: RouteCacheVersion,
         clock: Clock,
         open_directory: Callable[[str], Directory],
         new_session: Callable[[], int],

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 
 from convoymq.broker.registry import Counters
-from convoymq.kernels.batch import HEADER_SIZE, frame_header
+from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.model.errors import BrokerError
 from convoymq.transport.control import KIND_REPLY, KIND_REPLY_EXISTS, ControlPlane
 

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 from convoymq.groups.sender cimport EntrySender
 from convoymq.groups.serving cimport Serving
 from convoymq.groups.snapshots cimport SnapshotTransfers
-from convoymq.kernels.batch cimport Entry
+from convoymq.kernels.entries cimport Entry
 from convoymq.replication.raft.core cimport RaftCore
 from convoymq.storage.log cimport GroupLog
 

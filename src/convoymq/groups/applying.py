@@ -6,7 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.kernels import batch
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import (
+    ENTRY_COMMANDS,
+    ENTRY_MEMBERSHIP,
+    ENTRY_NOOP,
+    ENTRY_VERSION,
+    HEADER_SIZE,
+    Entry,
+    decode_version,
+)
 from convoymq.model.clock import Timer
 from convoymq.model.errors import InvariantViolated, StorageFault, UnsupportedVersion
 from convoymq.replication.machine import EFFECT_TIMER
@@ -16,8 +24,8 @@ from convoymq.replication.raft.types import LEADER
 if TYPE_CHECKING:
     from convoymq.groups.replica import Replica
 
-COMMANDS = batch.ENTRY_COMMANDS
-NOOP = batch.ENTRY_NOOP
+COMMANDS = ENTRY_COMMANDS
+NOOP = ENTRY_NOOP
 
 
 class Applying:
@@ -91,11 +99,11 @@ class Applying:
     def _apply_other(self, entry: Entry) -> None:
         """An entry that is not the machine's. Raises UnsupportedVersion."""
         replica = self.replica
-        if entry.kind == batch.ENTRY_MEMBERSHIP:
-            self.host.on_membership(replica, decode_membership(entry.data[batch.HEADER_SIZE :]))
+        if entry.kind == ENTRY_MEMBERSHIP:
+            self.host.on_membership(replica, decode_membership(entry.data[HEADER_SIZE:]))
             self.versions.due = True
-        elif entry.kind == batch.ENTRY_VERSION:
-            version = batch.decode_version(entry.data)
+        elif entry.kind == ENTRY_VERSION:
+            version = decode_version(entry.data)
             # A version never falls; two leaders may have proposed the same.
             if version > self.machine.version:
                 self.machine.set_version(version)

@@ -23,8 +23,10 @@ from convoymq.groups.room import RoomQueues
 from convoymq.groups.serving import LEADER_IS
 from convoymq.groups.status import GroupStatus, HostCounters
 from convoymq.groups.watched import Watched
-from convoymq.kernels import batch
-from convoymq.kernels.batch import CommandBuilder, Entry, frame, frame_header
+from convoymq.kernels import link_frames
+from convoymq.kernels.batch import CommandBuilder
+from convoymq.kernels.entries import Entry
+from convoymq.kernels.link_frames import frame, frame_header
 from convoymq.model.clock import Clock
 from convoymq.model.errors import Misuse, PeerError
 from convoymq.replication.machine import Machine
@@ -304,33 +306,40 @@ class ReplicaHost:
         _, kind, flags, group, a, b, c, d = frame_header(data)
         replica = self.groups.get(group)
         if replica is not None:
-            if kind == batch.FRAME_APPEND:
+            if kind == link_frames.FRAME_APPEND:
                 replica.on_append(node, data, a, b, c, d)
-            elif kind == batch.FRAME_APPEND_REPLY:
+            elif kind == link_frames.FRAME_APPEND_REPLY:
                 replica.on_append_reply(node, flags, a, b, c)
-            elif kind == batch.FRAME_FORWARD:
+            elif kind == link_frames.FRAME_FORWARD:
                 self._on_forward(replica, node, data, a)
-            elif kind == batch.FRAME_COMMIT:
+            elif kind == link_frames.FRAME_COMMIT:
                 replica.on_commit(node, a, d)
-            elif kind == batch.FRAME_RAFT:
+            elif kind == link_frames.FRAME_RAFT:
                 self._on_raft(replica, node, data)
             else:
-                replica.sink.on_link_frame(node, kind, group, a, b, c, d, data[batch.HEADER_SIZE :])
+                replica.sink.on_link_frame(
+                    node, kind, group, a, b, c, d, data[link_frames.HEADER_SIZE :]
+                )
             return
-        if kind == batch.FRAME_FORWARD:
+        if kind == link_frames.FRAME_FORWARD:
             # Without a word the sender would take this node for the leader for ever.
             self.send_raft(node, group, (LEADER_IS, a, 0))
             return
         watched = self.watched.get(group)
         if watched is not None:
-            if kind in (batch.FRAME_APPLIED, batch.FRAME_DELIVER):
-                watched.sink.on_link_frame(node, kind, group, a, b, c, d, data[batch.HEADER_SIZE :])
-            elif kind == batch.FRAME_RAFT:
+            if kind in (link_frames.FRAME_APPLIED, link_frames.FRAME_DELIVER):
+                watched.sink.on_link_frame(
+                    node, kind, group, a, b, c, d, data[link_frames.HEADER_SIZE :]
+                )
+            elif kind == link_frames.FRAME_RAFT:
                 self._on_watched(watched, node, data)
-            elif kind == batch.FRAME_APPEND:
+            elif kind == link_frames.FRAME_APPEND:
                 self._keep_early(group, node, data)
             return
-        if group not in self._removed and kind in (batch.FRAME_APPEND, batch.FRAME_RAFT):
+        if group not in self._removed and kind in (
+            link_frames.FRAME_APPEND,
+            link_frames.FRAME_RAFT,
+        ):
             self._keep_early(group, node, data)
 
     def _keep_early(self, group: int, node: int, data: bytes) -> None:
@@ -360,7 +369,9 @@ class ReplicaHost:
                 replica.sender.probe_member(node)
                 return
             try:
-                replica.builder.adopt(data, batch.HEADER_SIZE, len(data), replica.versions.allowed)
+                replica.builder.adopt(
+                    data, link_frames.HEADER_SIZE, len(data), replica.versions.allowed
+                )
             except ValueError as error:
                 self.note(
                     "raft.forward_malformed", group=replica.group, node=node, error=str(error)
@@ -375,7 +386,7 @@ class ReplicaHost:
 
     def _decode(self, node: int, group: int, data: bytes) -> Received | None:
         try:
-            message = msgspec.msgpack.decode(memoryview(data)[batch.HEADER_SIZE :])
+            message = msgspec.msgpack.decode(memoryview(data)[link_frames.HEADER_SIZE :])
         except msgspec.DecodeError as error:
             message = str(error)
         if (
@@ -664,7 +675,7 @@ class ReplicaHost:
     def send_raft(self, node: int, group: int, message: tuple[int, ...]) -> None:
         """Sends a RAFT frame for a group without a replica that could."""
         body = msgspec.msgpack.encode(message)
-        self.transport.send(node, frame(batch.FRAME_RAFT, 0, group, 0, 0, 0, 0, body))
+        self.transport.send(node, frame(link_frames.FRAME_RAFT, 0, group, 0, 0, 0, 0, body))
 
     def _on_queued(self) -> None:
         """Something waits in the log, be it an entry, a vote or a mark: the round's end sends it to

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels import batch
-from convoymq.kernels.batch import make_entry
+from convoymq.kernels.entries import ENTRY_MEMBERSHIP, make_entry
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.types import LEADER
@@ -45,7 +44,7 @@ class MemberChanges:
                 index,
                 core.term,
                 replica.time.now_ms(),
-                batch.ENTRY_MEMBERSHIP,
+                ENTRY_MEMBERSHIP,
                 members.encode(),
             )
         )

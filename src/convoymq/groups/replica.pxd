@@ -6,7 +6,8 @@ from convoymq.groups.applying cimport Applying
 from convoymq.groups.sender cimport EntrySender
 from convoymq.groups.serving cimport Serving
 from convoymq.groups.snapshots cimport SnapshotTransfers
-from convoymq.kernels.batch cimport CommandBuilder, Entry
+from convoymq.kernels.batch cimport CommandBuilder
+from convoymq.kernels.entries cimport Entry
 from convoymq.replication.raft.core cimport RaftCore
 from convoymq.replication.raft.progress cimport Progress
 from convoymq.storage.log cimport GroupLog

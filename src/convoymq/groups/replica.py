@@ -29,8 +29,17 @@ from convoymq.groups.sender import EntrySender
 from convoymq.groups.serving import BEHIND, LEADER_IS, Serving
 from convoymq.groups.snapshots import SnapshotTransfers
 from convoymq.groups.version_raising import VersionRaising
-from convoymq.kernels import batch
-from convoymq.kernels.batch import CommandBuilder, frame, make_entry, split_entries
+from convoymq.kernels import batch, link_frames
+from convoymq.kernels.batch import CommandBuilder
+from convoymq.kernels.entries import (
+    ENTRY_COMMANDS,
+    ENTRY_MEMBERSHIP,
+    ENTRY_NOOP,
+    ENTRY_VERSION,
+    make_entry,
+    split_entries,
+)
+from convoymq.kernels.link_frames import frame
 from convoymq.model.errors import (
     InvariantViolated,
     PeerError,
@@ -49,11 +58,11 @@ if TYPE_CHECKING:
     from convoymq.groups.host import ReplicaHost
     from convoymq.storage.log import GroupLog
 
-HEADER = batch.HEADER_SIZE
-NOOP = batch.ENTRY_NOOP
-COMMANDS = batch.ENTRY_COMMANDS
-MEMBERSHIP = batch.ENTRY_MEMBERSHIP
-VERSION = batch.ENTRY_VERSION
+HEADER = link_frames.HEADER_SIZE
+NOOP = ENTRY_NOOP
+COMMANDS = ENTRY_COMMANDS
+MEMBERSHIP = ENTRY_MEMBERSHIP
+VERSION = ENTRY_VERSION
 FLAG_RESET = 1
 """APPEND_REPLY: the follower lost its log; what it acknowledged before does not count."""
 FLAG_VOTELESS = 2
@@ -402,7 +411,15 @@ class Replica:
         """Answers an append."""
         self.host.transport.send(
             to,
-            frame(batch.FRAME_APPEND_REPLY, flags, self.group, self.core.term, index, rejected, 0),
+            frame(
+                link_frames.FRAME_APPEND_REPLY,
+                flags,
+                self.group,
+                self.core.term,
+                index,
+                rejected,
+                0,
+            ),
         )
 
     def on_commit(self, sender: int, term: int, commit: int) -> None:
@@ -519,7 +536,7 @@ class Replica:
         """Sends a general message."""
         body = msgspec.msgpack.encode(message)
         self.host.transport.send(
-            node, frame(batch.FRAME_RAFT, 0, self.group, self.core.term, 0, 0, 0, body)
+            node, frame(link_frames.FRAME_RAFT, 0, self.group, self.core.term, 0, 0, 0, body)
         )
 
     def _became_leader(self) -> None:

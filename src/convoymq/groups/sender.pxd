@@ -2,7 +2,7 @@
 import cython
 from libc.stdint cimport int64_t
 
-from convoymq.kernels.batch cimport Entry
+from convoymq.kernels.entries cimport Entry
 from convoymq.replication.raft.core cimport RaftCore
 from convoymq.replication.raft.progress cimport Progress
 from convoymq.storage.log cimport GroupLog

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels import batch
-from convoymq.kernels.batch import Entry, frame
+from convoymq.kernels import link_frames
+from convoymq.kernels.entries import Entry
+from convoymq.kernels.link_frames import frame
 from convoymq.model.errors import StorageFault
 from convoymq.replication.raft.types import LEADER, REPLICATE, SNAPSHOT
 
@@ -130,7 +131,7 @@ class EntrySender:
         previous = peer.next_index - 1
         commit = core.commit_index
         head = frame(
-            batch.FRAME_APPEND,
+            link_frames.FRAME_APPEND,
             0,
             self.group,
             core.term,
@@ -177,7 +178,7 @@ class EntrySender:
         core = self.core
         commit = core.commit_index
         self.host.transport.send(
-            peer.node, frame(batch.FRAME_COMMIT, 0, self.group, core.term, 0, 0, commit)
+            peer.node, frame(link_frames.FRAME_COMMIT, 0, self.group, core.term, 0, 0, commit)
         )
         peer.commit_sent = commit
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import split_entries
+from convoymq.kernels.entries import split_entries
 from convoymq.model.errors import BrokerError, PeerError, StorageFault, UnsupportedVersion
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels import batch
-from convoymq.kernels.batch import make_entry
+from convoymq.kernels.entries import ENTRY_VERSION, encode_version, make_entry
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import LEADER
 
@@ -79,7 +78,7 @@ class VersionRaising:
         index = self.proposed_index = self.log.last_index + 1
         replica.sender.append(
             make_entry(
-                self.group, index, core.term, replica.time.now_ms(), batch.ENTRY_VERSION,
-                batch.encode_version(newest),
+                self.group, index, core.term, replica.time.now_ms(), ENTRY_VERSION,
+                encode_version(newest),
             )
         )  # fmt: skip

@@ -1,15 +1,6 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-cdef class Entry:
-    cdef public bytes data
-    cdef public uint64_t index
-    cdef public uint64_t term
-    cdef public uint64_t time_ms
-    cdef public uint32_t group
-    cdef public int kind
-    cdef public Py_ssize_t size
-
 cdef class Chunk:
     cdef public bytes data
 

@@ -1,24 +1,16 @@
-"""Entries, commands and link frames: built once, never re-encoded.
+"""Commands, and the open batch that collects them: built once, never re-encoded.
 
-Layout: docs/formats/entries-and-frames.md. A `CommandBuilder` writes commands behind 48 free
-bytes, so
-that sealing it as an entry or as a FORWARD frame only fills the header in. All pointers stay inside
-this module and `frames`; every length that comes from outside is checked before it is used.
+Layout: docs/formats/entries-and-frames.md. A `CommandBuilder` writes commands behind 48 free bytes,
+so that sealing it as an entry or as a FORWARD frame only fills the header in. Every length that
+comes from outside is checked before it is used.
 """
 
 from collections import deque
 
 import cython
-from crc32c import crc32c as _crc32c
 from cython.cimports.convoymq.kernels import cext
-from cython.cimports.convoymq.kernels.bytes import (
-    bytes_pointer,
-    get32,
-    get64,
-    memory_view,
-    put32,
-    put64,
-)
+from cython.cimports.convoymq.kernels.bytes import bytes_pointer, get32, get64, put32, put64
+from cython.cimports.convoymq.kernels.entries import ENTRY_COMMANDS, seal_entry
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_ARG,
     COMMAND_COUNT,
@@ -32,60 +24,18 @@ from cython.cimports.convoymq.kernels.layout import (
     ENQUEUE_RECORDS,
     ENQUEUE_SAME_SIZE,
     ENQUEUE_SIZE_MIN,
-    ENTRY_CHECKED_FROM,
-    ENTRY_COUNT,
-    ENTRY_CRC,
-    ENTRY_FORMAT,
-    ENTRY_FORMAT_KNOWN,
-    ENTRY_GROUP,
     ENTRY_HEADER_SIZE,
-    ENTRY_INDEX,
-    ENTRY_KIND,
-    ENTRY_SPARE,
-    ENTRY_TERM,
-    ENTRY_TIME,
-    LINK_A,
-    LINK_B,
-    LINK_C,
-    LINK_D,
-    LINK_FLAGS,
-    LINK_GROUP,
-    LINK_HEADER_SIZE,
-    LINK_SPARE,
-    LINK_SPARE_WORD,
-    LINK_TYPE,
     RANGE_SIZE,
     TYPE_DISCARD,
     TYPE_ENQUEUE,
     TYPE_RETURN,
     TYPE_SETTLE,
-    WAL_BATCH_COVERED_FROM,
-    WAL_BATCH_CRC,
-    WAL_BATCH_DIRECTORY_CRC,
-    WAL_BATCH_GENERATION,
-    WAL_BATCH_HEADER_SIZE,
-    WAL_BATCH_LENGTH,
-    WAL_BATCH_MAP,
-    WAL_BATCH_POSITION,
-    WAL_BATCH_RECORDS,
-    WAL_BATCH_SEQUENCE,
-    WAL_DIRECTORY_ROW,
-    WAL_MAP_BYTES,
 )
+from cython.cimports.convoymq.kernels.link_frames import FRAME_FORWARD, put_header
 from cython.cimports.libc import stdlib, string
 from cython.cimports.libc.stdint import uint32_t, uint64_t
 
-from convoymq.model.errors import UnsupportedVersion
-
-HEADER_SIZE = 48
-COMMAND_SIZE = 32
-ENTRY_SIZE_SOFT = 4 << 20
-ENTRY_SIZE_MAX = (512 << 20) + (64 << 10)
-
-ENTRY_NOOP = 0
-ENTRY_COMMANDS = 1
-ENTRY_MEMBERSHIP = 2
-ENTRY_VERSION = 3
+COMMAND_SIZE = COMMAND_HEADER_SIZE
 
 CMD_ENQUEUE = 1
 CMD_SETTLE = 2
@@ -108,90 +58,9 @@ CMD_SESSION_OPEN = 20
 CMD_CONFIG = 21
 CMD_METADATA = 64
 
-FRAME_APPEND = 1
-FRAME_APPEND_REPLY = 2
-FRAME_COMMIT = 3
-FRAME_FORWARD = 4
-FRAME_APPLIED = 5
-FRAME_DELIVER = 6
-FRAME_RAFT = 7
-FRAME_CONTROL = 8
-FRAME_HEARTBEAT = 9
-FRAME_HELLO = 10
-FRAME_RELAY = 11
-FRAME_GOODBYE = 12
-FRAME_CREDIT = 13
-
-_NO_GROUP = cython.declare(uint32_t, 0xFFFFFFFF)
 _SOFT = cython.declare(cython.Py_ssize_t, 4 << 20)
 _CAPACITY_MIN = cython.declare(cython.Py_ssize_t, 512)
 _UNBOUNDED = cython.declare(cython.Py_ssize_t, 1 << 62)
-
-
-@cython.cfunc
-def _crc(p: cython.p_uchar, n: cython.Py_ssize_t) -> uint32_t:
-    return _crc32c(memory_view(p, n))
-
-
-@cython.cclass
-class Entry:
-    def __init__(self, data: bytes):
-        size: cython.Py_ssize_t = len(data)
-        p: cython.p_uchar = bytes_pointer(data)
-        if size < ENTRY_HEADER_SIZE or get32(p) != size:
-            raise ValueError(f"entry of {size} bytes has a wrong length field")
-        if get32(p + ENTRY_CRC) != _crc(p + ENTRY_CHECKED_FROM, size - ENTRY_CHECKED_FROM):
-            raise ValueError("entry checksum does not fit")
-        # Not before the checksum: damage may look like any format.
-        if p[ENTRY_FORMAT] != ENTRY_FORMAT_KNOWN:
-            raise UnsupportedVersion(
-                f"entry format {p[ENTRY_FORMAT]} is not known;"
-                f" this release knows {ENTRY_FORMAT_KNOWN}"
-            )
-        _unpack(self, data, p, size)
-
-    def __repr__(self):
-        return f"Entry(group={self.group}, index={self.index}, term={self.term}, size={self.size})"
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _unpack(entry: Entry, data: bytes, p: cython.p_uchar, size: cython.Py_ssize_t) -> cython.void:
-    entry.data = data
-    entry.index = get64(p + ENTRY_INDEX)
-    entry.term = get64(p + ENTRY_TERM)
-    entry.time_ms = get64(p + ENTRY_TIME)
-    entry.group = get32(p + ENTRY_GROUP)
-    entry.kind = p[ENTRY_KIND]
-    entry.size = size
-
-
-@cython.cfunc
-def _seal_entry(
-    data: bytes,
-    group: uint32_t,
-    index: uint64_t,
-    term: uint64_t,
-    time_ms: uint64_t,
-    kind: cython.int,
-    count: cython.int,
-) -> Entry:
-    size: cython.Py_ssize_t = len(data)
-    p: cython.p_uchar = bytes_pointer(data)
-    put32(p, cython.cast(uint32_t, size))
-    put64(p + ENTRY_INDEX, index)
-    put64(p + ENTRY_TERM, term)
-    put64(p + ENTRY_TIME, time_ms)
-    put32(p + ENTRY_GROUP, group)
-    p[ENTRY_KIND] = cython.cast(cython.uchar, kind)
-    p[ENTRY_FORMAT] = ENTRY_FORMAT_KNOWN
-    p[ENTRY_COUNT] = count & 0xFF
-    p[ENTRY_COUNT + 1] = (count >> 8) & 0xFF
-    put64(p + ENTRY_SPARE, 0)
-    put32(p + ENTRY_CRC, _crc(p + ENTRY_CHECKED_FROM, size - ENTRY_CHECKED_FROM))
-    entry: Entry = Entry.__new__(Entry)
-    _unpack(entry, data, p, size)
-    return entry
 
 
 @cython.cclass
@@ -610,14 +479,12 @@ class CommandBuilder:
     def take_entry(self, group, index, term, time_ms):
         count: cython.int = self.command_count
         data: bytes = self.seal()
-        return _seal_entry(data, group, index, term, time_ms, ENTRY_COMMANDS, count)
+        return seal_entry(data, group, index, term, time_ms, ENTRY_COMMANDS, count)
 
     def take_forward(self, group, term):
         data: bytes = self.seal()
         p: cython.p_uchar = bytes_pointer(data)
-        _put_frame_header(
-            p, cython.cast(uint32_t, len(data)), FRAME_FORWARD, 0, group, term, 0, 0, 0
-        )
+        put_header(p, cython.cast(uint32_t, len(data)), FRAME_FORWARD, 0, group, term, 0, 0, 0)
         return data
 
     def discard_unsent(self):
@@ -692,53 +559,6 @@ def record_table(
         return -1
     count[0] = n
     return command + position
-
-
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def _put_frame_header(
-    p: cython.p_uchar,
-    length: uint32_t,
-    type: cython.int,
-    flags: cython.int,
-    group: uint32_t,
-    a: uint64_t,
-    b: uint64_t,
-    c: uint64_t,
-    d: uint64_t,
-) -> cython.void:
-    put32(p, length)
-    p[LINK_TYPE] = cython.cast(cython.uchar, type)
-    p[LINK_FLAGS] = cython.cast(cython.uchar, flags)
-    p[LINK_SPARE] = 0
-    p[LINK_SPARE + 1] = 0
-    put32(p + LINK_GROUP, group)
-    put32(p + LINK_SPARE_WORD, 0)
-    put64(p + LINK_A, a)
-    put64(p + LINK_B, b)
-    put64(p + LINK_C, c)
-    put64(p + LINK_D, d)
-
-
-def make_entry(group, index, term, time_ms, kind, body):
-    # C division: the remainder of a negative number would be negative.
-    padding = (8 - len(body) % 8) % 8
-    data = bytes(ENTRY_HEADER_SIZE) + body + bytes(padding)
-    # A fresh object that nobody else has seen: its header may still be written.
-    return _seal_entry(data, group, index, term, time_ms, kind, 0)
-
-
-def encode_version(version: uint32_t):
-    body: bytes = bytes(8)
-    put32(bytes_pointer(body), version)
-    return body
-
-
-def decode_version(data: bytes):
-    if len(data) != ENTRY_HEADER_SIZE + 8:
-        raise ValueError(f"a machine version entry has 56 bytes, not {len(data)}")
-    return get32(bytes_pointer(data) + ENTRY_HEADER_SIZE)
 
 
 def commands(data: bytes):
@@ -876,102 +696,3 @@ def slice_records(
         low = offset
         put32(p + position + 4 * i, cython.cast(uint32_t, offset - shift))
     return made
-
-
-def frame(type, flags, group, a, b, c, d, body=b"", body_length=-1):
-    size = LINK_HEADER_SIZE + (body_length if body_length >= 0 else len(body))
-    if size > 0xFFFFFFFF:
-        raise ValueError("a link frame holds at most 4 GiB")
-    data: bytes = bytes(LINK_HEADER_SIZE) + body
-    _put_frame_header(bytes_pointer(data), size, type, flags, group, a, b, c, d)
-    return data
-
-
-def frame_header(data):
-    view: bytes = data if type(data) is bytes else bytes(data[:LINK_HEADER_SIZE])
-    if len(view) < LINK_HEADER_SIZE:
-        raise ValueError("link frame is shorter than its header")
-    p: cython.p_uchar = bytes_pointer(view)
-    if get32(p) < LINK_HEADER_SIZE:
-        raise ValueError("link frame has a wrong length field")
-    return (
-        get32(p),
-        cython.cast(cython.int, p[LINK_TYPE]),
-        cython.cast(cython.int, p[LINK_FLAGS]),
-        get32(p + LINK_GROUP),
-        get64(p + LINK_A),
-        get64(p + LINK_B),
-        get64(p + LINK_C),
-        get64(p + LINK_D),
-    )
-
-
-def wal_batch_frame(
-    magic: bytes,
-    generation,
-    sequence,
-    position,
-    length,
-    sizes: list,
-    records: list,
-    recent: bytearray,
-    covered_from,
-):
-    if len(magic) != 8 or len(recent) != 2 * WAL_MAP_BYTES:
-        raise ValueError("a magic has 8 bytes, two maps have 128")
-    count: cython.Py_ssize_t = len(records)
-    if len(sizes) != 2 * count:
-        raise ValueError("every record has a group and a size")
-    size: cython.Py_ssize_t = (WAL_DIRECTORY_ROW * count + 7) & ~7
-    directory: bytes = bytes(size)
-    p: cython.p_uchar = bytes_pointer(directory)
-    row: cython.p_uchar = p
-    record: bytes
-    i: cython.Py_ssize_t
-    for i in range(count):
-        record = records[i]
-        if len(record) < ENTRY_HEADER_SIZE:
-            raise ValueError("a record has a header")
-        put32(row, sizes[2 * i])
-        put32(row + 4, sizes[2 * i + 1])
-        put32(row + 8, get32(bytes_pointer(record) + ENTRY_CRC))
-        row += WAL_DIRECTORY_ROW
-    head: bytes = bytes(WAL_BATCH_HEADER_SIZE)
-    q: cython.p_uchar = bytes_pointer(head)
-    string.memcpy(q, bytes_pointer(magic), 8)
-    put64(q + WAL_BATCH_GENERATION, generation)
-    put64(q + WAL_BATCH_SEQUENCE, sequence)
-    put64(q + WAL_BATCH_LENGTH, length)
-    put64(q + WAL_BATCH_COVERED_FROM, covered_from)
-    put32(q + WAL_BATCH_RECORDS, cython.cast(uint32_t, count))
-    put32(q + WAL_BATCH_POSITION, position)
-    put32(q + WAL_BATCH_DIRECTORY_CRC, _crc(p, size))
-    maps: cython.p_uchar = recent
-    for i in range(WAL_MAP_BYTES):
-        q[WAL_BATCH_MAP + i] = maps[i] | maps[WAL_MAP_BYTES + i]
-    group: uint32_t
-    for i in range(count):
-        group = get32(p + WAL_DIRECTORY_ROW * i)
-        if group != _NO_GROUP:
-            group %= 8 * WAL_MAP_BYTES
-            maps[WAL_MAP_BYTES + (group >> 3)] |= 1 << (group & 7)
-    put32(q + WAL_BATCH_CRC, _crc(q, WAL_BATCH_CRC))
-    return head, directory
-
-
-def split_entries(data: bytes, offset: cython.Py_ssize_t):
-    size: cython.Py_ssize_t = len(data)
-    if offset < 0 or offset > size:
-        raise ValueError("entries lie outside their frame")
-    p: cython.p_uchar = bytes_pointer(data)
-    found: list = []
-    at: cython.Py_ssize_t = offset
-    while at < size:
-        if size - at < ENTRY_HEADER_SIZE:
-            raise ValueError("entry is cut off")
-        length: cython.Py_ssize_t = get32(p + at)
-        if length < ENTRY_HEADER_SIZE or length > size - at:
-            raise ValueError("entry is cut off")
-        found.append(Entry(data[at : at + length]))
-        at += length
-    return found

@@ -1,17 +1,12 @@
-"""Entries, commands and link frames: layout in docs/formats/entries-and-frames.md."""
+"""Commands and the open batch that collects them: layout in docs/formats/entries-and-frames.md."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-HEADER_SIZE: int  # 48, entries and link frames alike
-COMMAND_SIZE: int  # 32
-ENTRY_SIZE_SOFT: int  # builders report `full` above this, 4 MiB
+from convoymq.kernels.entries import Entry
 
-ENTRY_NOOP: int
-ENTRY_COMMANDS: int
-ENTRY_MEMBERSHIP: int
-ENTRY_VERSION: int
+COMMAND_SIZE: int  # 32, the header of a command
 
 CMD_ENQUEUE: int
 CMD_SETTLE: int
@@ -33,34 +28,6 @@ CMD_STORE_OFFSET: int
 CMD_SESSION_OPEN: int
 CMD_CONFIG: int
 CMD_METADATA: int
-
-FRAME_APPEND: int
-FRAME_APPEND_REPLY: int
-FRAME_COMMIT: int
-FRAME_FORWARD: int
-FRAME_APPLIED: int
-FRAME_DELIVER: int
-FRAME_RAFT: int
-FRAME_CONTROL: int
-FRAME_HEARTBEAT: int
-FRAME_HELLO: int
-FRAME_RELAY: int
-FRAME_GOODBYE: int
-FRAME_CREDIT: int
-
-class Entry:
-    """One log entry: its bytes and, unpacked, its header."""
-
-    data: bytes
-    index: int
-    term: int
-    time_ms: int
-    group: int
-    kind: int
-    size: int
-    def __init__(self, data: bytes) -> None:
-        """Unpacks the header. Raises ValueError when length or CRC32C do not fit, and
-        UnsupportedVersion for another format."""
 
 class Chunk:
     """Owner of the bytes of one sealed builder; `data` is None until sealed."""
@@ -173,15 +140,6 @@ class PublishTarget:
     def resend(self, after: int) -> None:
         """Appends all sealed pending commands with seq > `after` to the builder once more."""
 
-def make_entry(group: int, index: int, term: int, time_ms: int, kind: int, body: bytes) -> Entry:
-    """An entry of any kind; `body` is padded to a multiple of 8."""
-
-def encode_version(version: int) -> bytes:
-    """The body of a machine version entry."""
-
-def decode_version(data: bytes) -> int:
-    """The version in a machine version entry (`data` = the whole entry). Raises ValueError."""
-
 def commands(data: bytes) -> list[tuple[int, int, int, int, int, int, int, int]]:
     """(type, flags, session, seq, count, arg, offset, length) of each command of an entry.
 
@@ -202,38 +160,3 @@ def record(data: bytes, command: int, i: int) -> bytes:
 
 def slice_records(data: bytes, command: int, first: int, count: int) -> bytes:
     """A DELIVER body: an ENQUEUE command with just these records. Raises ValueError."""
-
-def frame(
-    type: int,
-    flags: int,
-    group: int,
-    a: int,
-    b: int,
-    c: int,
-    d: int,
-    body: bytes = b"",
-    body_length: int = -1,
-) -> bytes:
-    """A link frame. With `body_length` the header counts a body that is sent separately."""
-
-def frame_header(data: bytes | memoryview) -> tuple[int, int, int, int, int, int, int, int]:
-    """(length, type, flags, group, a, b, c, d). Raises ValueError."""
-
-def wal_batch_frame(
-    magic: bytes,
-    generation: int,
-    sequence: int,
-    position: int,
-    length: int,
-    sizes: list[int],
-    records: list[bytes],
-    recent: bytearray,
-    covered_from: int,
-) -> tuple[bytes, bytes]:
-    """What encloses the records of a WAL batch (docs/formats/storage.md): its header and its
-    directory. `sizes`: group and size in words of every record, in turn. `recent`: two maps of 64
-    bytes of groups in the batches before; this one's are added to the second. Raises ValueError."""
-
-def split_entries(data: bytes, offset: int) -> list[Entry]:
-    """The entries of an APPEND body, each verified and copied. Raises ValueError, and
-    UnsupportedVersion for an entry of another format."""

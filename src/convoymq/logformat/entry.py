@@ -10,7 +10,7 @@ import struct
 
 from crc32c import crc32c
 
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.model.errors import StorageFault
 
 ENTRY_HEADER = struct.Struct("<IIQQQIBB10x")

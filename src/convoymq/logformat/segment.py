@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from crc32c import crc32c
 
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.logformat.entry import check_entry
 from convoymq.logformat.identity import ClusterIds, check_version
 from convoymq.model.errors import StorageFault

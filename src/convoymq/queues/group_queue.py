@@ -27,8 +27,9 @@ import msgspec
 
 from convoymq.groups.election_timer import ElectionTimer
 from convoymq.groups.group_time import GroupTime
-from convoymq.kernels import batch
-from convoymq.kernels.batch import CommandBuilder, Entry, PendingBudget
+from convoymq.kernels import batch, link_frames
+from convoymq.kernels.batch import CommandBuilder, PendingBudget
+from convoymq.kernels.entries import Entry
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, StorageFault, Unavailable
 from convoymq.queues.group_machine import GroupMachine
@@ -356,7 +357,7 @@ class GroupQueue(Queue):
         self, node: int, type: int, group: int, a: int, b: int, c: int, d: int, body: bytes
     ) -> None:
         """An APPLIED frame of this group, from the leader."""
-        if type != batch.FRAME_APPLIED:
+        if type != link_frames.FRAME_APPLIED:
             return
         client = self._clients.get(a)
         if client is None:
@@ -418,8 +419,8 @@ class GroupQueue(Queue):
             assert kind == EFFECT_GAP
             status = STATUS_GAP
         packed = b"" if reply is None else msgspec.msgpack.encode(reply)
-        frame = batch.frame(
-            batch.FRAME_APPLIED, 0, self.group, session, effect[2], status, 0, packed
+        frame = link_frames.frame(
+            link_frames.FRAME_APPLIED, 0, self.group, session, effect[2], status, 0, packed
         )
         self._transport.send(node, frame)
         return 0

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import NoReturn, TypedDict, cast
 
 from convoymq.kernels import batch
+from convoymq.kernels.entries import Entry
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 
 Key = tuple[int, int, int]
@@ -220,7 +221,7 @@ class DeliveryModel:
     def apply(self, index: int, data: bytes) -> None:
         """Follows one committed entry of commands; what it gave is in `hand_outs` and `answers`."""
         self.index = index
-        self.time_ms = max(self.time_ms, batch.Entry(data).time_ms)
+        self.time_ms = max(self.time_ms, Entry(data).time_ms)
         self.hand_outs = []
         self.answers = []
         self.released = []

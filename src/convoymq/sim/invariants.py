@@ -26,7 +26,7 @@ import zlib
 import msgspec
 
 from convoymq.groups.replica import Replica
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.replication.machine import Effect, Machine
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.referee import GroupReferee

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from convoymq.groups.effect_sink import EffectSink
 from convoymq.groups.replica import Replica
-from convoymq.kernels.batch import CommandBuilder, Entry
+from convoymq.kernels.batch import CommandBuilder
+from convoymq.kernels.entries import Entry
 from convoymq.replication.machine import Effect, Machine
 from convoymq.sim.faults import Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker

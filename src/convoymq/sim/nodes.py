@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from convoymq.groups.host import ReplicaHost
-from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
+from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import Unavailable
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.large_answers import LargeAnswers

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from convoymq.kernels.batch import (
+from convoymq.kernels.link_frames import (
     FRAME_HEARTBEAT,
     FRAME_RELAY,
     HEADER_SIZE,

@@ -17,7 +17,8 @@ from random import Random
 import msgspec
 
 from convoymq.groups.replica import Replica
-from convoymq.kernels import batch
+from convoymq.kernels import batch, link_frames
+from convoymq.kernels.entries import Entry
 from convoymq.queues.quorum.settings import machine_settings
 from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
@@ -331,7 +332,7 @@ class World:
     def _on_applied(
         self, node: SimNode, group: int, machine: IndexedMachine, data: bytes, effects: list[Effect]
     ) -> None:
-        entry = batch.Entry(data)
+        entry = Entry(data)
         checker = self.checkers[group]
         checker.on_apply(node.number, node.host.replica(group), entry.index, entry.term, data)
         checker.on_effects(node.number, entry.index, effects)
@@ -359,13 +360,13 @@ class World:
 
     def _on_frame_sent(self, source: int, target: int, data: bytes) -> None:
         kind = data[4]
-        if kind == batch.FRAME_APPEND_REPLY:
-            _, _, _, group, term, match, rejected, _ = batch.frame_header(data)
+        if kind == link_frames.FRAME_APPEND_REPLY:
+            _, _, _, group, term, match, rejected, _ = link_frames.frame_header(data)
             if not rejected:
                 self.checkers[group].on_acknowledge(source, term, match)
-        elif kind == batch.FRAME_RAFT:
-            group = batch.frame_header(data)[3]
-            message = msgspec.msgpack.decode(data[batch.HEADER_SIZE :])
+        elif kind == link_frames.FRAME_RAFT:
+            group = link_frames.frame_header(data)[3]
+            message = msgspec.msgpack.decode(data[link_frames.HEADER_SIZE :])
             if message[0] == VOTE_REPLY and message[2]:
                 self.checkers[group].on_vote(source, message[1], target)
             elif message[0] == VOTE:

@@ -2,7 +2,7 @@
 import cython
 from libc.stdint cimport int64_t
 
-from convoymq.kernels.batch cimport Entry
+from convoymq.kernels.entries cimport Entry
 from convoymq.storage.wal cimport Wal
 
 cdef class GroupLog:

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.logformat.entry import KIND_VOID, KIND_VOTE, check_entry
 from convoymq.logformat.segment import ERA_SHIFT, FilePlace, Segment, read_entries
 from convoymq.logformat.wal_file import PLACE_FILE_SHIFT, PLACE_OFFSET_MASK

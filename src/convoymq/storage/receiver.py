@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.logformat.entry import KIND_VOTE
 from convoymq.logformat.segment import ERA_SHIFT, Segment, group_path
 from convoymq.model.errors import Misuse, Refused

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from convoymq.kernels.batch import make_entry, wal_batch_frame
+from convoymq.kernels.entries import make_entry
+from convoymq.kernels.wal_frame import wal_batch_frame
 from convoymq.logformat.entry import (
     KIND_REMOVED,
     KIND_TABLE,

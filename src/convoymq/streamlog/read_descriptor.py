@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.logformat.segment import FilePlace, Readable, Segment, read_entries
 from convoymq.model.errors import StorageFault
 from convoymq.model.words import words_from_bytes, words_to_bytes

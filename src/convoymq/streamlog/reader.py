@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from convoymq.kernels import batch
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.model.errors import EntryGone, OffsetOutOfRange
 from convoymq.streamlog.chunks import ChunkIndex
 

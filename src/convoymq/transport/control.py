@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
+from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import (
     BrokerError,
     PeerError,

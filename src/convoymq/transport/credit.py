@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from convoymq.kernels.batch import FRAME_CREDIT, frame
+from convoymq.kernels.link_frames import FRAME_CREDIT, frame
 
 if TYPE_CHECKING:
     from convoymq.transport.links import Links

@@ -25,7 +25,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from convoymq.kernels.batch import FRAME_HELLO, HEADER_SIZE, frame, frame_header
+from convoymq.kernels.link_frames import FRAME_HELLO, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import BrokerError
 from convoymq.replication.versions import Supports
 from convoymq.transport.identity import NodeIdentity

@@ -28,7 +28,7 @@ import msgspec
 import structlog
 
 from convoymq import __version__
-from convoymq.kernels.batch import (
+from convoymq.kernels.link_frames import (
     FRAME_APPEND_REPLY,
     FRAME_CONTROL,
     FRAME_CREDIT,

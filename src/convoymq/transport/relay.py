@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from convoymq.kernels.batch import (
+from convoymq.kernels.link_frames import (
     FRAME_HEARTBEAT,
     FRAME_HELLO,
     FRAME_RELAY,

@@ -17,7 +17,8 @@ from convoymq.amqp.connection import Connection
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.states import State
 from convoymq.kernels import batch
-from convoymq.kernels.frames import ConnectionBuffer, Epoch, Outbox
+from convoymq.kernels.connection_buffer import ConnectionBuffer, Outbox
+from convoymq.kernels.route_cache import RouteCacheVersion
 from convoymq.model import refusals
 from convoymq.model.errors import AccessRefused
 from convoymq.model.refusals import exchange_subject, queue_subject
@@ -277,7 +278,7 @@ class FakeBroker:
         self.node_name = "convoy@test"
         self.cluster_name = "test"
         self.access = self.declarations = self.queue_admin = self.publishing = self
-        self.route_cache_version = Epoch()
+        self.route_cache_version = RouteCacheVersion()
         listeners: list[Callable[[frozenset[str]], None]] = []
         self.alarms = SimpleNamespace(effective=frozenset(), listeners=listeners)
         self.replies = FakeReplies()

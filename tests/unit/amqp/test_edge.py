@@ -19,7 +19,7 @@ from convoymq.amqp import codec
 from convoymq.amqp.edge import AmqpEdge
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.edges.acceptor import SharedPorts
-from convoymq.kernels.frames import Outbox
+from convoymq.kernels.connection_buffer import Outbox
 from convoymq.transport import listening
 from convoymq.transport.listening import has_ipv6
 from tests.sockets import backlog_of

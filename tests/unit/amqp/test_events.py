@@ -12,7 +12,7 @@ from convoymq.amqp.edge import AmqpEdge
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.states import State
 from convoymq.edges.acceptor import SharedPorts
-from convoymq.kernels.frames import Outbox
+from convoymq.kernels.connection_buffer import Outbox
 from convoymq.model.errors import Unavailable
 from convoymq.queues.interface import Delivery
 from tests.sockets import full

@@ -18,7 +18,7 @@ from convoymq.amqp.edge import AmqpEdge
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.client import Client, ClientConfig, TlsConfig, errors
 from convoymq.edges.acceptor import SharedPorts
-from convoymq.kernels.frames import Outbox
+from convoymq.kernels.connection_buffer import Outbox
 from convoymq.model.columnar import PREFACE
 from tests.unit.fetch.support import Rig, values_frame
 

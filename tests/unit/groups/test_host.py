@@ -18,17 +18,10 @@ from convoymq.groups import transfer
 from convoymq.groups.deferred import OPENING_MS
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.replica import BEHIND
-from convoymq.kernels import batch
-from convoymq.kernels.batch import (
-    CMD_PURGE,
-    CMD_SETTLE,
-    ENTRY_COMMANDS,
-    ENTRY_MEMBERSHIP,
-    FRAME_FORWARD,
-    commands,
-    frame,
-    pack_ranges,
-)
+from convoymq.kernels import batch, link_frames
+from convoymq.kernels.batch import CMD_PURGE, CMD_SETTLE, commands, pack_ranges
+from convoymq.kernels.entries import ENTRY_COMMANDS, ENTRY_MEMBERSHIP
+from convoymq.kernels.link_frames import FRAME_FORWARD, frame
 from convoymq.management import metrics
 from convoymq.notes import log_note
 from convoymq.replication.machine import NEVER, Effect
@@ -383,7 +376,9 @@ def test_a_founder_that_leads_no_more_opens_nothing() -> None:
     net.settle()
     replica = net.hosts[2].groups[GROUP]
     # A member that had not heard of it stands, and is elected.
-    net.hosts[2].on_frame(1, frame(batch.FRAME_RAFT, 0, GROUP, 2, 0, 0, 0, encode([VOTE, 2, 0, 0])))
+    net.hosts[2].on_frame(
+        1, frame(link_frames.FRAME_RAFT, 0, GROUP, 2, 0, 0, 0, encode([VOTE, 2, 0, 0]))
+    )
     assert not replica.is_leader
     assert replica.core.voted_for == 1
     net.hosts[2].deferred._open_terms()
@@ -1307,8 +1302,8 @@ def test_a_follower_whose_log_lags_for_long_does_not_count_as_live(net: Net) -> 
 @pytest.mark.provokes("raft.frame_malformed", "raft.message_malformed")
 def test_frames_that_make_no_sense_are_dropped(net: Net) -> None:
     host = net.hosts[1]
-    host.on_frame(2, frame(batch.FRAME_APPEND, 0, GROUP, 1, 0, 0, 0, b"no entries"))
-    host.on_frame(2, frame(batch.FRAME_RAFT, 0, GROUP, 0, 0, 0, 0, b"no message"))
+    host.on_frame(2, frame(link_frames.FRAME_APPEND, 0, GROUP, 1, 0, 0, 0, b"no entries"))
+    host.on_frame(2, frame(link_frames.FRAME_RAFT, 0, GROUP, 0, 0, 0, 0, b"no message"))
     net.run(2000)
     assert net.leader
 

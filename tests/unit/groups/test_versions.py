@@ -8,8 +8,9 @@ import crc32c
 import pytest
 
 from convoymq.groups import transfer
-from convoymq.kernels import batch
-from convoymq.kernels.batch import CMD_PURGE, commands, make_entry
+from convoymq.kernels import batch, link_frames
+from convoymq.kernels.batch import CMD_PURGE, commands
+from convoymq.kernels.entries import ENTRY_VERSION, decode_version, encode_version, make_entry
 from convoymq.model.errors import InvariantViolated, Misuse, UnknownCommand
 from convoymq.replication.raft.membership import Learner, Membership
 from convoymq.replication.raft.types import RaftConfig
@@ -318,8 +319,8 @@ def test_a_replica_stops_at_an_entry_of_unknown_format() -> None:
     data = bytearray(make_entry(GROUP, end + 1, replica.term, net.time, 0, b"").data)
     data[37] = 2
     data[4:8] = crc32c.crc32c(bytes(data[8:])).to_bytes(4, "little")
-    frame = batch.frame(
-        batch.FRAME_APPEND, 0, GROUP, replica.term, end, replica.term, 0, bytes(data)
+    frame = link_frames.frame(
+        link_frames.FRAME_APPEND, 0, GROUP, replica.term, end, replica.term, 0, bytes(data)
     )
     net.hosts[follower].on_frame(leader, frame)
     assert replica.stopped.startswith(f"entry {end + 1}: entry format 2 is not known")
@@ -391,20 +392,20 @@ def test_a_table_of_types_decides_about_all_commands_or_none() -> None:
     data = source.take_forward(GROUP, 1)
     builder: batch.CommandBuilder = batch.CommandBuilder()
     with pytest.raises(ValueError, match="command type 99 is not in the version in force"):
-        builder.adopt(data, batch.HEADER_SIZE, len(data), command_table((CMD_PURGE,)))
+        builder.adopt(data, link_frames.HEADER_SIZE, len(data), command_table((CMD_PURGE,)))
     assert builder.used == 0
     with pytest.raises(ValueError, match="256 bits"):
-        builder.adopt(data, batch.HEADER_SIZE, len(data), b"\xff")
-    builder.adopt(data, batch.HEADER_SIZE, len(data), command_table((CMD_PURGE, 99)))
-    assert builder.used == len(data) - batch.HEADER_SIZE
+        builder.adopt(data, link_frames.HEADER_SIZE, len(data), b"\xff")
+    builder.adopt(data, link_frames.HEADER_SIZE, len(data), command_table((CMD_PURGE, 99)))
+    assert builder.used == len(data) - link_frames.HEADER_SIZE
 
 
 def test_a_version_entry_reads_back() -> None:
-    entry = make_entry(GROUP, 1, 1, 0, batch.ENTRY_VERSION, batch.encode_version(7))
+    entry = make_entry(GROUP, 1, 1, 0, ENTRY_VERSION, encode_version(7))
     assert entry.size == 56
-    assert batch.decode_version(entry.data) == 7
+    assert decode_version(entry.data) == 7
     with pytest.raises(ValueError, match="56 bytes"):
-        batch.decode_version(entry.data + bytes(8))
+        decode_version(entry.data + bytes(8))
 
 
 # A majority that is linked and does not answer, and one that is lost.

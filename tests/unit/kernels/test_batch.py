@@ -10,7 +10,8 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convoymq.kernels import batch
+from convoymq.kernels import batch, link_frames
+from convoymq.kernels.entries import ENTRY_MEMBERSHIP, Entry, make_entry, split_entries
 from tests.unit.kernels import reference
 
 U64 = st.integers(0, 2**64 - 1)
@@ -131,7 +132,16 @@ def test_forward_frame_is_adopted_by_the_leader_unchanged() -> None:
     target = batch.PublishTarget(builder, 2 << 56, None)
     target.publish([b"x" * 5000], 5000, 1)
     frame = builder.take_forward(9, 4)
-    assert batch.frame_header(frame) == (len(frame), batch.FRAME_FORWARD, 0, 9, 4, 0, 0, 0)
+    assert link_frames.frame_header(frame) == (
+        len(frame),
+        link_frames.FRAME_FORWARD,
+        0,
+        9,
+        4,
+        0,
+        0,
+        0,
+    )
     leader.adopt(frame, 48, len(frame))
     assert leader.take_entry(9, 1, 4, 0).data[48:] == frame[48:]
 
@@ -222,10 +232,10 @@ def test_damaged_entries_are_refused(cut: int, position: int, value: int) -> Non
     damaged[position] = value
     if changed:
         with pytest.raises(ValueError):
-            batch.Entry(bytes(damaged))
+            Entry(bytes(damaged))
     if cut:
         with pytest.raises(ValueError):
-            batch.Entry(good[:-cut] if cut < len(good) else b"")
+            Entry(good[:-cut] if cut < len(good) else b"")
 
 
 @given(data=st.binary(max_size=300))
@@ -239,8 +249,8 @@ def test_no_input_makes_a_reader_leave_its_buffer(data: bytes) -> None:
         lambda: batch.slice_records(data, 0, 0, 2),
         lambda: batch.command_body(data, 8),
         lambda: batch.enqueue_bytes(data, 8),
-        lambda: batch.split_entries(data, 0),
-        lambda: batch.frame_header(data),
+        lambda: split_entries(data, 0),
+        lambda: link_frames.frame_header(data),
         lambda: batch.CommandBuilder().adopt(data, 0, len(data)),
     ):
         with contextlib.suppress(ValueError):
@@ -271,10 +281,10 @@ def test_mutated_commands_are_adopted_whole_or_refused(
 @pytest.mark.parametrize("size", range(17))
 def test_make_entry_pads_a_body_of_any_size(size: int) -> None:
     body = bytes(range(1, size + 1))
-    entry = batch.make_entry(5, 6, 7, 8, batch.ENTRY_MEMBERSHIP, body)
+    entry = make_entry(5, 6, 7, 8, ENTRY_MEMBERSHIP, body)
     assert len(entry.data) % 8 == 0
     assert entry.data[48:].rstrip(b"\0") == body
-    assert batch.Entry(entry.data).index == 6
+    assert Entry(entry.data).index == 6
 
 
 def test_adopted_commands_do_not_make_one_entry_of_any_size() -> None:
@@ -286,7 +296,7 @@ def test_adopted_commands_do_not_make_one_entry_of_any_size() -> None:
     batch.PublishTarget(source, 1, None).publish([bytes(1 << 20)], 1 << 20, 1)
     data = source.take_forward(1, 1)
     for _ in range(20):
-        builder.adopt(data, batch.HEADER_SIZE, len(data))
+        builder.adopt(data, link_frames.HEADER_SIZE, len(data))
     assert len(entries) == 4
     assert max(entry.size for entry in entries) < 6 << 20
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
-from convoymq.kernels import batch, frames
+from convoymq.kernels import batch, channel_codec, connection_buffer
 from convoymq.kernels import content as content_kernel
+from convoymq.kernels.route_cache import RouteCacheVersion
 from convoymq.model.tables import Table
 
 FRAME_MAX = 4096
@@ -192,7 +193,7 @@ class Ear:
     """Owner of a wire and of its channel codecs; notes what it hears."""
 
     events: list[Event] = field(default_factory=list)
-    buffer: frames.ConnectionBuffer = None  # type: ignore[assignment]
+    buffer: connection_buffer.ConnectionBuffer = None  # type: ignore[assignment]
 
     def on_method(self, channel: int, payload: bytes) -> None:
         self.events.append(("method", channel, payload))
@@ -254,11 +255,13 @@ class LaneEar:
 
 def make_buffer(
     channels: Sequence[int], targets: tuple[batch.PublishTarget, ...] | None = None
-) -> tuple[Ear, list[frames.ChannelCodec]]:
+) -> tuple[Ear, list[channel_codec.ChannelCodec]]:
     ear = Ear()
-    ear.buffer = frames.ConnectionBuffer(ear, frames.Outbox(), -1, FRAME_MAX, BODY_MAX)
-    ear.buffer.state = frames.WIRE_OPEN
-    epoch = frames.Epoch()
+    ear.buffer = connection_buffer.ConnectionBuffer(
+        ear, connection_buffer.Outbox(), -1, FRAME_MAX, BODY_MAX
+    )
+    ear.buffer.state = connection_buffer.CONNECTION_OPEN
+    epoch = RouteCacheVersion()
     channel_codecs = [
         ear.buffer.open_codec(number, LaneEar(ear, number, targets), epoch) for number in channels
     ]

@@ -17,7 +17,9 @@ import structlog
 from convoymq.broker.facade import Broker
 from convoymq.broker.settings import BrokerSettings
 from convoymq.groups.group_time import GroupTime
-from convoymq.kernels.batch import FRAME_CONTROL, HEADER_SIZE, CommandBuilder, Entry, frame_header
+from convoymq.kernels.batch import CommandBuilder
+from convoymq.kernels.entries import Entry
+from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame_header
 from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import Bootstrap, PutNode

@@ -11,7 +11,7 @@ import pytest
 
 from convoymq.broker import cluster_queries
 from convoymq.broker.settings import BrokerSettings
-from convoymq.kernels.batch import FRAME_CONTROL, frame_header
+from convoymq.kernels.link_frames import FRAME_CONTROL, frame_header
 from convoymq.model.errors import Refused, ReservationRefused, Unavailable
 from convoymq.queues.large_answers import LargeAnswers
 from convoymq.transport.control import KIND_RESERVATION, KIND_STREAM

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from convoymq.kernels import batch
+from convoymq.kernels.entries import HEADER_SIZE
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.stream.machine import StreamMachine
@@ -81,7 +82,7 @@ def test_priority_and_expiration_mean_nothing_in_the_first_version() -> None:
         ))  # fmt: skip
     assert len(found[0][0]) == 4
     assert found[0] == found[1]
-    marks = [entry.data[batch.HEADER_SIZE + 5] for entry in marked.entries]
+    marks = [entry.data[HEADER_SIZE + 5] for entry in marked.entries]
     assert [mark & (PRIORITY | EXPIRATION) for mark in marks] == [0, 0, 2, 6, 0]
 
 

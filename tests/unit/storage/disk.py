@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from convoymq.kernels.batch import Entry, make_entry
+from convoymq.kernels.entries import Entry, make_entry
 from convoymq.storage.files import MemoryDirectory
 from convoymq.storage.inline import InlineFlusher, InlineWorker
 from convoymq.storage.log import GroupLog

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from convoymq.kernels.batch import make_entry
+from convoymq.kernels.entries import make_entry
 from convoymq.logformat.identity import ClusterIds
 from convoymq.logformat.segment import segment_name
 from convoymq.model.errors import StorageFault

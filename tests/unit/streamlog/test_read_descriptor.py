@@ -9,7 +9,7 @@ from array import array
 import msgspec
 import pytest
 
-from convoymq.kernels.batch import make_entry
+from convoymq.kernels.entries import make_entry
 from convoymq.logformat.segment import FilePlace, Segment
 from convoymq.model.errors import StorageFault
 from convoymq.storage.files import MemoryDirectory

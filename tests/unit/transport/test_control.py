@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.kernels.batch import FRAME_CONTROL, frame
+from convoymq.kernels.link_frames import FRAME_CONTROL, frame
 from convoymq.model.errors import NotFound, PeerError, Unavailable
 from convoymq.transport.control import KIND_FREE, ControlPlane
 

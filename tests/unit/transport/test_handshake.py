@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from convoymq.kernels.batch import FRAME_CONTROL, FRAME_HELLO, HEADER_SIZE, frame
+from convoymq.kernels.link_frames import FRAME_CONTROL, FRAME_HELLO, HEADER_SIZE, frame
 from convoymq.transport.handshake import Handshake, Hello, LinkRefused, refusal
 from convoymq.transport.identity import NodeIdentity
 from convoymq.transport.processes import ProcessId

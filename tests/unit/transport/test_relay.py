@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convoymq.kernels.batch import (
+from convoymq.kernels.link_frames import (
     FRAME_APPEND,
     FRAME_HEARTBEAT,
     FRAME_RELAY,

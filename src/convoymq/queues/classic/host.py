@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from convoymq.kernels.batch import COMMAND_SIZE, HEADER_SIZE, commands, frame_header, slice_records
+from convoymq.kernels.batch import COMMAND_SIZE, commands, slice_records
+from convoymq.kernels.link_frames import HEADER_SIZE, frame_header
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, PeerError, StorageFault

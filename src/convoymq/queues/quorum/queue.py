@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from convoymq.kernels import batch
-from convoymq.kernels.batch import Entry
+from convoymq.kernels import batch, link_frames
+from convoymq.kernels.entries import Entry
 from convoymq.model.errors import StorageFault
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
@@ -93,8 +93,8 @@ class QuorumQueue(GroupQueue):
                 return
         leader = self.leader
         if leader is not None and leader != self.node:
-            frame = batch.frame(
-                batch.FRAME_DELIVER, 0, self.group, client.session, consumer, from_id, 0
+            frame = link_frames.frame(
+                link_frames.FRAME_DELIVER, 0, self.group, client.session, consumer, from_id, 0
             )
             self._transport.send(leader, frame)
 
@@ -148,7 +148,7 @@ class QuorumQueue(GroupQueue):
         self, node: int, type: int, group: int, a: int, b: int, c: int, d: int, body: bytes
     ) -> None:
         """APPLIED or DELIVER of this group, from the leader or, asking, from a client's node."""
-        if type == batch.FRAME_APPLIED:
+        if type == link_frames.FRAME_APPLIED:
             super().on_link_frame(node, type, group, a, b, c, d, body)
             return
         count = d >> 32
@@ -209,8 +209,8 @@ class QuorumQueue(GroupQueue):
         self, node: int, session: int, consumer: int, from_id: int, body: bytes = b""
     ) -> None:
         """Says that nothing more follows of what was asked; see the module docstring for `body`."""
-        head = batch.frame(
-            batch.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL, body
+        head = link_frames.frame(
+            link_frames.FRAME_DELIVER, 0, self.group, session, consumer, from_id, FINAL, body
         )
         self._transport.send(node, head)
 
@@ -231,8 +231,8 @@ class QuorumQueue(GroupQueue):
         body = batch.slice_records(block, command, first, count)
         tail = b"" if since < 0 else since.to_bytes(8, "little")
         d = count << 32 | min(failed, 0x7FFF) << 16 | min(acquired_count, 0xFFFF)
-        head = batch.frame(
-            batch.FRAME_DELIVER,
+        head = link_frames.frame(
+            link_frames.FRAME_DELIVER,
             0,
             self.group,
             session,

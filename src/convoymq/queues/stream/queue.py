@@ -32,7 +32,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 from convoymq.kernels import batch
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.model.clock import Timer
 from convoymq.model.errors import (
     BrokerError,

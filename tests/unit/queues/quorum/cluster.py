@@ -11,8 +11,9 @@ from typing import Any
 import structlog
 
 from convoymq.groups.group_time import GroupTime
-from convoymq.kernels import batch
-from convoymq.kernels.batch import CommandBuilder, Entry
+from convoymq.kernels import batch, link_frames
+from convoymq.kernels.batch import CommandBuilder
+from convoymq.kernels.entries import Entry
 from convoymq.model.errors import StorageFault
 from convoymq.notes import log_note
 from convoymq.queues.group_queue import FlowLimits
@@ -270,7 +271,7 @@ class Cluster:
                 continue
             data = node.builder.take_forward(GROUP, self.term)
             if not {node.id, self.leader} & self.cut:
-                self.nodes[self.leader].builder.adopt(data, batch.HEADER_SIZE, len(data))
+                self.nodes[self.leader].builder.adopt(data, link_frames.HEADER_SIZE, len(data))
         if self.leader is not None and self.nodes[self.leader].builder.used:
             some = True
             builder = self.nodes[self.leader].builder
@@ -302,11 +303,11 @@ class Cluster:
             return False
         while self.links:
             source, target, data = self.links.popleft()
-            _, type, _, group, a, b, c, d = batch.frame_header(data)
+            _, type, _, group, a, b, c, d = link_frames.frame_header(data)
             if {source, target} & self.cut or type in self.drop_frames:
                 continue
             self.frames.append((source, target, type))
-            body = data[batch.HEADER_SIZE :]
+            body = data[link_frames.HEADER_SIZE :]
             self.nodes[target].queue.on_link_frame(source, type, group, a, b, c, d, body)
         return True
 

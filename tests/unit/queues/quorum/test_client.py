@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.kernels import batch
+from convoymq.kernels import batch, link_frames
 from convoymq.model.errors import NotFound, ResourceLocked
 from convoymq.queues.group_queue import FlowLimits
 from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
@@ -18,7 +18,7 @@ def test_a_client_asks_before_it_sends_much_again() -> None:
     cluster = Cluster()
     client, events = cluster.nodes[4].open()
     publish(client, 1, 100, size=1000)
-    cluster.drop_frames = {batch.FRAME_APPLIED}
+    cluster.drop_frames = {link_frames.FRAME_APPLIED}
     cluster.run()
     logged = sum(entry.size for entry in cluster.log)
     assert logged > 100_000
@@ -97,7 +97,7 @@ def test_answers_lost_with_the_old_leader_come_from_the_new_one() -> None:
     cluster = Cluster()
     sink, deliveries = cluster.nodes[4].open()
     source, _ = cluster.nodes[2].open()
-    cluster.drop_frames = {batch.FRAME_APPLIED, batch.FRAME_DELIVER}
+    cluster.drop_frames = {link_frames.FRAME_APPLIED, link_frames.FRAME_DELIVER}
     sink.subscribe(spec())
     publish(source, 1, 4)
     cluster.run()
@@ -115,7 +115,7 @@ def test_a_gap_in_the_deliveries_is_asked_for() -> None:
     source, _ = cluster.nodes[2].open()
     sink.subscribe(spec())
     cluster.run()
-    cluster.drop_frames = {batch.FRAME_DELIVER}
+    cluster.drop_frames = {link_frames.FRAME_DELIVER}
     publish(source, 1, 2)
     cluster.run()
     cluster.drop_frames = set()
@@ -129,7 +129,7 @@ def test_a_lost_answer_to_get_is_asked_for_again() -> None:
     client, events = cluster.nodes[4].open()
     publish(client, 1, 3)
     cluster.run()
-    cluster.drop_frames = {batch.FRAME_APPLIED, batch.FRAME_DELIVER}
+    cluster.drop_frames = {link_frames.FRAME_APPLIED, link_frames.FRAME_DELIVER}
     client.get(no_ack=False)
     cluster.run()
     cluster.drop_frames = set()

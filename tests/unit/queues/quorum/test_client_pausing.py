@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.kernels import batch
+from convoymq.kernels import link_frames
 from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, Events, publish, spec, tags
 
 
@@ -99,8 +99,8 @@ def test_a_cancelled_consumer_gives_back_what_was_dropped_while_it_paused(node: 
 
 def deliver_one(cluster: Cluster) -> None:
     source, target, data = cluster.links.popleft()
-    _, type, _, group, a, b, c, d = batch.frame_header(data)
-    body = data[batch.HEADER_SIZE :]
+    _, type, _, group, a, b, c, d = link_frames.frame_header(data)
+    body = data[link_frames.HEADER_SIZE :]
     cluster.nodes[target].queue.on_link_frame(source, type, group, a, b, c, d, body)
 
 
@@ -125,13 +125,13 @@ def test_the_rest_of_what_the_state_says_is_no_word_about_what_was_dropped(dropp
 def test_a_frame_of_the_state_that_is_lost_is_asked_for(lost: int) -> None:
     """And frames in the wrong order say nothing wrong either."""
     cluster, _, events, source = consuming(4)
-    cluster.drop_frames = {batch.FRAME_DELIVER}
+    cluster.drop_frames = {link_frames.FRAME_DELIVER}
     for tag in range(1, 7):
         publish(source, tag, 1)
         cluster.run()
     cluster.drop_frames = set()
     cluster.nodes[1].queue.on_node_up(4)
-    frames = [f for f in cluster.links if f[2][4] == batch.FRAME_DELIVER]
+    frames = [f for f in cluster.links if f[2][4] == link_frames.FRAME_DELIVER]
     assert len(frames) == 7
     cluster.links.clear()
     cluster.links.extend(frames[lost + 1 :] + frames[:lost])
@@ -145,7 +145,7 @@ def test_a_question_for_what_is_missing_is_repeated_until_it_is_answered() -> No
     client.pause(1)
     publish(source, 1, 3)
     cluster.run()
-    cluster.drop_frames = {batch.FRAME_DELIVER}
+    cluster.drop_frames = {link_frames.FRAME_DELIVER}
     client.resume(1)
     cluster.run()
     assert tags(events) == []
@@ -189,7 +189,7 @@ def test_a_replica_that_is_behind_hands_out_nothing_that_the_leader_took_back() 
     client.subscribe(spec(1))
     cluster.run()
     node.stalled = True
-    cluster.drop_frames = {batch.FRAME_DELIVER}
+    cluster.drop_frames = {link_frames.FRAME_DELIVER}
     publish(source, 1, 2)
     cluster.run()
     client.subscribe(spec(2, priority=5))
@@ -222,7 +222,7 @@ def test_what_comes_while_something_is_asked_for_is_not_forgotten() -> None:
     publish(source, 1, 1)
     cluster._seal()
     cluster._apply()
-    frames = [f for f in cluster.links if f[2][4] == batch.FRAME_DELIVER]
+    frames = [f for f in cluster.links if f[2][4] == link_frames.FRAME_DELIVER]
     cluster.links.clear()
     assert [f[1] for f in frames] == [1, 4]
     publish(source, 2, 1)
@@ -231,8 +231,8 @@ def test_what_comes_while_something_is_asked_for_is_not_forgotten() -> None:
     # The first message is lost, the second comes before the answer that knew of neither.
     deliver_one(cluster)
     assert tags(events) == []
-    final = batch.frame(batch.FRAME_DELIVER, 0, GROUP, client.session, 1, 0, 1 << 31)
-    _, type, _, group, a, b, c, d = batch.frame_header(final)
+    final = link_frames.frame(link_frames.FRAME_DELIVER, 0, GROUP, client.session, 1, 0, 1 << 31)
+    _, type, _, group, a, b, c, d = link_frames.frame_header(final)
     queue.on_link_frame(1, type, group, a, b, c, d, b"")
     cluster.run()
     assert tags(events) == [1, 2]

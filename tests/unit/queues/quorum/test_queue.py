@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from convoymq.kernels import batch
+from convoymq.kernels import link_frames
 from convoymq.model.errors import Unavailable
 from convoymq.queues.group_queue import NOTE_EVERY_MS
 from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, damage, publish, spec, tags
@@ -71,7 +71,7 @@ def test_the_leader_sends_while_the_replica_lags_and_repeats_are_dropped() -> No
 
 
 def delivers(cluster: Cluster) -> int:
-    return sum(kind == batch.FRAME_DELIVER for _, _, kind in cluster.frames)
+    return sum(kind == link_frames.FRAME_DELIVER for _, _, kind in cluster.frames)
 
 
 def test_deliveries_wait_in_order_while_the_link_to_their_node_is_full() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from convoymq.kernels import batch
+from convoymq.kernels import link_frames
 from tests.unit.queues.quorum.cluster import NODES, Cluster, publish, spec, tags
 
 
@@ -35,7 +35,7 @@ class Faults:
         rng, cluster = self.rng, self.cluster
         kind = rng.choice(["drop", "drop", "mend", "mend", "stall", "snapshot", "none", "elect"])
         if kind == "drop":
-            cluster.drop_frames = {batch.FRAME_APPLIED, batch.FRAME_DELIVER}
+            cluster.drop_frames = {link_frames.FRAME_APPLIED, link_frames.FRAME_DELIVER}
         elif kind == "mend":
             cluster.drop_frames = set()
         elif kind == "stall":

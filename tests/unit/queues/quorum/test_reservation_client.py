@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from convoymq.kernels import batch
+from convoymq.kernels import batch, link_frames
 from convoymq.model.errors import NotFound, ReservationRefused, Unavailable
 from convoymq.queues.group_queue import FlowLimits
 from convoymq.queues.quorum import reservation_client
@@ -275,7 +275,7 @@ async def test_an_answer_that_got_lost_is_asked_for_again() -> None:
     cluster = Reserved()
     await cluster.publish(4)
     mine = await cluster.open(4)
-    cluster.drop_frames = {batch.FRAME_APPLIED}
+    cluster.drop_frames = {link_frames.FRAME_APPLIED}
     taking = asyncio.ensure_future(
         cluster.nodes[4].queue.reservation(
             {"op": "take", "reservation": "s", **mine, "max": 2, "after": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from convoymq.kernels.batch import Entry
+from convoymq.kernels.entries import Entry
 from convoymq.model.errors import BrokerError, Unavailable
 from convoymq.model.tables import Field
 from convoymq.queues.interface import ConsumerSpec

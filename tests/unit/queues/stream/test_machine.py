@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from convoymq.kernels import batch
+from convoymq.kernels.entries import HEADER_SIZE
 from convoymq.model.errors import UnsupportedVersion
 from convoymq.queues.stream import machine as machines
 from convoymq.queues.stream.machine import StreamMachine
@@ -76,7 +77,7 @@ def test_a_resent_command_gets_no_offsets() -> None:
     bench.publish(20)
     entry = bench.log.entries[0]
     # The first command again, as an entry of its own, then something new.
-    bench.log.builder.adopt(entry.data, batch.HEADER_SIZE, len(entry.data))
+    bench.log.builder.adopt(entry.data, HEADER_SIZE, len(entry.data))
     assert bench.seal() == [(EFFECT_APPLIED, A, 3, 0, None)]
     bench.publish(30, session=B)
     assert bench.sizes(0) == [(0, 10), (1, 20), (2, 30)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import convoymq.queues.sessions as compiled_sessions
 from convoymq.kernels import batch
+from convoymq.kernels.entries import HEADER_SIZE
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.streamlog.reader import ChunkReader, offset_at
 from tests.unit.queues.interpreted import interpreted
@@ -138,8 +139,8 @@ class Run:
         elif kind == "repeat" and log.entries:
             # Everything of an older entry comes again, as after a change of leaders.
             data = log.entries[-1].data
-            if len(data) > batch.HEADER_SIZE:
-                log.builder.adopt(data, batch.HEADER_SIZE, len(data))
+            if len(data) > HEADER_SIZE:
+                log.builder.adopt(data, HEADER_SIZE, len(data))
         elif kind == "skip":
             # A command that the session's machine has not got the predecessor of.
             target = batch.PublishTarget(log.builder, SESSIONS[1], None)

@@ -1,0 +1,1 @@
+"""Delivery tags of a channel, for `channel_codec`; nothing here is called from Python."""

@@ -1,0 +1,330 @@
+"""Encodes basic.deliver, basic.get-ok and basic.return: records become frames of the output."""
+
+import cython
+from cython.cimports.convoymq.kernels.acknowledgements import insert_run, note_outcome
+from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_BODY,
+    AMQP_CHANNEL,
+    AMQP_END,
+    AMQP_FRAME_HEAD,
+    AMQP_FRAME_MAX,
+    AMQP_FRAME_OVERHEAD,
+    AMQP_HEADER,
+    AMQP_METHOD,
+    AMQP_SIZE,
+    BASIC_DELIVER,
+    HAS_CONTENT_ENCODING,
+    HAS_CONTENT_TYPE,
+    HAS_HEADERS,
+    HEADER_FLAGS,
+    HEADER_PROPERTIES,
+    METHOD_ID_SIZE,
+)
+from cython.cimports.convoymq.kernels.batch import record_table
+from cython.cimports.convoymq.kernels.byte_buffer import Buffer, reserve
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    copy_bytes,
+    get32,
+    load16,
+    load32,
+    store16,
+    store32,
+    store64,
+)
+from cython.cimports.convoymq.kernels.channel_codec import SETTLE, ChannelCodec, ConsumerDeliveries
+from cython.cimports.convoymq.kernels.connection_buffer import (
+    ConnectionBuffer,
+    mark_dirty,
+    put_frame,
+)
+from cython.cimports.convoymq.kernels.content import check_content, walk_value
+from cython.cimports.convoymq.kernels.delivery_encoder import memmem
+from cython.cimports.convoymq.kernels.layout import ENQUEUE_RECORDS
+from cython.cimports.libc import string
+from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
+
+from convoymq.kernels.content import with_counts
+
+_OFFSET_FIELD = cython.declare(bytes, b"\x0fx-stream-offsetl")
+
+
+@cython.cfunc
+def record_of(block: bytes, command: cython.Py_ssize_t, record: cython.Py_ssize_t) -> bytes:
+    count: uint32_t = 0
+    p: cython.p_uchar = bytes_pointer(block)
+    table: cython.Py_ssize_t = record_table(p, len(block), command, cython.address(count))
+    if table < 0 or record < 0 or record >= cython.cast(cython.Py_ssize_t, count):
+        raise ValueError("record lies outside its command")
+    low: cython.Py_ssize_t = get32(p + table + 4 * record)
+    high: cython.Py_ssize_t = get32(p + table + 4 * record + 4)
+    if low < ENQUEUE_RECORDS or high < low or command + high > table:
+        raise ValueError("record table is damaged")
+    return block[command + low : command + high]
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_content(
+    codec: ChannelCodec,
+    content: cython.p_uchar,
+    length: cython.Py_ssize_t,
+    acquired: uint32_t,
+    delivery_count: uint32_t,
+    offset: int64_t,
+) -> cython.int:
+    """Appends the content frames for this channel; the room was made for the plain case.
+    `offset` of the message in its stream, or -1."""
+    buffer: ConnectionBuffer = codec.buffer
+    out: cython.pointer(Buffer) = cython.address(buffer.out)
+    kind: cython.int = check_content(content, length, buffer.frame_max)
+    if kind < 0:
+        raise ValueError("content of a record is damaged")
+    p: cython.p_uchar
+    at: cython.Py_ssize_t = 0
+    n: cython.Py_ssize_t
+    if kind == 0 and acquired == 0 and delivery_count == 0:
+        if offset >= 0:
+            n = _write_offset_header(
+                codec, content + AMQP_FRAME_HEAD, load32(content + AMQP_SIZE), offset
+            )
+            content += n
+            length -= n
+        p = out.p + out.end
+        string.memcpy(p, content, length)
+        while at < length:
+            store16(p + at + AMQP_CHANNEL, codec.number)
+            at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+        out.end += length
+        return 0
+    n = load32(content + AMQP_SIZE)
+    if offset >= 0:
+        at = _write_offset_header(codec, content + AMQP_FRAME_HEAD, n, offset)
+        if at:
+            return _write_bodies(codec, content + at, length - at)
+    header: bytes = copy_bytes(content + AMQP_FRAME_HEAD, n)
+    if acquired or delivery_count:
+        header = with_counts(header, acquired, delivery_count)
+    put_frame(buffer, AMQP_HEADER, codec.number, bytes_pointer(header), len(header))
+    return _write_bodies(codec, content + n + AMQP_FRAME_OVERHEAD, length - n - AMQP_FRAME_OVERHEAD)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_bodies(
+    codec: ChannelCodec, content: cython.p_uchar, length: cython.Py_ssize_t
+) -> cython.int:
+    """Appends body frames, cut as the client wants them."""
+    buffer: ConnectionBuffer = codec.buffer
+    at: cython.Py_ssize_t = 0
+    n: cython.Py_ssize_t
+    room: cython.Py_ssize_t = buffer.frame_max - AMQP_FRAME_OVERHEAD
+    while at < length:
+        n = load32(content + at + AMQP_SIZE)
+        done: cython.Py_ssize_t = 0
+        while done < n:
+            part: cython.Py_ssize_t = min(room, n - done)
+            put_frame(buffer, AMQP_BODY, codec.number, content + at + AMQP_FRAME_HEAD + done, part)
+            done += part
+        at += n + AMQP_FRAME_OVERHEAD
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_offset_header(
+    codec: ChannelCodec, p: cython.p_uchar, n: cython.Py_ssize_t, offset: int64_t
+) -> cython.Py_ssize_t:
+    """Appends the content header frame with the header x-stream-offset in place of any other of
+    that name. `p`: the n bytes of the payload. Returns what the frame has in the record; 0 =
+    nothing was done, because it would not fit a frame any more."""
+    buffer: ConnectionBuffer = codec.buffer
+    out: cython.pointer(Buffer) = cython.address(buffer.out)
+    if n + OFFSET_ROOM + AMQP_FRAME_OVERHEAD > cython.cast(cython.Py_ssize_t, buffer.frame_max):
+        return 0
+    flags: uint32_t = load16(p + HEADER_FLAGS)
+    at: cython.Py_ssize_t = HEADER_PROPERTIES
+    if flags & HAS_CONTENT_TYPE:
+        at += 1 + (p[at] if at < n else 0)
+    if flags & HAS_CONTENT_ENCODING:
+        at += 1 + (p[at] if at < n else 0)
+    fields: cython.Py_ssize_t = 0
+    rest: cython.Py_ssize_t = at
+    if flags & HAS_HEADERS:
+        if n - at < 4:
+            raise ValueError("content header of a record is damaged")
+        fields = load32(p + at)
+        if fields > n - at - 4:
+            raise ValueError("content header of a record is damaged")
+        rest = at + 4 + fields
+    if rest > n:
+        raise ValueError("content header of a record is damaged")
+    reserve(out, n + OFFSET_ROOM + AMQP_FRAME_OVERHEAD)
+    start: cython.p_uchar = out.p + out.end
+    q: cython.p_uchar = start + AMQP_FRAME_HEAD
+    string.memcpy(q, p, at)
+    q[HEADER_FLAGS] = ((flags | HAS_HEADERS) >> 8) & 0xFF
+    q += at + 4
+    table: cython.p_uchar = q
+    field: cython.p_uchar = bytes_pointer(_OFFSET_FIELD)
+    source: cython.p_uchar = p + at + 4
+    if fields == 0 or memmem(source, fields, field, OFFSET_NAME) == cython.NULL:
+        if fields:
+            string.memcpy(q, source, fields)
+        q += fields
+    else:
+        done: cython.Py_ssize_t = 0
+        while done < fields:
+            key: cython.Py_ssize_t = 1 + cython.cast(cython.Py_ssize_t, source[done])
+            step: cython.Py_ssize_t = -1
+            if key < fields - done:
+                step = walk_value(source + done + key, fields - done - key, 1)
+            if step < 0:
+                raise ValueError("header table of a record is damaged")
+            step += key
+            if key != OFFSET_NAME or string.memcmp(source + done, field, OFFSET_NAME) != 0:
+                string.memcpy(q, source + done, step)
+                q += step
+            done += step
+    string.memcpy(q, field, OFFSET_VALUE)
+    store64(q + OFFSET_VALUE, cython.cast(uint64_t, offset))
+    q += OFFSET_VALUE + 8
+    store32(table - 4, cython.cast(uint32_t, q - table))
+    string.memcpy(q, p + rest, n - rest)
+    q += n - rest
+    start[0] = AMQP_HEADER
+    store16(start + AMQP_CHANNEL, codec.number)
+    store32(start + AMQP_SIZE, cython.cast(uint32_t, q - start - AMQP_FRAME_HEAD))
+    q[0] = AMQP_END
+    out.end += q - start + 1
+    return n + AMQP_FRAME_OVERHEAD
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def send_content(
+    codec: ChannelCodec, method: bytes, content: bytes, acquired: uint32_t, delivery_count: uint32_t
+) -> cython.int:
+    put_frame(codec.buffer, AMQP_METHOD, codec.number, bytes_pointer(method), len(method))
+    reserve(cython.address(codec.buffer.out), len(content))
+    _write_content(codec, bytes_pointer(content), len(content), acquired, delivery_count, -1)
+    mark_dirty(codec.buffer)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def encode_record(
+    codec: ChannelCodec,
+    head: bytes,
+    tag: uint64_t,
+    redelivered: cython.bint,
+    record: cython.p_uchar,
+    length: cython.Py_ssize_t,
+    acquired: uint32_t,
+    delivery_count: uint32_t,
+    head_length: cython.Py_ssize_t,
+    offset: int64_t,
+) -> cython.int:
+    out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
+    if head_length == 0:
+        head_length = len(head)
+    key: cython.Py_ssize_t
+    if length < 2:
+        raise ValueError("record is damaged")
+    key = 1 + cython.cast(cython.Py_ssize_t, record[0])
+    if key >= length:
+        raise ValueError("record is damaged")
+    key += 1 + cython.cast(cython.Py_ssize_t, record[key])
+    if key > length:
+        raise ValueError("record is damaged")
+    p: cython.p_uchar = out.p + out.end
+    size: cython.Py_ssize_t = DELIVER_FIXED + head_length + key
+    p[0] = AMQP_METHOD
+    store16(p + AMQP_CHANNEL, codec.number)
+    store32(p + AMQP_SIZE, cython.cast(uint32_t, size))
+    store32(p + AMQP_FRAME_HEAD, BASIC_DELIVER)
+    q: cython.p_uchar = p + AMQP_FRAME_HEAD + METHOD_ID_SIZE
+    string.memcpy(q, bytes_pointer(head), head_length)
+    q += head_length
+    store64(q, tag)
+    q[8] = 1 if redelivered else 0
+    string.memcpy(q + 9, record, key)
+    p[AMQP_FRAME_HEAD + size] = AMQP_END
+    out.end += size + AMQP_FRAME_OVERHEAD
+    return _write_content(codec, record + key, length - key, acquired, delivery_count, offset)
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def encode_deliveries(
+    codec: ChannelCodec,
+    slot: ConsumerDeliveries,
+    first_id: uint64_t,
+    block: bytes,
+    command: cython.Py_ssize_t,
+    first: cython.Py_ssize_t,
+    count: cython.Py_ssize_t,
+    acquired: uint32_t,
+    delivery_count: uint32_t,
+) -> cython.int:
+    if count == 0:
+        return 0
+    total: uint32_t = 0
+    source: cython.p_uchar = bytes_pointer(block)
+    table: cython.Py_ssize_t = record_table(source, len(block), command, cython.address(total))
+    if table < 0 or first < 0 or count < 0 or first + count > total:
+        raise ValueError("records lie outside their command")
+    low: cython.Py_ssize_t = get32(source + table + 4 * first)
+    end: cython.Py_ssize_t = get32(source + table + 4 * (first + count))
+    if low < ENQUEUE_RECORDS or end < low or command + end > table:
+        raise ValueError("record table is damaged")
+    head: bytes = slot.head
+    head_length: cython.Py_ssize_t = len(head)
+    room: cython.Py_ssize_t = end - low + count * (DELIVER_ROOM + head_length)
+    if slot.offsets:
+        room += count * OFFSET_ROOM
+    buffer: ConnectionBuffer = codec.buffer
+    reserve(cython.address(buffer.out), room)
+    shown: cython.bint = slot.counted
+    tag: uint64_t = codec.next_tag
+    before: cython.Py_ssize_t = buffer.out.end - buffer.out.start
+    i: cython.Py_ssize_t
+    high: cython.Py_ssize_t
+    try:
+        for i in range(count):
+            high = get32(source + table + 4 * (first + i + 1))
+            if high < low or high > end:
+                raise ValueError("record table is damaged")
+            if shown or buffer.frame_max < AMQP_FRAME_MAX:
+                # Frames may become more or longer than they are in the record.
+                reserve(
+                    cython.address(buffer.out),
+                    high - low + DELIVER_ROOM + head_length + OFFSET_ROOM,
+                )
+            encode_record(
+                codec,
+                head,
+                tag,
+                acquired > 0,
+                source + command + low,
+                high - low,
+                acquired if shown else 0,
+                delivery_count if shown else 0,
+                head_length,
+                cython.cast(int64_t, first_id) + i if slot.offsets else -1,
+            )
+            tag += 1
+            low = high
+    except BaseException:
+        # Half a message would spoil all that comes after it.
+        buffer.out.end = buffer.out.start + before
+        raise
+    if slot.no_ack:
+        note_outcome(slot, SETTLE, first_id, first_id + count - 1)
+    else:
+        insert_run(codec, codec.next_tag, count, first_id, slot)
+    codec.next_tag = tag
+    codec.delivered += count
+    mark_dirty(buffer)
+    return 0

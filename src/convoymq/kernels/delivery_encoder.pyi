@@ -1,0 +1,1 @@
+"""Deliveries of a channel, for `channel_codec`; nothing here is called from Python."""

@@ -1,0 +1,8 @@
+"""What a channel remembers of where messages go (compiled only)."""
+
+class RouteCacheVersion:
+    """A number that moves whenever remembered routes and permissions have to be forgotten."""
+
+    value: int
+    def bump(self) -> None:
+        """Forget what was remembered."""
