@@ -21,7 +21,7 @@ import structlog
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import consumers, declarations, transactions
 from convoymq.amqp.codec import decode_header
-from convoymq.amqp.consumers import Consumer, Replies, drop_consumer, forget_empty_slots
+from convoymq.amqp.consumers import Consumer, Replies, drop_consumer, forget_settled_consumers
 from convoymq.amqp.deliveries import Deliveries
 from convoymq.amqp.errors import as_broker_error
 from convoymq.amqp.permissions import Permissions
@@ -61,7 +61,7 @@ class Channel:
         self.last_queue: str | None = None
         self.clients: dict[Queue, QueueClient] = {}
         self._idle_seqs: dict[Queue, int] = {}
-        self.get_slots: dict[QueueClient, ConsumerDeliveries] = {}
+        self.get_deliveries: dict[QueueClient, ConsumerDeliveries] = {}
         self.by_number: dict[int, Consumer] = {}
         self.last_number = 0
         self.leaving: list[ConsumerDeliveries] = []
@@ -214,10 +214,10 @@ class Channel:
     def _close_idle_clients(self) -> None:
         """Close streams that nothing has gone through since this was last called."""
         used = {consumer.client for consumer in self.consumers.values()}
-        used |= {slot.client for slot in self.codec.slots if slot is not None and slot.unacked}
+        used |= {each.client for each in self.codec.consumers if each is not None and each.unacked}
         if self.transaction is not None:
             taken = (each for _, acks in self.transaction.acks for each in acks)
-            used |= {slot.client for _, _, slot, _ in taken}
+            used |= {deliveries.client for _, _, deliveries, _ in taken}
         self.codec.forget_routes()
         seen, self._idle_seqs = self._idle_seqs, {}
         for queue, client in list(self.clients.items()):
@@ -227,9 +227,9 @@ class Channel:
             if target.pending:
                 continue
             if seen.get(queue) == target.seq:
-                slot = self.get_slots.pop(client, None)
-                if slot is not None:
-                    self.codec.remove_slot(slot)
+                deliveries = self.get_deliveries.pop(client, None)
+                if deliveries is not None:
+                    self.codec.remove_consumer(deliveries)
                 del self.clients[queue]
                 client.close()
                 # A later stream into that queue must not be taken for the closed one.
@@ -254,7 +254,7 @@ class Channel:
         if self.deliveries.held:
             self.deliveries.release()
         if self.leaving:
-            forget_empty_slots(self)
+            forget_settled_consumers(self)
 
     def count(self) -> None:
         """Add what the kernel has done since the last time to the node's counters."""
@@ -408,7 +408,7 @@ class Channel:
             return
         counters = self.broker.counters
         count = delivery.messages
-        if found.slot.no_ack:
+        if found.deliveries.no_ack:
             counters.delivered_no_ack += count
         else:
             counters.delivered += count
@@ -545,7 +545,7 @@ class Channel:
                 "channel_details": details,
                 "session": consumer.client.session,
                 "number": consumer.number,
-                "ack_required": not consumer.slot.no_ack,
+                "ack_required": not consumer.deliveries.no_ack,
                 "prefetch_count": consumer.prefetch,
                 "exclusive": consumer.exclusive,
                 "active": consumer.active,

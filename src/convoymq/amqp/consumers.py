@@ -37,12 +37,12 @@ class Consumer:
         "arguments",
         "cancelling",
         "client",
+        "deliveries",
         "exclusive",
         "number",
         "paused",
         "prefetch",
         "queue",
-        "slot",
         "tag",
     )
 
@@ -52,7 +52,7 @@ class Consumer:
         number: int,
         queue: Queue,
         client: QueueClient,
-        slot: ConsumerDeliveries,
+        deliveries: ConsumerDeliveries,
         method: spec.BasicConsume,
         prefetch: int,
     ) -> None:
@@ -60,7 +60,7 @@ class Consumer:
         self.number = number
         self.queue = queue
         self.client = client
-        self.slot = slot
+        self.deliveries = deliveries
         self.exclusive = method.exclusive
         self.arguments = method.arguments
         self.prefetch = prefetch
@@ -72,13 +72,13 @@ class Consumer:
 class Replies:
     """The consumer of direct replies of a channel: it has no queue."""
 
-    __slots__ = ("_channel", "slot", "tag", "token")
+    __slots__ = ("_channel", "deliveries", "tag", "token")
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.token: str | None = None
         self.tag = ""
-        self.slot: ConsumerDeliveries | None = None
+        self.deliveries: ConsumerDeliveries | None = None
 
     def consume(self, method: spec.BasicConsume) -> None:
         """Take replies from now on. Raises Refused."""
@@ -91,30 +91,30 @@ class Replies:
             raise refusals.consumer_tag_in_use(tag)
         self.token = self._channel.broker.replies.register(self._on_reply)
         self.tag = tag
-        self.slot = self._channel.codec.add_slot(None, 0, tag.encode(), True)
+        self.deliveries = self._channel.codec.add_consumer(None, 0, tag.encode(), True)
         if not method.nowait:
             self._channel.send(spec.BasicConsumeOk(consumer_tag=tag))
 
     def _on_reply(self, record: bytes) -> None:
-        slot = self.slot
+        deliveries = self.deliveries
         # Nobody keeps replies: what a client does not read in time is dropped.
         if (
-            slot is None
+            deliveries is None
             or self._channel.codec.state == channel_codec.CHANNEL_CLOSING
             or self._channel.connection.output_full()
         ):
             self._channel.broker.counters.dropped_replies += 1
             return
-        self._channel.codec.deliver_record(slot, bytes(record), False)
+        self._channel.codec.deliver_record(deliveries, bytes(record), False)
 
     def end(self) -> None:
         """Take no more replies."""
         if self.token is not None:
             self._channel.broker.replies.unregister(self.token)
-            if self.slot is not None and not self._channel.closed:
-                self._channel.codec.remove_slot(self.slot)
+            if self.deliveries is not None and not self._channel.closed:
+                self._channel.codec.remove_consumer(self.deliveries)
         self.token = None
-        self.slot = None
+        self.deliveries = None
         self.tag = ""
 
 
@@ -125,7 +125,7 @@ def qos(channel: Channel, method: spec.BasicQos) -> None:
     if method.global_:
         channel.global_prefetch = method.prefetch_count
         for consumer in channel.consumers.values():
-            if not consumer.slot.no_ack:
+            if not consumer.deliveries.no_ack:
                 consumer.client.set_credit(consumer.number, channel.window(consumer.prefetch))
         channel.deliveries.release()
     else:
@@ -154,7 +154,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
     priority = _priority_of(method.arguments, queue)
     client = channel.client_of(queue)
     channel.last_number += 1
-    slot = channel.codec.add_slot(
+    deliveries = channel.codec.add_consumer(
         client,
         channel.last_number,
         tag.encode(),
@@ -162,7 +162,9 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
         queue.features.counts_failed_deliveries,
         stream,
     )
-    consumer = Consumer(tag, channel.last_number, queue, client, slot, method, channel.prefetch)
+    consumer = Consumer(
+        tag, channel.last_number, queue, client, deliveries, method, channel.prefetch
+    )
     channel.consumers[tag] = consumer
     channel.by_number[consumer.number] = consumer
 
@@ -223,20 +225,20 @@ def drop_consumer(channel: Channel, consumer: Consumer) -> None:
         del channel.consumers[consumer.tag]
     channel.by_number.pop(consumer.number, None)
     channel.deliveries.take_back(consumer)
-    channel.leaving.append(consumer.slot)
+    channel.leaving.append(consumer.deliveries)
     channel.codec.flush_settles()
-    forget_empty_slots(channel)
+    forget_settled_consumers(channel)
 
 
-def forget_empty_slots(channel: Channel) -> None:
+def forget_settled_consumers(channel: Channel) -> None:
     """Remove what is left of consumers that are gone, once nothing of theirs is outstanding."""
     kept = []
-    for slot in channel.leaving:
-        if slot.unacked or (channel.transaction is not None and not slot.no_ack):
-            kept.append(slot)
+    for deliveries in channel.leaving:
+        if deliveries.unacked or (channel.transaction is not None and not deliveries.no_ack):
+            kept.append(deliveries)
         else:
             # Settles what a client that does not read was sent without acknowledgements.
-            channel.codec.remove_slot(slot)
+            channel.codec.remove_consumer(deliveries)
     channel.leaving = kept
 
 
@@ -246,12 +248,12 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
     channel.permissions.check("read", "queue", name)
     queue = channel.find_queue(name)
     client = channel.client_of(queue)
-    slot = channel.get_slots.get(client)
-    if slot is None:
-        slot = channel.codec.add_slot(
+    deliveries = channel.get_deliveries.get(client)
+    if deliveries is None:
+        deliveries = channel.codec.add_consumer(
             client, 0, b"", False, queue.features.counts_failed_deliveries
         )
-        channel.get_slots[client] = slot
+        channel.get_deliveries[client] = deliveries
 
     def got(result: GetResult) -> None:
         counters = channel.broker.counters
@@ -267,7 +269,7 @@ def get(channel: Channel, method: spec.BasicGet) -> None:
         else:
             counters.get += 1
         channel.codec.send_get(
-            slot, block, command, record, get_id, acquired, failed, ready, method.no_ack
+            deliveries, block, command, record, get_id, acquired, failed, ready, method.no_ack
         )
 
     channel.wait_for(got)

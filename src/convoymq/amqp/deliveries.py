@@ -38,7 +38,7 @@ class Deliveries:
             self._codec.buffer.holding = True
             return 0
         prefetch = self._channel.global_prefetch
-        if prefetch and not consumer.slot.no_ack:
+        if prefetch and not consumer.deliveries.no_ack:
             return max(0, prefetch - self._codec.unacked)
         return 1 << 30
 
@@ -47,7 +47,7 @@ class Deliveries:
         _, first_id, block, command, first, count, acquired, failed = delivery
         try:
             self._codec.deliver(
-                consumer.slot, first_id, block, command, first, count, acquired, failed
+                consumer.deliveries, first_id, block, command, first, count, acquired, failed
             )
         except ValueError as error:
             log.error("amqp.batch_damaged", queue=consumer.queue.name, reason=str(error))
@@ -101,5 +101,5 @@ class Deliveries:
         consumer, delivery = held
         first_id = delivery.first_id
         self._codec.note(
-            consumer.slot, channel_codec.RETURN, first_id, first_id + delivery.messages - 1
+            consumer.deliveries, channel_codec.RETURN, first_id, first_id + delivery.messages - 1
         )

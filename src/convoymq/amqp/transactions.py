@@ -78,7 +78,7 @@ def commit(channel: Channel, _method: spec.TxCommit) -> None:
     settled: dict[QueueClient, None] = {}
     for kind, taken in acks:
         channel.codec.settle_taken(kind, taken)
-        settled.update((slot.client, None) for _, _, slot, _ in taken)
+        settled.update((deliveries.client, None) for _, _, deliveries, _ in taken)
     channel.codec.flush_settles()
     transaction.settling = len(settled)
     for client in settled:

@@ -49,38 +49,38 @@ def _take_ranges(r: cython.pointer(Ranges)) -> list:
 @cython.cfunc
 @cython.exceptval(-1)
 def note_outcome(
-    slot: ConsumerDeliveries, kind: cython.int, first: uint64_t, last: uint64_t
+    consumer: ConsumerDeliveries, kind: cython.int, first: uint64_t, last: uint64_t
 ) -> cython.int:
-    ranges: cython.pointer(Ranges) = cython.address(slot.kinds[kind])
+    ranges: cython.pointer(Ranges) = cython.address(consumer.kinds[kind])
     if (
         (kind == RETURN or kind == RETURN_FAILED)
         and ranges.count
         and first <= ranges.pairs[2 * ranges.count - 1]
     ):
         # The order of returns is the order of redelivery: it must not be sorted away.
-        _flush_kind(slot, kind)
+        _flush_kind(consumer, kind)
     add_range(ranges, first, last)
-    if not slot.dirty:
-        slot.dirty = True
-        slot.codec.dirty_slots.append(slot)
-        if len(slot.codec.dirty_slots) == 1:
-            slot.codec.buffer.dirty_codecs.append(slot.codec)
+    if not consumer.dirty:
+        consumer.dirty = True
+        consumer.codec.dirty_consumers.append(consumer)
+        if len(consumer.codec.dirty_consumers) == 1:
+            consumer.codec.buffer.dirty_codecs.append(consumer.codec)
     return 0
 
 
 @cython.cfunc
 @cython.exceptval(-1)
-def _flush_kind(slot: ConsumerDeliveries, kind: cython.int) -> cython.int:
-    if slot.kinds[kind].count == 0:
+def _flush_kind(consumer: ConsumerDeliveries, kind: cython.int) -> cython.int:
+    if consumer.kinds[kind].count == 0:
         return 0
-    pairs: list = _take_ranges(cython.address(slot.kinds[kind]))
-    client = slot.client
+    pairs: list = _take_ranges(cython.address(consumer.kinds[kind]))
+    client = consumer.client
     if kind == SETTLE:
-        client.settle(slot.number, pairs)
+        client.settle(consumer.number, pairs)
     elif kind == DISCARD:
-        client.discard(slot.number, pairs)
+        client.discard(consumer.number, pairs)
     else:
-        client.return_(slot.number, pairs, failed=kind == RETURN_FAILED)
+        client.return_(consumer.number, pairs, failed=kind == RETURN_FAILED)
     return 0
 
 
@@ -91,21 +91,12 @@ def insert_run(
     tag: uint64_t,
     count: uint64_t,
     first_id: uint64_t,
-    slot: ConsumerDeliveries,
+    consumer: ConsumerDeliveries,
 ) -> cython.int:
     runs: cython.pointer(Run) = codec.runs
     at: cython.Py_ssize_t = codec.runs_end
     codec.unacked += count
-    slot.unacked += count
-    if at > codec.runs_head:
-        last: cython.pointer(Run) = runs + at - 1
-        if (
-            last.slot == slot.index
-            and last.tag + last.count == tag
-            and last.first_id + last.count == first_id
-        ):
-            last.count += count
-            return 0
+    consumer.unacked += count
     if at == codec.runs_capacity:
         used: cython.Py_ssize_t = at - codec.runs_head
         if codec.runs_head > 0 and used <= codec.runs_capacity // 2:
@@ -130,7 +121,7 @@ def insert_run(
     runs[at].tag = tag
     runs[at].count = count
     runs[at].first_id = first_id
-    runs[at].slot = slot.index
+    runs[at].consumer = consumer.index
     codec.runs_end += 1
     return 0
 
@@ -196,13 +187,13 @@ def take_tags(
             run.count = after
         else:
             first_id: uint64_t = run.first_id + before + 1
-            slot: ConsumerDeliveries = codec.slots[run.slot]
+            consumer: ConsumerDeliveries = codec.consumers[run.consumer]
             run.count = before
             if after:
                 # The counters already say so: the rest of the run only moves into one of its own.
                 codec.unacked -= after
-                slot.unacked -= after
-                _split_run(codec, at + 1, tag + 1, after, first_id, slot)
+                consumer.unacked -= after
+                _split_run(codec, at + 1, tag + 1, after, first_id, consumer)
     if codec.runs_head == codec.runs_end:
         codec.runs_head = 0
         codec.runs_end = 0
@@ -217,19 +208,19 @@ def _split_run(
     tag: uint64_t,
     count: uint64_t,
     first_id: uint64_t,
-    slot: ConsumerDeliveries,
+    consumer: ConsumerDeliveries,
 ) -> cython.int:
     if at == codec.runs_end or codec.runs_end == codec.runs_capacity:
-        return insert_run(codec, tag, count, first_id, slot)
+        return insert_run(codec, tag, count, first_id, consumer)
     run: cython.pointer(Run) = codec.runs + at
     string.memmove(run + 1, run, (codec.runs_end - at) * cython.sizeof(Run))
     run.tag = tag
     run.count = count
     run.first_id = first_id
-    run.slot = slot.index
+    run.consumer = consumer.index
     codec.runs_end += 1
     codec.unacked += count
-    slot.unacked += count
+    consumer.unacked += count
     return 0
 
 
@@ -243,15 +234,15 @@ def _take_run(
     taken: list,
     kind: cython.int,
 ) -> cython.int:
-    slot: ConsumerDeliveries = codec.slots[run.slot]
+    consumer: ConsumerDeliveries = codec.consumers[run.consumer]
     first_id: uint64_t = run.first_id + (tag - run.tag)
     codec.unacked -= count
-    slot.unacked -= count
+    consumer.unacked -= count
     if kind < 0:
-        taken.append((tag, count, slot, first_id))
+        taken.append((tag, count, consumer, first_id))
         return 0
     codec.acknowledged += count
-    return note_outcome(slot, kind, first_id, first_id + count - 1)
+    return note_outcome(consumer, kind, first_id, first_id + count - 1)
 
 
 @cython.cfunc
@@ -264,13 +255,13 @@ def acknowledge_tag(
 
 @cython.cfunc
 @cython.exceptval(-1)
-def flush_slot(slot: ConsumerDeliveries) -> cython.int:
+def flush_consumer(consumer: ConsumerDeliveries) -> cython.int:
     kind: cython.int
-    if not slot.dirty:
+    if not consumer.dirty:
         return 0
-    slot.dirty = False
+    consumer.dirty = False
     for kind in range(KINDS):
-        _flush_kind(slot, kind)
+        _flush_kind(consumer, kind)
     return 0
 
 
@@ -278,19 +269,19 @@ def flush_slot(slot: ConsumerDeliveries) -> cython.int:
 @cython.exceptval(-1)
 def flush_codec(codec: ChannelCodec) -> cython.int:
     kept: list = []
-    dirty: list = codec.dirty_slots
+    dirty: list = codec.dirty_consumers
     if not dirty:
         return 0
-    codec.dirty_slots = []
+    codec.dirty_consumers = []
     for item in dirty:
-        slot: ConsumerDeliveries = item
-        if slot.no_ack and codec.buffer.corked:
+        consumer: ConsumerDeliveries = item
+        if consumer.no_ack and codec.buffer.corked:
             # The client does not read: without settling the queue hands out no more.
-            kept.append(slot)
+            kept.append(consumer)
         else:
-            flush_slot(slot)
+            flush_consumer(consumer)
     if kept:
-        codec.dirty_slots += kept
+        codec.dirty_consumers += kept
         if codec not in codec.buffer.dirty_codecs:
             codec.buffer.dirty_codecs.append(codec)
     codec.owner.on_settled()

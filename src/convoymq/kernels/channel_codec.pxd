@@ -38,7 +38,7 @@ cdef struct Run:
     uint64_t tag
     uint64_t count
     uint64_t first_id
-    uint32_t slot
+    uint32_t consumer
 
 cdef class ConsumerDeliveries:
     cdef public ChannelCodec codec
@@ -83,9 +83,9 @@ cdef class ChannelCodec:
     cdef Py_ssize_t runs_capacity
     cdef public uint64_t next_tag
     cdef public uint64_t unacked
-    cdef public list slots
-    cdef list free_slots
-    cdef list dirty_slots
+    cdef public list consumers
+    cdef list free_indexes
+    cdef list dirty_consumers
     # confirms
     cdef uint16_t* ring
     cdef uint64_t ring_mask

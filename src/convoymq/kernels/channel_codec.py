@@ -3,24 +3,24 @@
 import cython
 from cython.cimports.convoymq.kernels.acknowledgements import (
     acknowledge_tag,
+    add_deliveries,
     flush_codec,
-    flush_slot,
-    insert_run,
+    flush_consumer,
     note_outcome,
     take_tags,
 )
 from cython.cimports.convoymq.kernels.batch import PublishTarget
-from cython.cimports.convoymq.kernels.byte_buffer import free_buffer, reserve
+from cython.cimports.convoymq.kernels.byte_buffer import free_buffer
 from cython.cimports.convoymq.kernels.bytes import bytes_pointer
 from cython.cimports.convoymq.kernels.confirms import (
     allocate_confirm,
     expect_confirms,
     resolve_confirms,
 )
-from cython.cimports.convoymq.kernels.connection_buffer import ConnectionBuffer, mark_dirty
+from cython.cimports.convoymq.kernels.connection_buffer import ConnectionBuffer
 from cython.cimports.convoymq.kernels.delivery_encoder import (
     encode_deliveries,
-    encode_record,
+    encode_delivery,
     record_of,
     send_content,
 )
@@ -81,9 +81,9 @@ class ChannelCodec:
         self.next_tag = 1
         self.confirm_low = 1
         self.confirm_next = 1
-        self.slots = []
-        self.free_slots = []
-        self.dirty_slots = []
+        self.consumers = []
+        self.free_indexes = []
+        self.dirty_consumers = []
 
     def __dealloc__(self):
         stdlib.free(self.content.p)
@@ -103,26 +103,26 @@ class ChannelCodec:
 
     # consumers
 
-    def add_slot(self, client, number, tag: bytes, no_ack=False, counted=False, offsets=False):
-        slot: ConsumerDeliveries = ConsumerDeliveries(
+    def add_consumer(self, client, number, tag: bytes, no_ack=False, counted=False, offsets=False):
+        consumer: ConsumerDeliveries = ConsumerDeliveries(
             self, client, number, tag, no_ack, counted, offsets
         )
-        if self.free_slots:
-            index = self.free_slots.pop()
-            self.slots[index] = slot
+        if self.free_indexes:
+            index = self.free_indexes.pop()
+            self.consumers[index] = consumer
         else:
-            index = len(self.slots)
-            self.slots.append(slot)
-        slot.index = index
-        return slot
+            index = len(self.consumers)
+            self.consumers.append(consumer)
+        consumer.index = index
+        return consumer
 
-    def remove_slot(self, slot: ConsumerDeliveries):
-        if slot.unacked:
+    def remove_consumer(self, consumer: ConsumerDeliveries):
+        if consumer.unacked:
             raise ValueError("deliveries of this consumer are still unacknowledged")
-        flush_slot(slot)
-        if self.slots[slot.index] is slot:
-            self.slots[slot.index] = None
-            self.free_slots.append(slot.index)
+        flush_consumer(consumer)
+        if self.consumers[consumer.index] is consumer:
+            self.consumers[consumer.index] = None
+            self.free_indexes.append(consumer.index)
 
     # state
 
@@ -191,17 +191,17 @@ class ChannelCodec:
         return taken
 
     def put_back(self, taken):
-        for tag, count, slot, first_id in sorted(taken, key=lambda item: item[0]):
-            insert_run(self, tag, count, first_id, slot)
+        for tag, count, consumer, first_id in sorted(taken, key=lambda item: item[0]):
+            add_deliveries(self, tag, count, first_id, consumer)
 
     def settle_taken(self, kind: cython.int, taken):
         for _, count, item, first_id in taken:
-            slot: ConsumerDeliveries = item
-            note_outcome(slot, kind, first_id, first_id + count - 1)
+            consumer: ConsumerDeliveries = item
+            note_outcome(consumer, kind, first_id, first_id + count - 1)
             self.acknowledged += count
 
-    def note(self, slot: ConsumerDeliveries, kind: cython.int, first: uint64_t, last: uint64_t):
-        note_outcome(slot, kind, first, last)
+    def note(self, consumer: ConsumerDeliveries, kind: cython.int, first: uint64_t, last: uint64_t):
+        note_outcome(consumer, kind, first, last)
 
     def flush_settles(self):
         flush_codec(self)
@@ -210,7 +210,7 @@ class ChannelCodec:
 
     def deliver(
         self,
-        slot: ConsumerDeliveries,
+        consumer: ConsumerDeliveries,
         first_id: uint64_t,
         block: bytes,
         command: cython.Py_ssize_t,
@@ -220,31 +220,16 @@ class ChannelCodec:
         delivery_count: uint32_t,
     ):
         encode_deliveries(
-            self, slot, first_id, block, command, first, count, acquired, delivery_count
+            self, consumer, first_id, block, command, first, count, acquired, delivery_count
         )
 
-    def deliver_record(self, slot: ConsumerDeliveries, record: bytes, redelivered: cython.bint):
+    def deliver_record(self, consumer: ConsumerDeliveries, record: bytes, redelivered: cython.bint):
         """basic.deliver of one record that no queue holds (direct reply-to)."""
-        reserve(cython.address(self.buffer.out), 64 + len(slot.head) + 2 * len(record))
-        encode_record(
-            self,
-            slot.head,
-            self.next_tag,
-            redelivered,
-            bytes_pointer(record),
-            len(record),
-            0,
-            0,
-            0,
-            -1,
-        )
-        self.next_tag += 1
-        self.delivered += 1
-        mark_dirty(self.buffer)
+        encode_delivery(self, consumer, record, redelivered)
 
     def send_get(
         self,
-        slot: ConsumerDeliveries,
+        consumer: ConsumerDeliveries,
         block: bytes,
         command: cython.Py_ssize_t,
         record: cython.Py_ssize_t,
@@ -265,12 +250,12 @@ class ChannelCodec:
                 int(ready).to_bytes(4, "big"),
             )
         )
-        if slot.counted:
+        if consumer.counted:
             send_content(self, method, content, acquired, delivery_count)
         else:
             send_content(self, method, content, 0, 0)
         if not no_ack:
-            insert_run(self, self.next_tag, 1, get_id, slot)
+            add_deliveries(self, self.next_tag, 1, get_id, consumer)
         self.next_tag += 1
         self.delivered += 1
 

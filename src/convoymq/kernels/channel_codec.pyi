@@ -67,7 +67,7 @@ class ChannelCodec:
     acknowledged: int
     next_tag: int
     unacked: int
-    slots: list[ConsumerDeliveries | None]
+    consumers: list[ConsumerDeliveries | None]
     confirm_low: int
     confirm_next: int
     @property
@@ -76,7 +76,7 @@ class ChannelCodec:
     @property
     def oldest_unacked(self) -> int:
         """The lowest delivery tag that is outstanding; 0 = none."""
-    def add_slot(
+    def add_consumer(
         self,
         client: object,
         number: int,
@@ -88,7 +88,7 @@ class ChannelCodec:
         """Registers a consumer; `counted` = deliveries show x-acquired-count and x-delivery-count,
         `offsets` = they show their message id as x-stream-offset.
         Raises ValueError for a tag above 255 bytes."""
-    def remove_slot(self, slot: ConsumerDeliveries) -> None:
+    def remove_consumer(self, consumer: ConsumerDeliveries) -> None:
         """Forgets a consumer. Raises ValueError while deliveries are unacknowledged."""
     def close(self) -> None:
         """Drops everything that arrives from now on but channel.close, close-ok and open."""
@@ -124,21 +124,21 @@ class ChannelCodec:
     def take(
         self, tag: int, multiple: bool
     ) -> list[tuple[int, int, ConsumerDeliveries, int]] | None:
-        """Removes deliveries from the outstanding ones: (tag, count, slot, first message id) each.
-        None = the tag is not outstanding."""
+        """Removes deliveries from the outstanding ones: (tag, count, consumer, first message id)
+        each. None = the tag is not outstanding."""
     def put_back(self, taken: Sequence[tuple[int, int, ConsumerDeliveries, int]]) -> None:
         """Makes taken deliveries outstanding again."""
     def settle_taken(
         self, kind: int, taken: Sequence[tuple[int, int, ConsumerDeliveries, int]]
     ) -> None:
         """Settles, returns or discards what was taken."""
-    def note(self, slot: ConsumerDeliveries, kind: int, first: int, last: int) -> None:
+    def note(self, consumer: ConsumerDeliveries, kind: int, first: int, last: int) -> None:
         """Settles, returns or discards message ids that the client never saw."""
     def flush_settles(self) -> None:
         """Hands the ranges gathered so far to the queues, one call per consumer and kind."""
     def deliver(
         self,
-        slot: ConsumerDeliveries,
+        consumer: ConsumerDeliveries,
         first_id: int,
         block: bytes,
         command: int,
@@ -149,11 +149,13 @@ class ChannelCodec:
     ) -> None:
         """Encodes basic.deliver for the records and makes them outstanding (or, without
         acknowledgement, settles them at once). Raises ValueError when the records are damaged."""
-    def deliver_record(self, slot: ConsumerDeliveries, record: bytes, redelivered: bool) -> None:
+    def deliver_record(
+        self, consumer: ConsumerDeliveries, record: bytes, redelivered: bool
+    ) -> None:
         """Encodes basic.deliver of a record that no queue holds."""
     def send_get(
         self,
-        slot: ConsumerDeliveries,
+        consumer: ConsumerDeliveries,
         block: bytes,
         command: int,
         record: int,

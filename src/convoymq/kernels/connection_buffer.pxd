@@ -1,15 +1,6 @@
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy
 
-from convoymq.kernels.amqp cimport (
-    AMQP_CHANNEL,
-    AMQP_END,
-    AMQP_FRAME_HEAD,
-    AMQP_FRAME_OVERHEAD,
-    AMQP_SIZE,
-)
-from convoymq.kernels.byte_buffer cimport Buffer, reserve
-from convoymq.kernels.bytes cimport store16, store32
+from convoymq.kernels.byte_buffer cimport Buffer
 
 cpdef enum:
     # States of a connection. HEADER: the protocol header is due. CLOSING: connection.close was
@@ -62,16 +53,6 @@ cdef inline int mark_dirty(ConnectionBuffer buffer) except -1:
             outbox.on_first()
     return 0
 
-cdef inline int put_frame(ConnectionBuffer buffer, int type, int channel, const unsigned char* p,
-                          Py_ssize_t n) except -1:
-    cdef Buffer* out = &buffer.out
-    reserve(out, n + AMQP_FRAME_OVERHEAD)
-    cdef unsigned char* q = out.p + out.end
-    q[0] = <unsigned char>type
-    store16(q + AMQP_CHANNEL, channel)
-    store32(q + AMQP_SIZE, <uint32_t>n)
-    if n:
-        memcpy(q + AMQP_FRAME_HEAD, p, n)
-    q[AMQP_FRAME_HEAD + n] = AMQP_END
-    out.end += n + AMQP_FRAME_OVERHEAD
-    return 0
+# Appends a frame to the output.
+cdef int put_frame(ConnectionBuffer buffer, int type, int channel, unsigned char* p,
+                   Py_ssize_t n) except? -1

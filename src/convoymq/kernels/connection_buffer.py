@@ -3,13 +3,27 @@
 import cython
 from cython.cimports.convoymq.kernels import cnet
 from cython.cimports.convoymq.kernels.acknowledgements import flush_codec
-from cython.cimports.convoymq.kernels.byte_buffer import IDLE_CAPACITY, Buffer, append, free_buffer
-from cython.cimports.convoymq.kernels.bytes import bytes_pointer, copy_bytes
+from cython.cimports.convoymq.kernels.amqp import (
+    AMQP_CHANNEL,
+    AMQP_END,
+    AMQP_FRAME_HEAD,
+    AMQP_FRAME_OVERHEAD,
+    AMQP_SIZE,
+)
+from cython.cimports.convoymq.kernels.byte_buffer import (
+    IDLE_CAPACITY,
+    Buffer,
+    append,
+    free_buffer,
+    reserve,
+)
+from cython.cimports.convoymq.kernels.bytes import bytes_pointer, copy_bytes, store16, store32
 from cython.cimports.convoymq.kernels.channel_codec import ChannelCodec
 from cython.cimports.convoymq.kernels.confirms import encode_confirms
 from cython.cimports.convoymq.kernels.frames import scan
 from cython.cimports.convoymq.kernels.route_cache import RouteCacheVersion
 from cython.cimports.libc import stdlib, string
+from cython.cimports.libc.stdint import uint32_t
 
 # One receive buffer serves all connections: what is left over moves to its connection.
 _scratch = cython.declare(cython.p_uchar, cython.NULL)
@@ -34,6 +48,28 @@ class Outbox:
                 buffer.dirty = False
                 buffer.flush()
             buffers = self.buffers
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def put_frame(
+    buffer: ConnectionBuffer,
+    type: cython.int,
+    channel: cython.int,
+    p: cython.p_uchar,
+    n: cython.Py_ssize_t,
+) -> cython.int:
+    out: cython.pointer(Buffer) = cython.address(buffer.out)
+    reserve(out, n + AMQP_FRAME_OVERHEAD)
+    q: cython.p_uchar = out.p + out.end
+    q[0] = cython.cast(cython.uchar, type)
+    store16(q + AMQP_CHANNEL, channel)
+    store32(q + AMQP_SIZE, cython.cast(uint32_t, n))
+    if n:
+        string.memcpy(q + AMQP_FRAME_HEAD, p, n)
+    q[AMQP_FRAME_HEAD + n] = AMQP_END
+    out.end += n + AMQP_FRAME_OVERHEAD
+    return 0
 
 
 @cython.cfunc

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from convoymq.kernels.channel_codec cimport ChannelCodec, ConsumerDeliveries
 
@@ -17,13 +17,12 @@ cdef enum:
     OFFSET_ROOM = 29
 
 cdef bytes record_of(bytes block, Py_ssize_t command, Py_ssize_t record)
-# basic.deliver of one record. The caller has made room for the plain case.
-cdef int encode_record(ChannelCodec codec, bytes head, uint64_t tag, bint redelivered,
-                       unsigned char* record, Py_ssize_t length, uint32_t acquired,
-                       uint32_t delivery_count, Py_ssize_t head_length, int64_t offset) except? -1
+# basic.deliver of one record that no queue holds.
+cdef int encode_delivery(ChannelCodec codec, ConsumerDeliveries consumer, bytes record,
+                         bint redelivered) except? -1
 cdef int send_content(ChannelCodec codec, bytes method, bytes content, uint32_t acquired,
                       uint32_t delivery_count) except? -1
 # basic.deliver of `count` records of the command from `first` on.
-cdef int encode_deliveries(ChannelCodec codec, ConsumerDeliveries slot, uint64_t first_id,
+cdef int encode_deliveries(ChannelCodec codec, ConsumerDeliveries consumer, uint64_t first_id,
                            bytes block, Py_ssize_t command, Py_ssize_t first, Py_ssize_t count,
                            uint32_t acquired, uint32_t delivery_count) except? -1

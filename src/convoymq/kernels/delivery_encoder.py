@@ -1,7 +1,7 @@
 """Encodes basic.deliver, basic.get-ok and basic.return: records become frames of the output."""
 
 import cython
-from cython.cimports.convoymq.kernels.acknowledgements import insert_run, note_outcome
+from cython.cimports.convoymq.kernels.acknowledgements import add_deliveries, note_outcome
 from cython.cimports.convoymq.kernels.amqp import (
     AMQP_BODY,
     AMQP_CHANNEL,
@@ -214,7 +214,7 @@ def send_content(
 
 @cython.cfunc
 @cython.exceptval(-1)
-def encode_record(
+def _encode_record(
     codec: ChannelCodec,
     head: bytes,
     tag: uint64_t,
@@ -226,9 +226,8 @@ def encode_record(
     head_length: cython.Py_ssize_t,
     offset: int64_t,
 ) -> cython.int:
+    """basic.deliver of one record. The caller has made room for the plain case."""
     out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
-    if head_length == 0:
-        head_length = len(head)
     key: cython.Py_ssize_t
     if length < 2:
         raise ValueError("record is damaged")
@@ -257,9 +256,25 @@ def encode_record(
 
 @cython.cfunc
 @cython.exceptval(-1)
+def encode_delivery(
+    codec: ChannelCodec, consumer: ConsumerDeliveries, record: bytes, redelivered: cython.bint
+) -> cython.int:
+    head: bytes = consumer.head
+    length: cython.Py_ssize_t = len(record)
+    reserve(cython.address(codec.buffer.out), 64 + len(head) + 2 * length)
+    p: cython.p_uchar = bytes_pointer(record)
+    _encode_record(codec, head, codec.next_tag, redelivered, p, length, 0, 0, len(head), -1)
+    codec.next_tag += 1
+    codec.delivered += 1
+    mark_dirty(codec.buffer)
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
 def encode_deliveries(
     codec: ChannelCodec,
-    slot: ConsumerDeliveries,
+    consumer: ConsumerDeliveries,
     first_id: uint64_t,
     block: bytes,
     command: cython.Py_ssize_t,
@@ -279,14 +294,14 @@ def encode_deliveries(
     end: cython.Py_ssize_t = get32(source + table + 4 * (first + count))
     if low < ENQUEUE_RECORDS or end < low or command + end > table:
         raise ValueError("record table is damaged")
-    head: bytes = slot.head
+    head: bytes = consumer.head
     head_length: cython.Py_ssize_t = len(head)
     room: cython.Py_ssize_t = end - low + count * (DELIVER_ROOM + head_length)
-    if slot.offsets:
+    if consumer.offsets:
         room += count * OFFSET_ROOM
     buffer: ConnectionBuffer = codec.buffer
     reserve(cython.address(buffer.out), room)
-    shown: cython.bint = slot.counted
+    shown: cython.bint = consumer.counted
     tag: uint64_t = codec.next_tag
     before: cython.Py_ssize_t = buffer.out.end - buffer.out.start
     i: cython.Py_ssize_t
@@ -302,7 +317,7 @@ def encode_deliveries(
                     cython.address(buffer.out),
                     high - low + DELIVER_ROOM + head_length + OFFSET_ROOM,
                 )
-            encode_record(
+            _encode_record(
                 codec,
                 head,
                 tag,
@@ -312,7 +327,7 @@ def encode_deliveries(
                 acquired if shown else 0,
                 delivery_count if shown else 0,
                 head_length,
-                cython.cast(int64_t, first_id) + i if slot.offsets else -1,
+                cython.cast(int64_t, first_id) + i if consumer.offsets else -1,
             )
             tag += 1
             low = high
@@ -320,10 +335,10 @@ def encode_deliveries(
         # Half a message would spoil all that comes after it.
         buffer.out.end = buffer.out.start + before
         raise
-    if slot.no_ack:
-        note_outcome(slot, SETTLE, first_id, first_id + count - 1)
+    if consumer.no_ack:
+        note_outcome(consumer, SETTLE, first_id, first_id + count - 1)
     else:
-        insert_run(codec, codec.next_tag, count, first_id, slot)
+        add_deliveries(codec, codec.next_tag, count, first_id, consumer)
     codec.next_tag = tag
     codec.delivered += count
     mark_dirty(buffer)

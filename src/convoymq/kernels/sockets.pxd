@@ -65,7 +65,7 @@ cdef class LinkWriter:
     cdef public unsigned long long frames_out
     cdef object urgent
     cdef object bulk
-    cdef list wire
+    cdef list unsent
     cdef Py_ssize_t head
     cdef Py_ssize_t offset
     cdef Py_ssize_t wire_bytes

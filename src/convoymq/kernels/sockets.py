@@ -166,7 +166,7 @@ class LinkWriter:
         self.frames_out = 0
         self.urgent = deque()
         self.bulk = deque()
-        self.wire = []
+        self.unsent = []
         self.head = 0
         self.offset = 0
         self.wire_bytes = 0
@@ -189,10 +189,10 @@ class LinkWriter:
     @cython.cfunc
     @cython.exceptval(-1)
     def refill(self) -> cython.int:
-        # Once on the wire list the order is fixed, so no more goes there than one call may write:
+        # Once in `unsent` the order is fixed, so no more goes there than one call may write:
         # an urgent frame waits for at most that much, or for one frame that is larger.
-        if self.head > 256 and self.head * 2 > len(self.wire):
-            del self.wire[: self.head]
+        if self.head > 256 and self.head * 2 > len(self.unsent):
+            del self.unsent[: self.head]
             self.head = 0
         while self.wire_bytes < _WIRE:
             if self.urgent:
@@ -202,12 +202,12 @@ class LinkWriter:
             else:
                 break
             if type(item) is bytes:
-                self.wire.append(item)
+                self.unsent.append(item)
                 self.wire_bytes += len(cython.cast(bytes, item))
             else:
                 for part in cython.cast(tuple, item):
                     if part:
-                        self.wire.append(part)
+                        self.unsent.append(part)
                         self.wire_bytes += len(cython.cast(bytes, part))
         return 0
 
@@ -219,16 +219,16 @@ class LinkWriter:
         self.wire_bytes -= n
         self.bytes_out += n
         while n > 0:
-            size = len(cython.cast(bytes, self.wire[self.head])) - self.offset
+            size = len(cython.cast(bytes, self.unsent[self.head])) - self.offset
             if n < size:
                 self.offset += n
                 return 0
             n -= size
             self.offset = 0
-            self.wire[self.head] = None
+            self.unsent[self.head] = None
             self.head += 1
-        if self.head == len(self.wire):
-            self.wire.clear()
+        if self.head == len(self.unsent):
+            self.unsent.clear()
             self.head = 0
         return 0
 
@@ -251,8 +251,8 @@ class LinkWriter:
             count = 0
             i = self.head
             skip = self.offset
-            while count < _IOVECS and i < len(self.wire):
-                part = self.wire[i]
+            while count < _IOVECS and i < len(self.unsent):
+                part = self.unsent[i]
                 size = len(cython.cast(bytes, part))
                 vectors[count].iov_base = (
                     cext.PyBytes_AS_STRING(cython.cast(cython.pointer(cext.PyObject), part)) + skip
@@ -284,7 +284,7 @@ class LinkWriter:
             self.refill()
             if self.wire_bytes == 0:
                 break
-            part = self.wire[self.head]
+            part = self.unsent[self.head]
             n = len(cython.cast(bytes, part))
             taken.append(part)
             size += n

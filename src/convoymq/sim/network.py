@@ -119,10 +119,10 @@ class Network:
         self.receivers: dict[int, Receiver] = {}
         """Running nodes."""
         self._directions: dict[tuple[int, int], Direction] = {}
-        self._epochs: dict[tuple[int, int], int] = {}
+        self._connections: dict[tuple[int, int], int] = {}
         """Pair -> number of its present connection; odd while there is one."""
         self._seen: dict[tuple[int, int], int] = {}
-        """(node, peer) -> epoch of the connection that the node believes in; missing = none."""
+        """(node, peer) -> the connection that the node believes in; missing = none."""
         self._suspected: set[tuple[int, int]] = set()
         self._cut: set[tuple[int, int]] = set()
         """Directions through which nothing gets."""
@@ -157,7 +157,7 @@ class Network:
         for key in [k for k in self._seen if k[0] == node]:
             del self._seen[key]
         self._suspected = {k for k in self._suspected if k[0] != node}
-        for a, b in list(self._epochs):
+        for a, b in list(self._connections):
             if node in (a, b):
                 self.break_link(a, b)
         # Socket buffers die with either process.
@@ -167,11 +167,11 @@ class Network:
         """The nodes to which that one should send no bulk for now."""
         return self.full.setdefault(node, set())
 
-    def _tell_room(self, source: int, target: int, epoch: int) -> None:
+    def _tell_room(self, source: int, target: int, connection: int) -> None:
         receiver = self.receivers.get(source)
         full = self.full_of(source)
         # Who sends has it from the same connection, or not at all.
-        if receiver is None or self._seen.get((source, target)) != epoch or target not in full:
+        if receiver is None or self._seen.get((source, target)) != connection or target not in full:
             return
         if self._direction(source, target).bytes <= self.config.window_bytes:
             full.discard(target)
@@ -190,8 +190,8 @@ class Network:
         self.scheduler.after(delay_us, None, self._connect, min(a, b), max(a, b))
 
     def _connect(self, a: int, b: int) -> None:
-        epoch = self._epochs.get((a, b), 0)
-        if epoch & 1 or a not in self.receivers or b not in self.receivers:
+        connection = self._connections.get((a, b), 0)
+        if connection & 1 or a not in self.receivers or b not in self.receivers:
             return
         if (a, b) in self._cut or (b, a) in self._cut:
             self._connect_later(a, b)
@@ -202,7 +202,7 @@ class Network:
         if not self.may_link(a, b):
             self._connect_later(a, b)
             return
-        self._epochs[(a, b)] = epoch + 1
+        self._connections[(a, b)] = connection + 1
         for source, target in ((a, b), (b, a)):
             direction = self._direction(source, target)
             direction.clear()
@@ -211,15 +211,15 @@ class Network:
             delay_us = self.scheduler.between(0, 2000)
             receiver = self.receivers[target]
             self.scheduler.after(
-                delay_us, receiver.process, self._linked, target, source, epoch + 1
+                delay_us, receiver.process, self._linked, target, source, connection + 1
             )
 
-    def _linked(self, node: int, peer: int, epoch: int) -> None:
-        if self._epochs[_pair(node, peer)] != epoch or peer not in self.receivers:
+    def _linked(self, node: int, peer: int, connection: int) -> None:
+        if self._connections[_pair(node, peer)] != connection or peer not in self.receivers:
             return
         if (node, peer) in self._seen:
             self._unlinked(node, peer, self._seen[(node, peer)])
-        self._seen[(node, peer)] = epoch
+        self._seen[(node, peer)] = connection
         self._suspected.discard((node, peer))
         self.full_of(node).discard(peer)
         self.trace.add(f"node{node}", f"link up {peer}")
@@ -233,8 +233,8 @@ class Network:
                 self._queue(peer, node, data)
         self._pump(peer, node)
 
-    def _unlinked(self, node: int, peer: int, epoch: int) -> None:
-        if self._seen.get((node, peer)) != epoch:
+    def _unlinked(self, node: int, peer: int, connection: int) -> None:
+        if self._seen.get((node, peer)) != connection:
             return
         del self._seen[(node, peer)]
         self._suspected.discard((node, peer))
@@ -256,10 +256,10 @@ class Network:
     def break_link(self, a: int, b: int) -> None:
         """The connection breaks: a prefix of what is in flight still arrives, the rest is lost."""
         pair = _pair(a, b)
-        epoch = self._epochs.get(pair, 0)
-        if not epoch & 1:
+        connection = self._connections.get(pair, 0)
+        if not connection & 1:
             return
-        self._epochs[pair] = epoch + 1
+        self._connections[pair] = connection + 1
         for source, target in (pair, (pair[1], pair[0])):
             direction = self._direction(source, target)
             gone = direction.clear()
@@ -275,7 +275,7 @@ class Network:
             if (target, source) in self._seen:
                 delay_us = self.scheduler.skewed(0, 100_000)
                 self.scheduler.after(
-                    delay_us, receiver.process, self._unlinked, target, source, epoch
+                    delay_us, receiver.process, self._unlinked, target, source, connection
                 )
         if a in self.receivers and b in self.receivers:
             self._connect_later(a, b)
@@ -297,21 +297,21 @@ class Network:
 
     def links(self) -> list[tuple[int, int]]:
         """Pairs with a connection."""
-        return sorted(pair for pair, epoch in self._epochs.items() if epoch & 1)
+        return sorted(pair for pair, connection in self._connections.items() if connection & 1)
 
     # Frames.
 
     def send(self, source: int, target: int, frame: bytes, body: Sequence[bytes]) -> None:
         """One node hands over a frame."""
-        epoch = self._seen.get((source, target))
-        if epoch is None:
+        connection = self._seen.get((source, target))
+        if connection is None:
             return
         data = b"".join((frame, *body)) if body else bytes(frame)
         self.frames_sent += 1
         self.bytes_sent += len(data)
         if self.on_frame_sent is not None:
             self.on_frame_sent(source, target, data)
-        if self._epochs[_pair(source, target)] != epoch:
+        if self._connections[_pair(source, target)] != connection:
             return
         self._queue(source, target, data)
 
@@ -324,9 +324,9 @@ class Network:
         if scheduler.chance(config.loss_chance):
             direction.lost = True
             self.trace.fault("frame_lost", f"{source}->{target}")
-            epoch = self._epochs[_pair(source, target)]
+            connection = self._connections[_pair(source, target)]
             scheduler.after(
-                scheduler.between(1000, 300_000), None, self._break_if, source, target, epoch
+                scheduler.between(1000, 300_000), None, self._break_if, source, target, connection
             )
             return
         delay_us = scheduler.between(config.delay_min_us, config.delay_max_us)
@@ -360,8 +360,8 @@ class Network:
             direction.timer = None
             direction.pumping = False
 
-    def _break_if(self, a: int, b: int, epoch: int) -> None:
-        if self._epochs[_pair(a, b)] == epoch:
+    def _break_if(self, a: int, b: int, connection: int) -> None:
+        if self._connections[_pair(a, b)] == connection:
             self.break_link(a, b)
 
     def _pump(self, source: int, target: int) -> None:
@@ -373,28 +373,35 @@ class Network:
             return
         direction.pumping = True
         delay_us = direction.frames[0][0] - self.scheduler.now_us
-        epoch = self._epochs[_pair(source, target)]
+        connection = self._connections[_pair(source, target)]
         # Not bound to the receiver's process: the flag must fall whoever lives then.
-        direction.timer = self.scheduler.after(delay_us, None, self._arrive, source, target, epoch)
+        direction.timer = self.scheduler.after(
+            delay_us, None, self._arrive, source, target, connection
+        )
 
-    def _arrive(self, source: int, target: int, epoch: int) -> None:
+    def _arrive(self, source: int, target: int, connection: int) -> None:
         direction = self._direction(source, target)
         direction.pumping = False
         direction.timer = None
         receiver = self.receivers.get(target)
         if receiver is None:
             return
-        if self._epochs[_pair(source, target)] != epoch or direction.blocked:
+        if self._connections[_pair(source, target)] != connection or direction.blocked:
             self._pump(source, target)
             return
-        if self._seen.get((target, source)) != epoch:
+        if self._seen.get((target, source)) != connection:
             # The receiver has not finished connecting: `_linked` goes on.
             return
         now_us = self.scheduler.now_us
         if receiver.process.frozen_until_us > now_us:
             direction.pumping = True
             self.scheduler.after(
-                receiver.process.frozen_until_us - now_us, None, self._arrive, source, target, epoch
+                receiver.process.frozen_until_us - now_us,
+                None,
+                self._arrive,
+                source,
+                target,
+                connection,
             )
             return
         if direction.frames and direction.frames[0][0] <= now_us:
@@ -407,7 +414,9 @@ class Network:
             if target in self.full_of(source) and direction.bytes <= self.config.window_bytes:
                 process = self.receivers[source].process if source in self.receivers else None
                 if process is not None:
-                    self.scheduler.after(CREDIT_US, process, self._tell_room, source, target, epoch)
+                    self.scheduler.after(
+                        CREDIT_US, process, self._tell_room, source, target, connection
+                    )
             receiver.on_frame(source, data)
         self._pump(source, target)
 
@@ -441,10 +450,10 @@ class Network:
         direction.blocked = True
         self._suspect_later(target, source)
         if breaks:
-            epoch = self._epochs.get(_pair(source, target), 0)
-            if epoch & 1:
+            connection = self._connections.get(_pair(source, target), 0)
+            if connection & 1:
                 delay_us = self.scheduler.between(0, 3_000_000)
-                self.scheduler.after(delay_us, None, self._break_if, source, target, epoch)
+                self.scheduler.after(delay_us, None, self._break_if, source, target, connection)
 
     def heal(self, source: int, target: int) -> None:
         """Undoes `cut`."""

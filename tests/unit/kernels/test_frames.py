@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
-from convoymq.kernels import batch, channel_codec, connection_buffer
+from convoymq.kernels import batch
 from convoymq.kernels import content as content_kernel
+from convoymq.kernels.channel_codec import ChannelCodec
+from convoymq.kernels.connection_buffer import CONNECTION_OPEN, ConnectionBuffer, Outbox
 from convoymq.kernels.route_cache import RouteCacheVersion
 from convoymq.model.tables import Table
 
@@ -190,10 +192,10 @@ def naive_frame(
 
 @dataclass
 class Ear:
-    """Owner of a wire and of its channel codecs; notes what it hears."""
+    """Owner of a connection buffer and of its channel codecs; notes what it hears."""
 
     events: list[Event] = field(default_factory=list)
-    buffer: connection_buffer.ConnectionBuffer = None  # type: ignore[assignment]
+    buffer: ConnectionBuffer = None  # type: ignore[assignment]
 
     def on_method(self, channel: int, payload: bytes) -> None:
         self.events.append(("method", channel, payload))
@@ -222,7 +224,7 @@ class Ear:
 
 
 @dataclass
-class LaneEar:
+class ChannelEar:
     """Owner of a channel codec."""
 
     ear: Ear
@@ -255,15 +257,14 @@ class LaneEar:
 
 def make_buffer(
     channels: Sequence[int], targets: tuple[batch.PublishTarget, ...] | None = None
-) -> tuple[Ear, list[channel_codec.ChannelCodec]]:
+) -> tuple[Ear, list[ChannelCodec]]:
     ear = Ear()
-    ear.buffer = connection_buffer.ConnectionBuffer(
-        ear, connection_buffer.Outbox(), -1, FRAME_MAX, BODY_MAX
-    )
-    ear.buffer.state = connection_buffer.CONNECTION_OPEN
-    epoch = RouteCacheVersion()
+    ear.buffer = ConnectionBuffer(ear, Outbox(), -1, FRAME_MAX, BODY_MAX)
+    ear.buffer.state = CONNECTION_OPEN
+    version = RouteCacheVersion()
     channel_codecs = [
-        ear.buffer.open_codec(number, LaneEar(ear, number, targets), epoch) for number in channels
+        ear.buffer.open_codec(number, ChannelEar(ear, number, targets), version)
+        for number in channels
     ]
     return ear, channel_codecs
 
@@ -511,14 +512,18 @@ acks = st.lists(
 def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> None:
     ear, (channel_codec,) = make_buffer((1,))
     sink = Sink()
-    slots = [channel_codec.add_slot(sink, number, b"tag%d" % number) for number in range(3)]
+    all_deliveries = [
+        channel_codec.add_consumer(sink, number, b"tag%d" % number) for number in range(3)
+    ]
     next_ids = [0, 0, 0]
     outstanding: dict[int, tuple[int, int]] = {}  # tag -> (consumer, message id)
     expected: dict[tuple[str, int], list[int]] = {}
     tag = 0
     for name, number, value in steps:
         if name == "deliver":
-            channel_codec.deliver(slots[number], next_ids[number], BLOCK, COMMAND, 0, value, 0, 0)
+            channel_codec.deliver(
+                all_deliveries[number], next_ids[number], BLOCK, COMMAND, 0, value, 0, 0
+            )
             for _ in range(value):
                 tag += 1
                 outstanding[tag] = (number, next_ids[number])
@@ -539,8 +544,8 @@ def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> Non
                 consumer, message_id = outstanding.pop(each)
                 expected.setdefault((KINDS[name], consumer), []).append(message_id)
         assert channel_codec.unacked == len(outstanding)
-        for consumer, slot in enumerate(slots):
-            assert slot.unacked == sum(1 for c, _ in outstanding.values() if c == consumer)
+        for consumer, deliveries in enumerate(all_deliveries):
+            assert deliveries.unacked == sum(1 for c, _ in outstanding.values() if c == consumer)
     ear.buffer.flush_settles()
     got: dict[tuple[str, int], list[int]] = {}
     for kind, consumer, ranges in sink.got:
@@ -557,11 +562,11 @@ def test_acknowledgements_settle_exactly_what_they_name(steps: list[Any]) -> Non
 
 def test_deliveries_of_one_batch_are_one_run() -> None:
     _, (channel_codec,) = make_buffer((1,))
-    slot = channel_codec.add_slot(Sink(), 1, b"t")
+    deliveries = channel_codec.add_consumer(Sink(), 1, b"t")
     for first in range(0, 500, 50):
-        channel_codec.deliver(slot, first, BLOCK, COMMAND, 0, 50, 0, 0)
+        channel_codec.deliver(deliveries, first, BLOCK, COMMAND, 0, 50, 0, 0)
     taken = channel_codec.take(0, True)
-    assert taken == [(1, 500, slot, 0)]
+    assert taken == [(1, 500, deliveries, 0)]
 
 
 @pytest.mark.parametrize(
@@ -569,9 +574,9 @@ def test_deliveries_of_one_batch_are_one_run() -> None:
 )
 def test_deliver_refuses_what_lies_outside_the_block(command: int, first: int, count: int) -> None:
     _, (channel_codec,) = make_buffer((1,))
-    slot = channel_codec.add_slot(Sink(), 1, b"t")
+    deliveries = channel_codec.add_consumer(Sink(), 1, b"t")
     with pytest.raises(ValueError):
-        channel_codec.deliver(slot, 0, BLOCK, command, first, count, 0, 0)
+        channel_codec.deliver(deliveries, 0, BLOCK, command, first, count, 0, 0)
     assert channel_codec.unacked == 0
 
 
@@ -579,11 +584,11 @@ def test_deliver_refuses_what_lies_outside_the_block(command: int, first: int, c
 @given(at=st.integers(48, len(BLOCK) - 1), value=st.integers(0, 255))
 def test_deliver_survives_a_damaged_block(at: int, value: int) -> None:
     ear, (channel_codec,) = make_buffer((1,))
-    slot = channel_codec.add_slot(Sink(), 1, b"t")
+    deliveries = channel_codec.add_consumer(Sink(), 1, b"t")
     block = bytearray(BLOCK)
     block[at] = value
     try:
-        channel_codec.deliver(slot, 0, bytes(block), COMMAND, 0, 50, 1, 1)
+        channel_codec.deliver(deliveries, 0, bytes(block), COMMAND, 0, 50, 1, 1)
     except ValueError:
         assert ear.buffer.output_bytes == 0
         return

@@ -19,7 +19,7 @@ from convoymq.model.tables import Field, Table
 from tests.unit.kernels import reference
 from tests.unit.kernels.columns_reference import Message
 from tests.unit.kernels.test_columns import messages
-from tests.unit.kernels.test_frames import LaneEar, make_buffer, split
+from tests.unit.kernels.test_frames import ChannelEar, make_buffer, split
 
 NAME = "x-stream-offset"
 
@@ -30,11 +30,11 @@ def delivered(
     """(properties, body, largest frame) of each message as the client gets it."""
     ear, (channel_codec,) = make_buffer([3])
     ear.buffer.frame_max = frame_max
-    slot = channel_codec.add_slot(None, 1, b"tag", False, counted, True)
+    deliveries = channel_codec.add_consumer(None, 1, b"tag", False, counted, True)
     block = reference.enqueue(
         1, 1, [item.record() for item in items], [len(item.body) for item in items], 0
     )
-    channel_codec.deliver(slot, first_id, block, 0, 0, len(items), 0, 0)
+    channel_codec.deliver(deliveries, first_id, block, 0, 0, len(items), 0, 0)
     found: list[tuple[Properties, bytes, int]] = []
     properties, body, size, largest = Properties(), b"", -1, 0
     for frame in split(ear.buffer.take_output()):
@@ -102,7 +102,7 @@ def test_a_header_frame_never_outgrows_the_clients_limit() -> None:
 @given(st.data())
 def test_damaged_records_spoil_nothing(data: Any) -> None:
     ear, (channel_codec,) = make_buffer([1])
-    slot = channel_codec.add_slot(None, 1, b"t", False, False, True)
+    deliveries = channel_codec.add_consumer(None, 1, b"t", False, False, True)
     table = Table.of({NAME: 7, "k": "v"})
     record = Message("ex", "rk", Properties(content_type="c", headers=table), b"body").record()
     block = bytearray(reference.enqueue(1, 1, [record] * 2, [4, 4], 0))
@@ -110,7 +110,7 @@ def test_damaged_records_spoil_nothing(data: Any) -> None:
         at = data.draw(st.integers(40, len(block) - 1))
         block[at] = data.draw(st.integers(0, 255))
     try:
-        channel_codec.deliver(slot, 0, bytes(block), 0, 0, 2, 0, 0)
+        channel_codec.deliver(deliveries, 0, bytes(block), 0, 0, 2, 0, 0)
     except ValueError:
         assert ear.buffer.take_output() == b""
         assert channel_codec.unacked == 0
@@ -220,7 +220,7 @@ def test_a_new_batch_names_its_producer_again() -> None:
 def test_only_messages_with_the_header_are_looked_at(confirms: bool) -> None:
     builder = batch.CommandBuilder()
     ear, (channel_codec,) = make_buffer([1], (batch.PublishTarget(builder, 9, None),))
-    assert isinstance(channel_codec.owner, LaneEar)
+    assert isinstance(channel_codec.owner, ChannelEar)
     if confirms:
         channel_codec.select_confirms()
     for headers, looked_at in (
