@@ -75,37 +75,49 @@ def _write_content(
 ) -> cython.int:
     """Appends the content frames for this channel; the room was made for the plain case.
     `offset` of the message in its stream, or -1."""
-    buffer: ConnectionBuffer = codec.buffer
-    out: cython.pointer(Buffer) = cython.address(buffer.out)
-    kind: cython.int = check_content(content, length, buffer.frame_max)
-    if kind < 0:
-        raise ValueError("content of a record is damaged")
-    p: cython.p_uchar
-    at: cython.Py_ssize_t = 0
+    out: cython.pointer(Buffer) = cython.address(codec.buffer.out)
+    kind: cython.int = check_content(content, length, codec.buffer.frame_max)
+    if kind != 0 or acquired != 0 or delivery_count != 0:
+        if kind < 0:
+            raise ValueError("content of a record is damaged")
+        return _write_changed(codec, content, length, acquired, delivery_count, offset)
     n: cython.Py_ssize_t
-    if kind == 0 and acquired == 0 and delivery_count == 0:
-        if offset >= 0:
-            n = _write_offset_header(
-                codec, content + AMQP_FRAME_HEAD, load32(content + AMQP_SIZE), offset
-            )
-            content += n
-            length -= n
-        p = out.p + out.end
-        string.memcpy(p, content, length)
-        while at < length:
-            store16(p + at + AMQP_CHANNEL, codec.number)
-            at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
-        out.end += length
-        return 0
-    n = load32(content + AMQP_SIZE)
     if offset >= 0:
-        at = _write_offset_header(codec, content + AMQP_FRAME_HEAD, n, offset)
-        if at:
-            return _write_bodies(codec, content + at, length - at)
+        n = _write_offset_header(
+            codec, content + AMQP_FRAME_HEAD, load32(content + AMQP_SIZE), offset
+        )
+        content += n
+        length -= n
+    p: cython.p_uchar = out.p + out.end
+    at: cython.Py_ssize_t = 0
+    string.memcpy(p, content, length)
+    while at < length:
+        store16(p + at + AMQP_CHANNEL, codec.number)
+        at += load32(p + at + AMQP_SIZE) + AMQP_FRAME_OVERHEAD
+    out.end += length
+    return 0
+
+
+@cython.cfunc
+@cython.exceptval(-1)
+def _write_changed(
+    codec: ChannelCodec,
+    content: cython.p_uchar,
+    length: cython.Py_ssize_t,
+    acquired: uint32_t,
+    delivery_count: uint32_t,
+    offset: int64_t,
+) -> cython.int:
+    """The same with counts in the header, or for a client of small frames."""
+    n: cython.Py_ssize_t = load32(content + AMQP_SIZE)
+    if offset >= 0:
+        used: cython.Py_ssize_t = _write_offset_header(codec, content + AMQP_FRAME_HEAD, n, offset)
+        if used:
+            return _write_bodies(codec, content + used, length - used)
     header: bytes = copy_bytes(content + AMQP_FRAME_HEAD, n)
     if acquired or delivery_count:
         header = with_counts(header, acquired, delivery_count)
-    put_frame(buffer, AMQP_HEADER, codec.number, bytes_pointer(header), len(header))
+    put_frame(codec.buffer, AMQP_HEADER, codec.number, bytes_pointer(header), len(header))
     return _write_bodies(codec, content + n + AMQP_FRAME_OVERHEAD, length - n - AMQP_FRAME_OVERHEAD)
 
 
