@@ -320,7 +320,7 @@ def returned_but_still_held() -> None:
 @plant("a returned message goes behind fresh ones and loses its count", "none")
 def returned_as_fresh() -> None:
     def planted(self: Any, run: Any, failed: int) -> None:
-        index, offset, first, count, size, _acquired, _failed = run
+        index, offset, first, count, size = run[:5]
         self.unacked -= count
         self.unacked_bytes -= size
         self.returns += count

@@ -24,6 +24,11 @@ EFFECT_TIMER = 5
 EFFECT_NOTE = 6
 """(kind, event name, fields dict): something for the log file. Leader only."""
 
+EFFECT_REFUSING = 7
+"""(kind, whether): publishers are to be refused from now on, or no more. Every replica."""
+EFFECT_UNUSED = 8
+"""(kind,): the queue was not used for as long as it may be, and is to be deleted. Leader only."""
+
 NEVER = 1 << 62
 """An entry index that no log reaches."""
 

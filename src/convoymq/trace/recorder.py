@@ -350,7 +350,7 @@ class QueueTrace:
         if complete:
             for owner, number, first_id, run in machine.state_snapshot():
                 flags = 0 if owner is None else words.HELD
-                at, command, first, count, _size, acquired, delivered = run
+                at, command, first, count, _size, acquired, delivered = run[:7]
                 self.rows.act(
                     words.STATE,
                     flags,

@@ -5,6 +5,10 @@ What is `fresh` was never handed out. What came back is in `returned`, which is 
 `requeued`, when a client gave it back unfailed to a queue without a delivery limit: then its turn
 comes behind all that was in the queue by then.
 
+What has a priority other than the default one is in `levels`: a higher level comes before `fresh`,
+a lower one behind it. With `timed`, messages may expire: at the head of what came back or of a
+level, never behind one that does not (ADR 0043).
+
 Invariants: published = ready + unacked + acked + purged + dropped; `fresh` is in the order of the
 log.
 """
@@ -14,10 +18,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from convoymq.queues.quorum import runs
+from convoymq.queues.quorum.levels import (
+    LEVEL_BITS,
+    LEVEL_DEFAULT,
+    LEVEL_MAX,
+    Levels,
+    due_of,
+)
 from convoymq.replication.machine import NEVER
 
 OVER_DELIVERY_LIMIT = "delivery_limit"
 REJECTED = "rejected"
+EXPIRED = "expired"
+OVER_LENGTH = "maxlen"
 
 
 class Backlog:
@@ -25,16 +38,25 @@ class Backlog:
 
     __slots__ = (
         "acked",
+        "beside",
+        "bounded",
         "delivered",
         "delivery_limit",
         "dropped",
         "fresh",
+        "levels",
+        "max_bytes",
+        "max_length",
+        "message_ttl_ms",
         "published",
         "purged",
         "redelivered",
+        "refuses",
+        "refusing",
         "requeued",
         "returned",
         "returns",
+        "timed",
         "unacked",
         "unacked_bytes",
     )
@@ -45,6 +67,21 @@ class Backlog:
         self.returned = runs.Fifo(True)
         #: What came back to the tail: each group of it behind the messages that were fresh then.
         self.requeued = runs.Tail()
+        #: Messages that were never handed out, of priorities other than the default one; how many
+        #: entered there.
+        self.levels = Levels()
+        self.beside = 0
+        #: Some message has a time at which it expires: a short cut, for queues without.
+        self.timed = False
+        self.message_ttl_ms = -1
+        #: Limits of what is ready; -1 = none.
+        self.max_length = -1
+        self.max_bytes = -1
+        #: Beyond a limit publishers are refused, and nothing is dropped.
+        self.refuses = False
+        #: Some limit is set, or publishers are refused since one was.
+        self.bounded = False
+        self.refusing = False
         self.unacked = 0
         self.unacked_bytes = 0
         self.published = 0
@@ -59,34 +96,68 @@ class Backlog:
 
     def ready(self) -> int:
         """Messages that wait for a consumer."""
-        return self.fresh.messages + self.returned.messages + self.requeued.messages
+        return (
+            self.fresh.messages
+            + self.returned.messages
+            + self.requeued.messages
+            + self.levels.messages
+        )
 
     def ready_bytes(self) -> int:
         """Body bytes of the messages that wait."""
-        return int(self.fresh.size + self.returned.size + self.requeued.size)
+        return int(self.fresh.size + self.returned.size + self.requeued.size + self.levels.size)
 
     def ready_runs(self) -> list[runs.Run]:
         """All that is ready, FIFO by FIFO. Cost: O(runs)."""
-        return [*self.returned.runs(), *self.requeued.runs(), *self.fresh.runs()]
+        beside = [run for fifo in self.levels.fifos() for run in fifo.runs()]
+        return [*self.returned.runs(), *self.requeued.runs(), *self.fresh.runs(), *beside]
+
+    def enqueue(
+        self, index: int, offset: int, first: int, count: int, size: int, mark: int
+    ) -> None:
+        """Takes a run that is published with an expiry or a priority."""
+        if due_of(mark):
+            self.timed = True
+        if mark & LEVEL_MAX:
+            self.beside += count
+            self.levels.push(index, offset, first, count, size, mark)
+        else:
+            self.fresh.push(index, offset, first, count, size, 0, 0, mark)
 
     def take(self, limit: int) -> runs.Run:
         """Removes at most `limit` messages of the next run. There must be one."""
-        source = self.returned
-        if not source.messages:
-            source = self.fresh
-            if self.requeued.messages:
-                ahead = self.requeued.ahead(self.published - self.fresh.messages)
-                if ahead:
-                    limit = min(limit, ahead)
-                else:
-                    source = self.requeued
-        assert source.messages, "nothing is ready"
-        run = source.take(limit)
+        run = self._remove(limit)
         count = run[3]
         self.delivered += count
         if run[5]:
             self.redelivered += count
         return run
+
+    def _remove(self, limit: int) -> runs.Run:
+        """Takes at most `limit` messages of the next run out, wherever they go."""
+        source = self.returned
+        if not source.messages:
+            if self.levels.messages:
+                level = self.levels.highest()
+                if level > LEVEL_DEFAULT or not (self.fresh.messages or self.requeued.messages):
+                    return self.levels.take(level, limit)
+            source = self.fresh
+            if self.requeued.messages:
+                ahead = self._ahead()
+                if ahead:
+                    limit = min(limit, ahead)
+                else:
+                    source = self.requeued
+        assert source.messages, "nothing is ready"
+        return source.take(limit)
+
+    def _ahead(self) -> int:
+        """How many messages of the default level come before the next one that went to the tail."""
+        return self.requeued.ahead(self._entered() - self.fresh.messages)
+
+    def _entered(self) -> int:
+        """How many messages have entered the default level."""
+        return self.published - self.beside
 
     def take_into(self, held: runs.CheckedOut, first_id: int, limit: int, runs_max: int) -> int:
         """Moves at most `limit` messages, in at most `runs_max` runs, to `held`, under ids from
@@ -94,6 +165,12 @@ class Backlog:
         taken = again = pieces = 0
         while taken < limit and pieces < runs_max and self.ready():
             source, room = self._next_source()
+            if source is None:
+                run = self._remove(limit - taken)
+                held.add(first_id + taken, *run)
+                taken += run[3]
+                pieces += 1
+                continue
             moved, parts = held.take_from(
                 source, first_id + taken, min(limit - taken, room), runs_max - pieces
             )
@@ -107,13 +184,18 @@ class Backlog:
         self.redelivered += again
         return int(taken)
 
-    def _next_source(self) -> tuple[runs.Fifo, int]:
-        """Where the next message is, and how many of them may be taken there in a row. There must
-        be one."""
+    def _next_source(self) -> tuple[runs.Fifo | None, int]:
+        """Where the next message is, and how many of them may be taken there in a row; None = in
+        one of the levels. There must be one."""
         if self.returned.messages:
             return self.returned, self.returned.messages
+        if self.levels.messages and (
+            self.levels.highest() > LEVEL_DEFAULT
+            or not (self.fresh.messages or self.requeued.messages)
+        ):
+            return None, self.levels.messages
         if self.requeued.messages:
-            ahead = self.requeued.ahead(self.published - self.fresh.messages)
+            ahead = self._ahead()
             return (self.fresh, ahead) if ahead else (self.requeued, self.requeued.together())
         return self.fresh, self.fresh.messages
 
@@ -124,9 +206,87 @@ class Backlog:
         self.fresh.clear()
         self.returned.clear()
         self.requeued.clear()
+        self.levels.clear()
         assert self.purged <= self.published, "more was purged than published"
         assert not self.ready(), "messages were left by a purge"
         return count
+
+    # ---------------------------------------------------------------- expiry
+
+    def may_expire(self) -> bool:
+        """Whether something that is ready will expire. Cost: O(runs) with marks."""
+        fifos = (self.fresh, self.returned, self.requeued, *self.levels.fifos())
+        return any(due_of(run[7]) for fifo in fifos if fifo.has_marks for run in fifo.runs())
+
+    def due_ms(self) -> int:
+        """When the first message expires of those that stand at a head; 0 = none does."""
+        due = due_of(self.returned.head_mark())
+        for mark in self._head_marks():
+            other = due_of(mark)
+            if other and (not due or other < due):
+                due = other
+        return due
+
+    def _head_marks(self) -> list[int]:
+        """Of the oldest run of every level."""
+        marks = [self.levels.head_mark(level) for level in self.levels.with_messages()]
+        if self.requeued.messages and not self._ahead():
+            marks.append(self.requeued.head_mark())
+        elif self.fresh.messages:
+            marks.append(self.fresh.head_mark())
+        return marks
+
+    def take_expired(self, now_ms: int) -> runs.Run | None:
+        """Takes a run out that stands at a head, and whose time is over; None = there is none."""
+        if 0 < due_of(self.returned.head_mark()) <= now_ms:
+            return self.returned.take(runs.LOW)
+        for level in self.levels.with_messages():
+            if 0 < due_of(self.levels.head_mark(level)) <= now_ms:
+                return self.levels.take(level, runs.LOW)
+        if self.requeued.messages:
+            ahead = self._ahead()
+            if not ahead:
+                if 0 < due_of(self.requeued.head_mark()) <= now_ms:
+                    return self.requeued.take(runs.LOW)
+                return None
+            if 0 < due_of(self.fresh.head_mark()) <= now_ms:
+                return self.fresh.take(ahead)
+            return None
+        if 0 < due_of(self.fresh.head_mark()) <= now_ms:
+            return self.fresh.take(runs.LOW)
+        return None
+
+    # ---------------------------------------------------------------- length
+
+    def exceeds(self) -> bool:
+        """Whether more is ready than a limit allows."""
+        return 0 <= self.max_length < self.ready() or 0 <= self.max_bytes < self.ready_bytes()
+
+    def has_room(self) -> bool:
+        """Whether what is ready is at 80 % of all limits, or below."""
+        return (self.max_length < 0 or self.ready() * 5 <= self.max_length * 4) and (
+            self.max_bytes < 0 or self.ready_bytes() * 5 <= self.max_bytes * 4
+        )
+
+    def take_excess(self) -> runs.Run:
+        """Takes messages out that would be delivered next, of one run, so that what is left comes
+        nearer to the limits and not below them. Some limit must be exceeded."""
+        excess = self.ready() - self.max_length if self.max_length >= 0 else 0
+        over = self.ready_bytes() - self.max_bytes if self.max_bytes >= 0 else 0
+        assert excess > 0 or over > 0, "no limit is exceeded"
+        limit = max(excess, 0)
+        if over > 0:
+            count, size = self._next_amount()
+            # At most as many as it takes, one at least: sizes are averages within a run.
+            limit = max(limit, count if size <= over else max(1, count * over // size))
+        return self._remove(limit)
+
+    def _next_amount(self) -> tuple[int, int]:
+        """(messages, body bytes) of the run that would be delivered next."""
+        source, _ = self._next_source()
+        if source is None:
+            return self.levels.head_amount(self.levels.highest())
+        return source.head_amount()
 
     # ---------------------------------------------------------------- checked-out messages
 
@@ -147,23 +307,28 @@ class Backlog:
 
     def give_back(self, run: runs.Run, failed: int) -> runs.Run | None:
         """Takes a run back, behind all that came back before. Returns it as it is now when it has
-        failed too often: then it is dropped instead."""
-        index, offset, first, count, size, acquired_count, failed_delivery_count = run
+        failed too often: then it has to leave instead."""
+        index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         self._came_back(count, size)
+        if mark:
+            self.timed = True
         acquired_count += 1
         failed_delivery_count += failed
         if 0 <= self.delivery_limit < failed_delivery_count:
-            self._drop(count, OVER_DELIVERY_LIMIT)
-            return (index, offset, first, count, size, acquired_count, failed_delivery_count)
-        self.returned.push(index, offset, first, count, size, acquired_count, failed_delivery_count)
+            return (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
+        self.returned.push(
+            index, offset, first, count, size, acquired_count, failed_delivery_count, mark
+        )
         return None
 
     def requeue(self, run: runs.Run) -> None:
-        """Takes a run back, behind all that is in the queue."""
-        index, offset, first, count, size, acquired_count, failed_delivery_count = run
+        """Takes a run back, behind all that is in the queue, at the default level."""
+        index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         self._came_back(count, size)
+        if mark:
+            self.timed = True
         self.requeued.requeue(
-            self.published,
+            self._entered(),
             index,
             offset,
             first,
@@ -171,6 +336,7 @@ class Backlog:
             size,
             acquired_count + 1,
             failed_delivery_count,
+            due_of(mark) << LEVEL_BITS,
         )
 
     def _came_back(self, count: int, size: int) -> None:
@@ -180,17 +346,16 @@ class Backlog:
         assert self.unacked >= 0, "more came back than is checked out"
         assert self.unacked_bytes >= 0, "more bytes came back than are checked out"
 
-    def reject(self, run: runs.Run) -> None:
-        """Drops a run that was held."""
+    def let_go(self, run: runs.Run) -> None:
+        """A run that was held is held no more, and does not come back."""
         self.unacked -= run[3]
         self.unacked_bytes -= run[4]
         assert self.unacked >= 0, "more was rejected than is checked out"
         assert self.unacked_bytes >= 0, "more bytes were rejected than are checked out"
-        self._drop(run[3], REJECTED)
 
-    def _drop(self, count: int, reason: str) -> None:
-        """Where messages leave other than by settling; dead-lettering takes them from here."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
+    def drop(self, run: runs.Run, reason: str) -> None:
+        """Counts messages that leave other than by settling."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + run[3]
 
     # ---------------------------------------------------------------- the log
 
@@ -198,7 +363,7 @@ class Backlog:
         """See `Machine.live_ranges`; `held`: what consumers and reservations hold.
 
         What is fresh was published in one range of the log, so it is one range, with the few small
-        entries that lie between; everything else is named entry by entry.
+        entries that lie between, and so is every level; everything else is named entry by entry.
         """
         needed = set(self.returned.indexes())
         needed.update(self.requeued.indexes())
@@ -207,6 +372,8 @@ class Backlog:
         spans = [(index, index) for index in needed]
         if self.fresh.messages:
             spans.append((self.fresh.first_index(), self.fresh.last_index()))
+        for fifo in self.levels.fifos():
+            spans.append((fifo.first_index(), fifo.last_index()))
         spans.sort()
         made: list[tuple[int, int]] = []
         low = 0
@@ -226,7 +393,7 @@ class Backlog:
     def oldest_live(self, held: Iterable[runs.CheckedOut]) -> int:
         """See `Machine.oldest_live`: messages that came back may lie before it."""
         oldest = NEVER
-        for waiting in (self.fresh, self.returned, self.requeued):
+        for waiting in (self.fresh, self.returned, self.requeued, *self.levels.fifos()):
             if waiting.messages:
                 oldest = min(oldest, waiting.first_index())
         for part in held:
@@ -238,9 +405,12 @@ class Backlog:
 
     def run_count(self) -> int:
         """Runs that are ready."""
-        return int(self.fresh.run_count() + self.returned.run_count() + self.requeued.run_count())
+        beside = sum(fifo.run_count() for fifo in self.levels.fifos())
+        came_back = self.returned.run_count() + self.requeued.run_count()
+        return int(self.fresh.run_count() + came_back + beside)
 
     def memory_bytes(self) -> int:
         """Bytes of the packed index of what is ready."""
         ready = self.fresh.memory_bytes() + self.returned.memory_bytes()
-        return int(ready + self.requeued.memory_bytes())
+        beside = sum(fifo.memory_bytes() for fifo in self.levels.fifos())
+        return int(ready + self.requeued.memory_bytes() + beside)

@@ -4,11 +4,14 @@
 Messages:  ready or returned --assign--> checked out --settle--> gone
                     ^                        |---discard--> dropped (`rejected`)
                     +-------- return --------+--- over the limit --> dropped (`delivery_limit`)
+           ready --time is over, at a head--> dropped (`expired`)
+           ready --the queue is too long----> dropped (`maxlen`)
 
 Returns: to the end of `returned`, which is served before fresh messages. Without a delivery limit
 what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
 
-Invariant: after `assign` there is no message to serve or nobody to serve.
+Invariants: after `assign` there is no message to serve or nobody to serve; nothing that has expired
+is handed out.
 """
 
 from __future__ import annotations
@@ -17,9 +20,15 @@ from convoymq.kernels import batch
 from convoymq.model import trace as words
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.quorum import runs, tracing
-from convoymq.queues.quorum.backlog import Backlog
+from convoymq.queues.quorum.backlog import (
+    EXPIRED,
+    OVER_DELIVERY_LIMIT,
+    OVER_LENGTH,
+    REJECTED,
+    Backlog,
+)
 from convoymq.queues.quorum.consumers import Consumer, Consumers
-from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_NOTE
+from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_NOTE, EFFECT_REFUSING
 
 #: A turn of one of n consumers is 1/(16 n) of the ready messages, 1 … TURN_MESSAGES_MAX (ADR 0003).
 TURN_DIVISOR = 16
@@ -27,6 +36,14 @@ TURN_MESSAGES_MAX = 256
 
 SETTLE = batch.CMD_SETTLE
 RETURN = batch.CMD_RETURN
+
+#: Why a message leaves -> how the trace calls that.
+TRACED = {
+    OVER_DELIVERY_LIMIT: words.OVER_DELIVERY_LIMIT,
+    REJECTED: words.REJECTED,
+    EXPIRED: words.EXPIRED,
+    OVER_LENGTH: words.OVER_LENGTH,
+}
 
 
 class Deliveries:
@@ -60,7 +77,7 @@ class Deliveries:
             while turn and ready:
                 taken = self.hand_out(consumer, turn, True)
                 turn -= taken
-                ready -= taken
+                ready = ready - taken if not backlog.timed else backlog.ready()
             if consumer.window > consumer.checked_out.messages:
                 level.append(consumer)
             else:
@@ -69,10 +86,11 @@ class Deliveries:
                     consumers.drop_level(priority)
 
     def hand_out(self, consumer: Consumer, limit: int, hold: bool) -> int:
-        """Gives the consumer at most `limit` messages of the next run; returns how many."""
+        """Gives the consumer at most `limit` messages of the next run; returns how many. What has
+        expired behind them leaves."""
         backlog = self.backlog
         run = backlog.take(limit)
-        index, offset, first, count, size, acquired_count, failed_delivery_count = run
+        index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         assert 0 < count <= limit, "not what was asked for is handed out"
         message_id = consumer.next_id
         consumer.next_id = message_id + count
@@ -80,7 +98,15 @@ class Deliveries:
             self._trace_handed_out(consumer, message_id, run, hold)
         if hold:
             consumer.checked_out.add(
-                message_id, index, offset, first, count, size, acquired_count, failed_delivery_count
+                message_id,
+                index,
+                offset,
+                first,
+                count,
+                size,
+                acquired_count,
+                failed_delivery_count,
+                mark,
             )
             backlog.hold(count, size)
         else:
@@ -99,6 +125,8 @@ class Deliveries:
                 failed_delivery_count,
             )
         )
+        if backlog.timed:
+            self.expire()
         return count
 
     def _trace_handed_out(
@@ -111,6 +139,39 @@ class Deliveries:
         tracing.delivered(rows, flags, session, number, message_id, run)
         if not hold:
             tracing.left(rows, words.ACKED, 0, 0, session, number, run)
+
+    # ---------------------------------------------------------------- leaving
+
+    def leave(self, run: runs.Run, reason: str) -> None:
+        """Where messages leave that were ready or came back, other than by settling; what is to
+        become of them is decided from here."""
+        self.backlog.drop(run, reason)
+        if self.machine.trace is not None:
+            tracing.left(self.machine.trace, words.DROPPED, 0, TRACED[reason], 0, 0, run)
+
+    def expire(self) -> None:
+        """Drops what stands at a head and has expired."""
+        backlog = self.backlog
+        run = backlog.take_expired(self.machine.time_ms)
+        while run is not None:
+            self.leave(run, EXPIRED)
+            run = backlog.take_expired(self.machine.time_ms)
+
+    def keep_length(self) -> None:
+        """After a command, when consumers were served: keeps the queue within its limits, or says
+        that publishers are to be refused, or no more."""
+        backlog = self.backlog
+        if not backlog.refuses:
+            while backlog.exceeds():
+                self.leave(backlog.take_excess(), OVER_LENGTH)
+                if backlog.timed:
+                    self.expire()
+        refusing = backlog.refuses and (
+            backlog.exceeds() or (backlog.refusing and not backlog.has_room())
+        )
+        if refusing != backlog.refusing:
+            backlog.refusing = refusing
+            self.machine.effects.append((EFFECT_REFUSING, refusing))
 
     # ---------------------------------------------------------------- coming back
 
@@ -135,17 +196,15 @@ class Deliveries:
             for run in consumer.checked_out.remove(first, last):
                 if self.machine.trace is not None:
                     self._trace(words.DROPPED, words.HELD, words.REJECTED, consumer, run)
-                self.backlog.reject(run)
+                self.backlog.let_go(run)
+                self.backlog.drop(run, REJECTED)
 
     def give_back(self, run: runs.Run, failed: int) -> None:
         """To the end of `returned`, or out when it has failed more often than the limit allows."""
         assert failed in (0, 1), "one return counts as several failures"
         dropped = self.backlog.give_back(run, failed)
         if dropped is not None:
-            if self.machine.trace is not None:
-                tracing.left(
-                    self.machine.trace, words.DROPPED, 0, words.OVER_DELIVERY_LIMIT, 0, 0, dropped
-                )
+            self.leave(dropped, OVER_DELIVERY_LIMIT)
             self.machine.effects.append(
                 (EFFECT_NOTE, "quorum.delivery_limit", {"count": dropped[3]})
             )
@@ -168,7 +227,7 @@ class Deliveries:
     def redeliver(self, session: int, number: int, from_id: int) -> None:
         """Appends DELIVER effects for what the consumer holds from message id `from_id` on."""
         for message_id, run in self.holds(session, number):
-            index, offset, first, count, _size, acquired_count, failed_delivery_count = run
+            index, offset, first, count, _size, acquired_count, failed_delivery_count, _mark = run
             skip = max(0, from_id - message_id)
             if skip < count:
                 self.machine.effects.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import add, itemgetter, le, rshift
 
 from convoymq.model.words import words_from_bytes
@@ -16,8 +16,9 @@ from convoymq.queues.quorum.consumers import (
     Consumer,
     Consumers,
 )
+from convoymq.queues.quorum.levels import LEVEL_DEFAULT, LEVEL_MAX, level_of
 from convoymq.queues.quorum.machine import QuorumMachine
-from convoymq.queues.quorum.runs import Fifo, Run
+from convoymq.queues.quorum.runs import MARKED, Fifo, Run
 from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings, check_written
 
 COUNT, SIZE = itemgetter(3), itemgetter(4)
@@ -53,6 +54,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     assert sum(map(SIZE, returned)) == backlog.returned.size
     places += returned
     places += _check_tail(backlog)
+    places += _check_levels(machine)
     live = list(machine.live_ranges())
     _check_fresh(backlog.fresh, places, live)
     _check_places(places, live)
@@ -141,11 +143,40 @@ def _check_tail(backlog: Backlog) -> list[Run]:
     return runs
 
 
+def _check_levels(machine: QuorumMachine) -> list[Run]:
+    """Messages lie at their levels, in the order of the log; nothing that has expired stands at a
+    head, and the queue keeps its length. Their runs."""
+    backlog = machine.backlog
+    runs: list[Run] = []
+    for level in backlog.levels.with_messages():
+        assert 0 <= level <= LEVEL_MAX
+        assert level != LEVEL_DEFAULT
+    for level, fifo in zip(backlog.levels.with_messages(), backlog.levels.fifos(), strict=True):
+        found = fifo.runs()
+        assert all(level_of(run[7]) == level for run in found)
+        assert all(one[:3] < other[:3] for one, other in pairwise(found))
+        assert sum(map(COUNT, found)) == fifo.messages
+        assert sum(map(SIZE, found)) == fifo.size
+        runs += found
+    assert sum(map(COUNT, runs)) == backlog.levels.messages <= backlog.beside
+    assert sum(map(SIZE, runs)) == backlog.levels.size
+    assert backlog.timed or not backlog.may_expire()
+    due = backlog.due_ms()
+    assert not due or due > machine.time_ms, "what has expired stands at a head"
+    assert backlog.refuses or not backlog.exceeds(), "the queue is longer than it may be"
+    assert not backlog.refuses or backlog.refusing or not backlog.exceeds()
+    assert backlog.refuses or not backlog.refusing
+    return runs
+
+
 def _check_fresh(fresh: Fifo, others: list[Run], live: list[tuple[int, int]]) -> None:
     """Fresh messages lie in the order of the log, in no other place and in a live range. There may
     be very many: no object is made per run."""
-    words = words_from_bytes(fresh.pack(), 3)
-    indexes, places, amounts = words[0::3], words[1::3], words[2::3]
+    packed = fresh.pack()
+    assert packed.startswith(MARKED) == fresh.has_marks
+    stride = 4 if fresh.has_marks else 3
+    words = words_from_bytes(packed[8 * (stride - 3) :], stride)
+    indexes, places, amounts = words[0::stride], words[1::stride], words[2::stride]
     # An amount is a count above a size, a place an offset above the first record.
     assert sum(amounts) == (fresh.messages << 32) + fresh.size
     if not words:
@@ -156,7 +187,7 @@ def _check_fresh(fresh: Fifo, others: list[Run], live: list[tuple[int, int]]) ->
     next(starts)
     assert all(map(le, ends, starts)), "fresh messages are not in the order of the log"
     assert any(low <= indexes[0] and indexes[-1] <= high for low, high in live)
-    for index, offset, first, count, _, _, _ in others:
+    for index, offset, first, count, *_ in others:
         for run in fresh.runs_from(index, offset, first, 1, 1):
             assert run[:2] != (index, offset) or first + count <= run[2], (
                 "a message is in two places"
@@ -169,7 +200,7 @@ def _check_places(places: list[Run], live: list[tuple[int, int]]) -> None:
     ranges = iter(live)
     high = last_index = last_offset = -2
     end = 0
-    for index, offset, first, count, _, _, _ in places:
+    for index, offset, first, count, *_ in places:
         if index == last_index and offset == last_offset:
             assert end <= first, "a message is in two places"
         last_index = index

@@ -21,10 +21,10 @@ Invariants are asserted where they could break, and all at once in `invariants.c
 every message is in one place; counters equal the sums of the runs; after an apply there is no
 message to serve or nobody to serve.
 
-Versions (ADR 0016): 1 is the queue of release 0.2. 2 has CONFIG, by which the leader changes
-settings while the queue runs. An ENQUEUE's flags for priority and expiration (2, 4) mean nothing in
-either: whatever carries them is served first in, first out, and stays until it is settled. Nodes
-refuse to publish such messages (ADR 0027).
+Versions (ADR 0016): 1 is the queue of release 0.2. An ENQUEUE's flags for priority and expiration
+(2, 4) mean nothing in it: whatever carries them is served first in, first out, and stays until it
+is settled. 2 has CONFIG, by which the leader changes settings while the queue runs, time limits,
+lengths and priorities (ADR 0043).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from convoymq.kernels import batch
+from convoymq.kernels.message_attributes import attribute_runs
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.group_machine import GroupMachine
@@ -46,13 +47,18 @@ from convoymq.queues.quorum import runs, snapshot, tracing, views
 from convoymq.queues.quorum.backlog import Backlog
 from convoymq.queues.quorum.consumers import CANCELLED, POLLER, Consumers, QueueSession
 from convoymq.queues.quorum.deliveries import Deliveries
+from convoymq.queues.quorum.levels import LEVEL_DEFAULT, mark_of
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
-from convoymq.queues.quorum.settings import check_changes, with_defaults
+from convoymq.queues.quorum.settings import NONE, check_changes, with_defaults
 from convoymq.queues.reservations import MALFORMED, SINGLE_ACTIVE, Reservations
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map
 from convoymq.replication import versions as supported
-from convoymq.replication.machine import EFFECT_NOTE, EFFECT_TIMER
+from convoymq.replication.machine import EFFECT_NOTE, EFFECT_TIMER, EFFECT_UNUSED
 
+UNUSED_AGAIN_MS = 5_000
+"""How often the leader is asked to delete a queue that nobody uses."""
+FLAGS_ATTRIBUTES = 2 | 4
+"""Of ENQUEUE: records carry a priority, an expiration."""
 FLAG_FAILED = 1
 FLAG_GET_SETTLED = 1
 
@@ -92,6 +98,12 @@ class QuorumMachine(GroupMachine):
     def _clear(self) -> None:
         super()._clear()
         self.backlog = Backlog(self.settings["delivery_limit"])
+        #: Flags of ENQUEUE that mean something.
+        self._attributes = FLAGS_ATTRIBUTES if self.version >= 2 else 0
+        #: When the next message expires that is at a head, or the queue, as the effects said last.
+        self._due_ms = 0
+        self._expires_ms = NONE
+        self._follow_settings()
         self.consumers = Consumers(self)
         self.deliveries = Deliveries(self, self.backlog, self.consumers)
         holder = ReservationHolder(self, self.backlog, self.consumers, self.deliveries)
@@ -112,6 +124,8 @@ class QuorumMachine(GroupMachine):
             self.time_ms = time_ms
         if self.trace is not None:
             self.trace.begin_entry(data)
+        if backlog.timed:
+            deliveries.expire()
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             session: QueueSession | None = None
             if session_id:
@@ -119,18 +133,30 @@ class QuorumMachine(GroupMachine):
                 if session is None:
                     continue
             if kind == ENQUEUE:
-                self._enqueue(session, index, count, data, offset)
+                self._enqueue(session, index, flags, count, data, offset)
             elif session is not None:
                 self._session_command(session, kind, flags, count, arg, data, offset)
             else:
                 self._leader_command(kind, flags, count, arg, data, offset)
+            if backlog.timed:
+                deliveries.expire()
             if consumers.priorities and backlog.ready():
                 deliveries.assign()
+            if backlog.bounded:
+                deliveries.keep_length()
+        if backlog.timed or self._expires_ms >= 0:
+            self._announce_due()
         assert not (consumers.priorities and backlog.ready()), "a message and a consumer wait"
         self._end_entry()
 
     def _enqueue(
-        self, session: QueueSession | None, index: int, count: int, data: bytes, offset: int
+        self,
+        session: QueueSession | None,
+        index: int,
+        flags: int,
+        count: int,
+        data: bytes,
+        offset: int,
     ) -> None:
         """Messages of one command, without those that their producer has sent before."""
         repeated = 0
@@ -145,12 +171,46 @@ class QuorumMachine(GroupMachine):
                 number = backlog.published
                 tracing.published(self.trace, session, repeated, count, number, index, offset)
             backlog.published += count
-            if count:
+            if flags & self._attributes or backlog.message_ttl_ms >= 0:
+                self._enqueue_marked(index, flags, repeated, count, size, data, offset)
+            elif count:
                 backlog.fresh.push(index, offset, repeated, count, size, 0, 0)
         if repeated:
             self._reply(session, APPLIED_OK, repeated)
         else:
             self._applied(session)
+
+    def _enqueue_marked(
+        self, index: int, flags: int, first: int, count: int, size: int, data: bytes, offset: int
+    ) -> None:
+        """As `_enqueue`, for messages that may expire or have a priority."""
+        backlog = self.backlog
+        ttl = backlog.message_ttl_ms
+        if not flags & self._attributes:
+            if count:
+                mark = mark_of(LEVEL_DEFAULT, self.time_ms + max(ttl, 1))
+                backlog.enqueue(index, offset, first, count, size, mark)
+            return
+        found = attribute_runs(data, offset, first, count)
+        for at in range(0, len(found), 5):
+            level, expiration = found[at + 3], found[at + 4]
+            if expiration < 0 or 0 <= ttl < expiration:
+                expiration = ttl
+            # Time limit 0: for a consumer that waits already.
+            due = self.time_ms + max(expiration, 1) if expiration >= 0 else 0
+            mark = mark_of(level, due)
+            backlog.enqueue(index, offset, found[at], found[at + 1], found[at + 2], mark)
+
+    def _announce_due(self) -> None:
+        """Asks for a TICK when the next message expires or the queue, once for each such time."""
+        due = self.backlog.due_ms()
+        unused = self._unused_due_ms()
+        if unused is not None and (not due or unused < due):
+            due = unused
+        if due != self._due_ms:
+            self._due_ms = due
+            if due:
+                self.effects.append((EFFECT_TIMER, due))
 
     # ---------------------------------------------------------------- commands of sessions
 
@@ -271,7 +331,27 @@ class QuorumMachine(GroupMachine):
         """CONFIG: these settings are other ones from now on. Raises ValueError."""
         check_changes(settings)
         self.settings.update(settings)
-        self.backlog.delivery_limit = self.settings["delivery_limit"]
+        self._follow_settings()
+        if "expires_ms" in settings:
+            # Counts from now on, or a queue that was idle would go at once.
+            self.consumers.last_active_ms = self.time_ms
+
+    def _follow_settings(self) -> None:
+        """Has the parts work by the settings."""
+        backlog, settings = self.backlog, self.settings
+        backlog.delivery_limit = settings["delivery_limit"]
+        backlog.message_ttl_ms = settings.get("message_ttl_ms", NONE)
+        self._expires_ms = settings.get("expires_ms", NONE)
+        backlog.max_length = settings.get("max_length", NONE)
+        backlog.max_bytes = settings.get("max_length_bytes", NONE)
+        backlog.refuses = settings.get("reject_publish", NONE) > 0
+        limited = backlog.max_length >= 0 or backlog.max_bytes >= 0
+        backlog.bounded = limited or backlog.refusing
+
+    def set_version(self, version: int) -> None:
+        """See `GroupMachine`."""
+        super().set_version(version)
+        self._attributes = FLAGS_ATTRIBUTES if version >= 2 else 0
 
     # ---------------------------------------------------------------- sessions and nodes end
 
@@ -338,18 +418,36 @@ class QuorumMachine(GroupMachine):
                 for consumer in list(session.consumers.values()):
                     self.deliveries.give_back_all(consumer, 0)
                     self.consumers.refresh(consumer)
-        due = self.next_due_ms()
+        unused = self._unused_due_ms()
+        if unused is not None and unused <= self.time_ms:
+            self.effects.append((EFFECT_UNUSED,))
+            unused = self.time_ms + UNUSED_AGAIN_MS
+        due = self._next_due_ms(unused)
         if due is not None:
             self.effects.append((EFFECT_TIMER, due))
 
     def next_due_ms(self) -> int | None:
         """When the leader must propose TICK (logged time, ms); None = nothing waits for time."""
+        return self._next_due_ms(self._unused_due_ms())
+
+    def _next_due_ms(self, unused: int | None) -> int | None:
         dues = [
             due
-            for due in (self.reservations.next_due_ms(), self._nodes_due_ms())
+            for due in (
+                self.reservations.next_due_ms(),
+                self._nodes_due_ms(),
+                self.backlog.due_ms() or None,
+                unused,
+            )
             if due is not None
         ]
         return min(dues, default=None)
+
+    def _unused_due_ms(self) -> int | None:
+        """When the queue will have been unused for too long; None = it is in use, or may wait."""
+        if self._expires_ms < 0 or self.consumers.count:
+            return None
+        return self.consumers.last_active_ms + self._expires_ms
 
     def _nodes_due_ms(self) -> int | None:
         timeout = self.settings["disconnect_timeout_ms"]

@@ -336,7 +336,7 @@ class ReservationClient(NullEvents):
         blocks = 0
         since = 0
         entry: Entry | None = None
-        for offset, (index, command, first, count, size, acquired_count, failed) in runs:
+        for offset, (index, command, first, count, size, acquired_count, failed, _mark) in runs:
             fits = page.room(count, size)
             if not fits:
                 return True
@@ -415,8 +415,8 @@ def ready_runs(
     """(number, run) of ready messages from a place (entry, command, record) in the log on, in its
     order, numbered from `seen`; at least one and about `limit` messages.
 
-    What is fresh lies behind all that came back, since messages are taken from its front. Cost:
-    O(runs that came back) + O(runs listed)."""
+    What is fresh lies behind all that came back, since messages are taken from its front; priority
+    levels are merged. Cost: O(runs that came back) + O(runs listed)."""
     made: list[tuple[int, tuple[int, ...]]] = []
     returned = machine.backlog.returned.runs_after(*place, PAGE_RUNS_MAX)
     if machine.backlog.requeued.messages:
@@ -424,7 +424,15 @@ def ready_runs(
         returned.sort()
     listed = 0
     fresh = machine.backlog.fresh.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
-    for source in (returned, fresh):
+    sources = [returned, fresh]
+    if machine.backlog.levels.messages:
+        beside = [
+            run
+            for fifo in machine.backlog.levels.fifos()
+            for run in fifo.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
+        ]
+        sources = [sorted([*returned, *fresh, *beside])]
+    for source in sources:
         for run in source:
             if listed >= max(1, limit) or len(made) >= PAGE_RUNS_MAX:
                 return made
@@ -437,7 +445,7 @@ def ready_runs(
 
 def run_after(run: tuple[int, ...], place: tuple[int, int, int]) -> tuple[int, ...] | None:
     """The part of a run that lies at or behind a place in the log."""
-    index, command, first, count, size, acquired_count, failed = run
+    index, command, first, count, size, acquired_count, failed, mark = run
     if (index, command) < place[:2]:
         return None
     skip = place[2] - first if (index, command) == place[:2] else 0
@@ -446,4 +454,4 @@ def run_after(run: tuple[int, ...], place: tuple[int, int, int]) -> tuple[int, .
     if skip >= count:
         return None
     left = size - size * skip // count
-    return (index, command, first + skip, count - skip, left, acquired_count, failed)
+    return (index, command, first + skip, count - skip, left, acquired_count, failed, mark)

@@ -52,14 +52,28 @@ class ReservationHolder:
         """See `reservations.Holder`: like a delivery, but nobody is told."""
         held = reservation.held
         size = held.size
-        taken = self._backlog.take_into(held, reservation.next, limit, TAKE_RUNS_MAX)
+        backlog = self._backlog
+        if not backlog.timed:
+            taken = backlog.take_into(held, reservation.next, limit, TAKE_RUNS_MAX)
+        else:
+            taken = self._take_unexpired(reservation, limit)
         assert taken <= limit, "more was reserved than was asked for"
         rows = self._machine.trace
         if rows is not None:
             owner = tracing.reservation_session(reservation.name)
             for message_id, run in held.held_from(reservation.next):
                 tracing.delivered(rows, words.BY_RESERVATION, owner, 0, message_id, run)
-        self._backlog.hold(taken, held.size - size)
+        backlog.hold(taken, held.size - size)
+        return taken
+
+    def _take_unexpired(self, reservation: Reservation, limit: int) -> int:
+        """Run by run: behind each one there may be some that have expired."""
+        taken = pieces = 0
+        while taken < limit and pieces < TAKE_RUNS_MAX and self._backlog.ready():
+            first_id = reservation.next + taken
+            taken += self._backlog.take_into(reservation.held, first_id, limit - taken, 1)
+            pieces += 1
+            self._deliveries.expire()
         return taken
 
     def reservation_settle(self, reservation: Reservation, first: int, last: int) -> None:

@@ -1,11 +1,13 @@
 # cython: annotation_typing=False
 """Runs: ranges of consecutive messages of one ENQUEUE command that share a fate.
 
-A run is a tuple (index, offset, first, count, size, acquired_count, failed_delivery_count): records
-[first, first + count) of the ENQUEUE command at byte `offset` of entry `index`, their body bytes in
-sum, how often they were handed out before, and how many of those times count as failed. Containers
-keep runs packed in 64-bit words: a run costs 24 bytes while it is ready, 32 when it came back and
-40 while it is checked out; there is no Python object per run, and none per message.
+A run is a tuple (index, offset, first, count, size, acquired_count, failed_delivery_count, mark):
+records [first, first + count) of the ENQUEUE command at byte `offset` of entry `index`, their body
+bytes in sum, how often they were handed out before, how many of those times count as failed, and
+when they are due and at which level (`marks`; 0 = never, and the default). Containers keep runs
+packed in 64-bit words: a run costs 24 bytes while it is ready, 32 when it came back and 40 while it
+is checked out; there is no Python object per run, and none per message. A container that gets a run
+with a mark has one more word for every run, the last, until it is empty.
 
 When a run is cut, its bytes are divided in proportion to the messages, so parts always add up to
 the whole; with equal body sizes the division is exact.
@@ -20,8 +22,8 @@ from collections import deque
 
 from convoymq.model.words import words_from_bytes, words_to_bytes
 
-#: (index, offset, first, count, size, acquired_count, failed_delivery_count)
-Run = tuple[int, int, int, int, int, int, int]
+#: (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
+Run = tuple[int, int, int, int, int, int, int, int]
 
 LOW = 0xFFFFFFFF
 #: Free words in front from which on the words move down; spare words that an empty container keeps.
@@ -29,6 +31,8 @@ COMPACT_WORDS = 1024
 SPARE_WORDS_MAX = 1024
 #: Least growth of a container; a multiple of every run size.
 GROW_WORDS_MIN = 60
+#: Stands in front of packed runs that have marks; no entry index and no message id.
+MARKED = b"\xff" * 8
 
 
 def room_for(words: array[int], end: int, needed: int) -> None:
@@ -38,19 +42,29 @@ def room_for(words: array[int], end: int, needed: int) -> None:
         words.frombytes(bytes(8 * max(missing, GROW_WORDS_MIN, end >> 3)))
 
 
+def widened(words: array[int], head: int, end: int, stride: int) -> array[int]:
+    """Words [head, end) of runs of `stride` words, with one more word for each run: 0. Cost:
+    O(runs), without an object per run."""
+    wide: array[int] = array("Q", bytes(8 * ((end - head) // stride * (stride + 1))))
+    for column in range(stride):
+        wide[column :: stride + 1] = words[head + column : end : stride]
+    return wide
+
+
 class Fifo:
     """A first-in first-out queue of runs.
 
     With `counted` the runs keep their counts (32 bytes a run); without, every run is fresh, that is
     both counts are 0 (24 bytes a run). Words: index · offset, first · count, size [·
-    acquired_count, failed_delivery_count].
+    acquired_count, failed_delivery_count] [· mark].
     """
 
-    __slots__ = ("_end", "_head", "_stride", "_words", "counted", "messages", "size")
+    __slots__ = ("_end", "_head", "_marked", "_stride", "_words", "counted", "messages", "size")
 
     def __init__(self, counted: bool) -> None:
         self.counted = counted
         self._stride = 4 if counted else 3
+        self._marked = False
         self._words: array[int] = array("Q")
         self._head = 0
         self._end = 0
@@ -66,9 +80,12 @@ class Fifo:
         size: int,
         acquired_count: int,
         failed_delivery_count: int,
+        mark: int = 0,
     ) -> None:
         """Appends a run; joins it to the last one when it continues it with the same counts."""
         assert count > 0
+        if mark and not self._marked:
+            self._widen()
         words = self._words
         end = self._end
         stride = self._stride
@@ -85,19 +102,53 @@ class Fifo:
                     and place >> 32 == offset
                     and (place & LOW) + (amount >> 32) == first
                     and words[at + 3] == counts
+                    and (not self._marked or words[at + 4] == mark)
                 ):
                     words[at + 2] = ((amount >> 32) + count) << 32 | ((amount & LOW) + size)
                     return
-            room_for(words, end, 4)
+            room_for(words, end, stride)
             words[end + 3] = counts
         else:
             assert acquired_count == 0
             assert failed_delivery_count == 0
-            room_for(words, end, 3)
+            room_for(words, end, stride)
         words[end] = index
         words[end + 1] = offset << 32 | first
         words[end + 2] = count << 32 | size
+        if self._marked:
+            words[end + stride - 1] = mark
         self._end = end + stride
+
+    def _widen(self) -> None:
+        """From now on every run has a mark."""
+        self._words = widened(self._words, self._head, self._end, self._stride)
+        self._head = 0
+        self._end = len(self._words)
+        self._stride += 1
+        self._marked = True
+
+    def _narrow(self) -> None:
+        """An empty container has no marks."""
+        if self._marked:
+            self._marked = False
+            self._stride -= 1
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether some run may have a mark."""
+        return self._marked
+
+    def head_mark(self) -> int:
+        """The mark of the oldest run; 0 as well when there is none."""
+        if not self._marked or self._head == self._end:
+            return 0
+        return self._words[self._head + self._stride - 1]
+
+    def head_amount(self) -> tuple[int, int]:
+        """(messages, body bytes) of the oldest run. The queue must not be empty."""
+        assert self._head < self._end
+        amount = self._words[self._head + 2]
+        return amount >> 32, amount & LOW
 
     def take(self, limit: int) -> Run:
         """Removes at most `limit` messages from the head run. The queue must not be empty."""
@@ -116,6 +167,7 @@ class Fifo:
             acquired_count = counts >> 32
             failed_delivery_count = counts & LOW
         index = words[at]
+        mark = words[at + self._stride - 1] if self._marked else 0
         if count <= limit:
             self._head = at + self._stride
             self._tidy()
@@ -127,7 +179,16 @@ class Fifo:
             size = part
         self.messages -= count
         self.size -= size
-        return (index, place >> 32, place & LOW, count, size, acquired_count, failed_delivery_count)
+        return (
+            index,
+            place >> 32,
+            place & LOW,
+            count,
+            size,
+            acquired_count,
+            failed_delivery_count,
+            mark,
+        )
 
     def _tidy(self) -> None:
         """Gives back words in front, once they are the larger part."""
@@ -135,6 +196,7 @@ class Fifo:
         if head == self._end:
             self._head = 0
             self._end = 0
+            self._narrow()
             if len(self._words) > SPARE_WORDS_MAX:
                 self._words = array("Q")
         elif head >= COMPACT_WORDS and head * 2 >= self._end:
@@ -147,27 +209,13 @@ class Fifo:
         self._words = array("Q")
         self._head = 0
         self._end = 0
+        self._narrow()
         self.messages = 0
         self.size = 0
 
     def runs(self) -> list[Run]:
         """All runs, oldest first. Cost: O(runs); for tests, tools and invariants."""
-        words = self._words
-        made: list[Run] = []
-        for at in range(self._head, self._end, self._stride):
-            counts = words[at + 3] if self.counted else 0
-            made.append(
-                (
-                    words[at],
-                    words[at + 1] >> 32,
-                    words[at + 1] & LOW,
-                    words[at + 2] >> 32,
-                    words[at + 2] & LOW,
-                    counts >> 32,
-                    counts & LOW,
-                )
-            )
-        return made
+        return [self._run(at) for at in range(self._head, self._end, self._stride)]
 
     def indexes(self) -> list[int]:
         """Entry index of every run, oldest first."""
@@ -234,6 +282,7 @@ class Fifo:
             amount & LOW,
             counts >> 32,
             counts & LOW,
+            words[at + self._stride - 1] if self._marked else 0,
         )
 
     def first_index(self) -> int:
@@ -255,11 +304,18 @@ class Fifo:
         return len(self._words) * 8
 
     def pack(self) -> bytes:
-        """The packed words, little-endian: equal for equal content."""
-        return words_to_bytes(self._words[self._head : self._end])
+        """The packed words, little-endian: equal for equal content. Runs with marks stand behind
+        MARKED."""
+        packed = words_to_bytes(self._words[self._head : self._end])
+        return MARKED + packed if self._marked else packed
 
     def unpack(self, data: bytes) -> None:
         """Replaces the content by that of `pack`. Raises ValueError."""
+        self._narrow()
+        if data[:8] == MARKED:
+            data = data[8:]
+            self._marked = True
+            self._stride += 1
         self._words = words_from_bytes(data, self._stride)
         self._head = 0
         self._end = len(self._words)
@@ -296,6 +352,7 @@ class Tail(Fifo):
         size: int,
         acquired_count: int,
         failed_delivery_count: int,
+        mark: int = 0,
     ) -> None:
         """Appends a run, when `entered` fresh messages have entered the queue so far."""
         groups = self._groups
@@ -304,7 +361,7 @@ class Tail(Fifo):
         else:
             assert not groups or groups[-1][0] < entered
             groups.append([entered, count])
-        self.push(index, offset, first, count, size, acquired_count, failed_delivery_count)
+        self.push(index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
 
     def ahead(self, left: int) -> int:
         """How many fresh messages come before the head run, when `left` have left their FIFO."""
@@ -345,12 +402,14 @@ class CheckedOut:
     """What one consumer holds, by message id.
 
     Words: first message id · index · offset, first · count, size · acquired_count,
-    failed_delivery_count.
+    failed_delivery_count [· mark].
     """
 
-    __slots__ = ("_end", "_head", "_words", "messages", "size")
+    __slots__ = ("_end", "_head", "_marked", "_stride", "_words", "messages", "size")
 
     def __init__(self) -> None:
+        self._stride = 5
+        self._marked = False
         self._words: array[int] = array("Q")
         self._head = 0
         self._end = 0
@@ -367,16 +426,19 @@ class CheckedOut:
         size: int,
         acquired_count: int,
         failed_delivery_count: int,
+        mark: int = 0,
     ) -> None:
         """Appends a run under ids that follow all that are held."""
         assert count > 0
+        if mark and not self._marked:
+            self._widen()
         words = self._words
         end = self._end
         counts = acquired_count << 32 | failed_delivery_count
         self.messages += count
         self.size += size
         if end > self._head:
-            at = end - 5
+            at = end - self._stride
             place = words[at + 2]
             amount = words[at + 3]
             held = amount >> 32
@@ -387,16 +449,32 @@ class CheckedOut:
                 and place >> 32 == offset
                 and (place & LOW) + held == first
                 and words[at + 4] == counts
+                and (not self._marked or words[at + 5] == mark)
             ):
                 words[at + 3] = (held + count) << 32 | ((amount & LOW) + size)
                 return
-        room_for(words, end, 5)
+        room_for(words, end, self._stride)
         words[end] = message_id
         words[end + 1] = index
         words[end + 2] = offset << 32 | first
         words[end + 3] = count << 32 | size
         words[end + 4] = counts
-        self._end = end + 5
+        if self._marked:
+            words[end + 5] = mark
+        self._end = end + self._stride
+
+    def _widen(self) -> None:
+        """From now on every run has a mark."""
+        self._words = widened(self._words, self._head, self._end, self._stride)
+        self._head = 0
+        self._end = len(self._words)
+        self._stride = 6
+        self._marked = True
+
+    def _narrow(self) -> None:
+        """An empty container has no marks."""
+        self._stride = 5
+        self._marked = False
 
     def take_from(
         self, source: Fifo, message_id: int, limit: int, runs_max: int
@@ -406,20 +484,9 @@ class CheckedOut:
         taken = 0
         moved = 0
         while taken < limit and moved < runs_max and source.messages:
-            index, offset, first, count, size, acquired_count, failed_delivery_count = source.take(
-                limit - taken
-            )
-            self.add(
-                message_id + taken,
-                index,
-                offset,
-                first,
-                count,
-                size,
-                acquired_count,
-                failed_delivery_count,
-            )
-            taken += count
+            run = source.take(limit - taken)
+            self.add(message_id + taken, *run)
+            taken += run[3]
             moved += 1
         return taken, moved
 
@@ -430,15 +497,16 @@ class CheckedOut:
         if head >= self._end or words[head] + (words[head + 3] >> 32) > message_id:
             return head
         low = 0
-        high = (self._end - head) // 5
+        stride = self._stride
+        high = (self._end - head) // stride
         while low < high:
             middle = (low + high) // 2
-            at = head + middle * 5
+            at = head + middle * stride
             if words[at] + (words[at + 3] >> 32) > message_id:
                 high = middle
             else:
                 low = middle + 1
-        return head + low * 5
+        return head + low * stride
 
     def remove(self, first_id: int, last_id: int) -> list[Run]:
         """Removes the messages with ids first_id … last_id (inclusive) that are held; ascending.
@@ -452,6 +520,8 @@ class CheckedOut:
         end = self._end
         removed: list[Run] = []
         kept: list[int] = []
+        marked = self._marked
+        mark = 0
         while at < end and words[at] <= last_id:
             run_id = words[at]
             index = words[at + 1]
@@ -460,10 +530,14 @@ class CheckedOut:
             counts = words[at + 4]
             count = amount >> 32
             size = amount & LOW
+            if marked:
+                mark = words[at + 5]
             if run_id < first_id:
                 part = first_id - run_id
                 part_size = size * part // count
                 kept += [run_id, index, place, part << 32 | part_size, counts]
+                if marked:
+                    kept.append(mark)
                 run_id = first_id
                 place += part
                 count -= part
@@ -484,12 +558,14 @@ class CheckedOut:
                     right << 32 | right_size,
                     counts,
                 ]
+                if marked:
+                    kept.append(mark)
             removed.append(
-                (index, place >> 32, place & LOW, count, size, counts >> 32, counts & LOW)
+                (index, place >> 32, place & LOW, count, size, counts >> 32, counts & LOW, mark)
             )
             self.messages -= count
             self.size -= size
-            at += 5
+            at += self._stride
         if at == start:
             return removed
         spare = at - start - len(kept)
@@ -511,6 +587,7 @@ class CheckedOut:
         if head == self._end:
             self._head = 0
             self._end = 0
+            self._narrow()
             if len(self._words) > SPARE_WORDS_MAX:
                 self._words = array("Q")
         elif head >= COMPACT_WORDS and head * 2 >= self._end:
@@ -547,10 +624,11 @@ class CheckedOut:
                         part,
                         counts >> 32,
                         counts & LOW,
+                        self._mark(at),
                     ),
                 )
             )
-            at += 5
+            at += self._stride
         return made
 
     def drop_oldest(self, last_id: int) -> tuple[int, int]:
@@ -577,7 +655,7 @@ class CheckedOut:
                 break
             messages += count
             dropped += size
-            at += 5
+            at += self._stride
         self._head = at
         self._tidy()
         self.messages -= messages
@@ -590,6 +668,7 @@ class CheckedOut:
         self._words = array("Q")
         self._head = 0
         self._end = 0
+        self._narrow()
         self.messages = 0
         self.size = 0
         return removed
@@ -608,22 +687,36 @@ class CheckedOut:
                     words[at + 3] & LOW,
                     words[at + 4] >> 32,
                     words[at + 4] & LOW,
+                    self._mark(at),
                 ),
             )
-            for at in range(self._head, self._end, 5)
+            for at in range(self._head, self._end, self._stride)
         ]
+
+    def _mark(self, at: int) -> int:
+        """The mark of the run at a position."""
+        return self._words[at + 5] if self._marked else 0
 
     def held_from(self, message_id: int) -> list[tuple[int, Run]]:
         """As `held`, from a message id on; a run that begins before it is cut."""
         words = self._words
         made: list[tuple[int, Run]] = []
-        for at in range(self._find(message_id), self._end, 5):
+        for at in range(self._find(message_id), self._end, self._stride):
             skip = max(0, message_id - words[at])
             place = words[at + 2] + skip
             count = (words[at + 3] >> 32) - skip
             size = (words[at + 3] & LOW) * count // (count + skip)
             counts = words[at + 4]
-            run = (words[at + 1], place >> 32, place & LOW, count, size, counts >> 32, counts & LOW)
+            run = (
+                words[at + 1],
+                place >> 32,
+                place & LOW,
+                count,
+                size,
+                counts >> 32,
+                counts & LOW,
+                self._mark(at),
+            )
             made.append((words[at] + skip, run))
         return made
 
@@ -634,23 +727,30 @@ class CheckedOut:
 
     def indexes(self) -> list[int]:
         """Entry index of every run held."""
-        return list(self._words[self._head + 1 : self._end : 5])
+        return list(self._words[self._head + 1 : self._end : self._stride])
 
     def run_count(self) -> int:
         """Number of runs."""
-        return (self._end - self._head) // 5
+        return (self._end - self._head) // self._stride
 
     def memory_bytes(self) -> int:
         """Bytes that the packed words take."""
         return len(self._words) * 8
 
     def pack(self) -> bytes:
-        """The packed words, little-endian: equal for equal content."""
-        return words_to_bytes(self._words[self._head : self._end])
+        """The packed words, little-endian: equal for equal content. Runs with marks stand behind
+        MARKED."""
+        packed = words_to_bytes(self._words[self._head : self._end])
+        return MARKED + packed if self._marked else packed
 
     def unpack(self, data: bytes) -> None:
         """Replaces the content by that of `pack`. Raises ValueError."""
-        self._words = words_from_bytes(data, 5)
+        self._narrow()
+        if data[:8] == MARKED:
+            data = data[8:]
+            self._marked = True
+            self._stride = 6
+        self._words = words_from_bytes(data, self._stride)
         self._head = 0
         self._end = len(self._words)
         self.messages = 0

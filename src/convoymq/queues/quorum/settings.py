@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from convoymq.queues.group_machine import Settings
 
+REJECT_PUBLISH = "reject-publish"
 DELIVERY_LIMIT_DEFAULT = 20
 DELIVERY_LIMIT_MAX = 0xFFFFFFFF
 """A message's failed deliveries are counted in 32 bits."""
 DISCONNECT_TIMEOUT_MS_DEFAULT = 60_000
+NONE = -1
+"""No limit; also what a setting is that no CONFIG ever named."""
 
 
 def with_defaults(settings: Mapping[str, int] | None) -> Settings:
@@ -29,7 +32,17 @@ def with_defaults(settings: Mapping[str, int] | None) -> Settings:
 
 
 #: Settings that CONFIG may change.
-CHANGEABLE = frozenset(("delivery_limit",))
+CHANGEABLE = frozenset(
+    (
+        "delivery_limit",
+        "message_ttl_ms",
+        "expires_ms",
+        "max_length",
+        "max_length_bytes",
+        # 1: beyond a limit publishers are refused; otherwise what is next is dropped.
+        "reject_publish",
+    )
+)
 
 
 def check_changes(settings: Mapping[str, int]) -> None:
@@ -45,4 +58,16 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
     limit = settings.get("delivery-limit")
     if not isinstance(limit, int):
         limit = DELIVERY_LIMIT_DEFAULT
-    return {"delivery_limit": max(-1, min(limit, DELIVERY_LIMIT_MAX))}
+    return {
+        "delivery_limit": max(-1, min(limit, DELIVERY_LIMIT_MAX)),
+        "message_ttl_ms": _limit(settings, "message-ttl"),
+        "expires_ms": _limit(settings, "expires"),
+        "max_length": _limit(settings, "max-length"),
+        "max_length_bytes": _limit(settings, "max-length-bytes"),
+        "reject_publish": 1 if settings.get("overflow") == REJECT_PUBLISH else NONE,
+    }
+
+
+def _limit(settings: Mapping[str, object], key: str) -> int:
+    value = settings.get(key)
+    return value if isinstance(value, int) else NONE

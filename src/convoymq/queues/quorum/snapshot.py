@@ -23,7 +23,7 @@ FORMAT = 3
 def pack(machine: QuorumMachine) -> dict[str, object]:
     """The state, equal for equal states."""
     backlog, consumers = machine.backlog, machine.consumers
-    return {
+    packed: dict[str, object] = {
         "format": FORMAT,
         "version": machine.version,
         "settings": dict(sorted(machine.settings.items())),
@@ -61,6 +61,9 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         "requeued": backlog.requeued.pack_tail(),
         "written": machine._pack_written(),
     }
+    if machine.version >= 2:
+        packed["attributes"] = [backlog.levels.pack(), backlog.beside, backlog.refusing]
+    return packed
 
 
 def unpack(machine: QuorumMachine, known: Packed) -> None:
@@ -73,6 +76,11 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
     backlog.fresh.unpack(known["fresh"])
     backlog.returned.unpack(known["returned"])
     backlog.requeued.unpack_tail(known["requeued"])
+    if machine.version >= 2:
+        levels, backlog.beside, backlog.refusing = known["attributes"]
+        backlog.levels.unpack(levels)
+        backlog.timed = backlog.may_expire()
+        machine._follow_settings()
     for session_id, seq, replies, packed_consumers, producer in known["sessions"]:
         session = QueueSession(session_id)
         session.seq = seq

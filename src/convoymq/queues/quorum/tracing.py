@@ -47,7 +47,7 @@ def delivered(
     rows: TraceRows, flags: int, session: int, number: int, message_id: int, run: runs.Run
 ) -> None:
     """A run was handed to consumer `number` of `session`."""
-    index, offset, first, count, _size, acquired_count, failed_delivery_count = run
+    index, offset, first, count, _size, acquired_count, failed_delivery_count, _mark = run
     if acquired_count:
         flags |= words.REDELIVERED
     rows.add(
@@ -60,7 +60,7 @@ def left(
     rows: TraceRows, kind: int, flags: int, reason: int, session: int, number: int, run: runs.Run
 ) -> None:
     """What became of a run that consumer `number` of `session` had; 0, 0 = it was ready."""
-    index, offset, first, count, _size, acquired_count, failed_delivery_count = run
+    index, offset, first, count, _size, acquired_count, failed_delivery_count, _mark = run
     rows.add(
         kind, flags, reason, session, number, 0, 0, count, index, offset, first, acquired_count,
         failed_delivery_count,

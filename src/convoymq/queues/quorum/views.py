@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.queues.quorum import runs
+from convoymq.queues.quorum.backlog import EXPIRED, OVER_LENGTH
+from convoymq.queues.quorum.levels import LEVEL_DEFAULT
 from convoymq.queues.quorum.tracing import reservation_session
 
 if TYPE_CHECKING:
@@ -32,9 +34,19 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
         "purged": backlog.purged,
         "duplicates": machine.duplicates,
     }
-    for reason, count in backlog.dropped.items():
-        made["dropped_" + reason] = count
+    for reason in (EXPIRED, OVER_LENGTH, *backlog.dropped):
+        made["dropped_" + reason] = backlog.dropped.get(reason, 0)
     return made
+
+
+def messages_by_priority(machine: QuorumMachine) -> dict[str, int]:
+    """Ready messages that were never handed out, by priority level."""
+    backlog = machine.backlog
+    made = {level: backlog.levels.count(level) for level in backlog.levels.with_messages()}
+    plain = backlog.fresh.messages + backlog.requeued.messages
+    if plain:
+        made[LEVEL_DEFAULT] = plain
+    return {str(level): made[level] for level in sorted(made)}
 
 
 def state_snapshot(machine: QuorumMachine) -> list[Place]:

@@ -18,6 +18,19 @@ def session_id(node: int, counter: int = 1, incarnation: int = 1) -> int:
     return node << 56 | incarnation << 24 | counter
 
 
+def with_attributes(size: int, priority: int | None, expiration: str | None) -> tuple[bytes, int]:
+    """A record as the edge hands it over, and the flags of its ENQUEUE."""
+    properties = b"" if priority is None else bytes([priority])
+    if expiration is not None:
+        properties += bytes([len(expiration)]) + expiration.encode()
+    bits = (priority is not None) << 11 | (expiration is not None) << 8
+    payload = b"\x00\x3c\x00\x00" + size.to_bytes(8, "big") + bits.to_bytes(2, "big") + properties
+    header = b"\x02\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
+    body = b"\x03\x00\x01" + size.to_bytes(4, "big") + bytes(size) + b"\xce"
+    flags = (priority is not None) << 1 | (expiration is not None) << 2
+    return b"\x00\x01q" + header + body, flags
+
+
 class Log:
     """A growing list of entries; sessions open and number their commands by themselves."""
 
@@ -41,6 +54,18 @@ class Log:
         """One ENQUEUE per run of this session's publishes between other commands."""
         for size in sizes:
             self._target(session).publish([b"\0\1q", b"h", bytes(size)], size, 0)
+
+    def publish_as(
+        self, session: int, size: int, priority: int | None = None, expiration: str | None = None
+    ) -> None:
+        """A message with a priority or an expiration."""
+        record, flags = with_attributes(size, priority, expiration)
+        self._target(session).publish([record], size, 0, flags)
+
+    def configure(self, **changed: int) -> None:
+        """CONFIG."""
+        body = msgspec.msgpack.encode(changed)
+        self.builder.add(batch.CMD_CONFIG, 0, 0, 0, len(body), 0, body)
 
     def command(
         self,

@@ -85,7 +85,7 @@ def test_counts_by_cause(cause: str, counts: tuple[int, int]) -> None:
     else:
         log.node_up(2, incarnation=2)
     queue.step(60_000)
-    assert [run[5:] for run in queue.machine.backlog.returned.runs()] == [counts]
+    assert [run[5:7] for run in queue.machine.backlog.returned.runs()] == [counts]
 
 
 def test_what_goes_over_the_limit_is_noted_and_counted() -> None:

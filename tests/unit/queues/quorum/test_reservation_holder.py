@@ -128,7 +128,7 @@ def test_release_gives_the_tail_back_to_the_head_in_order_and_raises_the_epoch()
     assert answer == {"epoch": bench.machine.index, "fencing_token": 1, "first": 0, "next": 3}
     assert answer["epoch"] > mine["epoch"]
     assert bench.ready() == places[3:]
-    assert {run[5:] for run in bench.machine.backlog.returned.runs()} == {(1, 0)}
+    assert {run[5:7] for run in bench.machine.backlog.returned.runs()} == {(1, 0)}
     assert bench.op("take", **mine, max=8, after=3) == "reservation_epoch"
     # The repeat of who did not hear the answer.
     assert bench.op("release", **mine, **{"from": 3}, failed=False) == answer
@@ -174,7 +174,7 @@ def test_close_returns_what_is_reserved_and_its_repeat_is_fine() -> None:
     assert bench.op("close", **mine, failed=True) == {}
     assert bench.op("close", **mine, failed=True) == {}
     assert bench.ready() == places[2:]
-    assert {run[5:] for run in bench.machine.backlog.returned.runs()} == {(1, 1)}
+    assert {run[5:7] for run in bench.machine.backlog.returned.runs()} == {(1, 1)}
     assert bench.op("touch", **mine) == "no_reservation"
     again = bench.open()
     assert again["epoch"] > mine["epoch"]
@@ -232,7 +232,7 @@ def test_a_reservation_that_nobody_hears_of_expires_at_tick_as_a_failed_delivery
     assert bench.machine.next_due_ms() == bench.log.time_ms + TTL
     bench.tick(TTL)
     assert bench.ready() == places
-    assert {run[5:] for run in bench.machine.backlog.returned.runs()} == {(1, 1)}
+    assert {run[5:7] for run in bench.machine.backlog.returned.runs()} == {(1, 1)}
     assert bench.op("settle", **mine, upto=3) == "no_reservation"
     assert bench.machine.next_due_ms() is None
     assert bench.open()["epoch"] > mine["epoch"]

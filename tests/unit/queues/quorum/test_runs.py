@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from convoymq.queues.quorum.runs import SPARE_WORDS_MAX, CheckedOut, Fifo, Run
 
-Message = tuple[int, int, int, int, int]
-"""(index, offset, record, acquired, delivered)"""
+Message = tuple[int, int, int, int, int, int]
+"""(index, offset, record, acquired, delivered, mark)"""
 
 
 def spread(run: Run) -> list[Message]:
-    index, offset, first, count, _, acquired, delivered = run
-    return [(index, offset, first + k, acquired, delivered) for k in range(count)]
+    index, offset, first, count, _, acquired, delivered, mark = run
+    return [(index, offset, first + k, acquired, delivered, mark) for k in range(count)]
 
 
 pushes = st.tuples(
@@ -26,6 +26,7 @@ pushes = st.tuples(
     st.integers(0, 1000),
     st.integers(0, 2),
     st.integers(0, 2),
+    st.sampled_from((0, 0, 0, 1, 7 << 40)),
 )
 
 
@@ -40,10 +41,10 @@ def test_fifo_equals_a_list(counted: bool, steps: list[tuple[object, ...]]) -> N
     size = 0
     for step in steps:
         if step[0] == "push":
-            index, offset, first, count, amount, acquired, delivered = step[1:]
+            index, offset, first, count, amount, acquired, delivered, mark = step[1:]
             if not counted:
                 acquired = delivered = 0
-            run = (index, offset, first, count, amount, acquired, delivered)
+            run = (index, offset, first, count, amount, acquired, delivered, mark)
             fifo.push(*run)  # type: ignore[arg-type]
             naive += spread(run)  # type: ignore[arg-type]
             size += amount  # type: ignore[operator]
@@ -55,8 +56,10 @@ def test_fifo_equals_a_list(counted: bool, steps: list[tuple[object, ...]]) -> N
             del naive[: taken[3]]
         assert [m for run in fifo.runs() for m in spread(run)] == naive
         assert (fifo.messages, fifo.size) == (len(naive), size)
+        assert fifo.head_mark() == (naive[0][5] if naive else 0)
         copy = Fifo(counted)
         copy.unpack(fifo.pack())
+        assert copy.pack() == fifo.pack()
         assert copy.runs() == fifo.runs()
         assert (copy.messages, copy.size) == (fifo.messages, fifo.size)
 
@@ -74,7 +77,7 @@ def test_checked_out_equals_a_dict(
     next_id = 0
     for i, (skip, count, size) in enumerate(adds):
         next_id += skip
-        run = (i // 3, 0, next_id, count, size, 0, 0)
+        run = (i // 3, 0, next_id, count, size, 0, 0, 1 << 45 if i % 5 == 4 else 0)
         held.add(next_id, *run)
         naive.update({next_id + k: m for k, m in enumerate(spread(run))})
         next_id += count
@@ -91,6 +94,7 @@ def test_checked_out_equals_a_dict(
         )
         copy = CheckedOut()
         copy.unpack(held.pack())
+        assert copy.pack() == held.pack()
         assert copy.held() == held.held()
     assert sum(run[4] for run in held.remove_all()) == total
 
@@ -101,7 +105,28 @@ def test_returned_neighbours_join_only_with_equal_counts() -> None:
     fifo.push(1, 0, 1, 1, 5, 1, 0)
     fifo.push(1, 0, 2, 1, 5, 2, 0)
     fifo.push(2, 0, 3, 1, 5, 2, 0)
-    assert fifo.runs() == [(1, 0, 0, 2, 10, 1, 0), (1, 0, 2, 1, 5, 2, 0), (2, 0, 3, 1, 5, 2, 0)]
+    fifo.push(2, 0, 4, 1, 5, 2, 0, 9)
+    fifo.push(2, 0, 5, 1, 5, 2, 0, 9)
+    assert fifo.runs() == [
+        (1, 0, 0, 2, 10, 1, 0, 0),
+        (1, 0, 2, 1, 5, 2, 0, 0),
+        (2, 0, 3, 1, 5, 2, 0, 0),
+        (2, 0, 4, 2, 10, 2, 0, 9),
+    ]
+
+
+def test_marks_cost_a_word_until_the_queue_is_empty() -> None:
+    fifo = Fifo(False)
+    for index in range(1_000):
+        fifo.push(index, 48, 0, 1, 1, 0, 0)
+    assert len(fifo.pack()) == 24_000
+    fifo.push(1_000, 48, 0, 1, 1, 0, 0, 5)
+    assert len(fifo.pack()) == 1_001 * 32 + 8
+    assert fifo.memory_bytes() <= 1_001 * 32 * 9 / 8 + 1_000
+    while fifo.messages:
+        fifo.take(7)
+    fifo.push(1, 48, 0, 1, 1, 0, 0)
+    assert len(fifo.pack()) == 24
 
 
 def test_words_are_given_back_after_a_drain() -> None:
@@ -166,7 +191,7 @@ def test_what_lies_between_ids_is_cut_to_them(
     message_id = 0
     for i, (count, size, gap) in enumerate(adds):
         message_id += gap
-        run = (i, 0, 5, count, size, 1, 0)
+        run = (i, 0, 5, count, size, 1, 0, i % 2)
         held.add(message_id, *run)
         by_id |= {message_id + k: m for k, m in enumerate(spread(run))}
         message_id += count
@@ -185,7 +210,7 @@ def test_what_lies_between_ids_is_cut_to_them(
 def test_messages_move_from_a_queue_under_ids(counts: list[int], limit: int, runs_max: int) -> None:
     fifo, held = Fifo(False), CheckedOut()
     for i, count in enumerate(counts):
-        fifo.push(i, 0, 0, count, 10 * count, 0, 0)
+        fifo.push(i, 0, 0, count, 10 * count, 0, 0, 3 if i == 4 else 0)
     before = [m for run in fifo.runs() for m in spread(run)]
     taken, moved = held.take_from(fifo, 7, limit, runs_max)
     assert taken == min(limit, sum(counts[:runs_max]))
@@ -229,7 +254,7 @@ def test_dropping_the_oldest_equals_removing_them(
     for i, (count, size, gap) in enumerate(adds):
         message_id += gap
         for one in (held, other):
-            one.add(message_id, i, 0, 5, count, size, 1, 0)
+            one.add(message_id, i, 0, 5, count, size, 1, 0, i // 4)
         message_id += count
     for last in lasts:
         removed = other.remove(0, last)

@@ -78,8 +78,21 @@ def test_settings_survive_a_snapshot() -> None:
 
 
 def test_effective_settings_become_settings_of_the_machine() -> None:
-    assert settings.machine_settings({"delivery-limit": 5}) == {"delivery_limit": 5}
-    default = {"delivery_limit": settings.DELIVERY_LIMIT_DEFAULT}
-    assert settings.machine_settings({"delivery-limit": -7}) == {"delivery_limit": -1}
-    assert settings.machine_settings({"delivery-limit": 1 << 70}) == {"delivery_limit": 0xFFFFFFFF}
-    assert settings.machine_settings({"max-length": 5}) == default, "not mentioned any more"
+    """What they do not mention, or no more, is the default."""
+
+    def changed(**wanted: object) -> dict[str, int]:
+        found = settings.machine_settings(
+            {name.replace("_", "-"): value for name, value in wanted.items()}
+        )
+        default = settings.machine_settings({})
+        assert set(found) == settings.CHANGEABLE == set(default)
+        return {name: value for name, value in found.items() if value != default[name]}
+
+    assert changed(delivery_limit=5) == {"delivery_limit": 5}
+    assert changed(delivery_limit=-7) == {"delivery_limit": -1}
+    assert changed(delivery_limit=1 << 70) == {"delivery_limit": 0xFFFFFFFF}
+    assert changed(max_length=5, max_length_bytes=6) == {"max_length": 5, "max_length_bytes": 6}
+    assert changed(message_ttl=0, expires=9) == {"message_ttl_ms": 0, "expires_ms": 9}
+    assert changed(overflow="reject-publish") == {"reject_publish": 1}
+    assert changed(overflow="reject-publish-dlx") == {} == changed(overflow="drop-head")
+    assert changed(colour=1) == {}

@@ -1,0 +1,304 @@
+"""Time limits, lengths and priorities against a naive model that keeps a list entry per message.
+
+The model is written from the rules of ADR 0043: it sorts, where the machine has levels, and looks
+at every message, where the machine looks at heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convoymq.kernels import batch
+from convoymq.queues.quorum.invariants import check_invariants
+from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_REFUSING
+from tests.unit.queues.quorum.support import Log, apply, expand, session_id
+
+A, B = session_id(1), session_id(2)
+SIZE = 10
+
+
+@dataclass
+class Message:
+    number: int
+    level: int
+    due: int | None
+    acquired: int = 0
+    failed: int = 0
+
+
+@dataclass
+class Taker:
+    window: int
+    next_id: int = 0
+    held: dict[int, Message] = field(default_factory=dict)
+
+
+class Naive:
+    """One consumer for each of two priorities, who takes all that it may."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.ttl = self.length = self.bytes = -1
+        self.limit = 20
+        self.rejects = self.refusing = False
+        self.published = 0
+        self.returned: list[Message] = []
+        self.waiting: list[Message] = []
+        self.takers: dict[int, Taker] = {}
+        self.expired: list[int] = []
+        self.over: list[int] = []
+        self.failed = 0
+        self.given: list[tuple[int, int, int, int]] = []
+
+    def ready(self) -> list[Message]:
+        """In the order in which they would be delivered."""
+        return self.returned + sorted(self.waiting, key=lambda message: -message.level)
+
+    def publish(self, priority: int | None, expiration: int | None) -> None:
+        level = 4 if priority is None else min(priority, 31)
+        times = [t for t in (self.ttl, -1 if expiration is None else expiration) if t >= 0]
+        due = self.now + max(1, min(times)) if times else None
+        self.published += 1
+        self.waiting.append(Message(self.published, level, due))
+
+    def remove(self, message: Message) -> None:
+        (self.returned if message in self.returned else self.waiting).remove(message)
+
+    def expire(self) -> None:
+        while True:
+            heads = self.returned[:1]
+            seen: set[int] = set()
+            for message in self.waiting:
+                if message.level not in seen:
+                    seen.add(message.level)
+                    heads.append(message)
+            late = [m for m in heads if m.due is not None and m.due <= self.now]
+            if not late:
+                return
+            for message in late:
+                self.remove(message)
+                self.expired.append(message.number)
+
+    def settle_down(self) -> None:
+        self.expire()
+        for priority in sorted(self.takers, reverse=True):
+            taker = self.takers[priority]
+            while self.ready() and len(taker.held) < taker.window:
+                self.give(priority)
+        if self.rejects:
+            if self.too_long():
+                self.refusing = True
+            elif self.has_room():
+                self.refusing = False
+        else:
+            self.refusing = False
+            while self.too_long():
+                message = self.ready()[0]
+                self.remove(message)
+                self.over.append(message.number)
+                self.expire()
+
+    def too_long(self) -> bool:
+        count = len(self.ready())
+        return 0 <= self.length < count or 0 <= self.bytes < count * SIZE
+
+    def has_room(self) -> bool:
+        count = len(self.ready())
+        fits = self.length < 0 or count <= self.length * 0.8
+        return fits and (self.bytes < 0 or count * SIZE <= self.bytes * 0.8)
+
+    def give(self, priority: int) -> None:
+        message = self.ready()[0]
+        self.remove(message)
+        taker = self.takers[priority]
+        self.given.append((priority, taker.next_id, message.number, message.acquired))
+        taker.held[taker.next_id] = message
+        taker.next_id += 1
+        self.expire()
+
+    def come_back(self, message: Message, failed: bool) -> None:
+        message.acquired += 1
+        message.failed += failed
+        if not failed and self.limit < 0:
+            message.level = 4
+            self.waiting.append(message)
+        elif 0 <= self.limit < message.failed:
+            self.failed += 1
+        else:
+            self.returned.append(message)
+
+
+messages = st.tuples(
+    st.sampled_from((None, None, 0, 3, 4, 5, 31, 99)),
+    st.sampled_from((None, None, 0, 5, 40, 300)),
+)
+limits = st.sampled_from((-1, 0, 1, 3, 8))
+steps = st.one_of(
+    st.tuples(st.just("publish"), st.lists(messages, min_size=1, max_size=6)),
+    st.tuples(st.just("publish"), st.lists(st.just((None, None)), min_size=1, max_size=6)),
+    st.tuples(st.just("checkout"), st.integers(1, 2), st.integers(1, 6)),
+    st.tuples(st.just("credit"), st.integers(1, 2), st.integers(0, 6)),
+    st.tuples(
+        st.sampled_from(("settle", "return", "fail")), st.integers(1, 2),
+        st.integers(0, 30), st.integers(0, 4),
+    ),
+    st.tuples(st.just("config"), st.just("message_ttl_ms"), st.sampled_from((-1, 0, 20, 200))),
+    st.tuples(st.just("config"), st.just("max_length"), limits),
+    st.tuples(st.just("config"), st.just("max_length_bytes"), st.sampled_from((-1, 5, 35, 90))),
+    st.tuples(st.just("config"), st.just("reject_publish"), st.sampled_from((-1, 1))),
+    st.tuples(st.just("config"), st.just("delivery_limit"), st.sampled_from((-1, 1, 20))),
+    st.tuples(st.just("time"), st.sampled_from((1, 1, 4, 30, 250))),
+    st.tuples(st.just("restore")),
+)  # fmt: skip
+
+
+class Bench:
+    """A machine and the model, one command an entry."""
+
+    def __init__(self) -> None:
+        self.machine, self.log, self.naive = QuorumMachine(), Log(), Naive()
+        self.machine.set_version(2)
+        self.numbers: dict[tuple[int, int, int], int] = {}
+        self.refusing = False
+
+    def step(self, kind: str, *arguments: Any) -> None:
+        getattr(self, "_" + kind)(*arguments)
+        self.check()
+
+    def seal(self, after_ms: int = 1) -> None:
+        """Time passes first."""
+        entry = self.log.seal(after_ms)
+        self.naive.now = entry.time_ms
+        self.naive.expire()
+        self.effects = apply(self.machine, entry)
+        self.entry = entry
+
+    def _publish(self, batch_of: list[tuple[int | None, int | None]]) -> None:
+        for priority, expiration in batch_of:
+            text = None if expiration is None else str(expiration)
+            self.log.publish_as(A, SIZE, priority, text)
+        self.seal()
+        places = [
+            (self.entry.index, offset, i)
+            for kind, _, _, _, count, _, offset, _ in batch.commands(self.entry.data)
+            if kind == batch.CMD_ENQUEUE
+            for i in range(count)
+        ]
+        # One ENQUEUE for each set of flags: consumers are served after each.
+        flags = [(p is not None, e is not None) for p, e in batch_of]
+        for i, (priority, expiration) in enumerate(batch_of):
+            self.naive.publish(priority, expiration)
+            self.numbers[places[i]] = self.naive.published
+            command = places[i][1]
+            if i + 1 == len(batch_of) or places[i + 1][1] != command:
+                self.naive.settle_down()
+        assert len(places) == len(flags)
+
+    def _checkout(self, number: int, window: int) -> None:
+        if number not in self.naive.takers:
+            self.log.checkout(B, number, window, priority=number)
+            self.seal()
+            self.naive.takers[number] = Taker(window)
+            self.naive.settle_down()
+
+    def _credit(self, number: int, window: int) -> None:
+        if number in self.naive.takers:
+            self.log.credit(B, number, window)
+            self.seal()
+            self.naive.takers[number].window = window
+            self.naive.settle_down()
+
+    def _back(self, number: int, first: int, more: int) -> list[Message]:
+        held = self.naive.takers[number].held
+        return [held.pop(i) for i in sorted(held) if first <= i <= first + more]
+
+    def _settle(self, number: int, first: int, more: int) -> None:
+        if number in self.naive.takers:
+            self.log.settle(B, number, first, first + more)
+            self.seal()
+            self._back(number, first, more)
+            self.naive.settle_down()
+
+    def _return(self, number: int, first: int, more: int, *, failed: bool = False) -> None:
+        if number in self.naive.takers:
+            self.log.return_(B, number, first, first + more, failed=failed)
+            self.seal()
+            for message in self._back(number, first, more):
+                self.naive.come_back(message, failed)
+            self.naive.settle_down()
+
+    def _fail(self, number: int, first: int, more: int) -> None:
+        self._return(number, first, more, failed=True)
+
+    def _config(self, name: str, value: int) -> None:
+        self.log.configure(**{name: value})
+        self.seal()
+        naive = self.naive
+        if name == "message_ttl_ms":
+            naive.ttl = value
+        elif name == "max_length":
+            naive.length = value
+        elif name == "max_length_bytes":
+            naive.bytes = value
+        elif name == "reject_publish":
+            naive.rejects = value > 0
+        else:
+            naive.limit = value
+        naive.settle_down()
+
+    def _time(self, passed: int) -> None:
+        self.log.leader(batch.CMD_TICK)
+        self.seal(passed)
+        self.naive.settle_down()
+
+    def _restore(self) -> None:
+        self.seal()
+        copy = QuorumMachine()
+        copy.restore(self.machine.snapshot())
+        assert copy.snapshot() == self.machine.snapshot()
+        self.machine = copy
+
+    def check(self) -> None:
+        machine, naive = self.machine, self.naive
+        check_invariants(machine)
+        given = [
+            (effect[2], effect[3] + k, self.numbers[effect[4], effect[5], effect[6] + k], effect[8])
+            for effect in self.effects
+            if effect[0] == EFFECT_DELIVER
+            for k in range(effect[7])
+        ]
+        assert given == naive.given
+        naive.given.clear()
+        backlog = machine.backlog
+        returned = [self.numbers[place] for place in expand(backlog.returned.runs())]
+        assert returned == [message.number for message in naive.returned]
+        ready = [self.numbers[place] for place in expand(backlog.ready_runs())]
+        assert sorted(ready) == sorted(message.number for message in naive.ready())
+        totals = machine.totals()
+        assert totals["dropped_expired"] == len(naive.expired)
+        assert totals["dropped_maxlen"] == len(naive.over)
+        assert totals["dropped_delivery_limit"] == naive.failed
+        told = [effect[1] for effect in self.effects if effect[0] == EFFECT_REFUSING]
+        self.refusing = told[-1] if told else self.refusing
+        assert self.refusing == backlog.refusing == naive.refusing
+        self.effects = []
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(steps, max_size=50))
+def test_the_machine_does_what_the_rules_say(taken: list[tuple[Any, ...]]) -> None:
+    bench = Bench()
+    for step in taken:
+        bench.effects = []
+        bench.step(*step)
+    bench.effects = []
+    # All that is left comes in the order that the rules name.
+    bench.step("checkout", 1, 6)
+    for _ in range(40):
+        bench.effects = []
+        bench.step("settle", 1, 0, 10_000)
