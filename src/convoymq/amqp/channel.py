@@ -284,7 +284,7 @@ class Channel:
             route = self.broker.publishing.route(
                 self.connection.vhost, exchange, (routing_key,), None
             )
-            if not route.cacheable:
+            if not route.cacheable or any(queue.refuses_publishes for queue in route.queues):
                 return None
             return tuple(self.client_of(queue).target for queue in route.queues)
         except BrokerError as error:
@@ -367,6 +367,9 @@ class Channel:
         targets = [self.client_of(queue).target for queue in route.queues]
         self._expect(tag, len(targets))
         for queue, target in zip(route.queues, targets, strict=True):
+            if queue.refuses_publishes:
+                self._refused(tag)
+                continue
             if message.producer is not None and queue.features.drops_repeats:
                 target.name_next(*message.producer)
             self.codec.append(target, key, message.content, body_size, flags, tag)
@@ -379,6 +382,14 @@ class Channel:
                 self.transaction.waiting[tag] = count
         else:
             self.codec.expect_confirms(tag, count)
+
+    def _refused(self, tag: int) -> None:
+        """A queue that is full does not get the message: RabbitMQ drops it in silence where nobody
+        waits for the outcome."""
+        if self.transaction is not None:
+            self.transaction.on_published((tag, tag), False)
+        elif tag:
+            self.codec.resolve((tag, tag), False)
 
     def on_too_big(self, size: int) -> None:
         """A body above the limit was announced."""

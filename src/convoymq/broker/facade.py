@@ -192,6 +192,8 @@ class Broker:
             ),
             ask=questions.of_groups(),
             ask_sessions=questions.ask_sessions,
+            on_routes=self.route_cache_version.bump,
+            on_unused=lambda record: self.queue_admin.on_expired(record),
             note=lambda event, fields: log.info(event, **fields),
             stored_groups=stored_groups,
             traces=self.traces,

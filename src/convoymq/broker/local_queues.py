@@ -86,6 +86,10 @@ class LocalQueues:
     machine_for: Callable[[QueueRecord, Table], QueueMachine] = make_machine
     lost_groups: int = 0
     """Groups up to this number that have nothing on disk here were lost with the disk."""
+    on_routes: Callable[[], None] | None = None
+    """Edges are to forget the routes that they remember."""
+    on_unused: Callable[[QueueRecord], None] | None = None
+    """A queue was not used for as long as it may be: it is to be deleted."""
     note: Callable[[str, Row], None] | None = None
     """Something for the log file."""
     audit_interval_ms: int = INTERVAL_MS
@@ -321,6 +325,8 @@ class LocalQueues:
             "new_session": self.new_session,
             "is_forgotten": lambda node: node in self.tree.forgotten,
             "ask_counts": self.ask.counts,
+            "on_routes": self.on_routes,
+            "on_unused": partial(self._unused, record.group),
             "limits": self.limits,
         }
         driver = group_driver_of(record.type.value)
@@ -333,6 +339,12 @@ class LocalQueues:
             self.host.watch_group(record.group, record.members, queue)
         self._configure(record)
         return queue
+
+    def _unused(self, group: int) -> None:
+        """The leader's machine says that nobody uses a queue."""
+        record = self.tree.queue_index.by_group.get(group)
+        if record is not None and self.on_unused is not None:
+            self.on_unused(record)
 
     def _become_member(self, record: QueueRecord, queue: GroupQueue) -> None:
         self.member_of.add(record.group)

@@ -361,6 +361,8 @@ class Producing(NullEvents):
         batch: _Batch,
     ) -> None:
         """One ENQUEUE, behind its PRODUCER: nothing of this session may come between them."""
+        if client.queue.refuses_publishes:
+            raise Unavailable(f"{client.queue.name} refused rows")
         target = client.target
         if producer is not None:
             number = (request.sequence + command.first).to_bytes(8, "little")

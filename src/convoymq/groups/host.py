@@ -29,6 +29,7 @@ from convoymq.kernels.entries import Entry
 from convoymq.kernels.link_frames import frame, frame_header
 from convoymq.model.clock import Clock
 from convoymq.model.errors import Misuse, PeerError
+from convoymq.replication import versions as supported
 from convoymq.replication.machine import Machine
 from convoymq.replication.raft.core import RaftCore
 from convoymq.replication.raft.membership import Learner, Membership
@@ -249,6 +250,10 @@ class ReplicaHost:
             self.versions[kind] = version
             if self.on_version is not None:
                 self.on_version(kind, version)
+
+    def floor_of(self, kind: str) -> int:
+        """The machine version of a kind that every node of the cluster supports."""
+        return supported.floor_of(self.versions, kind)
 
     def replica(self, group: int) -> Replica | None:
         """The local replica, if any."""

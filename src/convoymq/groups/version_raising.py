@@ -45,7 +45,8 @@ class VersionRaising:
             self.propose()
 
     def propose(self) -> None:
-        """Leader: proposes the newest version that all members support, all being connected."""
+        """Leader: proposes the newest version that all members support. One that is not connected
+        may come back with an older release, but for what every node supports."""
         replica = self.replica
         core = self.core
         machine = replica.machine
@@ -62,11 +63,15 @@ class VersionRaising:
         if not established or self.proposed_index > core.applied_index:
             return
         newest = machine.VERSION
+        floor = supported.floor_of(self.host.versions, replica.kind)
         for node in core.members.nodes:
             if node == self.host.node:
                 continue
             if node not in core.connected:
-                return
+                if floor <= machine.version:
+                    return
+                newest = min(newest, floor)
+                continue
             newest = min(
                 newest, supported.newest_of(self.host.supports.get(node, {}), replica.kind)
             )

@@ -22,7 +22,12 @@ from convoymq.model.refusals import (
 )
 from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
-from convoymq.queues.message_properties import asked_property, check_expiration
+from convoymq.queues.message_properties import (
+    RECORD_EXPIRATION,
+    RECORD_PRIORITY,
+    asked_property,
+    check_expiration,
+)
 
 FRAME_BODY_MAX = 131_072 - 8
 ANSWER_TIMEOUT_S = 30.0
@@ -341,14 +346,17 @@ async def publish(
     kept = headers.without("BCC")
     properties = dict(properties) | ({"headers": kept} if properties.get("headers") else {})
     data = build_record(exchange, routing_key, properties, body)
-    flags = 4 if properties.get("expiration") is not None else 0
-    shots = [OneShot(broker, queue) for queue in route.queues]
+    flags = RECORD_EXPIRATION if properties.get("expiration") is not None else 0
+    if properties.get("priority") is not None:
+        flags |= RECORD_PRIORITY
+    refused = any(queue.refuses_publishes for queue in route.queues)
+    shots = [OneShot(broker, queue) for queue in route.queues if not queue.refuses_publishes]
     try:
         for shot in shots:
             shot.client.target.publish([data], len(body), 1, flags)
             # A second command closes the first, so that it is on its way.
             shot.client.settle(0, ())
-        if not all([await shot.wait() for shot in shots]):
+        if not all([await shot.wait() for shot in shots]) or refused:
             raise PreconditionFailed("a queue refused the message")
     finally:
         for shot in shots:

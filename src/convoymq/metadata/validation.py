@@ -39,10 +39,11 @@ from convoymq.metadata.limits import (
 )
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.model.errors import BrokerError, NotServed, PreconditionFailed, Refused
+from convoymq.model.refusals import queue_subject, unserved_argument
 from convoymq.model.tables import decode_body
 from convoymq.routing.declarations import check_binding, check_exchange, check_queue
 from convoymq.routing.policies import Policy, check_policy
-from convoymq.routing.queue_types import type_names
+from convoymq.routing.queue_types import rules_of, type_names, unreplicated_type_with
 from convoymq.routing.types import Destination, DestinationKind
 
 NAME_BYTES_MAX = 255
@@ -135,15 +136,22 @@ def _checked(command: Command, tree: MetadataMachine) -> Command:
 
 
 def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue:
+    arguments = decode_body(command.arguments)
     queue_type = check_queue(
         tree.vhost(command.vhost).topology,
         command.name,
         durable=command.durable,
         exclusive_owner=command.owner,
         auto_delete=command.auto_delete,
-        arguments=decode_body(command.arguments),
+        arguments=arguments,
         server_named=command.server_named,
     )
+    rules = rules_of(queue_type.value)
+    for name, first in rules.first_versions.items() if rules is not None else ():
+        if tree.version < first and name in arguments:
+            subject = queue_subject(command.vhost, command.name)
+            by = unreplicated_type_with(name)
+            raise unserved_argument(name, subject, queue_type.value, served_by=by)
     check_queue_limit(tree, command.vhost, command.name)
     members = command.members if queue_type.is_replicated else command.members[:1]
     return msgspec.structs.replace(command, type=queue_type.value, members=members)

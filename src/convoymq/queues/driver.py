@@ -49,6 +49,8 @@ class GroupOptions(TypedDict):
     new_session: Callable[[], int]
     is_forgotten: Callable[[int], bool]
     ask_counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None
+    on_routes: Callable[[], None] | None
+    on_unused: Callable[[], None] | None
     limits: FlowLimits | None
 
 

@@ -60,6 +60,8 @@ RESEND_DOUBLINGS_MAX = 4
 """A queue may be silent because its disks are behind: every resend without an answer doubles the
 wait for the next one, or the repeats would be what the disks cannot keep up with."""
 DELIVERY_LIMIT = "quorum.delivery_limit"
+SETTING_ABSENT = -1
+"""What a setting of a machine comes to that no CONFIG ever named."""
 NOTE_EVERY_MS = 10_000
 """Notes of a queue that may come with every message are logged this often, with their sum."""
 READY_POLL_S = 0.05
@@ -106,6 +108,9 @@ class Host(Protocol):
 
     def replica(self, group: int) -> Replica | None:
         """The local replica, if any."""
+
+    def floor_of(self, kind: str) -> int:
+        """The machine version of a kind that every node of the cluster supports."""
 
     def is_replica_live(self, group: int, node: int) -> bool:
         """The leader's view: the node's replica carries out effects itself."""
@@ -177,6 +182,8 @@ class GroupQueue(Queue):
         new_session: numbers a session of this node.
         is_forgotten: whether the cluster has given a node up.
         ask_counts: asks the node that leads for (ready, consumers).
+        on_routes: edges are to forget the routes that they remember.
+        on_unused: the queue was not used for as long as it may be: it is to be deleted.
     """
 
     def __init__(
@@ -194,6 +201,8 @@ class GroupQueue(Queue):
         new_session: Callable[[], int],
         is_forgotten: Callable[[int], bool] = lambda _node: False,
         ask_counts: Callable[[int, int], Awaitable[tuple[int, int]]] | None = None,
+        on_routes: Callable[[], None] | None = None,
+        on_unused: Callable[[], None] | None = None,
         limits: FlowLimits | None = None,
     ) -> None:
         self.vhost = vhost
@@ -217,6 +226,8 @@ class GroupQueue(Queue):
         self._new_session = new_session
         self._is_forgotten = is_forgotten
         self._ask_counts = ask_counts
+        self._on_routes = on_routes
+        self._on_unused = on_unused
         #: Session -> client, of the queue's own kind.
         self._clients: dict[int, Any] = {}
         self._openings = 0
@@ -287,6 +298,9 @@ class GroupQueue(Queue):
     def _deliver(self, client: Any, effect: Effect) -> None:
         """Carries out a DELIVER for a client of this node."""
 
+    def _on_own_effect(self, effect: Effect, replica: Replica) -> None:
+        """Carries out an effect that is about no session, and that only this type has."""
+
     def on_effects(self, effects: Sequence[Effect], replica: Replica) -> None:
         """Carries out effects for this node; as leader also for nodes that cannot themselves."""
         node = self.node
@@ -296,7 +310,9 @@ class GroupQueue(Queue):
         for effect in effects:
             kind = effect[0]
             if kind >= EFFECT_TIMER:
-                if leads and kind == EFFECT_TIMER:
+                if kind > EFFECT_NOTE:
+                    self._on_own_effect(effect, replica)
+                elif leads and kind == EFFECT_TIMER:
                     self._arm(effect[1])
                 elif leads and kind == EFFECT_NOTE:
                     self._on_note(effect[1], effect[2])
@@ -372,6 +388,9 @@ class GroupQueue(Queue):
         """See `EffectSink`: what could not be proposed before may be now."""
         if replica.is_leader:
             self._propose_settings(replica)
+            due = self._first_due_ms(replica)
+            if due is not None:
+                self._arm(due)
 
     def on_restored(self) -> None:
         """See `EffectSink`."""
@@ -492,7 +511,11 @@ class GroupQueue(Queue):
             return
         term, proposed = self._proposed
         known = {**machine.settings, **proposed} if term == self.term else machine.settings
-        changed = {name: value for name, value in self._wanted.items() if known.get(name) != value}
+        changed = {
+            name: value
+            for name, value in self._wanted.items()
+            if known.get(name, SETTING_ABSENT) != value
+        }
         if changed:
             self._proposed = (self.term, {**known, **changed})
             body = msgspec.msgpack.encode(changed)

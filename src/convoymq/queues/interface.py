@@ -40,7 +40,7 @@ class QueueFeatures:
     reads_by_offset: bool = False
     """A log: consumers choose where to read, and nothing goes when it is acknowledged."""
     serves_expiration: bool = False
-    """Messages may carry an expiration, and a priority, which is ignored."""
+    """Messages may carry an expiration, and any priority."""
     answers_by_tags: bool = False
     """Its clients tell of publishes by their tags only, not by a command's note."""
     consumer_arguments: frozenset[str] = frozenset()
@@ -226,6 +226,14 @@ class Queue(ABC):
     """Clients and channels tell it what they did."""
     ended: Refused | None = None
     """Why nothing can be done any more."""
+    refuses_publishes: bool = False
+    """The queue is full, and publishers are to hear so. When it changes, edges forget the routes
+    that they remember."""
+
+    @property
+    def serves_attributes(self) -> bool:
+        """Whether messages may carry an expiration, or a priority above the default one."""
+        return self.features.serves_expiration
 
     @abstractmethod
     def client(self, session: int, events: ClientEvents) -> QueueClient:

@@ -1,9 +1,9 @@
 """What a message asks of its queues by its properties, and which queues do not do it.
 
-A replicated queue keeps messages until they are settled and serves them first in, first out, so it
-refuses an expiration, and a priority above what a message without one has (ADR 0027). A classic
-queue serves expirations; priorities it ignores, as RabbitMQ does where a queue has no
-`x-max-priority`.
+A quorum queue serves both (ADR 0043), unless its machine has still a version that knows neither. A
+stream keeps messages in their order, so it refuses an expiration, and a priority above what a
+message without one has (ADR 0027). A classic queue serves expirations; priorities it ignores, as
+RabbitMQ does where a queue has no `x-max-priority`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
     if asked is None:
         return
     for queue in queues:
-        if not queue.features.serves_expiration:
+        if not queue.serves_attributes:
             raise unserved_property(asked, queue_subject(queue.vhost, queue.name), queue.type)
 
 

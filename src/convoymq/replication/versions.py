@@ -19,6 +19,10 @@ here. A node tells other nodes of all of them."""
 Supports = Mapping[str, Sequence[int]]
 """Kind -> (oldest, newest) version."""
 
+FLOORS: dict[tuple[str, int], dict[str, int]] = {("metadata", 2): {"quorum": 2}}
+"""(Kind, version) of a machine that every node runs -> versions of others that every release with
+it supports: once it is in force, nobody can come back with an older one."""
+
 _ranges: dict[str, tuple[str, int, int]] = {}
 """Kind -> (module, oldest, newest version)."""
 
@@ -62,6 +66,16 @@ def is_supported(supported: Supports, kind: str, version: int) -> bool:
     """Whether that version of a kind is among those supported."""
     found = supported.get(kind) or (1, 1)
     return bool(found[0] <= version <= found[1])
+
+
+def floor_of(in_force: Mapping[str, int], kind: str) -> int:
+    """The version of a kind that every node supports, by what is in force on one of them."""
+    floors = [
+        floor.get(kind, 1)
+        for (known, version), floor in FLOORS.items()
+        if in_force.get(known, 0) >= version
+    ]
+    return max(floors, default=1)
 
 
 def check_version(machine: Versioned | type[Versioned], version: int) -> int:

@@ -3,8 +3,8 @@ starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from convoymq.model.tables import Field, Table
 
@@ -32,6 +32,8 @@ class TypeRules:
     """Its queues are Raft groups: durable, named by the client, of no one connection."""
     serves: frozenset[str]
     """Arguments that do what they say."""
+    first_versions: Mapping[str, int] = field(default_factory=dict)
+    """Of those, the ones that need a newer version of the metadata machine than the first."""
     foreign: frozenset[str] = frozenset()
     """Arguments that are refused because they belong to other types."""
     kept: frozenset[str] = frozenset()

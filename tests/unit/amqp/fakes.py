@@ -80,6 +80,8 @@ class FakeQueue:
         self.flags: list[int] = []
         self.producers: list[tuple[bytes, int]] = []
         self.trace: Any = None
+        self.refuses_publishes = False
+        self.serves_attributes = type != "stream"
 
     def client(self, session: int, events: Any) -> FakeClient:
         made = FakeClient(self, session, events)

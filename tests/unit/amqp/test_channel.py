@@ -245,7 +245,9 @@ def unserved(name: str, kind: str, queue: str = "q") -> str:
 async def test_what_a_replicated_queue_does_not_serve_is_refused_by_name(
     client: Client, kind: str, asked: dict[str, Any]
 ) -> None:
+    """A stream; a quorum queue whose machine has version 1."""
     queue = await client.declare("q", **queue_type(kind))
+    queue.serves_attributes = False
     client.publish("", "q", b"x", **asked)
     await refused(client, 406, unserved(next(iter(asked)), kind))
     assert not queue.ready
@@ -256,29 +258,64 @@ async def test_what_a_replicated_queue_does_not_serve_is_refused_by_name(
     assert len(queue.ready) == 5
 
 
-async def test_a_classic_queue_takes_every_priority_and_expiration(client: Client) -> None:
-    queue = await client.declare("q")
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_other_queues_take_every_priority_and_expiration(client: Client, kind: str) -> None:
+    queue = await client.declare("q", **queue_type(kind))
     await fill(client, "q", b"x", priority=9, expiration="1000")
     await fill(client, "q", b"x", priority=255)
     assert len(queue.ready) == 2
 
 
 async def test_no_queue_gets_a_message_that_one_of_them_refuses(client: Client) -> None:
-    queues = [await client.declare("plain"), await client.declare("safe", **queue_type("quorum"))]
+    queues = [await client.declare("plain"), await client.declare("safe", **queue_type("stream"))]
     for queue in queues:
         await client.ask(1, spec.QueueBind(queue=queue.name, exchange="amq.fanout"))
     client.publish("amq.fanout", "", b"x")
     client.publish("amq.fanout", "", b"x", expiration="1")
-    await refused(client, 406, unserved("expiration", "quorum", "safe"))
+    await refused(client, 406, unserved("expiration", "stream", "safe"))
     assert [len(queue.ready) for queue in queues] == [1, 1]
 
 
 async def test_a_transaction_refuses_when_it_is_told_and_not_in_its_commit(client: Client) -> None:
-    queue = await client.declare("q", **queue_type("quorum"))
+    queue = await client.declare("q", **queue_type("stream"))
     await client.ask(1, spec.TxSelect())
     client.publish("", "q", b"x")
     client.publish("", "q", b"x", priority=5)
-    await refused(client, 406, unserved("priority", "quorum"))
+    await refused(client, 406, unserved("priority", "stream"))
+    assert not queue.ready
+
+
+async def test_a_full_queue_refuses_and_the_others_of_the_route_do_not(client: Client) -> None:
+    full = await client.declare("full", **queue_type("quorum"))
+    other = await client.declare("other", **queue_type("quorum"))
+    for queue in (full, other):
+        await client.ask(1, spec.QueueBind(queue=queue.name, exchange="amq.fanout"))
+    await client.ask(1, spec.ConfirmSelect())
+    client.publish("amq.fanout", "", b"x")
+    await client.settled()
+    full.refuses_publishes = True
+    client.broker.route_cache_version.bump()
+    client.publish("amq.fanout", "", b"x")
+    client.publish("", "full", b"x")
+    client.publish("", "other", b"x")
+    answers = await client.methods()
+    assert [len(full.ready), len(other.ready)] == [1, 3]
+    nacked = [answer for answer in answers if isinstance(answer, spec.BasicNack)]
+    assert sum(answer.delivery_tag for answer in nacked) in (3, 5)
+    full.refuses_publishes = False
+    client.broker.route_cache_version.bump()
+    client.publish("", "full", b"x")
+    await client.settled()
+    assert len(full.ready) == 2
+
+
+async def test_a_commit_to_a_full_queue_is_refused(client: Client) -> None:
+    queue = await client.declare("q", **queue_type("quorum"))
+    queue.refuses_publishes = True
+    await client.ask(1, spec.TxSelect())
+    client.publish("", "q", b"x")
+    client.send(1, spec.TxCommit())
+    await refused(client, 406, "partial tx completion")
     assert not queue.ready
 
 

@@ -170,6 +170,9 @@ class FakeHost:
             self.builders[group] = CommandBuilder(self.cluster.wake)
         return self.builders[group]
 
+    def floor_of(self, kind: str) -> int:
+        return 1
+
     def is_replica_live(self, group: int, node: int) -> bool:
         return node in self.cluster.groups[group].replicas
 

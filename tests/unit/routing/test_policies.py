@@ -151,8 +151,8 @@ def test_operator_policies_have_fewer_keys() -> None:
             "conflicts with queue-mode: for classic_queues only",
         ),
         (
-            policy(definition={"max-in-memory-length": 5, "max-length": 5}),
-            "no queue type serves all of max-in-memory-length, max-length",
+            policy(definition={"max-in-memory-length": 5, "queue-mode": "lazy"}),
+            "no queue type serves all of max-in-memory-length, queue-mode",
         ),
         (
             policy(definition={"consumer-disconnected-timeout": 5}),

@@ -95,12 +95,11 @@ def test_arguments_of_another_type_are_refused(arguments: Mapping[str, object], 
         ("x-overflow", "drop-head"),
     ],
 )
-def test_what_only_classic_queues_serve_yet_is_named(key: str, value: object) -> None:
+def test_classic_and_quorum_queues_are_limited_by_the_same_arguments(
+    key: str, value: object
+) -> None:
     arguments = {"x-queue-type": "quorum", key: value}
-    assert refusal(arguments) == (
-        f"invalid arg '{key}' for {Q}: not served yet by quorum queues;"
-        " queues with x-queue-type 'classic' serve it and are not replicated"
-    )
+    assert accepted(arguments) is QueueType.QUORUM
     del arguments["x-queue-type"]
     assert accepted(arguments) is QueueType.CLASSIC
     # A durable queue of no type is a quorum queue: nothing makes it an unreplicated one silently.

@@ -14,6 +14,15 @@ from convoymq.routing.queue_arguments import (
 )
 from convoymq.routing.queue_types import TypeRules
 
+SINCE_VERSION_2 = (
+    "x-message-ttl",
+    "x-expires",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-overflow",
+)
+"""Arguments that the first version of the machine does not know (ADR 0043)."""
+
 
 class QuorumDriver(GroupDriver):
     """See the module text."""
@@ -28,9 +37,11 @@ class QuorumDriver(GroupDriver):
                 "x-quorum-initial-group-size",
                 "x-queue-leader-locator",
                 "x-delivery-limit",
+                *SINCE_VERSION_2,
                 "x-trace",
             )
         ),
+        first_versions=dict.fromkeys(SINCE_VERSION_2, 2),
         # Accepted without effect, as RabbitMQ does since 3.10.
         kept=frozenset(("x-max-in-memory-length", "x-max-in-memory-bytes")),
         foreign=frozenset(
@@ -53,6 +64,11 @@ class QuorumDriver(GroupDriver):
                 "max-in-memory-bytes",
                 "queue-leader-locator",
                 "delivery-limit",
+                "message-ttl",
+                "expires",
+                "max-length",
+                "max-length-bytes",
+                "overflow",
             )
         ),
         policy_scope="quorum_queues",

@@ -9,6 +9,7 @@ here, their bodies from its log, or else from the leader in link frames:
 | DELIVER | session | consumer | from message id  | count 0: a client asks the leader              |
 | DELIVER | session | consumer | from message id  | count 0, final: that was all that was asked;   |
 |         |         |          |                  | body: – or `end`, `next`, each u64             |
+| APPLIED | 0       | entry    | 4                | 1: publishers are refused, 0: they are not     |
 
 Bits of d: count 63..32, final 31, failed 30..16, acquired 15..0 (counts saturate). Messages are
 one ENQUEUE command; if `final` (from the state, not from the log) followed by `since`, u64: between
@@ -23,6 +24,7 @@ the replica managed to. Clients drop repeats by seq and message id.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
@@ -30,22 +32,34 @@ from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
 from convoymq.model.errors import StorageFault
 from convoymq.queues.group_machine import GroupMachine
-from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
+from convoymq.queues.group_queue import SETTING_ABSENT, GroupQueue, Replica, effects_of
 from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures, Row
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.settings import machine_settings
+from convoymq.queues.quorum.views import messages_by_priority
 from convoymq.queues.reservation_reads import Ask, Fields, ReservedRun, Room, no_wait, serve
-from convoymq.replication.machine import EFFECT_DELIVER, Effect
+from convoymq.replication.machine import (
+    EFFECT_DELIVER,
+    EFFECT_REFUSING,
+    EFFECT_UNUSED,
+    Effect,
+)
 from convoymq.storage.types import EntryGone
 
 if TYPE_CHECKING:
     from convoymq.queues.driver import GroupOptions
 
 FINAL = 1 << 31
+STATUS_REFUSING = 4
 ANSWER_BYTES_SOFT = 4 << 20
 """A leader that is asked for deliveries sends about this much at a time."""
+ATTRIBUTES_VERSION = 2
+"""Machine version from which messages may expire and have priorities."""
+REJECT_PUBLISH_DLX = "reject-publish-dlx"
+SETTINGS_WAIT_MS = 2_000
+SETTINGS_POLL_S = 0.005
 RESERVATION_GRACE_MS = 60_000
 """Time that a new leader gives the owners of reservations to be heard of: while nobody led, they
 could not be."""
@@ -68,6 +82,9 @@ class QuorumQueue(GroupQueue):
     def __init__(self, *, ask_node: Ask | None = None, **options: Unpack[GroupOptions]) -> None:
         super().__init__(**options)
         self._reservation_client = ReservationClient(self, ask_node)
+        #: The entry by which `refuses_publishes` is what it is.
+        self._refusing_at = 0
+        self._warned_overflow = False
 
     # --- clients -------------------------------------------------------------------------
 
@@ -124,7 +141,107 @@ class QuorumQueue(GroupQueue):
             self._reservation_client.on_applied()
 
     def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
+        unserved = settings.get("overflow") == REJECT_PUBLISH_DLX
+        if unserved and not self._warned_overflow:
+            self._log("quorum.overflow_unserved", {"overflow": REJECT_PUBLISH_DLX})
+        self._warned_overflow = unserved
         return machine_settings(settings)
+
+    # --- full queues ---------------------------------------------------------------------
+
+    @property
+    def serves_attributes(self) -> bool:
+        """See `Queue`: from version 2 of the machine on."""
+        replica = self._host.replica(self.group)
+        if replica is None or replica.is_behind:
+            return self._host.floor_of(QuorumMachine.KIND) >= ATTRIBUTES_VERSION
+        machine: QuorumMachine = replica.machine
+        return machine.version >= ATTRIBUTES_VERSION
+
+    def _on_own_effect(self, effect: Effect, replica: Replica) -> None:
+        machine: QuorumMachine = replica.machine
+        if effect[0] == EFFECT_REFUSING:
+            self._refuse(effect[1], machine.index)
+            if replica.is_leader:
+                for node in self._proxied:
+                    self._tell_refusing(node, machine)
+        elif effect[0] == EFFECT_UNUSED and replica.is_leader and self._on_unused is not None:
+            self._on_unused()
+
+    def _refuse(self, refuses: bool, index: int) -> None:
+        """Whether publishers are refused, as the queue was at an entry."""
+        if index < self._refusing_at:
+            return
+        self._refusing_at = index
+        if refuses != self.refuses_publishes:
+            self.refuses_publishes = refuses
+            if self._on_routes is not None:
+                self._on_routes()
+
+    def _tell_refusing(self, node: int, machine: QuorumMachine) -> None:
+        frame = link_frames.frame(
+            link_frames.FRAME_APPLIED,
+            0,
+            self.group,
+            0,
+            machine.index,
+            STATUS_REFUSING,
+            int(machine.backlog.refusing),
+        )
+        self._transport.send(node, frame)
+
+    def _start_proxy(self, node: int, machine: GroupMachine) -> None:
+        super()._start_proxy(node, machine)
+        assert isinstance(machine, QuorumMachine)
+        if node in self._proxied and machine.version >= ATTRIBUTES_VERSION:
+            self._tell_refusing(node, machine)
+
+    def _follow_refusing(self) -> None:
+        """What a leader said may be over when it is lost, or another one leads. Who publishes
+        without need is told again."""
+        replica = self._host.replica(self.group)
+        if replica is None or replica.is_behind:
+            self._refuse(False, self._refusing_at)
+            return
+        machine: QuorumMachine = replica.machine
+        self._refuse(machine.backlog.refusing, max(machine.index, self._refusing_at))
+
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """See `GroupQueue`."""
+        changed = (leader, term) != (self.leader, self.term)
+        super().on_leader(group, leader, term)
+        if changed:
+            self._follow_refusing()
+
+    def on_restored(self) -> None:
+        """See `EffectSink`."""
+        super().on_restored()
+        self._follow_refusing()
+
+    def on_node_down(self, node: int, *, definite: bool) -> None:
+        """See `GroupQueue`."""
+        super().on_node_down(node, definite=definite)
+        if node == self.leader:
+            self._follow_refusing()
+
+    async def wait_until_open(self, timeout: float) -> None:
+        """See `Queue`: what the declaration asks for is in force, where this node can tell."""
+        await super().wait_until_open(timeout)
+        replica = self._host.replica(self.group)
+        ends = self.clock.monotonic_ms() + SETTINGS_WAIT_MS
+        while (
+            replica is not None
+            and not self.deleted
+            and not self._has_settings(replica)
+            and self.clock.monotonic_ms() < ends
+        ):
+            await asyncio.sleep(SETTINGS_POLL_S)
+            replica = self._host.replica(self.group)
+
+    def _has_settings(self, replica: Replica) -> bool:
+        settings = replica.machine.settings
+        wanted = self._wanted.items()
+        return all(settings.get(name, SETTING_ABSENT) == value for name, value in wanted)
 
     def _first_due_ms(self, replica: Replica) -> int | None:
         machine: QuorumMachine = replica.machine
@@ -148,6 +265,11 @@ class QuorumQueue(GroupQueue):
         self, node: int, type: int, group: int, a: int, b: int, c: int, d: int, body: bytes
     ) -> None:
         """APPLIED or DELIVER of this group, from the leader or, asking, from a client's node."""
+        if type == link_frames.FRAME_APPLIED and c == STATUS_REFUSING:
+            replica = self._host.replica(self.group)
+            if replica is None or replica.is_behind:
+                self._refuse(d != 0, b)
+            return
         if type == link_frames.FRAME_APPLIED:
             super().on_link_frame(node, type, group, a, b, c, d, body)
             return
@@ -364,6 +486,7 @@ class QuorumQueue(GroupQueue):
             made["consumers"] = machine.consumers.count
             made["consumer_details"] = machine.consumers.infos() + machine.reservations.infos()
             made["memory"] = made["index_bytes"] = machine.memory_bytes()
+            made["messages_by_priority"] = messages_by_priority(machine)
             made["delivery_limit"] = machine.backlog.delivery_limit
             made["single_active"] = machine.consumers.single_active
             made["totals"] = machine.totals()

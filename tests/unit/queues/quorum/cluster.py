@@ -199,6 +199,9 @@ class Node:
     def replica(self, group: int) -> Replica | None:
         return self.own
 
+    def floor_of(self, kind: str) -> int:
+        return 1
+
     def is_replica_live(self, group: int, node: int) -> bool:
         return node in REPLICAS and not self.cluster.nodes[node].stalled
 
