@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
 from convoymq.kernels import batch
 from convoymq.model.errors import Unavailable
+from convoymq.queues.classic.records import traits_of
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, Queue, QueueClient
 from convoymq.queues.quorum.client import QuorumClient
@@ -48,6 +50,8 @@ class ClientConfig:
     pause_chance: float = 0.0
     purge_chance: float = 0.0
     close_chance: float = 0.01
+    attribute_chance: float = 0.0
+    """Of messages: they carry a priority or an expiration, where their queue serves these."""
     lose_chance: float = 0.0
     """Of those that close: their session is left behind."""
 
@@ -117,6 +121,8 @@ class Channel:
         workload.channels += 1
         self.publisher = workload.publishers
         self.name = f"chan{self.publisher}"
+        #: Draws of its own: runs without attributes stay as they were.
+        self._attributes = Random(self.publisher)
         self._count = 0
         self._tag = 0
         self.unconfirmed: dict[int, bytes] = {}
@@ -127,7 +133,7 @@ class Channel:
         """Number -> no_ack, of consumers that are subscribed."""
         self._asked: set[int] = set()
         self._last_id: dict[int, int] = {}
-        self._last_fresh: dict[tuple[int, int], int] = {}
+        self._last_fresh: dict[tuple[int, int, int | None], int] = {}
         self._paused: set[int] = set()
         """Consumers whose deliveries the client drops for now."""
         self._seen: dict[bytes, int] = {}
@@ -239,9 +245,26 @@ class Channel:
             large = self._scheduler.chance(config.body_large_chance)
             size = self._scheduler.skewed(0, config.body_large_max if large else config.body_max)
             body = identity + bytes(size)
+            if self.client.queue.refuses_publishes:
+                # What an edge answers by a nack.
+                self.refused += 1
+                continue
             self.unconfirmed[self._tag] = identity
             self._workload.published += 1
-            self.client.target.publish(record_of(body), len(body), self._tag)
+            priority = expiration = None
+            if config.attribute_chance and self.client.queue.serves_attributes:
+                priority, expiration = self._draw_attributes()
+            record = record_of(body, priority, expiration)
+            flags = (priority is not None) << 1 | (expiration is not None) << 2
+            self.client.target.publish(record, len(body), self._tag, flags)
+
+    def _draw_attributes(self) -> tuple[int | None, int | None]:
+        """Priority and expiration in ms of a message; None = it has none."""
+        draw = self._attributes
+        chance = self.config.attribute_chance
+        priority = draw.choice((0, 3, 4, 5, 31, 200)) if draw.random() < chance else None
+        expiration = draw.choice((0, 5, 100, 2_000)) if draw.random() < chance else None
+        return priority, expiration
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """Confirms."""
@@ -309,17 +332,20 @@ class Channel:
             self._deliveries.on_skipped(session, consumer, last + 1, first_id - 1)
         self._last_id[consumer] = first_id + count - 1
         for i in range(count):
-            identity = identity_of(batch.record(block, command, first + i))
+            record = batch.record(block, command, first + i)
+            identity = identity_of(record)
             self._receive(consumer, first_id + i, identity, acquired, failed)
             if not acquired:
                 publisher = int.from_bytes(identity[:4], "big")
                 number = int.from_bytes(identity[4:], "big")
-                if number <= self._last_fresh.get((consumer, publisher), 0):
+                # Messages of one priority keep their order.
+                line = (consumer, publisher, traits_of(record).priority)
+                if number <= self._last_fresh.get(line, 0):
                     raise InvariantBroken(
                         f"{self.name}: consumer {consumer} got {publisher}:{number} after"
-                        f" {self._last_fresh[(consumer, publisher)]}"
+                        f" {self._last_fresh[line]}"
                     )
-                self._last_fresh[(consumer, publisher)] = number
+                self._last_fresh[line] = number
         self._workload.delivered += count
         ids = list(range(first_id, first_id + count))
         if self.draining or self._consumers.get(consumer, False):
@@ -458,12 +484,23 @@ class Channel:
         return ", ".join(missing)
 
 
-def record_of(body: bytes) -> tuple[bytes, ...]:
+def record_of(
+    body: bytes, priority: int | None = None, expiration: int | None = None
+) -> tuple[bytes, ...]:
     """The parts of a message as the edge hands them over (docs/formats/entries-and-frames.md)."""
+    properties = b"" if priority is None else bytes((priority,))
+    if expiration is not None:
+        text = str(expiration).encode()
+        properties += bytes((len(text),)) + text
+    bits = (priority is not None) << 11 | (expiration is not None) << 8
     header = (
-        b"\x02\x00\x01\x00\x00\x00\x0e\x00\x3c\x00\x00"
+        b"\x02\x00\x01"
+        + (14 + len(properties)).to_bytes(4, "big")
+        + b"\x00\x3c\x00\x00"
         + len(body).to_bytes(8, "big")
-        + b"\x00\x00\xce"
+        + bits.to_bytes(2, "big")
+        + properties
+        + b"\xce"
     )
     return (b"\x00\x01q", header, b"\x03\x00\x01" + len(body).to_bytes(4, "big"), body, b"\xce")
 

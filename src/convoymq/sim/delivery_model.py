@@ -18,6 +18,7 @@ from typing import NoReturn, TypedDict, cast
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
+from convoymq.queues.classic.records import traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 
 Key = tuple[int, int, int]
@@ -59,8 +60,11 @@ Answer = tuple[int, int, int, object]
 
 SESSION_OPEN = batch.CMD_SESSION_OPEN
 
+LEVEL_DEFAULT = 4
+LEVEL_MAX = 31
 WINDOW_UNLIMITED = 2000
 TURN_SHARE = 16
+LIMITS = ("message_ttl_ms", "expires_ms", "max_length", "max_length_bytes", "reject_publish")
 TURN_MESSAGES_MAX = 256
 
 
@@ -77,16 +81,30 @@ class Place(Enum):
     SETTLED = "settled"
     REJECTED = "rejected"
     LIMIT = "delivery limit"
+    EXPIRED = "expired"
+    OVER_LENGTH = "over length"
     PURGED = "purged"
 
 
 class Message:
     """One message."""
 
-    __slots__ = ("acquired", "failed", "holder", "identity", "key", "outs", "place")
+    __slots__ = (
+        "acquired",
+        "due_ms",
+        "failed",
+        "holder",
+        "identity",
+        "key",
+        "level",
+        "outs",
+        "place",
+    )
 
     def __init__(self, key: Key, identity: bytes) -> None:
         self.key = key
+        self.level = LEVEL_DEFAULT
+        self.due_ms: int | None = None
         self.identity = identity
         self.place = Place.READY
         self.holder: tuple[int, int, int] | None = None
@@ -186,6 +204,13 @@ class DeliveryModel:
         """Commands of a leader that change nothing that this model knows."""
         self.names_messages = True
         """Bodies begin with what makes a message one of a kind."""
+        self.limits = dict.fromkeys(LIMITS, -1)
+        """Those that CONFIG may set; -1 = none."""
+        self.attributes_from: int | None = None
+        """The entry from which priorities and expirations mean something."""
+        self.refusing = False
+        self.levels: dict[int, deque[Message]] = {}
+        """What is fresh, and what went to the tail, of priorities other than the default one."""
         self.fresh: deque[Message] = deque()
         self.returned: deque[Message] = deque()
         self.sessions: dict[int, Session] = {}
@@ -226,6 +251,7 @@ class DeliveryModel:
         self.answers = []
         self.released = []
         self.touched = set()
+        self._expire()
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             if session_id:
                 session = self._accepted(session_id, seq, kind, arg << 32 | count)
@@ -301,11 +327,12 @@ class DeliveryModel:
         elif kind == batch.CMD_GET:
             self._get(session, settled=bool(flags & 1))
         elif kind == batch.CMD_PURGE:
-            self._answer(session, APPLIED_OK, len(self.returned) + len(self.fresh))
-            for message in (*self.returned, *self.fresh):
+            self._answer(session, APPLIED_OK, len(self.ready()))
+            for message in self.ready():
                 self._move(message, Place.PURGED)
             self.returned.clear()
             self.fresh.clear()
+            self.levels.clear()
         elif kind == batch.CMD_SESSION_CLOSE:
             self._end(session)
         elif kind == batch.CMD_RESERVATION:
@@ -338,7 +365,11 @@ class DeliveryModel:
                 if session.node == arg and session.incarnation < incarnation
             )
         elif kind == batch.CMD_CONFIG:
-            self.delivery_limit = int(decode_map(body, 0).pop("delivery_limit"))
+            for name, value in decode_map(body, 0).items():
+                if name == "delivery_limit":
+                    self.delivery_limit = int(value)
+                else:
+                    self.limits[name] = int(value)
         elif kind not in self.without_effect:
             self.fail(f"the model has no rule for command {kind} of a leader")
 
@@ -356,7 +387,8 @@ class DeliveryModel:
 
     def _enqueue(self, data: bytes, offset: int, count: int) -> None:
         for i in range(count):
-            identity = identity_of(batch.record(data, offset, i))
+            record = batch.record(data, offset, i)
+            identity = identity_of(record)
             key = (self.index, offset, i)
             known = self.by_identity.get(identity)
             if known is not None and self.names_messages:
@@ -365,13 +397,71 @@ class DeliveryModel:
             self.by_identity[identity] = key
             self.messages[key] = message
             self.places[Place.READY] += 1
+            self._give_attributes(message, record)
+            self._append(message)
+
+    def _give_attributes(self, message: Message, record: bytes) -> None:
+        """Its priority, and when it expires: both stay as they are now."""
+        ttl = self.limits["message_ttl_ms"]
+        times = [ttl] if ttl >= 0 else []
+        if self.attributes_from is not None and self.index >= self.attributes_from:
+            traits = traits_of(record)
+            if traits.priority is not None:
+                message.level = min(traits.priority, LEVEL_MAX)
+            if traits.expiration_ms is not None:
+                times.append(traits.expiration_ms)
+        if times:
+            message.due_ms = self.time_ms + max(1, min(times))
+
+    def _append(self, message: Message) -> None:
+        """Behind all of its level."""
+        if message.level == LEVEL_DEFAULT:
             self.fresh.append(message)
+        else:
+            self.in_order = False
+            self.levels.setdefault(message.level, deque()).append(message)
+
+    def _sources(self) -> list[deque[Message]]:
+        """Where messages wait, in the order in which they are served."""
+        by_level = {**self.levels, LEVEL_DEFAULT: self.fresh}
+        found = [self.returned, *(by_level[level] for level in sorted(by_level, reverse=True))]
+        return [source for source in found if source]
+
+    def ready(self) -> list[Message]:
+        """All that waits, in the order in which it would be delivered."""
+        return [message for source in self._sources() for message in source]
+
+    def _has_ready(self) -> bool:
+        return bool(self.returned or self.fresh or any(self.levels.values()))
+
+    def _expire(self) -> None:
+        """What stands at a head and whose time is over leaves, until there is no such message."""
+        for source in self._sources():
+            while source:
+                due = source[0].due_ms
+                if due is None or due > self.time_ms:
+                    break
+                self._move(source.popleft(), Place.EXPIRED)
+
+    def _keep_length(self) -> None:
+        """Drops what would be next, or has publishers refused."""
+        if self.limits["reject_publish"] > 0:
+            count, limit = len(self.ready()), self.limits["max_length"]
+            if 0 <= limit < count:
+                self.refusing = True
+            elif limit < 0 or count <= limit * 4 // 5:
+                self.refusing = False
+            return
+        self.refusing = False
+        while 0 <= self.limits["max_length"] < len(self.ready()):
+            self._move(self._sources()[0].popleft(), Place.OVER_LENGTH)
+            self._expire()
 
     def _take(self) -> Message:
-        """The next message: what came back goes before what is fresh."""
+        """The next message: what came back goes before what is fresh, then by priority."""
         if self.in_order:
             self._check_order()
-        message = self.returned.popleft() if self.returned else self.fresh.popleft()
+        message = self._sources()[0].popleft()
         if message.outs != message.acquired:
             self.fail(
                 f"{name_of(message.identity)} was out {message.outs} times,"
@@ -430,6 +520,7 @@ class DeliveryModel:
         self.returns += 1
         message.acquired += 1
         self._move(message, Place.READY)
+        message.level = LEVEL_DEFAULT
         self.fresh.append(message)
 
     def _return_held(self, consumer: Consumer, failed: int) -> None:
@@ -456,7 +547,7 @@ class DeliveryModel:
     def _get(self, session: Session, *, settled: bool) -> None:
         if self.single_active:
             self._answer(session, APPLIED_REJECTED, "single_active")
-        elif not self.returned and not self.fresh:
+        elif not self._has_ready():
             self._answer(session, APPLIED_OK, [])
         else:
             poller = session.consumers.get(0)
@@ -467,7 +558,8 @@ class DeliveryModel:
             if settled:
                 del poller.held[message_id]
                 self._move(message, Place.SETTLED)
-            self._answer(session, APPLIED_OK, [message_id, len(self.returned) + len(self.fresh)])
+            self._expire()
+            self._answer(session, APPLIED_OK, [message_id, len(self.ready())])
 
     # Consumers.
 
@@ -555,11 +647,13 @@ class DeliveryModel:
                         del session.consumers[consumer.number]
                 elif not consumer.waits_since:
                     self._stand_last(consumer)
-        while self.returned or self.fresh:
+        self._expire()
+        while self._has_ready():
             queue = [consumer for consumer in self.consumers() if consumer.waits_since]
             if not queue:
                 break
             self._turn(queue)
+        self._keep_length()
 
     def _may_be_served(self, consumer: Consumer) -> bool:
         return (
@@ -580,13 +674,13 @@ class DeliveryModel:
         highest = max(consumer.priority for consumer in queue)
         rivals = [consumer for consumer in queue if consumer.priority == highest]
         consumer = min(rivals, key=lambda c: c.waits_since)
-        ready = len(self.returned) + len(self.fresh)
+        ready = len(self.ready())
         share = ready
         if len(rivals) > 1:
             share = min(max(ready // (TURN_SHARE * len(rivals)), 1), TURN_MESSAGES_MAX)
         given = 0
         while given < share and len(consumer.held) < consumer.window:
-            if not self.returned and not self.fresh:
+            if not self._has_ready():
                 break
             came_back = len(self.returned)
             first = self.returned[0] if self.returned else None
@@ -594,6 +688,7 @@ class DeliveryModel:
             given += 1
             if first is not None and message is not first:
                 self.fail(f"{message.key} is fresh, and {came_back} returned ones wait")
+            self._expire()
             if message.place is not Place.HELD or len(consumer.held) > consumer.window:
                 self.fail(f"{name_of_consumer(consumer)} holds {len(consumer.held)}")
         self._check_turn(consumer, given, ready)

@@ -155,6 +155,7 @@ def _clients(rng: Random, seed: int, busy: float) -> ClientConfig:
         get_chance=rng.choice((0.0, 0.05)),
         purge_chance=rng.choice((0.0, 0.0, 0.0, 0.002)),
         close_chance=rng.choice((0.0, 0.005, 0.03)),
+        attribute_chance=Random(seed ^ 0xA77).choice((0.0, 0.0, 0.2, 0.6)),
         pause_chance=Random(seed ^ 0x9A5E).choice((0.0, 0.0, 0.05)),
         lose_chance=Random(seed ^ 0x105E).choice((0.0, 0.0, 0.3)),
     )

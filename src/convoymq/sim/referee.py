@@ -33,6 +33,7 @@ from convoymq.sim.delivery_model import (
 )
 
 DIFFERENCES_SHOWN = 3
+ATTRIBUTES_VERSION = 2
 
 
 class IndexedMachine(Machine, Protocol):
@@ -95,6 +96,11 @@ class Referee:
         self.model.fail(text)
 
     # The log.
+
+    def on_version(self, index: int, version: int) -> None:
+        """An entry is applied by that version of the machine."""
+        if version >= ATTRIBUTES_VERSION and self.model.attributes_from is None:
+            self.model.attributes_from = index
 
     def on_entry(self, index: int, data: bytes, effects: list[Effect]) -> None:
         """A committed entry of commands, in order of the log."""
@@ -194,7 +200,7 @@ class Referee:
         places = model.places
         totals = machine.totals()
         seen = {
-            "ready": len(model.fresh) + len(model.returned),
+            "ready": len(model.ready()),
             "returned_ready": sum(1 for m in (*model.returned, *model.fresh) if m.outs),
             "unacked": places[Place.HELD] + places[Place.RESERVED],
             "consumers": model.consumer_count() + model.reservation_count(),
@@ -206,7 +212,11 @@ class Referee:
             "purged": places[Place.PURGED],
             "dropped_rejected": places[Place.REJECTED],
             "dropped_delivery_limit": places[Place.LIMIT],
+            "dropped_expired": places[Place.EXPIRED],
+            "dropped_maxlen": places[Place.OVER_LENGTH],
         }
+        if machine.backlog.refusing != model.refusing:
+            self.fail(f"the machine refuses publishes: {machine.backlog.refusing}")
         for name, count in seen.items():
             if totals[name] != count:
                 self.fail(

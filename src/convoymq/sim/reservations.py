@@ -207,10 +207,11 @@ class ReservedModel(DeliveryModel):
 
     def _reservation_messages(self, name: str, reservation: _Reservation, limit: int) -> None:
         """Takes ready messages, those that came back first, under the next offsets."""
-        while limit and (self.returned or self.fresh):
+        while limit and self._has_ready():
             limit -= 1
             message = self._take()
             self._move(message, Place.RESERVED)
+            self._expire()
             reservation.keys[reservation.next] = message.key
             self._show(name, reservation, reservation.next)
             reservation.next += 1

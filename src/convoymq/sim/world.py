@@ -43,6 +43,8 @@ CHECK_EVERY_US = 200_000
 POLICY_EVERY_US = 500_000
 POLICY_PAUSE = 0.8
 """Share of these times at which no policy changes."""
+LIMITED = 0.4
+"""Share of the policies, where messages have attributes, with a limit of each kind."""
 EVENTS_MAX = 3_000_000
 RESERVATION_SHARE = 0.4
 """Of the channels of a plan with reservations, those that own one."""
@@ -185,7 +187,18 @@ class World:
         if self.plan.streams or self.plan.cluster or self._policy_rng.random() < POLICY_PAUSE:
             return
         group = self._policy_rng.choice(sorted(self.places))
-        self.policies[group] = {"delivery-limit": self._policy_rng.choice((1, 3, 20, -1))}
+        choice = self._policy_rng.choice
+        policy: dict[str, object] = {"delivery-limit": choice((1, 3, 20, -1))}
+        # Drawn apart: the other draws of a seed stay as they were.
+        more = Random(choice((0, 1)) << 32 | self.scheduler.now_us ^ self.plan.seed)
+        if self.plan.clients.attribute_chance and more.random() < LIMITED:
+            policy["message-ttl"] = more.choice((0, 20, 300, 3_000))
+        if self.plan.clients.attribute_chance and more.random() < LIMITED:
+            policy["max-length"] = more.choice((0, 1, 5, 40))
+            policy["overflow"] = more.choice(("drop-head", "reject-publish"))
+        if self.plan.clients.attribute_chance and more.random() < LIMITED:
+            policy["expires"] = more.choice((1, 500))
+        self.policies[group] = policy
         for node in self.nodes.values():
             if node.alive and group in node.queues:
                 node.queues[group].configure(self.policies[group])
@@ -342,6 +355,8 @@ class World:
             self.trace.add(
                 node.name, f"group {group} entry {entry.index}: {summary(data)} -> {len(effects)}"
             )
+            if isinstance(referee, Referee):
+                referee.on_version(entry.index, machine.version)
             self._follow(group, entry.index, data, effects)
             referee.check_machine(machine)
         checker.on_state(node.number, machine, entry.index)
@@ -502,13 +517,22 @@ class World:
         waiting = [(channel.name, channel.waits_for()) for channel in self.channels]
         return [f"{name} waits for {waits}" for name, waits in waiting if waits]
 
+    def _refusing_handles(self) -> list[str]:
+        """Nodes that still refuse publishes, although the queues are empty."""
+        return [
+            f"{node.name} refuses publishes to group {group}"
+            for node in self.nodes.values()
+            for group, queue in node.queues.items()
+            if queue.refuses_publishes
+        ]
+
     def _unapplied_policies(self) -> list[str]:
         return [
             f"{node.name} has not {name} = {value} of group {group}"
             for group, settings in self.policies.items()
             for name, value in machine_settings(settings).items()
             for node, replica in self.replicas_of(group)
-            if replica.machine.settings[name] != value  # type: ignore[attr-defined]
+            if replica.machine.settings.get(name, -1) != value  # type: ignore[attr-defined]
         ]
 
     def _unfinished(self) -> list[str]:
@@ -520,6 +544,7 @@ class World:
             return found
         found += self._waiting_channels()
         found += self._unapplied_policies()
+        found += self._refusing_handles()
         for group, referee in self.referees.items():
             place = self.places[group]
             waits = referee.waits_for()

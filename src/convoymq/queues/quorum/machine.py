@@ -101,7 +101,7 @@ class QuorumMachine(GroupMachine):
         #: Flags of ENQUEUE that mean something.
         self._attributes = FLAGS_ATTRIBUTES if self.version >= 2 else 0
         #: When the next message expires that is at a head, or the queue, as the effects said last.
-        self._due_ms = 0
+        self.announced_due_ms = 0
         self._expires_ms = NONE
         self._follow_settings()
         self.consumers = Consumers(self)
@@ -207,8 +207,8 @@ class QuorumMachine(GroupMachine):
         unused = self._unused_due_ms()
         if unused is not None and (not due or unused < due):
             due = unused
-        if due != self._due_ms:
-            self._due_ms = due
+        if due != self.announced_due_ms:
+            self.announced_due_ms = due
             if due:
                 self.effects.append((EFFECT_TIMER, due))
 

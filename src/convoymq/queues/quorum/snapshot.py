@@ -62,7 +62,8 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         "written": machine._pack_written(),
     }
     if machine.version >= 2:
-        packed["attributes"] = [backlog.levels.pack(), backlog.beside, backlog.refusing]
+        levels, beside = backlog.levels.pack(), backlog.beside
+        packed["attributes"] = [levels, beside, backlog.refusing, machine.announced_due_ms]
     return packed
 
 
@@ -77,7 +78,7 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
     backlog.returned.unpack(known["returned"])
     backlog.requeued.unpack_tail(known["requeued"])
     if machine.version >= 2:
-        levels, backlog.beside, backlog.refusing = known["attributes"]
+        levels, backlog.beside, backlog.refusing, machine.announced_due_ms = known["attributes"]
         backlog.levels.unpack(levels)
         backlog.timed = backlog.may_expire()
         machine._follow_settings()
