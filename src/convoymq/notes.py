@@ -15,7 +15,7 @@ NOTES_ERROR = frozenset({
     "raft.replica_stopped",
     "raft.wipe_failed",
 })  # fmt: skip
-NOTES_WARNING = frozenset({"quorum.delivery_limit"})
+NOTES_WARNING = frozenset({"quorum.delivery_limit", "quorum.overflow_unserved"})
 
 
 def log_note(log: structlog.stdlib.BoundLogger, event: str, fields: Mapping[str, object]) -> None:

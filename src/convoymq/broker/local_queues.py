@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,6 +102,7 @@ class LocalQueues:
     """Groups that wait for their turn to be looked at; twice is no harm."""
     _ended: tuple[int, int] = (0, 0)
     _ended_over_limit: int = 0
+    _ended_drops: Counter[str] = field(default_factory=Counter)
     _followed: int = 0
     """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
@@ -216,6 +217,7 @@ class LocalQueues:
             local, proxied = self._ended
             self._ended = (local + queue.delivered_local, proxied + queue.delivered_forwarded)
             self._ended_over_limit += queue.dropped_over_limit
+            self._ended_drops.update(queue.drops())
             queue.on_deleted()
             if group in self.member_of:
                 self.host.remove_group(group)
@@ -505,6 +507,13 @@ class LocalQueues:
             local += queue.delivered_local
             proxied += queue.delivered_forwarded
         return local, proxied
+
+    def drops(self) -> Counter[str]:
+        """Reason -> messages that left by a limit of their queue while this node led it."""
+        found = Counter(self._ended_drops)
+        for queue in self.queues.values():
+            found.update(queue.drops())
+        return found
 
     def dropped_over_limit(self) -> int:
         """Messages over the delivery limit that were dropped while this node led their queues."""

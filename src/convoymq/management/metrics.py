@@ -159,6 +159,10 @@ def _edges(text: _Text, broker: Broker) -> None:
         broker.local.dropped_over_limit(),
         {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "disabled"},
     )
+    drops = broker.local.drops()
+    kind = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "disabled"}
+    text.counter("global_messages_dead_lettered_expired_total", drops["expired"], kind)
+    text.counter("global_messages_dead_lettered_maxlen_total", drops["maxlen"], kind)
     for name, host in broker.local.hosts.items():
         expired, over_length = host.dropped()
         kind = {"queue_type": f"rabbit_{name}_queue", "dead_letter_strategy": "disabled"}

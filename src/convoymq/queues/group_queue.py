@@ -403,6 +403,10 @@ class GroupQueue(Queue):
 
     # --- for others ----------------------------------------------------------------------
 
+    def drops(self) -> dict[str, int]:
+        """Reason -> messages that left by a limit of the queue while this node led."""
+        return {}
+
     @property
     def reader_count(self) -> int:
         """Consumers of this node's channels that the leader does not know of."""

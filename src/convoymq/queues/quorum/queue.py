@@ -34,6 +34,7 @@ from convoymq.model.errors import StorageFault
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import SETTING_ABSENT, GroupQueue, Replica, effects_of
 from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures, Row
+from convoymq.queues.quorum.backlog import EXPIRED, OVER_LENGTH
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
@@ -58,11 +59,16 @@ ANSWER_BYTES_SOFT = 4 << 20
 ATTRIBUTES_VERSION = 2
 """Machine version from which messages may expire and have priorities."""
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
+COUNTED_DROPS = (EXPIRED, OVER_LENGTH)
 SETTINGS_WAIT_MS = 2_000
 SETTINGS_POLL_S = 0.005
 RESERVATION_GRACE_MS = 60_000
 """Time that a new leader gives the owners of reservations to be heard of: while nobody led, they
 could not be."""
+
+
+def _drops_of(machine: QuorumMachine) -> dict[str, int]:
+    return {reason: machine.backlog.dropped.get(reason, 0) for reason in COUNTED_DROPS}
 
 
 class QuorumQueue(GroupQueue):
@@ -85,6 +91,10 @@ class QuorumQueue(GroupQueue):
         #: The entry by which `refuses_publishes` is what it is.
         self._refusing_at = 0
         self._warned_overflow = False
+        #: Messages that left for a reason while this node led: in terms that are over, and what
+        #: the machine had counted when the present one began.
+        self._drops_before = dict.fromkeys(COUNTED_DROPS, 0)
+        self._drops_at_begin: dict[str, int] | None = None
 
     # --- clients -------------------------------------------------------------------------
 
@@ -209,6 +219,9 @@ class QuorumQueue(GroupQueue):
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
         """See `GroupQueue`."""
         changed = (leader, term) != (self.leader, self.term)
+        if changed:
+            self._drops_before = self.drops()
+            self._drops_at_begin = None
         super().on_leader(group, leader, term)
         if changed:
             self._follow_refusing()
@@ -223,6 +236,23 @@ class QuorumQueue(GroupQueue):
         super().on_node_down(node, definite=definite)
         if node == self.leader:
             self._follow_refusing()
+
+    def _lead(self, replica: Replica) -> None:
+        super()._lead(replica)
+        machine: QuorumMachine = replica.machine
+        self._drops_at_begin = _drops_of(machine)
+
+    def drops(self) -> dict[str, int]:
+        """Messages that expired, and that were dropped for length, while this node led."""
+        replica = self._host.replica(self.group)
+        begin = self._drops_at_begin
+        if begin is None or replica is None:
+            return dict(self._drops_before)
+        now = _drops_of(replica.machine)
+        return {
+            reason: count + max(0, now[reason] - begin[reason])
+            for reason, count in self._drops_before.items()
+        }
 
     async def wait_until_open(self, timeout: float) -> None:
         """See `Queue`: what the declaration asks for is in force, where this node can tell."""
