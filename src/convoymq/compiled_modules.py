@@ -13,6 +13,7 @@ PLAIN_MODULES = (
     "convoymq.replication.raft.progress",
     "convoymq.queues.quorum.backlog",
     "convoymq.queues.quorum.consumers",
+    "convoymq.queues.quorum.dead_letters",
     "convoymq.queues.quorum.deliveries",
     "convoymq.queues.quorum.machine",
     "convoymq.queues.quorum.runs",

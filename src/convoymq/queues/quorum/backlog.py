@@ -40,6 +40,7 @@ class Backlog:
         "acked",
         "beside",
         "bounded",
+        "dead_letters",
         "delivered",
         "delivery_limit",
         "dropped",
@@ -82,6 +83,8 @@ class Backlog:
         #: Some limit is set, or publishers are refused since one was.
         self.bounded = False
         self.refusing = False
+        #: What `DeadLetters` keeps.
+        self.dead_letters = runs.CheckedOut()
         self.unacked = 0
         self.unacked_bytes = 0
         self.published = 0
@@ -258,14 +261,22 @@ class Backlog:
 
     # ---------------------------------------------------------------- length
 
+    def length(self) -> int:
+        """Messages that count toward the limit: ready ones and dead letters that are kept."""
+        return self.ready() + int(self.dead_letters.messages)
+
+    def length_bytes(self) -> int:
+        """Body bytes that count toward the limit."""
+        return self.ready_bytes() + int(self.dead_letters.size)
+
     def exceeds(self) -> bool:
-        """Whether more is ready than a limit allows."""
-        return 0 <= self.max_length < self.ready() or 0 <= self.max_bytes < self.ready_bytes()
+        """Whether there is more than a limit allows."""
+        return 0 <= self.max_length < self.length() or 0 <= self.max_bytes < self.length_bytes()
 
     def has_room(self) -> bool:
-        """Whether what is ready is at 80 % of all limits, or below."""
-        return (self.max_length < 0 or self.ready() * 5 <= self.max_length * 4) and (
-            self.max_bytes < 0 or self.ready_bytes() * 5 <= self.max_bytes * 4
+        """Whether there is 80 % of all limits, or less."""
+        return (self.max_length < 0 or self.length() * 5 <= self.max_length * 4) and (
+            self.max_bytes < 0 or self.length_bytes() * 5 <= self.max_bytes * 4
         )
 
     def take_excess(self) -> runs.Run:
@@ -307,7 +318,7 @@ class Backlog:
 
     def give_back(self, run: runs.Run, failed: int) -> runs.Run | None:
         """Takes a run back, behind all that came back before. Returns it as it is now when it has
-        failed too often: then it has to leave instead."""
+        failed too often: then it is to leave (`DeadLetters.leave`)."""
         index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         self._came_back(count, size)
         if mark:
@@ -353,9 +364,10 @@ class Backlog:
         assert self.unacked >= 0, "more was rejected than is checked out"
         assert self.unacked_bytes >= 0, "more bytes were rejected than are checked out"
 
-    def drop(self, run: runs.Run, reason: str) -> None:
-        """Counts messages that leave other than by settling."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + run[3]
+    def drop(self, count: int, reason: str) -> None:
+        """Counts messages that leave other than by settling and purging; `DeadLetters.leave` says
+        what becomes of them."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     # ---------------------------------------------------------------- the log
 

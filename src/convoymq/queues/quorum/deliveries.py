@@ -2,10 +2,12 @@
 """Deliveries of a quorum queue: ready messages go to consumers, and come back or leave.
 
 Messages:  ready or returned --assign--> checked out --settle--> gone
-                    ^                        |---discard--> dropped (`rejected`)
-                    +-------- return --------+--- over the limit --> dropped (`delivery_limit`)
-           ready --time is over, at a head--> dropped (`expired`)
-           ready --the queue is too long----> dropped (`maxlen`)
+                    ^                        |---discard--> leaves (`rejected`)
+                    +-------- return --------+--- over the limit --> leaves (`delivery_limit`)
+           ready --time is over, at a head--> leaves (`expired`)
+           ready --the queue is too long----> leaves (`maxlen`)
+
+What leaves is dropped or dead-lettered (`DeadLetters.leave`).
 
 Returns: to the end of `returned`, which is served before fresh messages. Without a delivery limit
 what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
@@ -28,7 +30,8 @@ from convoymq.queues.quorum.backlog import (
     Backlog,
 )
 from convoymq.queues.quorum.consumers import Consumer, Consumers
-from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_NOTE, EFFECT_REFUSING
+from convoymq.queues.quorum.dead_letters import DeadLetters
+from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_REFUSING
 
 #: A turn of one of n consumers is 1/(16 n) of the ready messages, 1 … TURN_MESSAGES_MAX (ADR 0003).
 TURN_DIVISOR = 16
@@ -37,22 +40,21 @@ TURN_MESSAGES_MAX = 256
 SETTLE = batch.CMD_SETTLE
 RETURN = batch.CMD_RETURN
 
-#: Why a message leaves -> how the trace calls that.
-TRACED = {
-    OVER_DELIVERY_LIMIT: words.OVER_DELIVERY_LIMIT,
-    REJECTED: words.REJECTED,
-    EXPIRED: words.EXPIRED,
-    OVER_LENGTH: words.OVER_LENGTH,
-}
-
 
 class Deliveries:
     """Moves messages between the backlog and the consumers of a machine."""
 
-    def __init__(self, machine: GroupMachine, backlog: Backlog, consumers: Consumers) -> None:
+    def __init__(
+        self,
+        machine: GroupMachine,
+        backlog: Backlog,
+        consumers: Consumers,
+        dead_letters: DeadLetters,
+    ) -> None:
         self.machine = machine
         self.backlog = backlog
         self.consumers = consumers
+        self.dead_letters = dead_letters
 
     # ---------------------------------------------------------------- handing out
 
@@ -142,19 +144,12 @@ class Deliveries:
 
     # ---------------------------------------------------------------- leaving
 
-    def leave(self, run: runs.Run, reason: str) -> None:
-        """Where messages leave that were ready or came back, other than by settling; what is to
-        become of them is decided from here."""
-        self.backlog.drop(run, reason)
-        if self.machine.trace is not None:
-            tracing.left(self.machine.trace, words.DROPPED, 0, TRACED[reason], 0, 0, run)
-
     def expire(self) -> None:
         """Drops what stands at a head and has expired."""
         backlog = self.backlog
         run = backlog.take_expired(self.machine.time_ms)
         while run is not None:
-            self.leave(run, EXPIRED)
+            self.dead_letters.leave(run, EXPIRED)
             run = backlog.take_expired(self.machine.time_ms)
 
     def keep_length(self) -> None:
@@ -163,7 +158,7 @@ class Deliveries:
         backlog = self.backlog
         if not backlog.refuses:
             while backlog.exceeds():
-                self.leave(backlog.take_excess(), OVER_LENGTH)
+                self.dead_letters.leave(backlog.take_excess(), OVER_LENGTH)
                 if backlog.timed:
                     self.expire()
         refusing = backlog.refuses and (
@@ -194,20 +189,15 @@ class Deliveries:
                     self.give_back(run, failed)
         else:
             for run in consumer.checked_out.remove(first, last):
-                if self.machine.trace is not None:
-                    self._trace(words.DROPPED, words.HELD, words.REJECTED, consumer, run)
                 self.backlog.let_go(run)
-                self.backlog.drop(run, REJECTED)
+                self.dead_letters.leave(run, REJECTED, consumer)
 
     def give_back(self, run: runs.Run, failed: int) -> None:
         """To the end of `returned`, or out when it has failed more often than the limit allows."""
         assert failed in (0, 1), "one return counts as several failures"
-        dropped = self.backlog.give_back(run, failed)
-        if dropped is not None:
-            self.leave(dropped, OVER_DELIVERY_LIMIT)
-            self.machine.effects.append(
-                (EFFECT_NOTE, "quorum.delivery_limit", {"count": dropped[3]})
-            )
+        over = self.backlog.give_back(run, failed)
+        if over is not None:
+            self.dead_letters.leave(over, OVER_DELIVERY_LIMIT)
 
     def give_back_all(self, consumer: Consumer, failed: int) -> None:
         """Returns all that a consumer holds, in ascending message id."""

@@ -55,6 +55,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     places += returned
     places += _check_tail(backlog)
     places += _check_levels(machine)
+    places += machine.dead_letters.check()
     live = list(machine.live_ranges())
     _check_fresh(backlog.fresh, places, live)
     _check_places(places, live)

@@ -13,6 +13,7 @@ The machine takes a command to the part that it is about:
 | `backlog`            | which message is next; what becomes of one that comes back  |
 | `consumers`          | which consumer is served next, which one is active          |
 | `deliveries`         | how many messages a consumer gets in its turn               |
+| `dead_letters`       | what becomes of messages that leave unacknowledged          |
 | `reservations`       | what named readers may do (ADR 0008), by their own rules;   |
 |                      | `reservation_holder` says what that means here              |
 | `snapshot`           | how all that is kept                                        |
@@ -23,8 +24,9 @@ message to serve or nobody to serve.
 
 Versions (ADR 0016): 1 is the queue of release 0.2. An ENQUEUE's flags for priority and expiration
 (2, 4) mean nothing in it: whatever carries them is served first in, first out, and stays until it
-is settled. 2 has CONFIG, by which the leader changes settings while the queue runs, time limits,
-lengths and priorities (ADR 0043).
+is settled. 2 has CONFIG, by which the leader changes settings while the queue runs; time limits,
+lengths and priorities (ADR 0043); and dead letters: a setting for their strategy, and SETTLE from
+the leader for those that were published (ADR 0044).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -46,10 +48,11 @@ from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.quorum import runs, snapshot, tracing, views
 from convoymq.queues.quorum.backlog import Backlog
 from convoymq.queues.quorum.consumers import CANCELLED, POLLER, Consumers, QueueSession
+from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, mark_of
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
-from convoymq.queues.quorum.settings import NONE, check_changes, with_defaults
+from convoymq.queues.quorum.settings import NONE, SINCE_VERSION_2, check_changes, with_defaults
 from convoymq.queues.reservations import MALFORMED, SINGLE_ACTIVE, Reservations
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map
 from convoymq.replication import versions as supported
@@ -105,7 +108,8 @@ class QuorumMachine(GroupMachine):
         self._expires_ms = NONE
         self._follow_settings()
         self.consumers = Consumers(self)
-        self.deliveries = Deliveries(self, self.backlog, self.consumers)
+        self.dead_letters = DeadLetters(self, self.backlog)
+        self.deliveries = Deliveries(self, self.backlog, self.consumers, self.dead_letters)
         holder = ReservationHolder(self, self.backlog, self.consumers, self.deliveries)
         self.reservations = Reservations(holder)
 
@@ -293,6 +297,7 @@ class QuorumMachine(GroupMachine):
         if self.trace is not None:
             for run in self.backlog.ready_runs():
                 tracing.left(self.trace, words.DROPPED, 0, words.PURGED, 0, 0, run)
+        self.dead_letters.drop_all()
         self._reply(session, APPLIED_OK, self.backlog.purge())
 
     def _reservation(self, session: QueueSession, body: bytes, length: int) -> None:
@@ -319,6 +324,8 @@ class QuorumMachine(GroupMachine):
     ) -> None:
         if kind == batch.CMD_CONFIG and self.version >= 2:
             self._configure(decode_map(batch.command_body(data, offset), count))
+        elif kind == SETTLE and self.version >= 2:
+            self.dead_letters.settle(batch.ranges(data, offset, count))
         else:
             super()._leader_command(kind, flags, count, arg, data, offset)
 
@@ -327,11 +334,19 @@ class QuorumMachine(GroupMachine):
         """See `GroupMachine`."""
         return self.version >= 2
 
+    def set_version(self, version: int) -> None:
+        """See `GroupMachine`; what the version brings begins as if it were not there."""
+        super().set_version(version)
+        self._attributes = FLAGS_ATTRIBUTES if version >= 2 else 0
+        if version >= 2:
+            self.settings = {**SINCE_VERSION_2, **self.settings}
+
     def _configure(self, settings: Mapping[str, int]) -> None:
         """CONFIG: these settings are other ones from now on. Raises ValueError."""
         check_changes(settings)
         self.settings.update(settings)
         self._follow_settings()
+        self.dead_letters.on_configured()
         if "expires_ms" in settings:
             # Counts from now on, or a queue that was idle would go at once.
             self.consumers.last_active_ms = self.time_ms
@@ -347,11 +362,6 @@ class QuorumMachine(GroupMachine):
         backlog.refuses = settings.get("reject_publish", NONE) > 0
         limited = backlog.max_length >= 0 or backlog.max_bytes >= 0
         backlog.bounded = limited or backlog.refusing
-
-    def set_version(self, version: int) -> None:
-        """See `GroupMachine`."""
-        super().set_version(version)
-        self._attributes = FLAGS_ATTRIBUTES if version >= 2 else 0
 
     # ---------------------------------------------------------------- sessions and nodes end
 
@@ -466,7 +476,9 @@ class QuorumMachine(GroupMachine):
 
     def _held(self) -> list[runs.CheckedOut]:
         held = [consumer.checked_out for consumer in self.consumers.all()]
-        return held + [each.held for each in self.reservations.by_name.values()]
+        held += [each.held for each in self.reservations.by_name.values()]
+        held.append(self.dead_letters.held)
+        return held
 
     def live_ranges(self) -> Iterable[tuple[int, int]]:
         """Entries whose bodies are still needed (Machine.live_ranges)."""
@@ -505,7 +517,7 @@ class QuorumMachine(GroupMachine):
         return views.totals(self)
 
     def memory_bytes(self) -> int:
-        """Bytes of the packed index: runs that are ready or checked out."""
+        """Bytes of the packed index: runs that are ready, checked out or dead letters."""
         held = sum(part.memory_bytes() for part in self._held())
         return int(self.backlog.memory_bytes() + held)
 

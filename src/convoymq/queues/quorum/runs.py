@@ -720,6 +720,11 @@ class CheckedOut:
             made.append((words[at] + skip, run))
         return made
 
+    def first_id(self) -> int:
+        """The lowest message id that is held. Something must be held."""
+        assert self._head < self._end
+        return self._words[self._head]
+
     def first_index(self) -> int:
         """Entry index of the run that was held first. Something must be held."""
         assert self._head < self._end

@@ -31,18 +31,20 @@ def with_defaults(settings: Mapping[str, int] | None) -> Settings:
     }
 
 
+#: Settings that version 2 of the machine brought, and what they are until CONFIG says otherwise.
+SINCE_VERSION_2: Mapping[str, int] = {
+    # What becomes of messages that leave unacknowledged: 0 dropped, 1 published at most once, 2 at
+    # least once.
+    "dead_letters": 0,
+    "message_ttl_ms": NONE,
+    "expires_ms": NONE,
+    "max_length": NONE,
+    "max_length_bytes": NONE,
+    # 1: beyond a limit publishers are refused; otherwise what is next is dropped.
+    "reject_publish": NONE,
+}
 #: Settings that CONFIG may change.
-CHANGEABLE = frozenset(
-    (
-        "delivery_limit",
-        "message_ttl_ms",
-        "expires_ms",
-        "max_length",
-        "max_length_bytes",
-        # 1: beyond a limit publishers are refused; otherwise what is next is dropped.
-        "reject_publish",
-    )
-)
+CHANGEABLE = frozenset(("delivery_limit", *SINCE_VERSION_2))
 
 
 def check_changes(settings: Mapping[str, int]) -> None:

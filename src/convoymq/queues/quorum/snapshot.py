@@ -64,6 +64,7 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
     if machine.version >= 2:
         levels, beside = backlog.levels.pack(), backlog.beside
         packed["attributes"] = [levels, beside, backlog.refusing, machine.announced_due_ms]
+        packed["dead_letters"] = machine.dead_letters.pack()
     return packed
 
 
@@ -116,6 +117,8 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
     for reservation in machine.reservations.by_name.values():
         backlog.hold(reservation.held.messages, reservation.held.size)
     consumers.last_active_ms = known["last_active_ms"]
+    if machine.version >= 2:
+        machine.dead_letters.unpack(known["dead_letters"])
 
 
 def _take_in(consumers: Consumers, consumer: Consumer) -> None:

@@ -33,6 +33,8 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
         "redelivered": backlog.redelivered,
         "purged": backlog.purged,
         "duplicates": machine.duplicates,
+        "dlx": machine.dead_letters.held.messages,
+        "dlx_bytes": machine.dead_letters.held.size,
     }
     for reason in (EXPIRED, OVER_LENGTH, *backlog.dropped):
         made["dropped_" + reason] = backlog.dropped.get(reason, 0)
