@@ -651,6 +651,8 @@ class Node:
             publish_register_timeout_ms=defaults.publish_register_timeout_ms,
             publish_pending_max_bytes=defaults.publish_pending_max_bytes,
             publish_pending_messages=defaults.publish_pending_messages,
+            dead_letter_prefetch=defaults.dead_letter_prefetch,
+            dead_letter_confirm_timeout_ms=defaults.dead_letter_confirm_timeout_ms,
             reply_backlog_max_bytes=self.config.cluster.link_backlog_max_bytes // 2,
             loopback_users=self.config.amqp.loopback_users,
             cluster_size_target=self.config.cluster.size_hint,

@@ -15,7 +15,13 @@ NOTES_ERROR = frozenset({
     "raft.replica_stopped",
     "raft.wipe_failed",
 })  # fmt: skip
-NOTES_WARNING = frozenset({"quorum.delivery_limit", "quorum.overflow_unserved"})
+NOTES_WARNING = frozenset({
+    "queue.dead_letter_fallback",
+    "queue.dead_letters_lost",
+    "queue.dead_letters_waiting",
+    "quorum.delivery_limit",
+    "quorum.overflow_unserved",
+})  # fmt: skip
 
 
 def log_note(log: structlog.stdlib.BoundLogger, event: str, fields: Mapping[str, object]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -43,6 +44,7 @@ from convoymq.model.clock import Clock, Timer
 from convoymq.queues.driver import HostParts, QueueHost, home_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits
 from convoymq.queues.interface import Row
+from convoymq.queues.quorum.dead_letter_mover import DeadLetterOptions
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
 from convoymq.transport.control import ControlPlane
@@ -119,7 +121,14 @@ class Broker:
         self.local = self._make_local(stored_groups)
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
         self.access = Access(tree, settings, self.connections, self.counters)
-        self.publishing: Publishing = NodePublishing(tree, self.local, self.access, clock)
+        publishing = NodePublishing(tree, self.local, self.access, clock)
+        self.publishing: Publishing = publishing
+        dead_letters = DeadLetterOptions(
+            routes=publishing,
+            prefetch=settings.dead_letter_prefetch,
+            confirm_timeout_ms=settings.dead_letter_confirm_timeout_ms,
+        )
+        self.local.ask = replace(self.local.ask, dead_letters=dead_letters)
         self.queue_admin = QueueAdmin(
             metadata, self.local, self.nodes, settings, self.counters, self._tasks
         )

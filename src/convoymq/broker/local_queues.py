@@ -101,8 +101,8 @@ class LocalQueues:
     _line: deque[int] = field(default_factory=deque)
     """Groups that wait for their turn to be looked at; twice is no harm."""
     _ended: tuple[int, int] = (0, 0)
-    _ended_over_limit: int = 0
-    _ended_drops: Counter[str] = field(default_factory=Counter)
+    _ended_left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _ended_moved: int = 0
     _followed: int = 0
     """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
@@ -216,8 +216,8 @@ class LocalQueues:
         if queue is not None:
             local, proxied = self._ended
             self._ended = (local + queue.delivered_local, proxied + queue.delivered_forwarded)
-            self._ended_over_limit += queue.dropped_over_limit
-            self._ended_drops.update(queue.drops())
+            self._ended_left += queue.left
+            self._ended_moved += queue.moved
             queue.on_deleted()
             if group in self.member_of:
                 self.host.remove_group(group)
@@ -508,16 +508,14 @@ class LocalQueues:
             proxied += queue.delivered_forwarded
         return local, proxied
 
-    def drops(self) -> Counter[str]:
-        """Reason -> messages that left by a limit of their queue while this node led it."""
-        found = Counter(self._ended_drops)
-        for queue in self.queues.values():
-            found.update(queue.drops())
-        return found
+    def dead_lettered(self) -> Counter[tuple[str, str]]:
+        """(strategy, reason) -> messages that left quorum queues unacknowledged while this node led
+        them."""
+        return sum((queue.left for queue in self.queues.values()), Counter(self._ended_left))
 
-    def dropped_over_limit(self) -> int:
-        """Messages over the delivery limit that were dropped while this node led their queues."""
-        return self._ended_over_limit + sum(q.dropped_over_limit for q in self.queues.values())
+    def dead_letters_moved(self) -> int:
+        """Dead letters that every queue of their route has confirmed to this node."""
+        return self._ended_moved + sum(queue.moved for queue in self.queues.values())
 
 
 __all__ = ["LocalQueues", "make_machine"]

@@ -104,6 +104,24 @@ class NodePublishing:
         check_served(asked, queues)
         return Route(queues, not topology.varies_by_message(exchange))
 
+    def route_dead_letter(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_keys: Sequence[str],
+        headers: Table,
+        properties: HashProperties,
+    ) -> tuple[Queue, ...]:
+        """See `DeadLetterRoutes`. An internal exchange may be one for dead letters."""
+        place = self._tree.vhosts.get(vhost)
+        if place is None:
+            raise vhost_missing(vhost)
+        names = place.topology.route(
+            exchange, routing_keys[0], headers, routing_keys[1:], properties, self
+        )
+        found = [self._queue(place.queues[name]) for name in names]
+        return tuple(queue for queue in found if queue is not None)
+
     def random_below(self, count: int) -> int:
         """See `PublisherNode`."""
         return int(self._clock.random() * count)

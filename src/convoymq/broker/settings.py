@@ -26,6 +26,11 @@ class BrokerSettings:
     quorum queue that does not answer."""
     publish_pending_max_bytes: int = 128 << 20
     """[publish_pending_max] What this node's publishers may have under way together."""
+    dead_letter_prefetch: int = 32
+    """[dead_letter_worker_consumer_prefetch] Dead letters of one queue that are moved at a time."""
+    dead_letter_confirm_timeout_ms: int = 180_000
+    """[dead_letter_worker_publisher_confirm_timeout] How long a dead letter waits for its confirms,
+    and at most for another try."""
     reply_backlog_max_bytes: int = 128 << 20
     """Direct replies to a node are dropped while more waits to be written to it: half of
     [cluster.link_backlog_max]."""

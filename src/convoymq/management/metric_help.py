@@ -34,11 +34,15 @@ HELP: dict[str, str] = {
     "rabbitmq_global_messages_redelivered_total":
         "Deliveries that were not the first of their message",
     "rabbitmq_global_messages_dead_lettered_delivery_limit_total":
-        "Messages dropped after too many failed deliveries",
+        "Messages that left quorum queues after too many failed deliveries",
+    "rabbitmq_global_messages_dead_lettered_rejected_total":
+        "Messages that left quorum queues because a consumer rejected them",
+    "rabbitmq_global_messages_dead_lettered_confirmed_total":
+        "Dead letters that every queue of their route has confirmed",
     "rabbitmq_global_messages_dead_lettered_expired_total":
-        "Messages of classic queues that nobody took in their time",
+        "Messages that nobody took in their time",
     "rabbitmq_global_messages_dead_lettered_maxlen_total":
-        "Messages dropped because their classic queue was too long",
+        "Messages that left because their queue was too long",
     "rabbitmq_global_messages_acknowledged_total": "Messages acknowledged",
     "convoy_direct_replies_dropped_total":
         "Direct replies whose requester was gone or did not read in time",

@@ -154,15 +154,7 @@ def _edges(text: _Text, broker: Broker) -> None:
         text.counter(f"global_{name}_total", value, labels)
     text.gauge("global_consumers", consumers, labels)
     text.counter("convoy_direct_replies_dropped_total", counters.dropped_replies)
-    text.counter(
-        "global_messages_dead_lettered_delivery_limit_total",
-        broker.local.dropped_over_limit(),
-        {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "disabled"},
-    )
-    drops = broker.local.drops()
-    kind = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "disabled"}
-    text.counter("global_messages_dead_lettered_expired_total", drops["expired"], kind)
-    text.counter("global_messages_dead_lettered_maxlen_total", drops["maxlen"], kind)
+    _dead_letters(text, broker)
     for name, host in broker.local.hosts.items():
         expired, over_length = host.dropped()
         kind = {"queue_type": f"rabbit_{name}_queue", "dead_letter_strategy": "disabled"}
@@ -171,6 +163,19 @@ def _edges(text: _Text, broker: Broker) -> None:
     text.counter("auth_attempts_total", counters.auth_attempts)
     text.counter("auth_attempts_succeeded_total", counters.auth_succeeded)
     text.counter("auth_attempts_failed_total", counters.auth_failed)
+
+
+def _dead_letters(text: _Text, broker: Broker) -> None:
+    """What left quorum queues unacknowledged."""
+    left = broker.local.dead_lettered()
+    for reason in ("rejected", "delivery_limit", "expired", "maxlen"):
+        for strategy in ("disabled", "at_most_once", "at_least_once"):
+            labels = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": strategy}
+            name = f"global_messages_dead_lettered_{reason}_total"
+            text.counter(name, left[strategy, reason], labels)
+    labels = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "at_least_once"}
+    moved = broker.local.dead_letters_moved()
+    text.counter("global_messages_dead_lettered_confirmed_total", moved, labels)
 
 
 async def _queues(

@@ -20,6 +20,7 @@ from convoymq.model.tables import Table
 from convoymq.queues.group_queue import FlowLimits, GroupQueue, Host
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.quorum.dead_letter_mover import DeadLetterOptions
 from convoymq.queues.reservation_reads import Ask
 from convoymq.replication.machine import Machine
 from convoymq.routing.queue_types import TypeRules, add_type
@@ -62,6 +63,8 @@ class GroupQuestions:
     """(node that leads, group): its (ready, consumers)."""
     reservation: Ask | None = None
     """Answered by `Queue.serve_reservation`."""
+    dead_letters: DeadLetterOptions | None = None
+    """How quorum queues publish dead letters."""
     node: AskNode | None = None
     """Answered by `GroupQueue.serve`."""
 

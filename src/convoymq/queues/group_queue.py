@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -59,11 +60,9 @@ RESEND_AFTER_MS = 1000
 RESEND_DOUBLINGS_MAX = 4
 """A queue may be silent because its disks are behind: every resend without an answer doubles the
 wait for the next one, or the repeats would be what the disks cannot keep up with."""
-DELIVERY_LIMIT = "quorum.delivery_limit"
-SETTING_ABSENT = -1
-"""What a setting of a machine comes to that no CONFIG ever named."""
 NOTE_EVERY_MS = 10_000
-"""Notes of a queue that may come with every message are logged this often, with their sum."""
+"""Notes of a queue that may come with every message are logged this often, with their sum by
+reason."""
 READY_POLL_S = 0.05
 TICK_MS = 250
 """How often `tick` wants to be called."""
@@ -218,8 +217,10 @@ class GroupQueue(Queue):
         #: Effects carried out here, and sent to other nodes, by the message.
         self.delivered_local = 0
         self.delivered_forwarded = 0
-        #: Messages that were dropped over the delivery limit while this node led.
-        self.dropped_over_limit = 0
+        #: (strategy, reason) -> messages that left unacknowledged while this node led.
+        self.left: Counter[tuple[str, str]] = Counter()
+        #: Dead letters that this node moved at least once.
+        self.moved = 0
         self._host = host
         self._transport = transport
         self._incarnations = incarnations
@@ -241,8 +242,8 @@ class GroupQueue(Queue):
         #: proposed is applied.
         self._wanted: dict[str, int] = {}
         self._proposed: tuple[int, dict[str, int]] = (0, {})
-        #: Event -> messages that were noted since it was logged last.
-        self._noted: dict[str, int] = {}
+        #: (event, reason) -> messages that were noted since it was logged last.
+        self._noted: dict[tuple[str, object], int] = {}
         self._block_index = -1
         self._block = b""
         self._waiting: list[asyncio.Future[None]] = []
@@ -403,10 +404,6 @@ class GroupQueue(Queue):
 
     # --- for others ----------------------------------------------------------------------
 
-    def drops(self) -> dict[str, int]:
-        """Reason -> messages that left by a limit of the queue while this node led."""
-        return {}
-
     @property
     def reader_count(self) -> int:
         """Consumers of this node's channels that the leader does not know of."""
@@ -515,11 +512,7 @@ class GroupQueue(Queue):
             return
         term, proposed = self._proposed
         known = {**machine.settings, **proposed} if term == self.term else machine.settings
-        changed = {
-            name: value
-            for name, value in self._wanted.items()
-            if known.get(name, SETTING_ABSENT) != value
-        }
+        changed = {name: value for name, value in self._wanted.items() if known.get(name) != value}
         if changed:
             self._proposed = (self.term, {**known, **changed})
             body = msgspec.msgpack.encode(changed)
@@ -587,21 +580,22 @@ class GroupQueue(Queue):
         if not isinstance(count, int):
             self._log(event, fields)
             return
-        if event == DELIVERY_LIMIT:
-            self.dropped_over_limit += count
-        if event in self._noted:
-            self._noted[event] += count
+        reason = fields.get("reason")
+        if (event, reason) in self._noted:
+            self._noted[event, reason] += count
         else:
             self._log(event, fields)
-            self._noted[event] = 0
-            self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event)
+            self._noted[event, reason] = 0
+            self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event, reason)
 
-    def _log_sum(self, event: str) -> None:
-        count = self._noted.pop(event)
+    def _log_sum(self, event: str, reason: object) -> None:
+        count = self._noted.pop((event, reason))
         if count:
-            self._log(event, {"count": count})
-            self._noted[event] = 0
-            self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event)
+            self._log(
+                event, {"count": count} if reason is None else {"count": count, "reason": reason}
+            )
+            self._noted[event, reason] = 0
+            self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event, reason)
 
     def _log(self, event: str, fields: Mapping[str, object]) -> None:
         self._host.note(event, vhost=self.vhost, queue=self.name, group=self.group, **fields)

@@ -23,7 +23,7 @@ EFFECT_TIMER = 5
 """(kind, due ms): the leader proposes TICK at that time. Leader only."""
 EFFECT_NOTE = 6
 """(kind, event name, fields dict): something for the log file. Leader only."""
-EFFECT_DEAD_LETTERS = 7
+EFFECT_DEAD_LETTERS = 9
 """(kind, strategy, reason, index, command offset in the entry, first record, count): these messages
 left the queue other than by acknowledgement (`queues.quorum.dead_letters`). Leader only."""
 

@@ -173,9 +173,53 @@ async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: Fake
     name = "rabbitmq_global_messages_dead_lettered_delivery_limit_total"
     text = await render(node.broker, {})
     lines = [line for line in text.splitlines() if line.startswith(name)]
-    assert [line.rpartition(" ")[2] for line in lines] == ["1"], lines
+    counts = {line.partition("strategy=")[2] for line in lines}
+    assert counts == {'"disabled"} 1', '"at_most_once"} 0', '"at_least_once"} 0'}
     await node.broker.queue_admin.delete_queue("/", "q")
-    assert node.broker.local.dropped_over_limit() == 1
+    assert node.broker.local.dead_lettered() == {("disabled", "delivery_limit"): 1}
+
+
+@pytest.mark.moves(
+    "rabbitmq_global_messages_dead_lettered_rejected_total",
+    "rabbitmq_global_messages_dead_lettered_confirmed_total",
+)
+async def test_dead_letters_go_from_queue_to_queue_and_are_in_the_metrics(
+    cluster: FakeCluster,
+) -> None:
+    """By the real bindings, into a quorum queue and a classic one."""
+    node = cluster.nodes[1]
+    cluster.raise_versions()
+    arguments = {
+        "x-dead-letter-exchange": "dlx",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+    await cluster.queue(1, "work", arguments=arguments)
+    await cluster.queue(1, "dead")
+    await cluster.queue(2, "copy", arguments={"x-queue-type": "classic"})
+    declarations = node.broker.declarations
+    await declarations.declare_exchange(
+        "/", "dlx", "fanout", durable=True, auto_delete=False, internal=True
+    )
+    for name in ("dead", "copy"):
+        await declarations.bind("/", "dlx", queue_end(name), "")
+    await render(node.broker, {})
+    reader = channel(cluster, 1, "work")
+    reader.publish(b"a", b"b")
+    reader.consume()
+    await until(lambda: reader.deliveries() == [b"a", b"b"])
+    reader.client.discard(1, [0, 1])
+    others = [channel(cluster, 1, name) for name in ("dead", "copy")]
+    for other in others:
+        other.consume()
+    await until(lambda: all(other.deliveries() == [b"a", b"b"] for other in others))
+    await until(lambda: node.broker.local.dead_letters_moved() == 2)
+    text = await render(node.broker, {})
+    labels = '{queue_type="rabbit_quorum_queue",dead_letter_strategy="at_least_once"} 2'
+    for name in ("rejected", "confirmed"):
+        assert f"rabbitmq_global_messages_dead_lettered_{name}_total{labels}" in text
+    await node.broker.queue_admin.delete_queue("/", "work")
+    assert node.broker.local.dead_letters_moved() == 2
 
 
 @pytest.mark.moves(
@@ -685,3 +729,18 @@ async def test_queues_that_cannot_go_or_be_read_are_named(
     broker.queue_admin.on_unused(record)
     broker.queue_admin.on_disk_error(record, OSError(5, "input/output error"))
     await until(lambda: "queue.not_deleted" in observed.events)
+
+
+async def test_dead_letters_are_refused_by_name_until_all_nodes_know_them(
+    cluster: FakeCluster,
+) -> None:
+    for name in ("x-dead-letter-exchange", "x-dead-letter-strategy", "x-overflow"):
+        value = "at-least-once" if name.endswith("strategy") else "reject-publish"
+        with pytest.raises(PreconditionFailed, match=f"'{name}'.* not served yet by quorum queues"):
+            await cluster.queue(1, "work", arguments={name: value})
+    cluster.raise_versions()
+    await cluster.queue(1, "work", arguments={"x-dead-letter-exchange": "later"})
+    replica = cluster.nodes[1].host.groups[
+        cluster.nodes[1].machine.vhosts["/"].queues["work"].group
+    ]
+    assert replica.machine.dead_letters.strategy == 1, "the declaration answers when it acts"

@@ -121,6 +121,8 @@ class FakeHost:
         replica.propose = lambda *command: self.builder_of(group).add(
             command[0], command[1], 0, 0, command[2], command[3], command[4]
         )
+        if group and self.cluster.raised:
+            machine.set_version(machine.VERSION)
         for entry in known.entries:
             machine.apply(entry.index, entry.time_ms, entry.data)
         machine.effects.clear()
@@ -276,6 +278,7 @@ class FakeCluster:
         self.frames: list[tuple[int, int, bytes]] = []
         self.down: set[int] = set()
         self.has_leaders = True
+        self.raised = False
         self._woken = False
 
     async def __aenter__(self) -> FakeCluster:
@@ -309,6 +312,12 @@ class FakeCluster:
         if not self._woken:
             self._woken = True
             self.loop.call_soon(self.round)
+
+    def raise_versions(self) -> None:
+        """The newest rules are in force: in the tree, and in queues that are declared now."""
+        self.raised = True
+        for node in self.nodes.values():
+            node.machine.set_version(node.machine.VERSION)
 
     def round(self) -> None:
         self._woken = False

@@ -92,7 +92,6 @@ def test_arguments_of_another_type_are_refused(arguments: Mapping[str, object], 
         ("x-expires", 1),
         ("x-max-length", 1),
         ("x-max-length-bytes", 0),
-        ("x-overflow", "drop-head"),
     ],
 )
 def test_classic_and_quorum_queues_are_limited_by_the_same_arguments(
@@ -119,8 +118,6 @@ def test_when_the_next_single_active_consumer_begins_can_be_said() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("x-dead-letter-exchange", ""),
-        ("x-dead-letter-strategy", "at-least-once"),
         ("x-consumer-timeout", 1),
         ("x-consumer-disconnected-timeout", 1),
         ("x-delayed-retry-type", "all"),
@@ -143,6 +140,10 @@ def test_served_and_unknown_arguments_are_taken() -> None:
     quorum = {
         "x-queue-type": "quorum",
         "x-delivery-limit": -1,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "k",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
         "x-single-active-consumer": True,
         "x-quorum-initial-group-size": Field("b", 3),
         "x-queue-leader-locator": "balanced",

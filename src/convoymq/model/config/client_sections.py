@@ -315,6 +315,26 @@ class DefaultsConfig:
         low=100,
         high=600_000,
     )
+    dead_letter_prefetch: int = key(
+        "dead_letter_worker_consumer_prefetch",
+        32,
+        """Dead letters of one queue that are moved at a time, with the strategy at-least-once. More
+        are faster where confirms take long, and more are moved twice when a leader fails.""",
+        parse=parse_int,
+        low=1,
+        high=65_536,
+    )
+    dead_letter_confirm_timeout_ms: int = key(
+        "dead_letter_worker_publisher_confirm_timeout",
+        180_000,
+        """After this time without all its confirms the route of a dead letter is looked at again
+        (strategy at-least-once). One that was refused, or has no route, is tried again after 1 s,
+        2 s, 4 s … at most after this time.""",
+        parse=parse_int,
+        unit="ms",
+        low=1_000,
+        high=86_400_000,
+    )
     publish_pending_max_bytes: int = key(
         "publish_pending_max",
         128 << 20,

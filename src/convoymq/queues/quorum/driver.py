@@ -20,8 +20,11 @@ SINCE_VERSION_2 = (
     "x-max-length",
     "x-max-length-bytes",
     "x-overflow",
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-dead-letter-strategy",
 )
-"""Arguments that the first version of the machine does not know (ADR 0043)."""
+"""Arguments that the first version of the machine does not know (ADR 0043, ADR 0044)."""
 
 
 class QuorumDriver(GroupDriver):
@@ -68,6 +71,9 @@ class QuorumDriver(GroupDriver):
                 "expires",
                 "max-length",
                 "max-length-bytes",
+                "dead-letter-exchange",
+                "dead-letter-routing-key",
+                "dead-letter-strategy",
                 "overflow",
             )
         ),
@@ -84,7 +90,7 @@ class QuorumDriver(GroupDriver):
         self, options: GroupOptions, ask: GroupQuestions, answers: LargeAnswers
     ) -> QuorumQueue:
         """See `GroupDriver`."""
-        return QuorumQueue(ask_node=ask.reservation, **options)
+        return QuorumQueue(ask_node=ask.reservation, dead_letters=ask.dead_letters, **options)
 
 
 def machine_settings(arguments: Table) -> dict[str, int]:

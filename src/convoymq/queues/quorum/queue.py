@@ -32,16 +32,17 @@ from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
 from convoymq.model.errors import StorageFault
 from convoymq.queues.group_machine import GroupMachine
-from convoymq.queues.group_queue import SETTING_ABSENT, GroupQueue, Replica, effects_of
+from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
 from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures, Row
-from convoymq.queues.quorum.backlog import EXPIRED, OVER_LENGTH
 from convoymq.queues.quorum.client import QuorumClient
+from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover, DeadLetterOptions
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
-from convoymq.queues.quorum.settings import machine_settings
+from convoymq.queues.quorum.settings import SINCE_VERSION_2, machine_settings
 from convoymq.queues.quorum.views import messages_by_priority
 from convoymq.queues.reservation_reads import Ask, Fields, ReservedRun, Room, no_wait, serve
 from convoymq.replication.machine import (
+    EFFECT_DEAD_LETTERS,
     EFFECT_DELIVER,
     EFFECT_REFUSING,
     EFFECT_UNUSED,
@@ -59,16 +60,12 @@ ANSWER_BYTES_SOFT = 4 << 20
 ATTRIBUTES_VERSION = 2
 """Machine version from which messages may expire and have priorities."""
 REJECT_PUBLISH_DLX = "reject-publish-dlx"
-COUNTED_DROPS = (EXPIRED, OVER_LENGTH)
-SETTINGS_WAIT_MS = 2_000
+SETTINGS_WAIT_S = 3.0
+"""How long a declaration waits for settings that only a newer machine version has."""
 SETTINGS_POLL_S = 0.005
 RESERVATION_GRACE_MS = 60_000
 """Time that a new leader gives the owners of reservations to be heard of: while nobody led, they
 could not be."""
-
-
-def _drops_of(machine: QuorumMachine) -> dict[str, int]:
-    return {reason: machine.backlog.dropped.get(reason, 0) for reason in COUNTED_DROPS}
 
 
 class QuorumQueue(GroupQueue):
@@ -76,6 +73,7 @@ class QuorumQueue(GroupQueue):
 
     Args of its own:
         ask_node: asks another node's `serve_reservation`.
+        dead_letters: how dead letters are published; None: they are not.
     """
 
     type = "quorum"
@@ -85,16 +83,19 @@ class QuorumQueue(GroupQueue):
         unserved_consumer_arguments=frozenset(("x-consumer-timeout",)),
     )
 
-    def __init__(self, *, ask_node: Ask | None = None, **options: Unpack[GroupOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        ask_node: Ask | None = None,
+        dead_letters: DeadLetterOptions | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None:
         super().__init__(**options)
+        self.mover = DeadLetterMover(self, dead_letters)
         self._reservation_client = ReservationClient(self, ask_node)
         #: The entry by which `refuses_publishes` is what it is.
         self._refusing_at = 0
         self._warned_overflow = False
-        #: Messages that left for a reason while this node led: in terms that are over, and what
-        #: the machine had counted when the present one began.
-        self._drops_before = dict.fromkeys(COUNTED_DROPS, 0)
-        self._drops_at_begin: dict[str, int] | None = None
 
     # --- clients -------------------------------------------------------------------------
 
@@ -150,6 +151,21 @@ class QuorumQueue(GroupQueue):
         if self._reservation_client.waiters:
             self._reservation_client.on_applied()
 
+    def on_leader(self, group: int, leader: int | None, term: int) -> None:
+        """See `EffectSink`; who leads publishes dead letters."""
+        before = (self.leader, self.term)
+        super().on_leader(group, leader, term)
+        if (leader, term) != before:
+            self._follow_refusing()
+            replica = self.replica()
+            leads = leader == self.node and replica is not None and replica.is_leader
+            self.mover.on_leader(replica if leads else None)
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """See `Queue`."""
+        self.mover.configure(settings)
+        super().configure(settings)
+
     def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
         unserved = settings.get("overflow") == REJECT_PUBLISH_DLX
         if unserved and not self._warned_overflow:
@@ -175,6 +191,9 @@ class QuorumQueue(GroupQueue):
             if replica.is_leader:
                 for node in self._proxied:
                     self._tell_refusing(node, machine)
+        elif effect[0] == EFFECT_DEAD_LETTERS:
+            if replica.is_leader:
+                self.mover.on_left(effect)
         elif effect[0] == EFFECT_UNUSED and replica.is_leader and self._on_unused is not None:
             self._on_unused()
 
@@ -216,16 +235,6 @@ class QuorumQueue(GroupQueue):
         machine: QuorumMachine = replica.machine
         self._refuse(machine.backlog.refusing, max(machine.index, self._refusing_at))
 
-    def on_leader(self, group: int, leader: int | None, term: int) -> None:
-        """See `GroupQueue`."""
-        changed = (leader, term) != (self.leader, self.term)
-        if changed:
-            self._drops_before = self.drops()
-            self._drops_at_begin = None
-        super().on_leader(group, leader, term)
-        if changed:
-            self._follow_refusing()
-
     def on_restored(self) -> None:
         """See `EffectSink`."""
         super().on_restored()
@@ -236,42 +245,6 @@ class QuorumQueue(GroupQueue):
         super().on_node_down(node, definite=definite)
         if node == self.leader:
             self._follow_refusing()
-
-    def _lead(self, replica: Replica) -> None:
-        super()._lead(replica)
-        machine: QuorumMachine = replica.machine
-        self._drops_at_begin = _drops_of(machine)
-
-    def drops(self) -> dict[str, int]:
-        """Messages that expired, and that were dropped for length, while this node led."""
-        replica = self._host.replica(self.group)
-        begin = self._drops_at_begin
-        if begin is None or replica is None:
-            return dict(self._drops_before)
-        now = _drops_of(replica.machine)
-        return {
-            reason: count + max(0, now[reason] - begin[reason])
-            for reason, count in self._drops_before.items()
-        }
-
-    async def wait_until_open(self, timeout: float) -> None:
-        """See `Queue`: what the declaration asks for is in force, where this node can tell."""
-        await super().wait_until_open(timeout)
-        replica = self._host.replica(self.group)
-        ends = self.clock.monotonic_ms() + SETTINGS_WAIT_MS
-        while (
-            replica is not None
-            and not self.deleted
-            and not self._has_settings(replica)
-            and self.clock.monotonic_ms() < ends
-        ):
-            await asyncio.sleep(SETTINGS_POLL_S)
-            replica = self._host.replica(self.group)
-
-    def _has_settings(self, replica: Replica) -> bool:
-        settings = replica.machine.settings
-        wanted = self._wanted.items()
-        return all(settings.get(name, SETTING_ABSENT) == value for name, value in wanted)
 
     def _first_due_ms(self, replica: Replica) -> int | None:
         machine: QuorumMachine = replica.machine
@@ -475,6 +448,7 @@ class QuorumQueue(GroupQueue):
         """See `GroupQueue`."""
         super().on_deleted()
         self._reservation_client.on_deleted()
+        self.mover.on_deleted()
 
     def new_session(self) -> int:
         """A fresh session id of this node."""
@@ -484,12 +458,40 @@ class QuorumQueue(GroupQueue):
         """The local replica, if any."""
         return self._host.replica(self.group)
 
+    def note(self, event: str, fields: Mapping[str, object]) -> None:
+        """Logs an event of this queue; counts of messages are summed for a while."""
+        self._on_note(event, fields)
+
+    def entry_bytes(self, index: int) -> bytes | None:
+        """As `entry`: its bytes. The last one is remembered."""
+        return self._read(index)
+
     def entry(self, index: int) -> Entry | None:
         """An entry of the local log; None when it cannot be read here."""
         try:
             return self._host.read_entry(self.group, index)
         except (StorageFault, EntryGone, KeyError):
             return None
+
+    # --- new queues ----------------------------------------------------------------------
+
+    async def wait_until_open(self, timeout: float) -> None:
+        """See `Queue`. What a queue is declared with acts on its first message: where all members
+        support the machine's version, its settings are in force when this returns."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        await super().wait_until_open(timeout)
+        until = min(deadline, loop.time() + SETTINGS_WAIT_S)
+        while loop.time() < until and not self._has_settings():
+            await asyncio.sleep(SETTINGS_POLL_S)
+
+    def _has_settings(self) -> bool:
+        """Whether the machine here has what was asked for, or this node cannot know."""
+        replica = self.replica()
+        if replica is None or self.deleted:
+            return True
+        known: Mapping[str, int] = {**SINCE_VERSION_2, **replica.machine.settings}
+        return all(known.get(name) == value for name, value in self._wanted.items())
 
     # --- looking at it -------------------------------------------------------------------
 
@@ -519,5 +521,10 @@ class QuorumQueue(GroupQueue):
             made["messages_by_priority"] = messages_by_priority(machine)
             made["delivery_limit"] = machine.backlog.delivery_limit
             made["single_active"] = machine.consumers.single_active
+            made["messages_dlx"] = machine.dead_letters.held.messages
+            made["message_bytes_dlx"] = machine.dead_letters.held.size
+            made["dead_letter_strategy"] = NAMES[machine.dead_letters.strategy]
             made["totals"] = machine.totals()
+            if self.mover.warning:
+                made["dead_letter_warning"] = self.mover.warning
         return made

@@ -67,9 +67,22 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
         "max_length": _limit(settings, "max-length"),
         "max_length_bytes": _limit(settings, "max-length-bytes"),
         "reject_publish": 1 if settings.get("overflow") == REJECT_PUBLISH else NONE,
+        "dead_letters": dead_letter_strategy(settings)[0],
     }
 
 
 def _limit(settings: Mapping[str, object], key: str) -> int:
     value = settings.get(key)
     return value if isinstance(value, int) else NONE
+
+
+def dead_letter_strategy(settings: Mapping[str, object]) -> tuple[int, str]:
+    """(value of the setting `dead_letters`, why it is another one than was asked for, or "")."""
+    at_least_once = settings.get("dead-letter-strategy") == "at-least-once"
+    if "dead-letter-exchange" not in settings:
+        return 0, "dead-letter-strategy needs a dead-letter-exchange" if at_least_once else ""
+    if not at_least_once:
+        return 1, ""
+    if settings.get("overflow") != REJECT_PUBLISH:
+        return 1, "at-least-once needs overflow reject-publish"
+    return 2, ""

@@ -34,10 +34,12 @@ def message(body: bytes, *, persistent: bool = True, expiration: str = "") -> by
 
 
 def body_of(block: bytes, command: int, index: int) -> bytes:
-    """The body of a record that `message` made."""
+    """The body of a record, if it is in one frame."""
     data = record(block, command, index)
-    length = struct.unpack_from(">I", data, 3 + 3)[0]
-    at = 3 + 7 + length + 1
+    at = 1 + data[0]
+    at += 1 + data[at]
+    length = struct.unpack_from(">I", data, at + 3)[0]
+    at += 7 + length + 1
     if at == len(data):
         return b""
     size = struct.unpack_from(">I", data, at + 3)[0]

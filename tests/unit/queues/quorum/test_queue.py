@@ -247,8 +247,8 @@ def test_messages_over_the_limit_are_logged_by_the_leader_and_counted() -> None:
     assert cluster.notes[1:] == [(1, "quorum.delivery_limit", {**where, "count": 4})]
     cluster.wait(2 * NOTE_EVERY_MS)
     assert len(cluster.notes) == 2
-    assert cluster.nodes[1].queue.dropped_over_limit == 5
-    assert sum(node.queue.dropped_over_limit for node in cluster.nodes.values()) == 5
+    assert cluster.nodes[1].queue.left == {("disabled", "delivery_limit"): 5}
+    assert sum(node.queue.left.total() for node in cluster.nodes.values()) == 5
 
 
 @pytest.mark.provokes("quorum.reservation_expired")

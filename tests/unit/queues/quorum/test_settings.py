@@ -96,3 +96,10 @@ def test_effective_settings_become_settings_of_the_machine() -> None:
     assert changed(overflow="reject-publish") == {"reject_publish": 1}
     assert changed(overflow="reject-publish-dlx") == {} == changed(overflow="drop-head")
     assert changed(colour=1) == {}
+
+
+def test_a_version_brings_its_settings_as_if_they_were_not_there() -> None:
+    machine = QuorumMachine()
+    assert not set(settings.SINCE_VERSION_2) & set(machine.settings)
+    machine.set_version(2)
+    assert settings.SINCE_VERSION_2.items() <= machine.settings.items()

@@ -1,0 +1,273 @@
+"""The headers by which a message tells of its deaths, as RabbitMQ writes them.
+
+| header                                  | content                                                |
+|-----------------------------------------|--------------------------------------------------------|
+| `x-death`                               | one table for each queue and reason, the newest first  |
+| `x-first-death-queue`, `-reason`, `-exchange` | of the first death                               |
+| `x-last-death-queue`, `-reason`, `-exchange`  | of the newest one                                |
+
+A table has count `l`, reason, queue `S`, time `T` (of the first such death), exchange `S`,
+routing-keys `A`, and original-expiration `S` when the message had an expiration.
+
+What a publisher sends under these names means nothing (RabbitMQ 4.0). A record that was written
+here is known by the channel number of its header frame, `CHANNEL`, which no AMQP client can use.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from convoymq.kernels.content import content_parts, replace_header, split_record
+from convoymq.model.errors import BrokerError
+from convoymq.model.tables import (
+    EMPTY,
+    Field,
+    Table,
+    decode_short_string,
+    decode_table,
+    encode_table,
+)
+from convoymq.routing.copies import COPY
+
+REJECTED = "rejected"
+X_DEATH = "x-death"
+_PARTS = ("reason", "queue", "exchange")
+_FIRST = tuple(f"x-first-death-{part}" for part in _PARTS)
+_LAST = tuple(f"x-last-death-{part}" for part in _PARTS)
+_NAMES = frozenset((X_DEATH, *_FIRST, *_LAST))
+
+CHANNEL = 0xFFFF
+_CHANNEL = CHANNEL.to_bytes(2, "big")
+HEADER_BYTES_MAX = 131_072 - 8
+"""A frame is not larger, its framing included."""
+
+_HEAD = struct.Struct(">HHQH")
+_CONTENT_TYPE = 1 << 15
+_CONTENT_ENCODING = 1 << 14
+_HEADERS = 1 << 13
+_DELIVERY_MODE = 1 << 12
+_PRIORITY = 1 << 11
+_CORRELATION_ID = 1 << 10
+_REPLY_TO = 1 << 9
+_EXPIRATION = 1 << 8
+_MESSAGE_ID = 1 << 7
+_TIMESTAMP = 1 << 6
+FLAG_PRIORITY = 2
+"""Of ENQUEUE: a record carries a priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why and where a message dies now, and where it goes."""
+
+    queue: str
+    reason: str
+    time_s: int
+    exchange: str
+    """The dead-letter exchange."""
+    routing_key: str | None
+    """None: its own keys."""
+
+
+class Properties:
+    """The content header of a message, as far as dead-lettering looks at it."""
+
+    __slots__ = (
+        "_after",
+        "_before",
+        "_between",
+        "body_size",
+        "correlation_id",
+        "expiration",
+        "flags",
+        "headers",
+        "message_id",
+        "timestamp",
+    )
+
+    def __init__(self, header: bytes) -> None:
+        """Reads the payload of a content header. Raises BrokerError when it is broken."""
+        end = len(header)
+        _class, _weight, self.body_size, flags = _HEAD.unpack_from(header)
+        self.flags: int = flags
+        at = _HEAD.size
+        for bit in (_CONTENT_TYPE, _CONTENT_ENCODING):
+            if flags & bit:
+                at += 1 + header[at]
+        self._before = header[_HEAD.size : at]
+        self.headers = EMPTY
+        if flags & _HEADERS:
+            self.headers, at = decode_table(header, at, end)
+        start = at
+        if flags & _DELIVERY_MODE:
+            at += 1
+        if flags & _PRIORITY:
+            at += 1
+        self.correlation_id: str | None = None
+        if flags & _CORRELATION_ID:
+            self.correlation_id, at = decode_short_string(header, at, end)
+        if flags & _REPLY_TO:
+            at += 1 + header[at]
+        self._between = header[start:at]
+        self.expiration: str | None = None
+        if flags & _EXPIRATION:
+            self.expiration, at = decode_short_string(header, at, end)
+        self._after = header[at:]
+        self.message_id: str | None = None
+        if flags & _MESSAGE_ID:
+            self.message_id, at = decode_short_string(header, at, end)
+        self.timestamp: int | None = None
+        if flags & _TIMESTAMP:
+            self.timestamp = int.from_bytes(header[at : at + 8], "big")
+
+    def with_headers(self, headers: Table) -> bytes:
+        """The payload with other headers, and without an expiration."""
+        flags = (self.flags | _HEADERS) & ~_EXPIRATION
+        head = _HEAD.pack(60, 0, self.body_size, flags)
+        return b"".join((head, self._before, encode_table(headers), self._between, self._after))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message as its dead-letter exchange gets it."""
+
+    keys: tuple[str, ...]
+    """By these it is routed."""
+    properties: Properties
+    headers: Table
+    parts: tuple[bytes, bytes]
+    """The record: exchange and routing key, content."""
+    body_size: int
+    flags: int
+    """Of ENQUEUE."""
+    deaths: tuple[tuple[str, str], ...]
+    """(queue, reason), the newest first."""
+
+    def is_cycle(self, queue: str) -> bool:
+        """Whether the message has died in a queue before, and nobody has rejected it since."""
+        for i, (name, _reason) in enumerate(self.deaths):
+            if name == queue:
+                return all(reason != REJECTED for _, reason in self.deaths[: i + 1])
+        return False
+
+
+def dead_letter(record: bytes, death: Death) -> DeadLetter:
+    """Returns what becomes of a record. Raises BrokerError, ValueError when it is broken."""
+    names, content = split_record(record)
+    exchange, at = decode_short_string(names, 0, len(names))
+    routing_key, _ = decode_short_string(names, at, len(names))
+    properties = Properties(content_parts(content)[0])
+    own = (routing_key, *_copies(properties.headers))
+    headers, deaths = _with_death(
+        properties, death, exchange, own, written_here=content[1:3] == _CHANNEL
+    )
+    keys = own
+    if death.routing_key is not None:
+        keys = (death.routing_key,)
+        headers = headers.without(COPY)
+    header = properties.with_headers(headers)
+    if len(header) > HEADER_BYTES_MAX:
+        # Better without its deaths than not at all.
+        headers, deaths = properties.headers, ()
+        header = properties.with_headers(headers)
+    content = replace_header(content, header)
+    content = content[:1] + (_CHANNEL if deaths else b"\0\0") + content[3:]
+    return DeadLetter(
+        keys=tuple(dict.fromkeys(keys)),
+        properties=properties,
+        headers=headers,
+        parts=(_short(death.exchange) + _short(keys[0]), content),
+        body_size=properties.body_size,
+        flags=FLAG_PRIORITY if properties.flags & _PRIORITY else 0,
+        deaths=deaths,
+    )
+
+
+def _with_death(
+    properties: Properties,
+    death: Death,
+    exchange: str,
+    keys: Sequence[str],
+    *,
+    written_here: bool,
+) -> tuple[Table, tuple[tuple[str, str], ...]]:
+    """The headers with one more death, and (queue, reason) of all of them."""
+    headers = properties.headers
+    former: list[Table] = []
+    first = None
+    if written_here:
+        found = headers.get(X_DEATH)
+        if found is not None and isinstance(found.value, tuple):
+            former = [item.value for item in found.value if isinstance(item.value, Table)]
+        first = [headers.get(name) for name in _FIRST]
+    entry: Table | None = None
+    rest: list[Table] = []
+    for each in former:
+        if entry is None and (_text(each, "queue"), _text(each, "reason")) == (
+            death.queue,
+            death.reason,
+        ):
+            entry = each
+        else:
+            rest.append(each)
+    newest = _again(entry) if entry is not None else _new(properties, death, exchange, keys)
+    entries = [newest, *rest]
+    kept = [(name, field) for name, field in headers.items() if name not in _NAMES]
+    kept.append((X_DEATH, Field("A", tuple(Field("F", each) for each in entries))))
+    words = [Field("S", word.encode()) for word in (death.reason, death.queue, exchange)]
+    known = first if first is not None and None not in first else words
+    kept += [(name, field) for name, field in zip(_FIRST, known, strict=True) if field is not None]
+    kept += list(zip(_LAST, words, strict=True))
+    deaths = tuple((_text(each, "queue"), _text(each, "reason")) for each in entries)
+    try:
+        return Table.from_fields(kept), deaths
+    except BrokerError:
+        # The headers would be too large: better without its deaths than not at all.
+        return headers, ()
+
+
+def _new(properties: Properties, death: Death, exchange: str, keys: Sequence[str]) -> Table:
+    fields = [
+        ("count", Field("l", 1)),
+        ("reason", Field("S", death.reason.encode())),
+        ("queue", Field("S", death.queue.encode())),
+        ("time", Field("T", death.time_s)),
+        ("exchange", Field("S", exchange.encode())),
+        ("routing-keys", Field("A", tuple(Field("S", key.encode()) for key in keys))),
+    ]
+    if properties.expiration is not None:
+        fields.append(("original-expiration", Field("S", properties.expiration.encode())))
+    return Table.from_fields(fields)
+
+
+def _again(entry: Table) -> Table:
+    """One more death of the same kind: in its place, with a higher count."""
+    count = entry.get("count")
+    number = count.value if count is not None and isinstance(count.value, int) else 0
+    return entry.with_field("count", Field("l", number + 1))
+
+
+def _copies(headers: Table) -> list[str]:
+    """The keys in CC; BCC was taken out when the message was published."""
+    field = headers.get(COPY)
+    if field is None or not isinstance(field.value, tuple):
+        return []
+    return [
+        item.value.decode("utf-8", "replace")
+        for item in field.value
+        if item.code == "S" and isinstance(item.value, bytes)
+    ]
+
+
+def _text(table: Table, key: str) -> str:
+    field = table.get(key)
+    if field is None or not isinstance(field.value, bytes):
+        return ""
+    return field.value.decode("utf-8", "replace")
+
+
+def _short(text: str) -> bytes:
+    data = text.encode()
+    return bytes((len(data),)) + data

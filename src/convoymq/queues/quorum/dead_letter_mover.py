@@ -1,0 +1,392 @@
+"""Publishes the dead letters of a quorum queue, on the node that leads it (ADR 0044).
+
+    effect DEAD_LETTERS, at most once ─▶ line ─▶ route ─▶ clients of the targets
+    machine's FIFO, at least once ─▶ DeadLetterWorker ─▶ route ─▶ clients ─▶ confirms ─▶ SETTLE
+
+Nothing is published from within an apply: work is done in calls of its own, some messages at a
+time. Clients of targets are sessions of this node, opened when they are first needed and closed
+when they have been idle for a while. They send again by themselves; confirms come once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from convoymq.kernels import batch
+from convoymq.model.clock import Timer
+from convoymq.model.errors import BrokerError, NotFound
+from convoymq.queues.dead_letter_worker import DeadLetterWorker
+from convoymq.queues.deaths import DeadLetter, Death, dead_letter
+from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.null_events import NullEvents
+from convoymq.queues.quorum.dead_letters import AT_LEAST_ONCE, AT_MOST_ONCE, OFF
+from convoymq.queues.quorum.settings import dead_letter_strategy
+from convoymq.replication.machine import Effect
+from convoymq.routing.choosing import HashProperties
+
+if TYPE_CHECKING:
+    from convoymq.model.tables import Table
+    from convoymq.queues.group_queue import Replica
+    from convoymq.queues.quorum.queue import QuorumQueue
+
+IDLE_MS = 60_000
+"""A target's client that nobody used for so long is closed."""
+LINE_RUNS_MAX = 10_000
+"""At most once: more runs that wait for their targets are lost."""
+SLICE_MESSAGES = 64
+"""At most once: so many are published before others have their turn."""
+LOST = "queue.dead_letters_lost"
+CYCLE = "queue.dead_letter_cycle"
+WAITING = "queue.dead_letters_waiting"
+FALLBACK = "queue.dead_letter_fallback"
+NAMES = {OFF: "disabled", AT_MOST_ONCE: "at_most_once", AT_LEAST_ONCE: "at_least_once"}
+"""What metrics call a strategy."""
+
+
+class DeadLetterRoutes(Protocol):
+    """Where dead letters go, by the bindings as this node knows them."""
+
+    def route_dead_letter(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_keys: Sequence[str],
+        headers: Table,
+        properties: HashProperties,
+    ) -> tuple[Queue, ...]:
+        """The queues that get a message. Raises NotFound: there is no such exchange; Unavailable:
+        a queue cannot be used yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterOptions:
+    """What a mover is made with."""
+
+    routes: DeadLetterRoutes
+    prefetch: int = 32
+    confirm_timeout_ms: int = 180_000
+
+
+class _Place(NamedTuple):
+    """Where a message is: record `record` of the command at `command` of entry `entry`."""
+
+    entry: int
+    command: int
+    record: int
+    reason: str
+
+
+class _Target:
+    """A queue to which dead letters go."""
+
+    __slots__ = ("blocked", "client", "open", "used_ms")
+
+    def __init__(self, client: QueueClient, now_ms: int) -> None:
+        self.client = client
+        self.blocked = False
+        self.open = 0
+        """Publishes without an answer."""
+        self.used_ms = now_ms
+
+
+class DeadLetterMover(NullEvents):
+    """Part of a `QuorumQueue`; see the module text. Events of its clients end here."""
+
+    def __init__(self, queue: QuorumQueue, options: DeadLetterOptions | None) -> None:
+        self._queue = queue
+        self._options = options
+        self._exchange = ""
+        self._routing_key: str | None = None
+        self.warning = ""
+        """Why the strategy is another one than was asked for; empty: it is not."""
+        self._line: deque[Effect] = deque()
+        self._worker: DeadLetterWorker | None = None
+        self._places: dict[int, _Place] = {}
+        """Of the messages that the worker has, by number."""
+        self._targets: dict[int, _Target] = {}
+        self._tags: dict[int, tuple[int, int]] = {}
+        """Publish tag -> (number, group of the target)."""
+        self._tag = 0
+        self._timer: Timer | None = None
+        self._timer_due_ms = 0
+        self._idle_timer: Timer | None = None
+
+    # --- what the queue says -------------------------------------------------------------
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """The effective settings of the queue: they apply to what waits already, too."""
+        self._exchange = str(settings.get("dead-letter-exchange", ""))
+        key = settings.get("dead-letter-routing-key")
+        self._routing_key = key if isinstance(key, str) else None
+        warning = dead_letter_strategy(settings)[1]
+        if warning and warning != self.warning:
+            self._queue.note(FALLBACK, {"reason": warning})
+        self.warning = warning
+
+    def on_left(self, effect: Effect) -> None:
+        """The effect DEAD_LETTERS, on the node that leads."""
+        _, strategy, reason, _index, _command, _first, count = effect
+        self._queue.left[NAMES[strategy], reason] += count
+        if strategy == AT_MOST_ONCE:
+            # An entry that a leader applies before it knows its own term is committed may have
+            # been carried out by the one before it.
+            if self._options is None or self._queue.leader != self._queue.node:
+                self._lose(count, "no leader")
+            elif len(self._line) >= LINE_RUNS_MAX:
+                self._lose(count, "targets are too slow")
+            else:
+                self._line.append(effect)
+                self._soon(0)
+        elif strategy == AT_LEAST_ONCE:
+            self._soon(0)
+
+    def on_leader(self, replica: Replica | None) -> None:
+        """Another term; `replica`: this node leads, from now on."""
+        self._stop()
+        if replica is not None and replica.machine.dead_letters.held.messages:
+            self._soon(0)
+
+    def on_deleted(self) -> None:
+        """The queue is gone."""
+        self._stop()
+
+    def _stop(self) -> None:
+        lost = sum(effect[6] for effect in self._line)
+        if lost:
+            self._lose(lost, "no leader")
+        self._line.clear()
+        self._worker = None
+        self._places.clear()
+        self._tags.clear()
+        targets, self._targets = self._targets, {}
+        for target in targets.values():
+            target.client.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- time ----------------------------------------------------------------------------
+
+    def _soon(self, delay_ms: int) -> None:
+        """Works in `delay_ms`, or earlier."""
+        now = self._queue.clock.monotonic_ms()
+        due = now + delay_ms
+        if self._timer is not None:
+            if self._timer_due_ms <= due:
+                return
+            self._timer.cancel()
+        self._timer_due_ms = due
+        self._timer = self._queue.clock.call_later(delay_ms, self._work)
+
+    def _work(self) -> None:
+        self._timer = None
+        queue = self._queue
+        replica = queue.replica()
+        if queue.deleted or self._options is None or queue.leader != queue.node:
+            return
+        if replica is None or not replica.is_leader:
+            return
+        if self._line:
+            self._publish_line()
+        letters = replica.machine.dead_letters
+        if letters.strategy == AT_LEAST_ONCE or self._worker is not None:
+            self._move(replica)
+
+    # --- at most once --------------------------------------------------------------------
+
+    def _publish_line(self) -> None:
+        left = SLICE_MESSAGES
+        while self._line and left > 0:
+            if any(target.blocked for target in self._targets.values()):
+                # `on_flow` goes on.
+                return
+            effect = self._line.popleft()
+            _, strategy, reason, index, command, first, count = effect
+            taken = min(count, left)
+            left -= taken
+            if taken < count:
+                rest = (effect[0], strategy, reason, index, command, first + taken, count - taken)
+                self._line.appendleft(rest)
+            for record in range(first, first + taken):
+                self._publish_once(_Place(index, command, record, reason))
+        if self._line:
+            self._soon(0)
+
+    def _publish_once(self, place: _Place) -> None:
+        letter = self._read(place)
+        if letter is None:
+            self._lose(1, "not readable")
+            return
+        try:
+            route = self._route(letter)
+        except BrokerError:
+            self._lose(1, f"no exchange '{self._exchange}'")
+            return
+        queues = [queue for queue in route if not letter.is_cycle(queue.name)]
+        if not queues:
+            if route:
+                self._queue.note(CYCLE, {"count": 1})
+            else:
+                self._lose(1, "no route")
+        for queue in queues:
+            target = self._target(queue)
+            target.client.target.publish(letter.parts, letter.body_size, 0, letter.flags)
+
+    def _lose(self, count: int, reason: str) -> None:
+        self._queue.note(LOST, {"count": count, "reason": reason})
+
+    # --- at least once -------------------------------------------------------------------
+
+    def _move(self, replica: Replica) -> None:
+        assert self._options is not None
+        letters = replica.machine.dead_letters
+        held = letters.held
+        worker = self._worker
+        if worker is None:
+            worker = DeadLetterWorker(self._options.prefetch, self._options.confirm_timeout_ms)
+            self._worker = worker
+        now = self._queue.clock.monotonic_ms()
+        worker.forget_below(held.first_id() if held.messages else letters.next_number)
+        if worker.room:
+            for first, index, command, record, count, reason in letters.letters(
+                worker.next_number, worker.room
+            ):
+                for i in range(count):
+                    worker.take(first + i, now)
+                    self._places[first + i] = _Place(index, command, record + i, reason)
+        for number in worker.due(now):
+            self._move_one(worker, number, now)
+        self._propose_settled(replica, worker)
+        due = worker.next_due_ms()
+        if due is not None:
+            self._soon(max(0, due - now) + 1)
+        elif held.messages and worker.room and worker.next_number < letters.next_number:
+            self._soon(0)
+
+    def _move_one(self, worker: DeadLetterWorker, number: int, now: int) -> None:
+        letter = self._read(self._places[number])
+        route: tuple[Queue, ...] = ()
+        reason = "not readable"
+        if letter is not None:
+            try:
+                route = self._route(letter)
+                reason = "no route"
+            except NotFound:
+                reason = f"no exchange '{self._exchange}'"
+            except BrokerError as error:
+                reason = error.text
+                letter = None
+        if letter is None:
+            self._wait(reason)
+            worker.failed(number, now)
+            return
+        queues = {queue.group: queue for queue in route if not letter.is_cycle(queue.name)}
+        if route and not queues:
+            self._queue.note(CYCLE, {"count": 1})
+            worker.dropped(number)
+            return
+        if not queues:
+            self._wait(reason)
+        for group in worker.routed(number, queues, now):
+            target = self._target(queues[group])
+            self._tag += 1
+            self._tags[self._tag] = (number, group)
+            target.open += 1
+            target.client.target.publish(letter.parts, letter.body_size, self._tag, letter.flags)
+
+    def _wait(self, reason: str) -> None:
+        self._queue.note(WAITING, {"count": 1, "reason": reason})
+
+    def _propose_settled(self, replica: Replica, worker: DeadLetterWorker) -> None:
+        settled = worker.take_settled()
+        if not settled:
+            return
+        for first, last in zip(settled[::2], settled[1::2], strict=True):
+            self._queue.moved += last - first + 1
+            for number in range(first, last + 1):
+                self._places.pop(number, None)
+        body = batch.pack_ranges(settled)
+        replica.propose(batch.CMD_SETTLE, 0, len(settled) // 2, 0, body)
+
+    def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
+        """See `PublisherEvents`: confirms and refusals of targets."""
+        worker = self._worker
+        if worker is None:
+            return
+        gone = client.queue.ended is not None or getattr(client.queue, "deleted", False)
+        now = self._queue.clock.monotonic_ms()
+        for first, last in zip(tags[::2], tags[1::2], strict=True):
+            for tag in range(first, last + 1):
+                number, group = self._tags.pop(tag, (-1, 0))
+                if number < 0:
+                    continue
+                # Publishes to a queue that is deleted are confirmed: nobody has the message.
+                took = ok and not gone
+                if not took:
+                    self._wait("refused by a queue")
+                worker.answered(number, group, took, now)
+                target = self._targets.get(group)
+                if target is not None:
+                    target.open -= 1
+        self._soon(0)
+
+    # --- messages and targets ------------------------------------------------------------
+
+    def _read(self, place: _Place) -> DeadLetter | None:
+        """What becomes of a message; None when this node cannot read it."""
+        block = self._queue.entry_bytes(place.entry)
+        if block is None:
+            return None
+        death = Death(
+            queue=self._queue.name,
+            reason=place.reason,
+            time_s=self._queue.clock.now_ms() // 1000,
+            exchange=self._exchange,
+            routing_key=self._routing_key,
+        )
+        try:
+            return dead_letter(batch.record(block, place.command, place.record), death)
+        except (BrokerError, ValueError):
+            return None
+
+    def _route(self, letter: DeadLetter) -> tuple[Queue, ...]:
+        """Raises BrokerError."""
+        assert self._options is not None
+        return self._options.routes.route_dead_letter(
+            self._queue.vhost, self._exchange, letter.keys, letter.headers, letter.properties
+        )
+
+    def _target(self, queue: Queue) -> _Target:
+        now = self._queue.clock.monotonic_ms()
+        target = self._targets.get(queue.group)
+        if target is None or target.client.queue is not queue:
+            if target is not None:
+                target.client.close()
+            target = _Target(queue.client(self._queue.new_session(), self), now)
+            self._targets[queue.group] = target
+            if self._idle_timer is None:
+                self._idle_timer = self._queue.clock.call_later(IDLE_MS, self._close_idle)
+        target.used_ms = now
+        return target
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """See `PublisherEvents`."""
+        for target in self._targets.values():
+            if target.client is client:
+                target.blocked = blocked
+        if not blocked and self._line:
+            self._soon(0)
+
+    def _close_idle(self) -> None:
+        self._idle_timer = None
+        now = self._queue.clock.monotonic_ms()
+        for group, target in list(self._targets.items()):
+            pending = target.open or target.blocked or target.client.target.pending
+            if not pending and now - target.used_ms >= IDLE_MS:
+                del self._targets[group]
+                target.client.close()
+        if self._targets:
+            self._idle_timer = self._queue.clock.call_later(IDLE_MS, self._close_idle)

@@ -1,0 +1,463 @@
+"""Dead letters are published by the node that leads; the tests answer for fake targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from convoymq.kernels import batch
+from convoymq.model.errors import NotFound, Unavailable
+from convoymq.queues.quorum.client import QuorumClient
+from convoymq.queues.quorum.dead_letter_mover import IDLE_MS, LINE_RUNS_MAX, DeadLetterOptions
+from convoymq.queues.quorum.queue import QuorumQueue
+from tests.unit.queues.quorum.cluster import GROUP, Cluster, Node
+from tests.unit.queues.quorum.cluster import spec as consumer
+from tests.unit.queues.test_deaths import record
+
+TIMEOUT_MS = 4_000
+LEAST = {
+    "dead-letter-exchange": "dlx",
+    "dead-letter-strategy": "at-least-once",
+    "overflow": "reject-publish",
+}
+MOST = {"dead-letter-exchange": "dlx"}
+
+
+class FakeClient:
+    """What is published to a fake queue."""
+
+    def __init__(self, queue: FakeQueue, events: Any) -> None:
+        self.queue = queue
+        self.target = self
+        self.pending: list[int] = []
+        self.events = events
+        self.closed = False
+
+    def publish(self, parts: Sequence[bytes], body_size: int, tag: int, flags: int) -> None:
+        body = b"".join(parts)[-1 - body_size : -1]
+        self.queue.got.append((tag, body))
+        if tag:
+            self.pending.append(tag)
+
+    def answer(self, ok: bool = True) -> None:
+        """Confirms or refuses all that waits."""
+        tags, self.pending = self.pending, []
+        for tag in tags:
+            self.events.on_published(self, [tag, tag], ok)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeQueue:
+    """A target."""
+
+    def __init__(self, group: int, name: str) -> None:
+        self.group = group
+        self.name = name
+        self.ended = None
+        self.deleted = False
+        self.got: list[tuple[int, bytes]] = []
+        self.clients: list[FakeClient] = []
+
+    def client(self, _session: int, events: Any) -> FakeClient:
+        self.clients.append(FakeClient(self, events))
+        return self.clients[-1]
+
+    def bodies(self) -> list[bytes]:
+        return [body for _, body in self.got]
+
+
+class Routes:
+    """Where the exchange `dlx` leads."""
+
+    def __init__(self) -> None:
+        self.queues: list[Any] = []
+        self.exists = True
+        self.usable = True
+        self.asked: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def route_dead_letter(
+        self, vhost: str, exchange: str, keys: Sequence[str], _headers: Any, _properties: Any
+    ) -> tuple[Any, ...]:
+        self.asked.append((vhost, exchange, tuple(keys)))
+        if not self.exists:
+            raise NotFound("no exchange")
+        if not self.usable:
+            raise Unavailable("not open yet")
+        return tuple(self.queues)
+
+
+class MovingNode(Node):
+    cluster: MovingCluster
+
+    def make_queue(self, **common: Any) -> Any:
+        options = DeadLetterOptions(
+            routes=self.cluster.routes, prefetch=4, confirm_timeout_ms=TIMEOUT_MS
+        )
+        return QuorumQueue(dead_letters=options, **common)
+
+
+class MovingCluster(Cluster):
+    """A queue with machine version 2, and targets; a consumer on node 3 takes what is published."""
+
+    node_class = MovingNode
+
+    def __init__(self, settings: dict[str, object]) -> None:
+        self.routes = Routes()
+        super().__init__()
+        self.targets = [FakeQueue(20, "t0"), FakeQueue(21, "t1")]
+        self.routes.queues = self.targets[:1]
+        for node in self.nodes.values():
+            if node.own is not None:
+                node.own.machine.set_version(2)
+        self.configure(settings)
+        self.client: QuorumClient = self.nodes[3].open()[0]
+        self.client.subscribe(consumer(prefetch=1000))
+        self.run()
+        self.taken = 0
+
+    def configure(self, settings: dict[str, object]) -> None:
+        for node in self.nodes.values():
+            node.queue.configure(settings)
+        self.run()
+
+    def reject(self, *bodies: bytes) -> None:
+        """Messages that are published and rejected, in one command each."""
+        for body in bodies:
+            data = record(body, "x", "k")
+            self.client.target.publish([data], len(body), 0, 0)
+        self.run()
+        self.client.discard(1, [self.taken, self.taken + len(bodies) - 1])
+        self.taken += len(bodies)
+        self.run()
+
+    def work(self, passes_ms: int = 0) -> None:
+        """Timers, and what they bring about."""
+        for delay in (passes_ms, 1, 1):
+            self.clock.advance(delay)
+            self.run()
+
+    def kept(self) -> int:
+        counts = {
+            node.own.machine.dead_letters.held.messages
+            for node in self.nodes.values()
+            if node.own is not None
+        }
+        assert len(counts) == 1, "replicas differ"
+        return int(counts.pop())
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [fields for _, event, fields in self.notes if event == name]
+
+    def lead(self, node: int) -> None:
+        self.elect(node)
+        self.run()
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"m%d" % number for number in range(count)]
+
+
+def test_at_most_once_is_published_by_the_leader_alone() -> None:
+    cluster = MovingCluster(MOST)
+    cluster.reject(*numbered(3))
+    assert cluster.targets[0].got == [], "nothing is published from within an apply"
+    cluster.work()
+    assert cluster.targets[0].got == [(0, body) for body in numbered(3)]
+    assert len(cluster.targets[0].clients) == 1
+    assert cluster.routes.asked == [("/", "dlx", ("k",))] * 3
+    assert cluster.nodes[1].queue.left == {("at_most_once", "rejected"): 3}
+    assert not cluster.nodes[2].queue.left
+    assert cluster.kept() == 0
+
+
+@pytest.mark.provokes("queue.dead_letters_lost")
+def test_at_most_once_is_lost_without_a_route_or_an_exchange() -> None:
+    cluster = MovingCluster(MOST)
+    cluster.routes.queues = []
+    cluster.reject(b"a")
+    cluster.work()
+    assert [each["reason"] for each in cluster.events("queue.dead_letters_lost")] == ["no route"]
+    cluster.routes.exists = False
+    cluster.reject(b"b")
+    cluster.work(20_000)
+    assert sum(each["count"] for each in cluster.events("queue.dead_letters_lost")) == 2
+
+
+def test_at_most_once_is_lost_with_the_leader_and_never_published_twice() -> None:
+    cluster = MovingCluster(MOST)
+    cluster.reject(b"a")
+    cluster.lead(2)
+    cluster.work()
+    assert cluster.targets[0].got == []
+    cluster.reject(b"b")
+    cluster.work()
+    assert cluster.targets[0].bodies() == [b"b"]
+
+
+def test_an_effect_of_an_earlier_term_is_not_carried_out() -> None:
+    """The leader before may have published it."""
+    cluster = MovingCluster(MOST)
+    cluster.nodes[1].queue.leader = None
+    cluster.reject(b"a")
+    cluster.nodes[1].queue.leader = 1
+    cluster.work()
+    assert cluster.targets[0].got == []
+    assert cluster.events("queue.dead_letters_lost")
+
+
+def test_at_most_once_waits_for_a_slow_target_within_bounds() -> None:
+    cluster = MovingCluster(MOST)
+    cluster.reject(b"a")
+    cluster.work()
+    (client,) = cluster.targets[0].clients
+    client.events.on_flow(client, True)
+    mover = cluster.nodes[1].queue.mover
+    cluster.reject(b"b", b"c")
+    cluster.work()
+    assert cluster.targets[0].bodies() == [b"a"]
+    effect = mover._line[0]
+    mover._line.extend([effect] * (LINE_RUNS_MAX - 1))
+    cluster.reject(b"d")
+    assert [each["reason"] for each in cluster.events("queue.dead_letters_lost")] == [
+        "targets are too slow"
+    ]
+    while len(mover._line) > 1:
+        mover._line.pop()
+    client.events.on_flow(client, False)
+    cluster.work()
+    assert cluster.targets[0].bodies() == [b"a", b"b", b"c"]
+
+
+def test_at_least_once_is_settled_when_all_targets_have_confirmed() -> None:
+    cluster = MovingCluster(LEAST)
+    cluster.routes.queues = cluster.targets
+    cluster.reject(*numbered(6))
+    assert cluster.kept() == 6
+    cluster.work()
+    first, second = (target.clients[0] for target in cluster.targets)
+    assert cluster.targets[0].bodies() == numbered(4), "no more than the prefetch"
+    first.answer()
+    cluster.work()
+    assert cluster.kept() == 6
+    second.answer()
+    cluster.work()
+    assert cluster.kept() == 2
+    first.answer()
+    second.answer()
+    cluster.work()
+    assert cluster.kept() == 0
+    assert cluster.targets[0].bodies() == cluster.targets[1].bodies() == numbered(6)
+    assert cluster.nodes[1].queue.moved == 6
+    assert cluster.nodes[1].queue.left == {("at_least_once", "rejected"): 6}
+
+
+def test_a_new_leader_begins_with_what_is_kept() -> None:
+    """A duplicate is allowed, a loss is not; what the old one hears later changes nothing."""
+    cluster = MovingCluster(LEAST)
+    cluster.reject(*numbered(3))
+    cluster.work()
+    old = cluster.targets[0].clients[0]
+    cluster.lead(2)
+    assert old.closed
+    old.answer()
+    cluster.work()
+    assert cluster.kept() == 3
+    assert cluster.targets[0].bodies() == numbered(3) * 2
+    cluster.targets[0].clients[1].answer()
+    cluster.work()
+    assert cluster.kept() == 0
+    cluster.lead(1)
+    cluster.work()
+    assert len(cluster.targets[0].got) == 6
+
+
+def test_a_leader_that_restarts_from_a_snapshot_goes_on() -> None:
+    """All nodes are killed: a machine that was restored still has what waits."""
+    cluster = MovingCluster(LEAST)
+    cluster.routes.queues = []
+    cluster.reject(*numbered(3))
+    cluster.work()
+    cluster.install_snapshot(2)
+    cluster.routes.queues = cluster.targets[:1]
+    cluster.lead(2)
+    cluster.work()
+    cluster.targets[0].clients[0].answer()
+    cluster.work()
+    assert cluster.targets[0].bodies() == numbered(3)
+    assert cluster.kept() == 0
+
+
+@pytest.mark.provokes("queue.dead_letters_waiting")
+@pytest.mark.parametrize("missing", ["exchange", "route", "open queue"])
+def test_what_has_nowhere_to_go_waits_and_is_tried_again(missing: str) -> None:
+    cluster = MovingCluster(LEAST)
+    cluster.routes.exists = missing != "exchange"
+    cluster.routes.usable = missing != "open queue"
+    if missing == "route":
+        cluster.routes.queues = []
+    cluster.reject(b"a")
+    cluster.work()
+    cluster.work(1000)
+    assert cluster.kept() == 1
+    assert cluster.events("queue.dead_letters_waiting")
+    cluster.routes.exists = cluster.routes.usable = True
+    cluster.routes.queues = cluster.targets[:1]
+    cluster.work(2000)
+    cluster.targets[0].clients[0].answer()
+    cluster.work()
+    assert cluster.kept() == 0
+
+
+def test_a_full_target_is_tried_again_alone() -> None:
+    cluster = MovingCluster(LEAST)
+    cluster.routes.queues = cluster.targets
+    cluster.reject(b"a")
+    cluster.work()
+    cluster.targets[0].clients[0].answer()
+    cluster.targets[1].clients[0].answer(False)
+    cluster.work()
+    assert cluster.kept() == 1
+    cluster.work(1000)
+    assert len(cluster.targets[0].got) == 1
+    assert len(cluster.targets[1].got) == 2
+    cluster.targets[1].clients[0].answer()
+    cluster.work()
+    assert cluster.kept() == 0
+
+
+def test_a_target_that_is_deleted_has_not_taken_anything() -> None:
+    """Publishes to a queue that goes are confirmed; the message would be nowhere."""
+    cluster = MovingCluster(LEAST)
+    cluster.reject(b"a")
+    cluster.work()
+    gone = cluster.targets[0]
+    gone.deleted = True
+    cluster.routes.queues = cluster.targets[1:]
+    gone.clients[0].answer()
+    cluster.work()
+    assert cluster.kept() == 1
+    cluster.work(1000)
+    cluster.targets[1].clients[0].answer()
+    cluster.work()
+    assert cluster.kept() == 0
+
+
+def test_a_route_that_vanishes_after_one_confirm_is_not_waited_for() -> None:
+    cluster = MovingCluster(LEAST)
+    cluster.routes.queues = cluster.targets
+    cluster.reject(b"a")
+    cluster.work()
+    cluster.targets[0].clients[0].answer()
+    cluster.routes.queues = []
+    cluster.work(TIMEOUT_MS)
+    assert cluster.kept() == 0
+
+
+def test_another_strategy_and_a_purge_end_what_is_under_way() -> None:
+    cluster = MovingCluster(LEAST)
+    cluster.reject(*numbered(3))
+    cluster.work()
+    cluster.configure(MOST)
+    assert cluster.kept() == 0
+    cluster.work()
+    cluster.targets[0].clients[0].answer()
+    cluster.work()
+    cluster.configure(LEAST)
+    cluster.reject(b"again")
+    cluster.work()
+    cluster.targets[0].clients[-1].answer()
+    cluster.work()
+    assert cluster.kept() == 0
+    cluster.reject(b"purged")
+    cluster.work()
+    cluster.client.purge()
+    cluster.run()
+    assert cluster.kept() == 0
+    cluster.work()
+    cluster.targets[0].clients[-1].answer()
+    cluster.reject(b"last")
+    cluster.work()
+    cluster.targets[0].clients[-1].answer()
+    cluster.work()
+    assert cluster.kept() == 0
+    assert cluster.targets[0].bodies() == [*numbered(3), b"again", b"purged", b"last"]
+
+
+@pytest.mark.provokes("queue.dead_letter_fallback")
+def test_the_fallback_is_said_once_and_shown() -> None:
+    cluster = MovingCluster({**LEAST, "overflow": "drop-head"})
+    (first, *others) = cluster.events("queue.dead_letter_fallback")
+    assert "reject-publish" in first["reason"]
+    cluster.configure({**LEAST, "overflow": "drop-head", "delivery-limit": 3})
+    assert len(cluster.events("queue.dead_letter_fallback")) == 1 + len(others)
+    row = cluster.nodes[1].queue.info()
+    assert (row["dead_letter_strategy"], row["dead_letter_warning"]) == (
+        "at_most_once",
+        "at-least-once needs overflow reject-publish",
+    )
+    cluster.configure(LEAST)
+    row = cluster.nodes[1].queue.info()
+    assert row["dead_letter_strategy"] == "at_least_once"
+    assert "dead_letter_warning" not in row
+
+
+@pytest.mark.provokes("queue.dead_letter_cycle")
+@pytest.mark.parametrize("settings", [MOST, LEAST])
+def test_a_message_that_would_go_round_by_itself_is_dropped(settings: dict[str, object]) -> None:
+    """The only target is the queue itself, over its delivery limit."""
+    cluster = MovingCluster({**settings, "delivery-limit": 0})
+    cluster.routes.queues = [FakeQueue(GROUP, "q")]
+    cluster.client.target.publish([record(b"a", "x", "k")], 1, 0, 0)
+    cluster.run()
+    cluster.client.return_(1, [0, 0], failed=True)
+    cluster.run()
+    cluster.work()
+    assert cluster.routes.queues[0].got == []
+    assert cluster.events("queue.dead_letter_cycle")
+    assert cluster.kept() == 0
+
+
+def test_a_target_that_is_idle_is_closed_and_one_that_owes_an_answer_is_not() -> None:
+    cluster = MovingCluster(LEAST)
+    cluster.routes.queues = cluster.targets
+    cluster.reject(b"a")
+    cluster.work()
+    cluster.targets[0].clients[0].answer()
+    cluster.work(IDLE_MS)
+    assert [target.clients[0].closed for target in cluster.targets] == [True, False]
+    cluster.targets[1].clients[0].answer()
+    cluster.work(2 * IDLE_MS)
+    assert cluster.targets[1].clients[0].closed
+    cluster.reject(b"b")
+    cluster.work()
+    assert len(cluster.targets[1].clients) == 2
+
+
+def test_a_deleted_queue_publishes_nothing_more() -> None:
+    cluster = MovingCluster(LEAST)
+    cluster.reject(b"a")
+    cluster.work()
+    for node in cluster.nodes.values():
+        node.queue.on_deleted()
+    assert cluster.targets[0].clients[0].closed
+    cluster.work(TIMEOUT_MS)
+    assert len(cluster.targets[0].got) == 1
+
+
+def test_settles_of_the_leader_name_ranges() -> None:
+    cluster = MovingCluster(LEAST)
+    cluster.reject(*numbered(3))
+    cluster.work()
+    cluster.targets[0].clients[0].answer()
+    cluster.work()
+    (settle,) = [
+        command
+        for entry in cluster.log
+        for command in batch.commands(entry.data)
+        if command[0] == batch.CMD_SETTLE and command[2] == 0
+    ]
+    assert settle[4] == 1, "one range"
