@@ -329,6 +329,36 @@ def returned_as_fresh() -> None:
     _backlog().give_back = planted
 
 
+@plant("a dead letter is done when its target refuses it", "none", unaided=True)
+def refused_dead_letters_are_done() -> None:
+    from convoymq.queues.dead_letter_worker import DeadLetterWorker
+
+    answered = DeadLetterWorker.answered
+
+    def planted(self: Any, number: int, group: int, ok: bool, now_ms: int) -> None:
+        answered(self, number, group, True, now_ms)
+
+    DeadLetterWorker.answered = planted  # type: ignore[method-assign]
+
+
+@plant("dead letters that wait are lost with their leader", "kill,crash", unaided=True)
+def a_new_leader_forgets_dead_letters() -> None:
+    from convoymq.kernels import batch
+    from convoymq.queues.quorum.dead_letter_mover import DeadLetterMover
+
+    on_leader = DeadLetterMover.on_leader
+
+    def planted(self: Any, replica: Any) -> None:
+        on_leader(self, replica)
+        if replica is not None:
+            letters = replica.machine.dead_letters
+            if letters.next_number:
+                body = batch.pack_ranges([0, letters.next_number])
+                replica.propose(batch.CMD_SETTLE, 0, 1, 0, body)
+
+    DeadLetterMover.on_leader = planted  # type: ignore[method-assign]
+
+
 @plant("a reservation takes messages that stay in the queue as well", "none", "reservations")
 def reserved_but_still_ready() -> None:
     from convoymq.queues.quorum.reservation_holder import ReservationHolder

@@ -11,6 +11,7 @@ than those it computes with: `_check_turn` and `_check_activation`.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -62,6 +63,7 @@ SESSION_OPEN = batch.CMD_SESSION_OPEN
 
 LEVEL_DEFAULT = 4
 LEVEL_MAX = 31
+AT_LEAST_ONCE = 2
 WINDOW_UNLIMITED = 2000
 TURN_SHARE = 16
 LIMITS = ("message_ttl_ms", "expires_ms", "max_length", "max_length_bytes", "reject_publish")
@@ -223,6 +225,13 @@ class DeliveryModel:
         self.active: Consumer | None = None
         self.quiescing = False
         self.waiting: list[Consumer] = []
+        self.strategy = 0
+        """What becomes of dead letters: 0 nothing, 1 published at most once, 2 at least once."""
+        self.kept: dict[int, Message] = {}
+        """Dead letters by number, at least once, until the leader says that they are done."""
+        self.kept_so_far = 0
+        self.moved: set[bytes] = set()
+        """Identities that the target of dead letters has taken; kept by the world."""
         self.places: dict[Place, int] = dict.fromkeys(Place, 0)
         self.delivered = 0
         self.redelivered = 0
@@ -333,6 +342,7 @@ class DeliveryModel:
             self.returned.clear()
             self.fresh.clear()
             self.levels.clear()
+            self.kept.clear()
         elif kind == batch.CMD_SESSION_CLOSE:
             self._end(session)
         elif kind == batch.CMD_RESERVATION:
@@ -365,13 +375,38 @@ class DeliveryModel:
                 if session.node == arg and session.incarnation < incarnation
             )
         elif kind == batch.CMD_CONFIG:
-            for name, value in decode_map(body, 0).items():
-                if name == "delivery_limit":
-                    self.delivery_limit = int(value)
-                else:
-                    self.limits[name] = int(value)
+            self._configure(decode_map(body, 0))
+        elif kind == batch.CMD_SETTLE:
+            self._moved(body)
         elif kind not in self.without_effect:
             self.fail(f"the model has no rule for command {kind} of a leader")
+
+    def _configure(self, changed: Mapping[str, int]) -> None:
+        for name, value in changed.items():
+            if name == "delivery_limit":
+                self.delivery_limit = int(value)
+            elif name == "dead_letters":
+                self.strategy = int(value)
+            else:
+                self.limits[name] = int(value)
+        if self.strategy != AT_LEAST_ONCE:
+            self.kept.clear()
+
+    def _moved(self, body: bytes) -> None:
+        """The leader says that dead letters are done: their target must have them."""
+        numbers = struct.unpack(f"<{len(body) // 8}Q", body)
+        for first, last in zip(numbers[::2], numbers[1::2], strict=True):
+            for number in range(first, last + 1):
+                message = self.kept.pop(number, None)
+                if message is not None and message.identity not in self.moved:
+                    self.fail(f"{name_of(message.identity)} is done, and nobody has it")
+
+    def _leave(self, message: Message, place: Place) -> None:
+        """A message leaves unacknowledged."""
+        self._move(message, place)
+        if self.strategy == AT_LEAST_ONCE:
+            self.kept[self.kept_so_far] = message
+            self.kept_so_far += 1
 
     def _answer(self, session: Session, status: int, reply: object) -> None:
         self.answers.append((session.id, session.seq, status, reply))
@@ -441,12 +476,12 @@ class DeliveryModel:
                 due = source[0].due_ms
                 if due is None or due > self.time_ms:
                     break
-                self._move(source.popleft(), Place.EXPIRED)
+                self._leave(source.popleft(), Place.EXPIRED)
 
     def _keep_length(self) -> None:
         """Drops what would be next, or has publishers refused."""
         if self.limits["reject_publish"] > 0:
-            count, limit = len(self.ready()), self.limits["max_length"]
+            count, limit = len(self.ready()) + len(self.kept), self.limits["max_length"]
             if 0 <= limit < count:
                 self.refusing = True
             elif limit < 0 or count <= limit * 4 // 5:
@@ -454,7 +489,7 @@ class DeliveryModel:
             return
         self.refusing = False
         while 0 <= self.limits["max_length"] < len(self.ready()):
-            self._move(self._sources()[0].popleft(), Place.OVER_LENGTH)
+            self._leave(self._sources()[0].popleft(), Place.OVER_LENGTH)
             self._expire()
 
     def _take(self) -> Message:
@@ -509,7 +544,7 @@ class DeliveryModel:
         message.acquired += 1
         message.failed += failed
         if 0 <= self.delivery_limit < message.failed:
-            self._move(message, Place.LIMIT)
+            self._leave(message, Place.LIMIT)
         else:
             self._move(message, Place.READY)
             self.returned.append(message)
@@ -542,7 +577,10 @@ class DeliveryModel:
                 self._return(message, failed)
                 continue
             self.released.append((consumer.session, consumer.number, message_id))
-            self._move(message, Place.SETTLED if kind == batch.CMD_SETTLE else Place.REJECTED)
+            if kind == batch.CMD_SETTLE:
+                self._move(message, Place.SETTLED)
+            else:
+                self._leave(message, Place.REJECTED)
 
     def _get(self, session: Session, *, settled: bool) -> None:
         if self.single_active:

@@ -17,6 +17,7 @@ from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame, fram
 from convoymq.model.errors import Unavailable
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.large_answers import LargeAnswers
+from convoymq.queues.quorum.dead_letter_mover import DeadLetterOptions
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.session_audit import SessionWatch
 from convoymq.queues.stream.machine import StreamMachine
@@ -24,6 +25,7 @@ from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig
 from convoymq.sim.clock import NodeClock, Process, Timer
+from convoymq.sim.dead_letters import DeadLetterTarget
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
 from convoymq.sim.invariants import observe_log
@@ -263,7 +265,10 @@ class SimNode:
         )
 
     def _new_queue(self, group: int, members: list[int]) -> GroupQueue:
-        make: Callable[..., StreamQueue | WatchedQueue] = WatchedQueue
+        target = DeadLetterTarget(self.world, self.process)
+        options = DeadLetterOptions(routes=target, confirm_timeout_ms=2_000)
+        make: Callable[..., StreamQueue | WatchedQueue]
+        make = partial(WatchedQueue, dead_letters=options)
         if self.world.plan.streams:
             make = partial(StreamQueue, ask_node=self._ask_node, answers=self.answers)
         queue = make(

@@ -34,6 +34,12 @@ from convoymq.sim.delivery_model import (
 
 DIFFERENCES_SHOWN = 3
 ATTRIBUTES_VERSION = 2
+_REASONS = {
+    Place.REJECTED: "rejected",
+    Place.LIMIT: "delivery_limit",
+    Place.EXPIRED: "expired",
+    Place.OVER_LENGTH: "maxlen",
+}
 
 
 class IndexedMachine(Machine, Protocol):
@@ -214,6 +220,7 @@ class Referee:
             "dropped_delivery_limit": places[Place.LIMIT],
             "dropped_expired": places[Place.EXPIRED],
             "dropped_maxlen": places[Place.OVER_LENGTH],
+            "dlx": len(model.kept),
         }
         if machine.backlog.refusing != model.refusing:
             self.fail(f"the machine refuses publishes: {machine.backlog.refusing}")
@@ -224,8 +231,29 @@ class Referee:
                     f" {totals} against {seen}"
                 )
 
+        self._check_dead_letters(machine)
+
+    def _check_dead_letters(self, machine: QuorumMachine) -> None:
+        """What is kept is what left, under the same numbers and for the same reasons."""
+        expected = {
+            number: (message.key, _REASONS[message.place])
+            for number, message in self.model.kept.items()
+        }
+        count = len(expected)
+        kept = {
+            number + i: ((index, offset, record + i), reason)
+            for number, index, offset, record, run, reason in machine.dead_letters.letters(
+                0, count + 1
+            )
+            for i in range(run)
+        }
+        if kept != expected:
+            self.fail(f"dead letters are {kept}, the log says {expected}")
+
     def waits_for(self) -> str:
         """What has to happen before the end: no message may be left."""
+        if self.model.kept:
+            return f"queue {self.group} keeps dead letters {sorted(self.model.kept)[:3]}"
         places = self.model.places
         left = sum(places[place] for place in (Place.READY, Place.HELD, Place.RESERVED))
         return f"queue {self.group} holds {left}: {self.open_messages()[:3]}" if left else ""

@@ -24,6 +24,7 @@ from convoymq.replication.machine import Effect
 from convoymq.replication.raft.types import VOTE, VOTE_REPLY
 from convoymq.sim.clients import Channel, Workload
 from convoymq.sim.clock import Scheduler
+from convoymq.sim.dead_letters import POLICIES
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import PowerLost
 from convoymq.sim.faults import Injector, Plan, draw_plan
@@ -105,6 +106,10 @@ class World:
         self.scheduler = Scheduler(plan.seed)
         #: Draws of its own: runs without policies stay as they were.
         self._policy_rng = Random(plan.seed ^ 0x9011C7)
+        #: The same for dead letters.
+        self.dead_letter_rng = Random(plan.seed ^ 0xDEAD)
+        self.moved: set[bytes] = set()
+        """Identities of the dead letters that their target has taken."""
         #: Group -> its effective settings, as the metadata would have them.
         self.policies: dict[int, dict[str, object]] = {}
         self.trace = Trace(lambda: self.scheduler.now_us, sink)
@@ -141,7 +146,9 @@ class World:
                 self.referees[group] = StreamReferee(group)
             else:
                 kind = ReservedReferee if plan.reservations else Referee
-                self.referees[group] = kind(group, settings, clients=True)
+                referee = self.referees[group] = kind(group, settings, clients=True)
+                referee.model.moved = self.moved
+                self._begin_policy(group, settings["delivery_limit"])
             checkers[group] = GroupChecker(group, self.referees[group], plan.hash_every, self.trace)
             self.checkers[group].founder = founder[0]
         self.trace.add("world", f"nodes {plan.nodes} faults {' '.join(sorted(plan.faults))}")
@@ -179,6 +186,12 @@ class World:
         self.scheduler.after(0, None, self._administrate)
         self.scheduler.after(POLICY_EVERY_US, None, self._change_policy)
 
+    def _begin_policy(self, group: int, delivery_limit: int) -> None:
+        """Some queues begin with a policy for dead letters."""
+        chosen = self.dead_letter_rng.choice(POLICIES)
+        if chosen and not self.plan.cluster:
+            self.policies[group] = {"delivery-limit": delivery_limit, **chosen}
+
     def _change_policy(self) -> None:
         """All nodes hear that a policy gives a queue another limit, as from the metadata."""
         if self.quiet:
@@ -198,7 +211,7 @@ class World:
             policy["overflow"] = more.choice(("drop-head", "reject-publish"))
         if self.plan.clients.attribute_chance and more.random() < LIMITED:
             policy["expires"] = more.choice((1, 500))
-        self.policies[group] = policy
+        self.policies[group] = {**policy, **self.dead_letter_rng.choice(POLICIES)}
         for node in self.nodes.values():
             if node.alive and group in node.queues:
                 node.queues[group].configure(self.policies[group])

@@ -38,10 +38,6 @@ LINE_RUNS_MAX = 10_000
 """At most once: more runs that wait for their targets are lost."""
 SLICE_MESSAGES = 64
 """At most once: so many are published before others have their turn."""
-LOST = "queue.dead_letters_lost"
-CYCLE = "queue.dead_letter_cycle"
-WAITING = "queue.dead_letters_waiting"
-FALLBACK = "queue.dead_letter_fallback"
 NAMES = {OFF: "disabled", AT_MOST_ONCE: "at_most_once", AT_LEAST_ONCE: "at_least_once"}
 """What metrics call a strategy."""
 
@@ -123,7 +119,7 @@ class DeadLetterMover(NullEvents):
         self._routing_key = key if isinstance(key, str) else None
         warning = dead_letter_strategy(settings)[1]
         if warning and warning != self.warning:
-            self._queue.note(FALLBACK, {"reason": warning})
+            self._queue.note("queue.dead_letter_fallback", {"reason": warning})
         self.warning = warning
 
     def on_left(self, effect: Effect) -> None:
@@ -228,7 +224,7 @@ class DeadLetterMover(NullEvents):
         queues = [queue for queue in route if not letter.is_cycle(queue.name)]
         if not queues:
             if route:
-                self._queue.note(CYCLE, {"count": 1})
+                self._queue.note("queue.dead_letter_cycle", {"count": 1})
             else:
                 self._lose(1, "no route")
         for queue in queues:
@@ -236,7 +232,7 @@ class DeadLetterMover(NullEvents):
             target.client.target.publish(letter.parts, letter.body_size, 0, letter.flags)
 
     def _lose(self, count: int, reason: str) -> None:
-        self._queue.note(LOST, {"count": count, "reason": reason})
+        self._queue.note("queue.dead_letters_lost", {"count": count, "reason": reason})
 
     # --- at least once -------------------------------------------------------------------
 
@@ -285,7 +281,7 @@ class DeadLetterMover(NullEvents):
             return
         queues = {queue.group: queue for queue in route if not letter.is_cycle(queue.name)}
         if route and not queues:
-            self._queue.note(CYCLE, {"count": 1})
+            self._queue.note("queue.dead_letter_cycle", {"count": 1})
             worker.dropped(number)
             return
         if not queues:
@@ -298,7 +294,7 @@ class DeadLetterMover(NullEvents):
             target.client.target.publish(letter.parts, letter.body_size, self._tag, letter.flags)
 
     def _wait(self, reason: str) -> None:
-        self._queue.note(WAITING, {"count": 1, "reason": reason})
+        self._queue.note("queue.dead_letters_waiting", {"count": 1, "reason": reason})
 
     def _propose_settled(self, replica: Replica, worker: DeadLetterWorker) -> None:
         settled = worker.take_settled()

@@ -1,0 +1,100 @@
+"""Where dead letters go in a simulated cluster: one target that every node can publish to.
+
+It answers late, refuses, has no route now and then, and is reached by processes that die before
+they hear it. It remembers what it has taken: the model of a queue asks for that when the leader
+says that a dead letter is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from convoymq.model.errors import NotFound
+from convoymq.queues.interface import PublisherEvents
+from convoymq.sim.clock import Process, Scheduler
+from convoymq.sim.delivery_model import identity_of
+
+TARGET_GROUP = 1 << 30
+"""No group of a world has this number."""
+NO_ROUTE_CHANCE = 0.1
+REFUSAL_CHANCE = 0.1
+DELAY_MAX_US = 50_000
+POLICIES: tuple[dict[str, object], ...] = (
+    {},
+    {"dead-letter-exchange": "dlx"},
+    {
+        "dead-letter-exchange": "dlx",
+        "dead-letter-strategy": "at-least-once",
+        "overflow": "reject-publish",
+    },
+)
+"""What queues may do with dead letters, by policy."""
+
+
+if TYPE_CHECKING:
+    from convoymq.sim.world import World
+
+
+class DeadLetterTarget:
+    """The target as one process of a node sees it: the queue, its client and the route to it."""
+
+    vhost = "/"
+    name = "dead"
+    group = TARGET_GROUP
+    ended = None
+    deleted = False
+    pending = False
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._scheduler: Scheduler = world.scheduler
+        #: Draws of its own: runs without dead letters stay as they were.
+        self._rng: Random = world.dead_letter_rng
+
+    def route_dead_letter(self, *_message: object) -> tuple[Any, ...]:
+        """See `DeadLetterRoutes`."""
+        draw = 1.0 if self._world.quiet else self._rng.random()
+        if draw < NO_ROUTE_CHANCE / 2:
+            raise NotFound("there is no such exchange")
+        return () if draw < NO_ROUTE_CHANCE else (self,)
+
+    def client(self, _session: int, events: PublisherEvents) -> _Client:
+        """Opens a stream of publishes."""
+        return _Client(self, events)
+
+    def publish(self, client: _Client, record: bytes, tag: int) -> None:
+        """Takes a message or refuses it; the answer comes later, if its process still runs."""
+        refused = not self._world.quiet and self._rng.random() < REFUSAL_CHANCE
+        if not refused:
+            self._world.moved.add(identity_of(record))
+        if tag:
+            delay_us = self._rng.randrange(1, DELAY_MAX_US)
+            self._scheduler.after(delay_us, self._process, client.answer, tag, not refused)
+
+
+class _Client:
+    """One stream of publishes; see `QueueClient`."""
+
+    pending = False
+
+    def __init__(self, queue: DeadLetterTarget, events: PublisherEvents) -> None:
+        self.queue = queue
+        self.target = self
+        self._events = events
+        self._closed = False
+
+    def publish(self, parts: Sequence[bytes], _body_size: int, tag: int, _flags: int) -> None:
+        """See `PublishTarget`."""
+        self.queue.publish(self, b"".join(parts), tag)
+
+    def answer(self, tag: int, ok: bool) -> None:
+        """Tells who published."""
+        if not self._closed:
+            self._events.on_published(self, [tag, tag], ok)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """No answers follow."""
+        self._closed = True
