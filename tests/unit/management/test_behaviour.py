@@ -716,3 +716,19 @@ async def test_the_server_starts_when_files_can_be_opened_again(
         assert [row["event"] for row in logs] == ["management.start_failed"] * 2
     finally:
         await server.stop()
+
+
+async def test_a_dead_letter_exchange_needs_its_own_permissions(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    cluster.raise_versions()
+    await add_user(api, "u", "management")
+    queue = {"arguments": {"x-queue-type": "quorum", "x-dead-letter-exchange": "secret"}}
+    rules = {"configure": ".*", "write": "^mine$", "read": ".*"}
+    await ok(api.put("/permissions/%2F/u", json=rules), 204)
+    async with client(cluster, "u", "p") as user:
+        assert (await user.put("/queues/%2F/work", json=queue)).status_code == 401
+        queue["arguments"]["x-dead-letter-exchange"] = "mine"
+        await ok(user.put("/queues/%2F/work", json=queue), 201)
+        shown = await ok(user.get("/queues/%2F/work"))
+    assert (shown["messages_dlx"], shown["dead_letter_strategy"]) == (0, "at_most_once")

@@ -56,6 +56,11 @@ async def put_queue(call: Call) -> Status:
     vhost, name = call.vhost(), call.path["name"]
     call.may("configure", "queue", name)
     body = await call.json()
+    arguments = table_in(body)
+    target = arguments.get("x-dead-letter-exchange")
+    if target is not None and isinstance(target.value, bytes):
+        call.may("read", "queue", name)
+        call.may("write", "exchange", target.term())
     place = call.broker.metadata.tree.vhosts.get(vhost)
     exists = place is not None and name in place.queues
     await call.broker.declarations.declare_queue(
@@ -64,7 +69,7 @@ async def put_queue(call: Call) -> Status:
         durable=truth(body.get("durable", True)),
         exclusive=False,
         auto_delete=truth(body.get("auto_delete", False)),
-        arguments=table_in(body),
+        arguments=arguments,
     )
     return put_status(not exists)
 

@@ -245,7 +245,10 @@ class DeadLetterMover(NullEvents):
             worker = DeadLetterWorker(self._options.prefetch, self._options.confirm_timeout_ms)
             self._worker = worker
         now = self._queue.clock.monotonic_ms()
-        worker.forget_below(held.first_id() if held.messages else letters.next_number)
+        oldest = held.first_id() if held.messages else letters.next_number
+        worker.forget_below(oldest)
+        for number in [number for number in self._places if number < oldest]:
+            del self._places[number]
         if worker.room:
             for first, index, command, record, count, reason in letters.letters(
                 worker.next_number, worker.room

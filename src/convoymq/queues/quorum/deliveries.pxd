@@ -10,6 +10,7 @@ cdef class Deliveries:
     cdef public GroupMachine machine
     cdef public Backlog backlog
     cdef public Consumers consumers
+    cdef public object dead_letters
     @cython.locals(
         ready=int64_t, others=int64_t, turn=int64_t, fair=int64_t, taken=int64_t, consumer=Consumer,
         backlog=Backlog, consumers=Consumers,

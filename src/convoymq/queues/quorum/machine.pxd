@@ -11,7 +11,7 @@ cdef class QuorumMachine(GroupMachine):
     cdef public Backlog backlog
     cdef public Consumers consumers
     cdef public Deliveries deliveries
-    cdef public object reservations
+    cdef public object reservations, dead_letters
     @cython.locals(
         kind=int, flags=int, seq=uint64_t, count=uint64_t, offset=Py_ssize_t, session=QueueSession,
         backlog=Backlog, consumers=Consumers, deliveries=Deliveries,
