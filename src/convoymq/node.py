@@ -649,6 +649,8 @@ class Node:
             leader_locator=defaults.leader_locator,
             operation_timeout_ms=defaults.operation_timeout_ms,
             publish_register_timeout_ms=defaults.publish_register_timeout_ms,
+            leaderless_publish_timeout_ms=defaults.leaderless_publish_timeout_ms,
+            leaderless_consumer_timeout_ms=defaults.leaderless_consumer_timeout_ms,
             publish_pending_max_bytes=defaults.publish_pending_max_bytes,
             publish_pending_messages=defaults.publish_pending_messages,
             dead_letter_prefetch=defaults.dead_letter_prefetch,

@@ -19,22 +19,58 @@ pytestmark = pytest.mark.cluster
 
 BASE_PORT = cluster_ports()
 DEADLINE_S = 25.0
-SETTINGS = {"operation_timeout": "1000", "quorum_queue.publish_register_timeout": "2500"}
+SETTINGS = {
+    "operation_timeout": "1000",
+    "quorum_queue.publish_timeout_without_leader": "2500",
+    "quorum_queue.consumer_timeout_without_leader": "2500",
+}
+PATIENT = SETTINGS | {
+    "quorum_queue.publish_timeout_without_leader": "0",
+    "quorum_queue.consumer_timeout_without_leader": "0",
+    "quorum_queue.publish_register_timeout": "2500",
+}
 QUEUE = "orders"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path, 3, BASE_PORT, SETTINGS) as made:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    settings = getattr(request, "param", SETTINGS)
+    with LocalCluster(tmp_path, 3, BASE_PORT, settings) as made:
         made.wait_ready(DEADLINE_S)
         yield made
 
 
-def connect(cluster: LocalCluster, number: int) -> Any:
+def connect(cluster: LocalCluster, number: int, **properties: Any) -> Any:
     port = cluster.nodes[number - 1].amqp_port
     return pika.BlockingConnection(
-        pika.ConnectionParameters("127.0.0.1", port, socket_timeout=5, heartbeat=0)
+        pika.ConnectionParameters(
+            "127.0.0.1", port, socket_timeout=5, heartbeat=0, client_properties=properties or None
+        )
     )
+
+
+class Consumer:
+    """A consumer that collects what it hears, on a connection of its own."""
+
+    def __init__(self, cluster: LocalCluster, **properties: Any) -> None:
+        self.bodies: list[bytes] = []
+        self.cancelled = 0
+        self.connection = connect(cluster, 1, **properties)
+        channel = self.connection.channel()
+        channel.add_on_cancel_callback(self._on_cancel)
+        channel.basic_consume(QUEUE, self._on_message, auto_ack=True)
+
+    def _on_cancel(self, _frame: Any) -> None:
+        self.cancelled += 1
+
+    def _on_message(self, _channel: Any, _method: Any, _properties: Any, body: bytes) -> None:
+        self.bodies.append(body)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, (self.bodies, self.cancelled)
+            self.connection.process_data_events(0.05)
 
 
 class Confirms:
@@ -61,6 +97,15 @@ class Confirms:
             self._last += 1
             self._channel._impl.basic_publish("", QUEUE, b"%d" % self._last)
 
+    def publish_until_confirmed(self) -> bytes:
+        """Returns the body that was confirmed."""
+        while not self.acked:
+            self._last += 1
+            body = b"again %d" % self._last
+            self._channel._impl.basic_publish("", QUEUE, body)
+            self.until(lambda: len(self.acked) + len(self.nacked) == self._last)
+        return body
+
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
@@ -75,6 +120,44 @@ def refused(cluster: LocalCluster, action: Callable[[Any], object]) -> tuple[int
     return raised.value.reply_code, raised.value.reply_text
 
 
+@pytest.mark.parametrize("leader", [1, 2])
+def test_publishers_and_consumers_hear_in_time_that_nobody_leads(
+    cluster: LocalCluster, leader: int
+) -> None:
+    with closing(connect(cluster, leader)) as first:
+        first.channel().queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+    connection = connect(cluster, 1)
+    known = Confirms(connection)
+    known.publish(1)
+    known.until(lambda: known.acked == [1])
+    hears = Consumer(cluster)
+    stays = Consumer(cluster, capabilities={"consumer_cancel_notify": False})
+    cluster.kill(2)
+    cluster.kill(3)
+    known.publish(5)
+    fresh = Confirms(connection)
+    fresh.publish(2)
+
+    known.until(lambda: known.nacked == [2, 3, 4, 5, 6])
+    fresh.until(lambda: fresh.nacked == [1, 2])
+    known.publish(1)
+    known.until(lambda: known.nacked == [2, 3, 4, 5, 6, 7])
+    hears.until(lambda: hears.cancelled == 1)
+    assert (known.acked, fresh.acked) == ([1], [])
+    cluster.start_node(2)
+    cluster.start_node(3)
+    # What was nacked is published again, and one that was confirmed comes exactly once.
+    retried = Confirms(connection)
+    safe = retried.publish_until_confirmed()
+    hears.connection.close()
+    stays.until(lambda: safe in stays.bodies)
+    assert (known.acked, fresh.acked, stays.cancelled) == ([1], [], 0)
+    assert (hears.bodies + stays.bodies).count(safe) == 1
+    connection.close()
+    stays.connection.close()
+
+
+@pytest.mark.parametrize("cluster", [PATIENT], indirect=True)
 @pytest.mark.parametrize("leader", [1, 2])
 def test_a_node_that_is_alone(cluster: LocalCluster, leader: int) -> None:
     with closing(connect(cluster, leader)) as first:

@@ -191,6 +191,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
             exclusive=method.exclusive,
             priority=priority,
             arguments=method.arguments.to_plain(),
+            hears_cancel=channel.connection.capabilities.consumer_cancel_notify,
             stream_offset=method.arguments.get("x-stream-offset"),
         )
     )

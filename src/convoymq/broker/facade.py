@@ -196,6 +196,8 @@ class Broker:
             limits=FlowLimits(
                 question_timeout_ms=settings.operation_timeout_ms,
                 register_timeout_ms=settings.publish_register_timeout_ms,
+                leaderless_publish_timeout_ms=settings.leaderless_publish_timeout_ms,
+                leaderless_consumer_timeout_ms=settings.leaderless_consumer_timeout_ms,
                 pending_messages_max=settings.publish_pending_messages,
                 budget=PendingBudget(settings.publish_pending_max_bytes),
             ),

@@ -24,6 +24,12 @@ class BrokerSettings:
     publish_register_timeout_ms: int = 65_000
     """[quorum_queue.publish_register_timeout] How long the first publishes of a channel wait for a
     quorum queue that does not answer."""
+    leaderless_publish_timeout_ms: int = 5_000
+    """[quorum_queue.publish_timeout_without_leader] How long publishes wait for a quorum queue or
+    stream that has no leader; 0 = for as long as it takes."""
+    leaderless_consumer_timeout_ms: int = 5_000
+    """[quorum_queue.consumer_timeout_without_leader] How long consumers of a quorum queue stay
+    while it has no leader; 0 = for as long as it takes."""
     publish_pending_max_bytes: int = 128 << 20
     """[publish_pending_max] What this node's publishers may have under way together."""
     dead_letter_prefetch: int = 32

@@ -165,8 +165,15 @@ class FlowLimits:
     question_timeout_ms: int = 30_000
     """How long consume, get, purge and cancel wait for an answer."""
     register_timeout_ms: int = 65_000
-    """How long publishes wait while the queue has not yet answered their channel at all; then they
-    are refused. A channel that was answered once waits for as long as it takes."""
+    """How long publishes wait while the queue has a leader, which has not yet answered their
+    channel at all; then they are refused. A channel that was answered once waits for as long as it
+    takes."""
+    leaderless_publish_timeout_ms: int = 5_000
+    """How long publishes wait without an answer until they are refused while the queue has no
+    leader; 0 = for as long as it takes."""
+    leaderless_consumer_timeout_ms: int = 5_000
+    """How long a queue is without a leader until consumers that hear of it are cancelled; 0 =
+    never."""
 
 
 class GroupQueue(Queue):
@@ -246,6 +253,8 @@ class GroupQueue(Queue):
         self._noted: dict[tuple[str, object], int] = {}
         self._block_index = -1
         self._block = b""
+        #: Since when nobody leads the queue; None: somebody does. Kept by `tick`.
+        self._leaderless_since_ms: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
     # --- clients -------------------------------------------------------------------------
@@ -609,11 +618,14 @@ class GroupQueue(Queue):
         self._block = b""
         now = self.clock.monotonic_ms()
         leader = self.leader if self.leader is not None else self._host.leader_of(self.group)
+        leaderless_since = self._leaderless_since(leader, now)
         for client in list(self._clients.values()):
             if client.blocked:
                 client.check_flow()
+            if leaderless_since is not None:
+                client.on_leaderless(leaderless_since, now)
             if not client.is_waiting():
-                client.progress_ms = now
+                client.progress_ms = client.answered_ms = now
                 client.waiting_since_ms = now
                 client.silences = 0
                 continue
@@ -625,6 +637,13 @@ class GroupQueue(Queue):
                 client.silences += 1
                 client.on_silence()
                 client.ask_for_lost()
+
+    def _leaderless_since(self, leader: int | None, now_ms: int) -> int | None:
+        if leader is not None:
+            self._leaderless_since_ms = None
+        elif self._leaderless_since_ms is None:
+            self._leaderless_since_ms = now_ms
+        return self._leaderless_since_ms
 
     def on_deleted(self) -> None:
         """The metadata say that the queue is gone. The node's batch of it is not sent any more."""

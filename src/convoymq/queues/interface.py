@@ -25,6 +25,9 @@ SINGLE_ACTIVE = "single_active"
 WAITING = "waiting"
 """Activity status of one that is not."""
 
+NO_LEADER = "no leader"
+"""Why a consumer ended: nobody leads its queue. What it holds can still be settled."""
+
 Row = dict[str, Any]
 """Facts by name, as the management API shows them; what they are depends on the name."""
 
@@ -62,6 +65,8 @@ class ConsumerSpec:
     exclusive: bool = False
     priority: int = 0
     arguments: Mapping[str, object] | None = None
+    hears_cancel: bool = False
+    """Its owner hears that the queue ended it, so that it may end before the queue has gone."""
     stream_offset: Field | None = None
     """Streams: the argument `x-stream-offset` as it came, as its meaning depends on its type."""
 
@@ -141,7 +146,7 @@ class ClientEvents(PublisherEvents, Protocol):
         """The channel's own cancel is done; unacknowledged deliveries stay with it."""
 
     def on_cancelled(self, client: QueueClient, consumer: int, reason: str) -> None:
-        """The queue ended the consumer (deleted, lost)."""
+        """The queue ended the consumer ("deleted", "lost", or `NO_LEADER`)."""
 
     def on_get(self, client: QueueClient, result: GetResult) -> None:
         """Answers `get`, in the order of the calls."""

@@ -15,8 +15,9 @@ passes each thing on once:
 A GAP below what was applied is either a late report or means that the queue ended the session (its
 node was given up). Only when it is still so a second later does the client start anew.
 
-Publishes wait for as long as it takes once the queue has answered this session; before, they are
-refused after a while.
+Publishes that wait for an answer while nobody leads the queue are refused after a while, and
+withdrawn as far as they can be. While somebody leads it, they wait for as long as it takes once the
+queue has answered this session; before, they are refused after a longer while.
 
 An ENQUEUE or SETTLE whose note is a callable is answered to that instead of to the channel:
 `note(duplicates, error)`, once: how many of its records were repeats of a producer (0 as well when
@@ -34,6 +35,7 @@ from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import missing, queue_subject
 from convoymq.queues.interface import ClientEvents, QueueClient
 from convoymq.queues.sessions import APPLIED_OK
+from convoymq.queues.withdrawal import withdraw
 
 if TYPE_CHECKING:
     from convoymq.queues.group_queue import GroupQueue
@@ -88,6 +90,9 @@ class SessionClient(QueueClient):
         self._gap_again = False
         self._over_since_ms = -1
         self.progress_ms = 0
+        #: When the queue last answered, or nothing was expected of it; also when publishes were
+        #: refused for it.
+        self.answered_ms = queue.clock.monotonic_ms()
         #: How often `GroupQueue.tick` has resent without an answer.
         self.silences = 0
         #: Since when something is expected of the queue; kept by `GroupQueue.tick`.
@@ -166,7 +171,7 @@ class SessionClient(QueueClient):
             self._heard_again(seq, status, reply)
             return
         self.applied = seq
-        self.progress_ms = self.queue.clock.monotonic_ms()
+        self.progress_ms = self.answered_ms = self.queue.clock.monotonic_ms()
         self.silences = 0
         self._over_since_ms = -1
         confirmed: list[int] | None = None
@@ -219,6 +224,28 @@ class SessionClient(QueueClient):
     def is_waiting(self) -> bool:
         """True while something is expected from the queue."""
         return bool(self._target.pending)
+
+    def on_leaderless(self, since_ms: int, now_ms: int) -> None:
+        """Called every `TICK_MS` while nobody leads the queue, since then: refuses publishes whose
+        time is over."""
+        timeout_ms = self.queue.limits.leaderless_publish_timeout_ms
+        if not timeout_ms or now_ms - self.answered_ms < timeout_ms or self.closed:
+            return
+        self.answered_ms = now_ms
+        refused = [
+            command
+            for command in self._target.pending
+            if command.tags and command.chunk.data is not None
+        ]
+        if not refused:
+            return
+        tags = [tag for command in refused for tag in command.tags or ()]
+        for command in refused:
+            command.tags = None
+        withdraw(self._target, refused)
+        self._events.on_published(self, tags, False)
+        if self.blocked:
+            self.check_flow()
 
     def check_deadlines(self, now_ms: int) -> None:
         """Called every `TICK_MS`: gives up what the queue should have answered by now."""

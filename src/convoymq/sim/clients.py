@@ -16,7 +16,14 @@ from convoymq.kernels import batch
 from convoymq.model.errors import Unavailable
 from convoymq.queues.classic.records import traits_of
 from convoymq.queues.group_queue import GroupQueue
-from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, Queue, QueueClient
+from convoymq.queues.interface import (
+    NO_LEADER,
+    ConsumerSpec,
+    Delivery,
+    GetResult,
+    Queue,
+    QueueClient,
+)
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.session_client import SessionClient
 from convoymq.sim.clock import Process, Scheduler
@@ -294,6 +301,7 @@ class Channel:
             priority=self._scheduler.between(-1, 2)
             if self._scheduler.chance(config.priority_chance)
             else 0,
+            hears_cancel=self._numbers % 2 == 0,
         )
         self._asked.add(spec.number)
         self._consumers[spec.number] = spec.no_ack
@@ -435,7 +443,8 @@ class Channel:
         self._trace.add(self.name, f"consumer {consumer} was cancelled: {reason}")
         self._consumers.pop(consumer, None)
         self._paused.discard(consumer)
-        self.held.pop(consumer, None)
+        if reason != NO_LEADER:
+            self.held.pop(consumer, None)
 
     def on_purged(self, client: QueueClient, count: int, error: Exception | None) -> None:
         """Purged."""

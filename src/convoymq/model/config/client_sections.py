@@ -307,9 +307,9 @@ class DefaultsConfig:
     publish_register_timeout_ms: int = key(
         "quorum_queue.publish_register_timeout",
         65_000,
-        """How long the first publishes of a channel wait for a quorum queue without a majority
-        before they are nacked. Publishes of a channel that the queue has answered once wait for
-        as long as it takes.""",
+        """How long the first publishes of a channel wait for the answer of a quorum queue that has
+        a leader before they are nacked. Publishes of a channel that the queue has answered once
+        wait for as long as it takes.""",
         parse=parse_int,
         unit="ms",
         low=100,
@@ -334,6 +334,29 @@ class DefaultsConfig:
         unit="ms",
         low=1_000,
         high=86_400_000,
+    )
+    leaderless_publish_timeout_ms: int = key(
+        "quorum_queue.publish_timeout_without_leader",
+        5000,
+        """How long publishes wait for a quorum queue or stream that has no leader before they are
+        nacked; 0 = for as long as it takes. A nack says that nobody knows: the message may be in
+        the queue later. Shorter than an election (a second or two) nacks what would have been
+        confirmed soon.""",
+        parse=parse_int,
+        unit="ms",
+        low=0,
+        high=600_000,
+    )
+    leaderless_consumer_timeout_ms: int = key(
+        "quorum_queue.consumer_timeout_without_leader",
+        5000,
+        """How long a quorum queue is without a leader before its consumers get basic.cancel, if
+        their clients have the capability `consumer_cancel_notify`; 0 = they stay. Other consumers
+        always stay, and go on when there is a leader again.""",
+        parse=parse_int,
+        unit="ms",
+        low=0,
+        high=600_000,
     )
     publish_pending_max_bytes: int = key(
         "publish_pending_max",

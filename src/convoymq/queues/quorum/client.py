@@ -10,7 +10,8 @@ knows per consumer which message id comes next, as deliveries too may come twice
 Deliveries from the state, not from the log, say since which message id nothing else is checked out:
 when that is beyond what is known too, those before it were lost. A question for what is missing is
 repeated every second until it is answered.
-Without a leader, questions (CHECKOUT, GET, PURGE, CANCEL) have a deadline.
+Without a leader, questions (CHECKOUT, GET, PURGE, CANCEL) have a deadline, and so have consumers
+whose owner hears that the queue ended them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from convoymq.kernels import batch
 from convoymq.kernels.batch import PendingCommand
 from convoymq.model.errors import BrokerError, Subject, Unavailable
 from convoymq.model.refusals import exclusive_consumer, get_on_single_active_consumer
-from convoymq.queues.interface import GET_EMPTY, ClientEvents, ConsumerSpec, Delivery, GetResult
+from convoymq.queues.interface import (
+    GET_EMPTY,
+    NO_LEADER,
+    ClientEvents,
+    ConsumerSpec,
+    Delivery,
+    GetResult,
+)
 from convoymq.queues.quorum.consumers import WINDOW_UNLIMITED
 from convoymq.queues.reservations import Answer, reservation_refused
 from convoymq.queues.session_client import SessionClient
@@ -48,15 +56,19 @@ class _Consumer:
         "asked_at",
         "asked_ms",
         "cancelled",
+        "cancelling",
+        "hears_cancel",
         "missed",
         "next_id",
         "paused",
         "subscribed",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, hears_cancel: bool = False) -> None:
         self.next_id = 0
+        self.hears_cancel = hears_cancel
         self.subscribed = False
+        self.cancelling = False
         self.cancelled = False
         self.asked = False
         self.paused = False
@@ -98,7 +110,7 @@ class QuorumClient(SessionClient):
 
     def subscribe(self, spec: ConsumerSpec) -> None:
         """Registers a consumer."""
-        self._consumers[spec.number] = _Consumer()
+        self._consumers[spec.number] = _Consumer(hears_cancel=spec.hears_cancel)
         body = msgspec.msgpack.encode(
             {
                 "tag": spec.tag,
@@ -113,6 +125,9 @@ class QuorumClient(SessionClient):
 
     def cancel(self, consumer: int) -> None:
         """Ends a consumer."""
+        known = self._consumers.get(consumer)
+        if known is not None:
+            known.cancelling = True
         self._question(batch.CMD_CANCEL, 0, consumer, b"", consumer)
 
     def set_credit(self, consumer: int, credit: int) -> None:
@@ -369,6 +384,23 @@ class QuorumClient(SessionClient):
                 command.note(None, _timed_out("reserving messages", subject))
             else:
                 self._events.on_purged(self, 0, _timed_out("purging", subject))
+
+    def on_leaderless(self, since_ms: int, now_ms: int) -> None:
+        """See `SessionClient`; and cancels consumers that hear of it. When there is a leader again
+        the queue hears it from here; what it hands out before that goes back."""
+        super().on_leaderless(since_ms, now_ms)
+        timeout_ms = self.queue.limits.leaderless_consumer_timeout_ms
+        if not timeout_ms or now_ms - since_ms < timeout_ms:
+            return
+        for number, known in list(self._consumers.items()):
+            ended = known.cancelled or known.cancelling or not known.subscribed
+            if ended or not known.hears_cancel or self.closed:
+                continue
+            known.cancelled = True
+            seq = self.target.command(batch.CMD_CANCEL, 0, 0, number)
+            self._given_up.add(seq)
+            self.resume(number)
+            self._events.on_cancelled(self, number, NO_LEADER)
 
     def _renew(self) -> None:
         self._get_shift += self._consumers[0].next_id
