@@ -21,7 +21,13 @@ import structlog
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import consumers, declarations, transactions
 from convoymq.amqp.codec import decode_header
-from convoymq.amqp.consumers import Consumer, Replies, drop_consumer, forget_settled_consumers
+from convoymq.amqp.consumers import (
+    Consumer,
+    Replies,
+    drop_consumer,
+    forget_settled_consumers,
+    ignored_arguments,
+)
 from convoymq.amqp.deliveries import Deliveries
 from convoymq.amqp.errors import as_broker_error
 from convoymq.amqp.permissions import Permissions
@@ -562,6 +568,7 @@ class Channel:
                 "active": consumer.active,
                 "activity_status": "up",
                 "arguments": consumer.arguments.to_plain(),
+                "ignored_arguments": ignored_arguments(consumer.arguments, consumer.queue),
             }
             for consumer in self.consumers.values()
         ]

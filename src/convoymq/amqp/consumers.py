@@ -14,7 +14,13 @@ from convoymq.kernels.channel_codec import ConsumerDeliveries
 from convoymq.model import refusals
 from convoymq.model.refusals import queue_subject
 from convoymq.model.tables import Table
-from convoymq.queues.interface import ConsumerSpec, GetResult, Queue, QueueClient
+from convoymq.queues.interface import (
+    PRIORITY_ARGUMENT,
+    ConsumerSpec,
+    GetResult,
+    Queue,
+    QueueClient,
+)
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
 
 if TYPE_CHECKING:
@@ -148,6 +154,8 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
         raise refusals.too_many_consumers(limit)
     queue = channel.find_queue(name)
     _check_arguments(method.arguments, queue)
+    ignored = ignored_arguments(method.arguments, queue)
+    channel.broker.ignored_arguments.warn("consumer", queue.vhost, name, ignored)
     stream = queue.features.reads_by_offset
     if stream and channel.global_prefetch and channel.prefetch and not method.no_ack:
         raise refusals.global_qos_on_stream(queue_subject(queue.vhost, queue.name))
@@ -298,13 +306,18 @@ def _check_arguments(arguments: Table, queue: Queue) -> None:
         raise refusals.foreign_argument(name, subject, queue.type)
 
 
+def ignored_arguments(arguments: Table, queue: Queue) -> list[str]:
+    """The arguments of a consumer that have no effect, in alphabetical order."""
+    return sorted(name for name in arguments if name not in queue.features.consumer_arguments)
+
+
 def _priority_of(arguments: Table, queue: Queue) -> int:
-    field = arguments.get("x-priority")
+    field = arguments.get(PRIORITY_ARGUMENT)
     if field is None:
         return 0
     if not isinstance(field.value, int) or isinstance(field.value, bool):
         raise refusals.invalid_argument(
-            "x-priority",
+            PRIORITY_ARGUMENT,
             queue_subject(queue.vhost, queue.name),
             f'"expected integer, got {field.type_name}"',
         )

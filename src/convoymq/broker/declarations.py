@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict
 
+from convoymq.broker.ignored_arguments import IgnoredArguments
 from convoymq.broker.local_queues import TRACE_ARGUMENT, LocalQueues
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.placement import Placement, placed
@@ -30,6 +31,7 @@ from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.driver import driver_of
 from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
+from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
 from convoymq.routing.queue_arguments import type_name_of
 from convoymq.routing.types import Destination, Exchange, Queue, QueueType
 
@@ -61,6 +63,7 @@ class Declarations:
     queue_admin: QueueAdmin
     settings: BrokerSettings
     counters: Counters
+    ignored: IgnoredArguments
 
     # --- exchanges -----------------------------------------------------------------------
 
@@ -88,6 +91,7 @@ class Declarations:
         if topology.find_exchange(name) is not None:
             # It exists: nobody else has to be asked.
             check_exchange(topology, name, type, arguments=arguments, **properties)
+            self.ignored.warn("exchange", vhost, name, ignored_of_exchange(type, arguments))
             return False
         command = DeclareExchange(
             vhost=vhost, name=name, type=type, arguments=arguments.encoded, **properties
@@ -100,7 +104,8 @@ class Declarations:
             if topology.find_exchange(name) is None:
                 raise
             check_exchange(topology, name, type, arguments=arguments, **properties)
-            return False
+            created = False
+        self.ignored.warn("exchange", vhost, name, ignored_of_exchange(type, arguments))
         return bool(created)
 
     async def delete_exchange(self, vhost: str, name: str, *, if_unused: bool = False) -> None:
@@ -218,6 +223,8 @@ class Declarations:
                 **properties,
             )
             group = await self._create(command, exists)
+        ignored = ignored_of_queue(type_name_of(arguments), arguments)
+        self.ignored.warn("queue", vhost, name, ignored)
         if group is None:
             queue = self.queue_admin.find_queue(vhost, name, owner)
             await queue.ready(self.settings.operation_timeout_s)

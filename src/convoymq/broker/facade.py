@@ -20,6 +20,7 @@ from convoymq.broker.alarms import Alarms
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.declarations import Declarations
 from convoymq.broker.group_requests import GroupRequests
+from convoymq.broker.ignored_arguments import IgnoredArguments
 from convoymq.broker.leadership import Leadership, Rebalancer
 from convoymq.broker.limits import ClientLimits
 from convoymq.broker.local_queues import LocalQueues
@@ -117,6 +118,7 @@ class Broker:
         tree = metadata.tree
         self.connections = ConnectionRegistry()
         self.counters = Counters()
+        self.ignored_arguments = IgnoredArguments(clock)
         self.nodes = ClusterNodes(node_id, incarnation, tree, control.transport)
         self.local = self._make_local(stored_groups)
         self.placement = Placement(node_id, tree, host.leader_of, settings.quorum_group_size)
@@ -140,6 +142,7 @@ class Broker:
             queue_admin=self.queue_admin,
             settings=settings,
             counters=self.counters,
+            ignored=self.ignored_arguments,
         )
         self.replies = ReplyRoutes(
             control, incarnation, settings.reply_backlog_max_bytes, self.counters

@@ -16,6 +16,7 @@ from convoymq.model.json import JsonObject
 from convoymq.model.tables import Table
 from convoymq.queues.group_queue import group_state
 from convoymq.queues.slices import in_slices
+from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
 from convoymq.routing.policies import Chosen
 from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
 
@@ -300,6 +301,7 @@ def queue_row(
         "auto_delete": declared.auto_delete,
         "exclusive": declared.exclusive_owner is not None,
         "arguments": declared.arguments.to_plain(),
+        "ignored_arguments": ignored_of_queue(record.type.value, declared.arguments),
         "node": broker.node_name_of(record.home),
         **_policies_shown(vhost.policies.for_queue(declared)),
         "state": "down",
@@ -356,6 +358,7 @@ def exchange_row(vhost: Vhost, exchange: Exchange) -> JsonObject:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": exchange.arguments.to_plain(),
+        "ignored_arguments": ignored_of_exchange(exchange.type.value, exchange.arguments),
         **_policies_shown(vhost.policies.for_exchange(exchange.name)),
         "user_who_performed_action": "",
     }

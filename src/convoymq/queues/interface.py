@@ -25,6 +25,8 @@ SINGLE_ACTIVE = "single_active"
 WAITING = "waiting"
 """Activity status of one that is not."""
 
+PRIORITY_ARGUMENT = "x-priority"
+"""A consumer's argument: others are served only while those of a higher number cannot be."""
 NO_LEADER = "no leader"
 """Why a consumer ended: nobody leads its queue. What it holds can still be settled."""
 
@@ -47,7 +49,7 @@ class QueueFeatures:
     answers_by_tags: bool = False
     """Its clients tell of publishes by their tags only, not by a command's note."""
     consumer_arguments: frozenset[str] = frozenset()
-    """Arguments of a consumer that only some types have, and this one serves."""
+    """Arguments of a consumer that do what they say."""
     unserved_consumer_arguments: frozenset[str] = frozenset()
     """Those that the type has in RabbitMQ and that are not served yet."""
 

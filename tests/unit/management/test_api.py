@@ -129,7 +129,7 @@ async def test_a_queue_is_declared_filled_read_and_deleted(
     assert (second["payload"], second["payload_encoding"]) == ("/w==", "base64")
     row = await ok(api.get("/queues/%2F/a%2Fb"))
     assert (row["type"], row["messages"], row["messages_ready"]) == (kind, 2, 2)
-    assert row["arguments"] == {"x-queue-type": kind}
+    assert (row["arguments"], row["ignored_arguments"]) == ({"x-queue-type": kind}, [])
     assert row["state"] == "running"
     if kind == "quorum":
         assert row["leader"] == "n1"

@@ -36,6 +36,7 @@ from convoymq.queues.classic.records import Traits, traits_of
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block
 from convoymq.queues.interface import (
+    PRIORITY_ARGUMENT,
     SINGLE_ACTIVE,
     WAITING,
     ClientEvents,
@@ -80,7 +81,11 @@ class ClassicQueue(Queue):
     """What both handles share: the open batch and this node's clients."""
 
     type = "classic"
-    features = QueueFeatures(serves_expiration=True, answers_by_tags=True)
+    features = QueueFeatures(
+        serves_expiration=True,
+        answers_by_tags=True,
+        consumer_arguments=frozenset((PRIORITY_ARGUMENT,)),
+    )
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ from convoymq.kernels.entries import Entry
 from convoymq.model.errors import StorageFault
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
-from convoymq.queues.interface import ClientEvents, Delivery, QueueFeatures, Row
+from convoymq.queues.interface import PRIORITY_ARGUMENT, ClientEvents, Delivery, QueueFeatures, Row
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover, DeadLetterOptions
 from convoymq.queues.quorum.machine import QuorumMachine
@@ -80,6 +80,7 @@ class QuorumQueue(GroupQueue):
     features = QueueFeatures(
         counts_failed_deliveries=True,
         drops_repeats=True,
+        consumer_arguments=frozenset((PRIORITY_ARGUMENT,)),
         unserved_consumer_arguments=frozenset(("x-consumer-timeout",)),
     )
 

@@ -1,0 +1,30 @@
+"""Which arguments of a declaration do nothing: misspelt ones, those of other brokers and plugins,
+and those that RabbitMQ takes without effect, too. They are kept and shown, so nobody is refused."""
+
+from __future__ import annotations
+
+from convoymq.model.tables import Table
+from convoymq.routing.choosing import HASH_HEADER, HASH_PROPERTY
+from convoymq.routing.queue_arguments import TYPE_ARGUMENT
+from convoymq.routing.queue_types import rules_of
+from convoymq.routing.types import ALTERNATE_EXCHANGE, ExchangeType
+
+
+def ignored_of_queue(queue_type: str, arguments: Table) -> list[str]:
+    """The arguments of a queue of a type that have no effect, in alphabetical order."""
+    rules = rules_of(queue_type)
+    if rules is None:
+        return []
+    return sorted(
+        key
+        for key in arguments
+        if key != TYPE_ARGUMENT and (key in rules.kept or not rules.takes(key))
+    )
+
+
+def ignored_of_exchange(exchange_type: str, arguments: Table) -> list[str]:
+    """The arguments of an exchange of a type that have no effect, in alphabetical order."""
+    served = {ALTERNATE_EXCHANGE}
+    if exchange_type == ExchangeType.CONSISTENT_HASH.value:
+        served |= {HASH_HEADER, HASH_PROPERTY}
+    return sorted(key for key in arguments if key not in served)
