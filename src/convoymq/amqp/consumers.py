@@ -128,7 +128,7 @@ def qos(channel: Channel, method: spec.BasicQos) -> None:
     """Set how many deliveries may be unacknowledged. Raises Refused."""
     if method.prefetch_size:
         raise refusals.prefetch_size(method.prefetch_size)
-    if method.global_:
+    if method.global_ and channel.connection.settings.permit_global_qos:
         channel.global_prefetch = method.prefetch_count
         for consumer in channel.consumers.values():
             if not consumer.deliveries.no_ack:

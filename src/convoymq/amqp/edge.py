@@ -32,6 +32,7 @@ def open_edge(parts: NodeParts) -> AmqpEdge:
         handshake_timeout_s=config.listeners.handshake_timeout_ms / 1000,
         max_message_size_bytes=amqp.max_message_size,
         consumer_timeout_ms=amqp.consumer_timeout_ms,
+        permit_global_qos=parts.broker.settings.permit_global_qos,
         consumers_per_channel_max=amqp.consumer_max_per_channel,
         mechanisms=amqp.auth_mechanisms,
         cert_login_from=amqp.cert_login_from,

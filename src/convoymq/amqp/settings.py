@@ -31,6 +31,9 @@ class AmqpSettings:
     """[max_message_size] Body limit, bytes; at most 512 MiB. A message is held in memory whole."""
     consumer_timeout_ms: int | None = 1_800_000
     """[consumer_timeout] How long a delivery may stay unacknowledged before its channel closes."""
+    permit_global_qos: bool = True
+    """[deprecated_features.permit.global_qos] basic.qos with global=true sets a limit that all
+    consumers of a channel share; otherwise it does what global=false does."""
     consumers_per_channel_max: int = 65535
     """[consumer_max_per_channel] Consumers of one channel."""
     channel_backlog_bytes_max: int = 1 << 20

@@ -26,7 +26,7 @@ from convoymq.metadata.commands import (
 )
 from convoymq.metadata.machine import Vhost
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
-from convoymq.model.refusals import queue_subject, vhost_missing
+from convoymq.model.refusals import feature_not_permitted, queue_subject, vhost_missing
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.driver import driver_of
 from convoymq.routing.declarations import check_exchange, check_queue
@@ -207,12 +207,19 @@ class Declarations:
             if topology.find_queue(name) is None:
                 return False
             check_queue(
-                topology, name, exclusive_owner=owner_name, arguments=arguments, **properties
+                topology,
+                name,
+                exclusive_owner=owner_name,
+                arguments=arguments,
+                relaxed=self.settings.relaxed_redeclaration,
+                **properties,
             )
             return True
 
         group = None
         if not exists():
+            if not (durable or exclusive or self.settings.permit_transient_queues):
+                raise feature_not_permitted("transient_nonexcl_queues")
             self._check_trace(vhost, name, arguments)
             command = DeclareQueue(
                 vhost=vhost,

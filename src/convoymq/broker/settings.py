@@ -30,6 +30,14 @@ class BrokerSettings:
     leaderless_consumer_timeout_ms: int = 5_000
     """[quorum_queue.consumer_timeout_without_leader] How long consumers of a quorum queue stay
     while it has no leader; 0 = for as long as it takes."""
+    relaxed_redeclaration: bool = False
+    """[quorum_queue.property_equivalence.relaxed_checks_on_redeclaration] A quorum queue that is
+    declared again as a classic one is taken, if the arguments agree that both types have."""
+    permit_transient_queues: bool = True
+    """[deprecated_features.permit.transient_nonexcl_queues] Queues that are neither durable nor
+    exclusive may be declared."""
+    permit_global_qos: bool = True
+    """[deprecated_features.permit.global_qos] basic.qos may set a limit for a whole channel."""
     publish_pending_max_bytes: int = 128 << 20
     """[publish_pending_max] What this node's publishers may have under way together."""
     dead_letter_prefetch: int = 32

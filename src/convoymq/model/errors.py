@@ -122,6 +122,10 @@ class NotServed(Refused):
     """The request is legal, but this broker does not implement it."""
 
 
+class NotPermitted(Refused):
+    """The configuration of this node forbids a feature that RabbitMQ calls deprecated."""
+
+
 class ForcedClosure(Refused):
     """An operator closed the connection."""
 
@@ -226,6 +230,7 @@ _REFUSALS: tuple[type[Refused], ...] = (
     ValidationFailed,
     NotAllowed,
     NotServed,
+    NotPermitted,
     ForcedClosure,
     ResourceExhausted,
     ReservationRefused,

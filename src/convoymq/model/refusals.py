@@ -11,6 +11,7 @@ from convoymq.model.errors import (
     AccessRefused,
     NotAllowed,
     NotFound,
+    NotPermitted,
     NotServed,
     PreconditionFailed,
     ResourceLocked,
@@ -437,6 +438,15 @@ def acknowledgement_late(channel: int, timeout_ms: int) -> PreconditionFailed:
         f"delivery acknowledgement on channel {channel} timed out. Timeout value used: "
         f"{timeout_ms} ms. This timeout value can be configured, see consumers doc guide to learn "
         "more"
+    )
+
+
+def feature_not_permitted(name: str) -> NotPermitted:
+    """A deprecated feature that this node's configuration switches off. Closes a connection."""
+    return NotPermitted(
+        f"Feature `{name}` is deprecated.\nIts use is not permitted per the configuration "
+        "(overriding the default, which is permitted):\n"
+        f'    "deprecated_features.permit.{name} = false"'
     )
 
 

@@ -22,9 +22,11 @@ from convoymq.routing.choosing import check_hash_arguments, check_local_binding,
 from convoymq.routing.headers import check_match_arguments
 from convoymq.routing.queue_arguments import (
     check_arguments,
+    check_common_arguments,
     check_equivalent_argument,
     check_equivalent_arguments,
     check_properties,
+    is_quorum_as_classic,
 )
 from convoymq.routing.topics import check_pattern
 from convoymq.routing.topology import Topology, check_flag, check_same
@@ -91,6 +93,7 @@ def check_queue(
     auto_delete: bool = False,
     arguments: Table = EMPTY,
     server_named: bool = False,
+    relaxed: bool = False,
 ) -> QueueType:
     """Refuse a queue that cannot be declared so, or differs from the one that exists.
 
@@ -98,6 +101,8 @@ def check_queue(
         name: for a server-named queue the generated name, with `server_named` set.
         exclusive_owner: the declaring connection when the queue is exclusive.
         arguments: after `with_default_type`.
+        relaxed: a quorum queue that is declared again as a classic one need not have the same type
+            and flags.
     Returns:
         Its type.
     Raises:
@@ -111,6 +116,9 @@ def check_queue(
     if current is not None:
         if current.exclusive_owner != exclusive_owner:
             raise exclusive_queue(subject)
+        if relaxed and is_quorum_as_classic(current.type, arguments):
+            check_common_arguments(subject, current.arguments, arguments)
+            return current.type
         check_flag(subject, "durable", current.durable, durable)
         check_flag(subject, "auto_delete", current.auto_delete, auto_delete)
         check_equivalent_arguments(subject, current.type, current.arguments, arguments)

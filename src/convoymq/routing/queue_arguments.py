@@ -39,6 +39,16 @@ STRICT = "strict"
 IMMEDIATE = "immediate"
 SEGMENT_ARGUMENT = "x-stream-max-segment-size-bytes"
 SEGMENT_BYTES_MAX = 3_000_000_000
+COMMON_ARGUMENTS = (
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-expires",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-single-active-consumer",
+    "x-message-ttl",
+)
+"""What is compared when a quorum queue is declared again as a classic one (RabbitMQ's list)."""
 FILTER_ARGUMENTS = ("x-stream-filter", "x-stream-match-unfiltered")
 """By these a consumer of a stream asks for some of its messages only."""
 
@@ -266,6 +276,18 @@ def check_equivalent_arguments(
             continue
         if rules is None or not rules.is_foreign(argument.name):
             check_equivalent_argument(argument.name, subject, current, received)
+
+
+def is_quorum_as_classic(queue_type: QueueType, received: Table) -> bool:
+    """Whether a redeclare takes a quorum queue for a classic one."""
+    return queue_type is QueueType.QUORUM and type_name_of(received) == QueueType.CLASSIC.value
+
+
+def check_common_arguments(subject: Subject, current: Table, received: Table) -> None:
+    """Refuse a redeclare of a quorum queue as a classic one whose arguments differ in what both
+    have. Raises PreconditionFailed."""
+    for key in COMMON_ARGUMENTS:
+        check_equivalent_argument(key, subject, current, received)
 
 
 def check_equivalent_argument(key: str, subject: Subject, current: Table, received: Table) -> None:

@@ -12,9 +12,12 @@ from convoymq.model.tables import Field, Table
 from convoymq.routing.default_type import with_default_type
 from convoymq.routing.queue_arguments import (
     ARGUMENTS,
+    COMMON_ARGUMENTS,
     DURATION_MS_MAX,
     check_arguments,
+    check_common_arguments,
     check_equivalent_arguments,
+    is_quorum_as_classic,
 )
 from convoymq.routing.queue_types import rules_of, type_names
 from convoymq.routing.types import QueueType
@@ -321,3 +324,28 @@ def test_filters_of_streams_are_refused(key: str, value: object) -> None:
 def test_what_belongs_to_queues_is_refused_for_streams(key: str, value: object) -> None:
     arguments = {"x-queue-type": "stream", key: value}
     assert refusal(arguments) == f"invalid arg '{key}' for {Q} of queue type rabbit_stream_queue"
+
+
+def redeclared_as_classic(current: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """The text with which a relaxed redeclare of a quorum queue is refused; empty when it is
+    not."""
+    try:
+        check_common_arguments(SUBJECT, Table.of(current), Table.of(new))
+    except PreconditionFailed as refused:
+        return refused.text
+    return ""
+
+
+def test_a_quorum_queue_declared_as_classic_is_compared_by_what_both_have() -> None:
+    quorum = {"x-queue-type": "quorum", "x-delivery-limit": 3, "x-single-active-consumer": True}
+    assert is_quorum_as_classic(QueueType.QUORUM, Table.of({"x-queue-type": "classic"}))
+    assert is_quorum_as_classic(QueueType.QUORUM, Table.of({}))
+    assert not is_quorum_as_classic(QueueType.QUORUM, Table.of({"x-queue-type": "quorum"}))
+    assert not is_quorum_as_classic(QueueType.STREAM, Table.of({}))
+    assert not is_quorum_as_classic(QueueType.CLASSIC, Table.of({}))
+    lazy = {"x-queue-mode": "lazy", "x-max-priority": 5, "x-single-active-consumer": True}
+    assert redeclared_as_classic(quorum, lazy) == ""
+    for key in COMMON_ARGUMENTS:
+        assert f"inequivalent arg '{key}' for {Q}" in redeclared_as_classic({key: "a"}, {})
+        assert f"inequivalent arg '{key}' for {Q}" in redeclared_as_classic({}, {key: 5})
+        assert redeclared_as_classic({key: 5}, {key: 5}) == ""

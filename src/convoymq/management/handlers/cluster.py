@@ -58,7 +58,21 @@ async def feature_flags(call: Call) -> list[JsonObject]:
 
 @routes.listing("deprecated-features")
 async def deprecated_features(call: Call) -> list[JsonObject]:
-    return []
+    permitted = {
+        "global_qos": call.broker.settings.permit_global_qos,
+        "transient_nonexcl_queues": call.broker.settings.permit_transient_queues,
+    }
+    return [
+        {
+            "name": name,
+            "desc": "",
+            "deprecation_phase": "permitted_by_default",
+            "provided_by": "convoymq",
+            "doc_url": "",
+            "state": "permitted" if permitted[name] else "denied",
+        }
+        for name in sorted(permitted)
+    ]
 
 
 @routes.listing("global-parameters")

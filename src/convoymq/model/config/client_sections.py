@@ -294,6 +294,28 @@ class DefaultsConfig:
         "Which node leads a new queue: the one the client is on, or one that leads few.",
         choices=("client-local", "balanced"),
     )
+    relaxed_redeclaration: bool = key(
+        "quorum_queue.property_equivalence.relaxed_checks_on_redeclaration",
+        False,
+        """A client that declares an existing quorum queue as `x-queue-type: classic` is not refused
+        for the type and the flags: compared are its dead-letter exchange and key, expiry, lengths,
+        time to live and single active consumer. For moving clients of classic queues.""",
+        parse=parse_bool,
+    )
+    permit_transient_queues: bool = key(
+        "deprecated_features.permit.transient_nonexcl_queues",
+        True,
+        """Whether queues may be declared that are neither durable nor exclusive. RabbitMQ 4.3
+        denies them by default: error 541, which closes the connection.""",
+        parse=parse_bool,
+    )
+    permit_global_qos: bool = key(
+        "deprecated_features.permit.global_qos",
+        True,
+        """Whether basic.qos with global=true sets a limit that all consumers of a channel share.
+        Otherwise it does what global=false does, as RabbitMQ 4.3 by default.""",
+        parse=parse_bool,
+    )
     operation_timeout_ms: int = key(
         "operation_timeout",
         30_000,
