@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -79,6 +81,64 @@ def test_ignored_arguments_are_logged_and_shown(cluster: LocalCluster) -> None:
     assert len(said) == 3
     for name in ("x-delivery-limits", "alternate", "x-cancel-on-ha-failover"):
         assert sum(name in line for line in said) == 1
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_the_prefetch_of_a_running_consumer_changes(cluster: LocalCluster, kind: str) -> None:
+    queue, got = f"window {kind}", list[int]()
+    with closing(connect(cluster, "guest", node=2)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+        channel.basic_qos(prefetch_count=2)
+        channel.basic_consume(queue, lambda *given: got.append(1), consumer_tag="c 1")
+        for _ in range(10):
+            channel.basic_publish("", queue, b"x")
+
+        def hears(count: int) -> None:
+            until(lambda: (connection.process_data_events(0.05), len(got) >= count)[1])
+            connection.process_data_events(0.2)
+            assert len(got) == count
+
+        hears(2)
+        path = f"convoy/consumers/%2F/window%20{kind}/c%201/prefetch"
+        status, answer = call(cluster, "PUT", path, {"prefetch_count": 5}, node=1)
+        assert (status, json.loads(answer)) == (200, {"consumers": 1, "prefetch_count": 5})
+        hears(5)
+        (row,) = [row for row in rows(cluster, "consumers/%2F") if row["consumer_tag"] == "c 1"]
+        assert row["prefetch_count"] == 5
+        url = f"http://127.0.0.1:{cluster.nodes[2].http_port}"
+        command = [sys.executable, "-m", "convoymq.cli", "queues", "set_prefetch"]
+        subprocess.run([*command, "--url", url, queue, "c 1", "0"], check=True)
+        hears(10)
+        assert call(cluster, "PUT", path, {"prefetch_count": -1})[0] == 400
+        assert call(cluster, "PUT", path.replace("c%201", "none"), {"prefetch_count": 1})[0] == 404
+
+
+@pytest.mark.parametrize("node", [1, 2, 3])
+def test_a_quorum_queue_is_deleted_on_condition(cluster: LocalCluster, node: int) -> None:
+    queue = f"condition {node}"
+    with closing(connect(cluster, "guest", node=node)) as connection:
+
+        def refusal(**conditions: bool) -> str:
+            with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
+                connection.channel().queue_delete(queue, **conditions)
+            return str(refused.value.reply_text)
+
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, arguments=QUORUM)
+        channel.confirm_delivery()
+        channel.basic_publish("", queue, b"x")
+        channel.basic_consume(queue, lambda *given: None, consumer_tag="c")
+        subject = f"PRECONDITION_FAILED - queue '{queue}' in vhost '/'"
+        assert refusal(if_unused=True) == f"{subject} in use"
+        channel.basic_cancel("c")
+        channel.close()
+        assert refusal(if_empty=True) == f"{subject} not empty"
+        channel = connection.channel()
+        channel.queue_purge(queue)
+        channel.queue_delete(queue, if_unused=True, if_empty=True)
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker):
+            channel.queue_declare(queue, passive=True)
 
 
 def test_switches_of_deprecated_features_and_relaxed_redeclaration(strict: LocalCluster) -> None:

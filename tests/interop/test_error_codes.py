@@ -625,11 +625,31 @@ def test_delete_if_unused_and_if_empty(raw_channel: RawPeer, names: Names) -> No
 
 @pytest.mark.parametrize("flag", ["if_unused", "if_empty"])
 def test_conditional_delete_of_a_quorum_queue(
-    raw_channel: RawPeer, names: Names, flag: str
+    raw_channel: RawPeer, cluster: Cluster, names: Names, flag: str
 ) -> None:
     queue = names.queue()
     declare(raw_channel, queue, QUORUM)
-    raw_channel.send(1, spec.Queue.Delete(queue=queue, **{flag: True}))
+    method = spec.Queue.Delete(queue=queue, **{flag: True})
+    if cluster.system != "rabbitmq":
+        if flag == "if_unused":
+            raw_channel.call(1, spec.Basic.Consume(queue=queue), spec.Basic.ConsumeOk)
+        else:
+            raw_channel.call(1, spec.Confirm.Select(), spec.Confirm.SelectOk)
+            raw_channel.publish(1, b"stays", routing_key=queue)
+            raw_channel.expect(spec.Basic.Ack)
+        raw_channel.send(1, method)
+        text = "in use" if flag == "if_unused" else "not empty"
+        closed = raw_channel.expect(spec.Channel.Close, channel=1)
+        assert (closed.reply_code, closed.reply_text) == (
+            406,
+            f"PRECONDITION_FAILED - queue '{queue}' in vhost '/' {text}",
+        )
+        raw_channel.send(1, spec.Channel.CloseOk())
+        raw_channel.open_channel(1)
+        raw_channel.call(1, spec.Queue.Purge(queue=queue), spec.Queue.PurgeOk)
+        raw_channel.call(1, method, spec.Queue.DeleteOk)
+        return
+    raw_channel.send(1, method)
     assert_connection_error(
         raw_channel,
         540,

@@ -544,6 +544,18 @@ class Channel:
             "connection_details": connection.details(),
         }
 
+    def set_prefetch(self, queue: str, tag: str, prefetch: int) -> bool:
+        """Changes the prefetch of a running consumer; False when there is none, or it takes all
+        there is because it acknowledges nothing."""
+        consumer = self.consumers.get(tag)
+        if consumer is None or consumer.queue.name != queue or not consumer.active:
+            return False
+        if consumer.slot.no_ack:
+            return False
+        consumer.prefetch = prefetch
+        consumer.client.set_credit(consumer.number, self.window(prefetch))
+        return True
+
     def consumer_infos(self) -> list[dict[str, object]]:
         """Rows of /api/consumers, with the session and number by which queues know them."""
         details = {

@@ -682,6 +682,11 @@ class Connection:
         """Rows of /api/channels."""
         return [channel.info() for channel in self.channels.values()]
 
+    def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
+        """See `ConnectionHandle`."""
+        channels = list(self.channels.values())
+        return sum(channel.set_prefetch(queue, tag, prefetch) for channel in channels)
+
     def consumer_infos(self) -> list[dict[str, object]]:
         """Rows of /api/consumers."""
         return [row for channel in self.channels.values() for row in channel.consumer_infos()]

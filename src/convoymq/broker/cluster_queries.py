@@ -10,10 +10,16 @@ from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.model.clock import Clock
-from convoymq.model.errors import BrokerError, PeerError
+from convoymq.model.errors import BrokerError, PeerError, Unavailable
 from convoymq.queues.interface import SINGLE_ACTIVE, Row
 from convoymq.queues.slices import in_slices
-from convoymq.transport.control import KIND_CLOSE_CONNECTION, KIND_LIST, ControlPlane, Reply
+from convoymq.transport.control import (
+    KIND_CLOSE_CONNECTION,
+    KIND_LIST,
+    KIND_PREFETCH,
+    ControlPlane,
+    Reply,
+)
 
 LIST_TIMEOUT_S = 1.0
 LIST_QUEUES_TIMEOUT_S = 5.0
@@ -45,6 +51,7 @@ class ClusterQueries:
         self._started_ms = clock.now_ms()
         control.handle_replying(KIND_LIST, self._on_list)
         control.handle(KIND_CLOSE_CONNECTION, self._on_close_connection)
+        control.handle(KIND_PREFETCH, self._on_prefetch)
 
     @property
     def uptime_ms(self) -> int:
@@ -122,6 +129,22 @@ class ClusterQueries:
             except BrokerError:
                 continue
         return False
+
+    async def set_prefetch(self, vhost: str, queue: str, tag: str, prefetch: int) -> int:
+        """Changes the prefetch of running consumers, on whatever node; returns how many there are
+        on the nodes that answered. Raises Unavailable when none did."""
+        changed = answered = 0
+        body = [vhost, queue, tag, prefetch]
+        for node in self._nodes.running():
+            try:
+                found = await self._control.request(node, KIND_PREFETCH, body, LIST_TIMEOUT_S)
+            except BrokerError:
+                continue
+            answered += 1
+            changed += int(found)
+        if not answered:
+            raise Unavailable("no node answered in time")
+        return changed
 
     async def learn_alarms(self) -> None:
         """Asks for alarms that began before this node started: nodes announce changes only."""
@@ -225,6 +248,13 @@ class ClusterQueries:
             for queue in self._local.handles()
             for session, number, status in queue.activity()
         ]
+
+    async def _on_prefetch(self, node: int, body: object) -> int:
+        match body:
+            case [str(vhost), str(queue), str(tag), int(prefetch)]:
+                connections = [each for each in self._connections.all() if each.vhost == vhost]
+                return sum(each.set_prefetch(queue, tag, prefetch) for each in connections)
+        raise PeerError(f"malformed request to change a prefetch from node {node}")
 
     async def _on_close_connection(self, node: int, body: object) -> bool:
         if not isinstance(body, list) or len(body) != 2:

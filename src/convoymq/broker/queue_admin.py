@@ -15,14 +15,7 @@ from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.commands import DeleteQueue, OwnerGone
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.errors import BrokerError, NotFound, Refused, Unavailable
-from convoymq.model.refusals import (
-    conditional_delete,
-    in_use,
-    not_empty,
-    queue_subject,
-    unserved_queue_type,
-    vhost_missing,
-)
+from convoymq.model.refusals import queue_subject, unserved_queue_type, vhost_missing
 from convoymq.queues.driver import driver_of
 from convoymq.queues.interface import Queue
 
@@ -90,7 +83,7 @@ class QueueAdmin:
 
         Raises:
             PreconditionFailed: in use, or not empty.
-            NotServed: a condition on a quorum queue.
+            NotServed: a condition on a quorum queue, while nodes of release 0.2 are around.
             ResourceLocked: it belongs to another connection.
         """
         place = self._metadata.tree.vhosts.get(vhost)
@@ -100,28 +93,24 @@ class QueueAdmin:
         if record is None:
             return 0
         place.topology.queue(name, self._nodes.owner_name(owner))
-        subject = queue_subject(vhost, name)
         driver = driver_of(record.type.value)
-        if driver is not None and not driver.deletes_on_condition and (if_unused or if_empty):
-            raise conditional_delete("if-unused" if if_unused else "if-empty", subject)
-        messages, consumers = await self._counts(record, needed=if_unused or if_empty)
-        if driver is None or driver.heeds_conditions:
-            if if_unused and consumers:
-                raise in_use(subject)
-            if if_empty and messages:
-                raise not_empty(subject)
+        heeded = driver is None or driver.heeds_conditions
+        messages = await self._check_delete(
+            record, if_unused=if_unused and heeded, if_empty=if_empty and heeded
+        )
         await self._delete(record)
         self._counters.queues_deleted += 1
         return messages
 
-    async def _counts(self, record: QueueRecord, *, needed: bool) -> tuple[int, int]:
-        """(ready messages, consumers); zeros when it does not say and they are not needed."""
+    async def _check_delete(self, record: QueueRecord, *, if_unused: bool, if_empty: bool) -> int:
+        """Ready messages of a queue that may be deleted; 0 when it does not say and need not."""
         queue = self._local.find(record)
         if queue is None:
-            return 0, 0
+            return 0
+        needed = if_unused or if_empty
         try:
-            async with asyncio.timeout(COUNTS_TIMEOUT_S):
-                return await queue.counts()
+            async with asyncio.timeout(self._timeout_s if needed else COUNTS_TIMEOUT_S):
+                return await queue.check_delete(if_unused=if_unused, if_empty=if_empty)
         except TimeoutError:
             if needed:
                 subject = queue_subject(record.vhost, record.name)
@@ -130,7 +119,7 @@ class QueueAdmin:
             # Without an answer a condition cannot be judged; plain deletion goes on.
             if needed:
                 raise
-        return 0, 0
+        return 0
 
     async def _delete(self, record: QueueRecord) -> None:
         command = DeleteQueue(vhost=record.vhost, name=record.name, group=record.group)

@@ -28,6 +28,10 @@ class ConnectionHandle(Protocol):
     def consumer_infos(self) -> list[Row]:
         """Rows of the list of consumers."""
 
+    def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
+        """Changes the prefetch of the running consumers of a queue with that tag, and returns how
+        many there are."""
+
     def sessions(self) -> list[int]:
         """The sessions of its channels."""
 

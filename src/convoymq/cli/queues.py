@@ -281,6 +281,23 @@ def rebalance(
         raise _error(str(found["failed"] or found["ended"] or "interrupted"), EXIT_UNAVAILABLE)
 
 
+def set_prefetch(
+    queue: Annotated[str, typer.Argument(help="Queue that is consumed.")],
+    consumer_tag: Annotated[str, typer.Argument(help="Tag of the consumer.")],
+    prefetch_count: Annotated[int, typer.Argument(help="Messages at a time; 0 = no limit.")],
+    vhost: VhostOption = "/",
+    url: UrlOption = URL_DEFAULT,
+    user: UserOption = USER_DEFAULT,
+    quiet: QuietOption = False,
+) -> None:
+    """Change the prefetch of a consumer that runs."""
+    _banner(f"Setting the prefetch of consumer {consumer_tag} of queue {queue} to "
+            f"{prefetch_count}...", quiet)  # fmt: skip
+    place = "/".join(quote(part, safe="") for part in (vhost, queue, consumer_tag))
+    body: dict[str, Json] = {"prefetch_count": prefetch_count}
+    Api(url, user).call("PUT", f"convoy/consumers/{place}/prefetch", body)
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands of `convoy queues`, under the names of rabbitmq-queues."""
     for command in (
@@ -289,6 +306,7 @@ def register(app: typer.Typer) -> None:
         grow,
         grow_to_count,
         rebalance,
+        set_prefetch,
         shrink,
         transfer_leadership,
     ):

@@ -618,6 +618,10 @@ class FetchConnection(asyncio.BufferedProtocol):
         """There are no channels in this protocol."""
         return []
 
+    def set_prefetch(self, queue: str, tag: str, prefetch: int) -> int:
+        """There are no consumers in this protocol."""
+        return 0
+
     def consumer_infos(self) -> list[dict[str, object]]:
         """There are no consumers in this protocol."""
         return []

@@ -169,8 +169,6 @@ class QueueDriver(ABC):
 
     rules: TypeRules
     """Name, and what may be declared."""
-    deletes_on_condition = True
-    """`queue.delete` with if-unused or if-empty is served; otherwise refused."""
     heeds_conditions = True
     """The conditions matter; otherwise they are taken and not looked at."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from convoymq.kernels.batch import PublishTarget
 from convoymq.model.errors import PreconditionFailed, Refused
+from convoymq.model.refusals import in_use, not_empty, queue_subject
 from convoymq.model.tables import Field
 from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, no_wait
 
@@ -261,6 +262,21 @@ class Queue(ABC):
     @abstractmethod
     async def counts(self) -> tuple[int, int]:
         """(ready messages, consumers), from the leader where there is one."""
+
+    async def check_delete(self, *, if_unused: bool, if_empty: bool) -> int:
+        """Returns how many ready messages a queue has that is to be deleted.
+
+        Raises:
+            PreconditionFailed: it is in use, or not empty, and must not be.
+            NotServed: a condition that a queue cannot judge yet.
+            Unavailable: it does not say.
+        """
+        messages, consumers = await self.counts()
+        if if_unused and consumers:
+            raise in_use(queue_subject(self.vhost, self.name))
+        if if_empty and messages:
+            raise not_empty(queue_subject(self.vhost, self.name))
+        return messages
 
     async def reservation(self, op: Mapping[str, object]) -> Row:
         """Carries out one op on a reservation or lease (`queues.reservations`) and returns its

@@ -54,6 +54,8 @@ KIND_METADATA_END = 15
 """Where does your metadata log end? (`convoymq.metadata.reads`)"""
 KIND_GROUP_ADMIN = 20
 """What an operator does to a group: its leadership and its members (`broker.group_requests`)."""
+#: Changes the prefetch of consumers that run: [vhost, queue, consumer tag, prefetch].
+KIND_PREFETCH = 22
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from convoymq.management import resources
+from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, object_not_found
+from convoymq.management.fields import number_in
 from convoymq.management.json_values import part
 from convoymq.management.routes import Routes
 from convoymq.model.json import JsonObject
 
 REASON_CHARS_MAX = 100
 """Of why a connection is closed: with the rest of the text it has to fit into a short string."""
+
+PREFETCH_MAX = 0xFFFF
+"""As basic.qos can say it."""
 
 routes = Routes()
 
@@ -99,6 +104,19 @@ async def consumers(call: Call) -> list[JsonObject]:
     visible = call.visible
     rows = await call.broker.cluster.list_consumers()
     return [row for row in rows if part(row, "queue").get("vhost") in visible]
+
+
+@routes.add("PUT", "convoy/consumers/{vhost}/{queue}/{tag}/prefetch")
+async def prefetch(call: Call) -> JsonObject:
+    vhost, queue, tag = call.vhost(), call.path["queue"], call.path["tag"]
+    call.may("configure", "queue", queue)
+    count = number_in(await call.json(), "prefetch_count", None)
+    if count is None or not 0 <= count <= PREFETCH_MAX:
+        raise bad_request(f"prefetch_count must be a number from 0 to {PREFETCH_MAX}")
+    changed = await call.broker.cluster.set_prefetch(vhost, queue, tag, count)
+    if not changed:
+        raise object_not_found()
+    return {"consumers": changed, "prefetch_count": count}
 
 
 @routes.listing("consumers/{vhost}")

@@ -80,7 +80,6 @@ class QuorumDriver(GroupDriver):
         policy_scope="quorum_queues",
     )
     group_size_argument = "x-quorum-initial-group-size"
-    deletes_on_condition = False
 
     def make_machine(self, arguments: Table) -> QuorumMachine:
         """See `GroupDriver`."""

@@ -25,8 +25,8 @@ message to serve or nobody to serve.
 Versions (ADR 0016): 1 is the queue of release 0.2. An ENQUEUE's flags for priority and expiration
 (2, 4) mean nothing in it: whatever carries them is served first in, first out, and stays until it
 is settled. 2 has CONFIG, by which the leader changes settings while the queue runs; time limits,
-lengths and priorities (ADR 0043); and dead letters: a setting for their strategy, and SETTLE from
-the leader for those that were published (ADR 0044).
+lengths and priorities (ADR 0043); dead letters: a setting for their strategy, and SETTLE from the
+leader for those that were published (ADR 0044); and judges conditions of queue.delete.
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -64,6 +64,11 @@ FLAGS_ATTRIBUTES = 2 | 4
 """Of ENQUEUE: records carry a priority, an expiration."""
 FLAG_FAILED = 1
 FLAG_GET_SETTLED = 1
+
+#: An op of RESERVATION that is none on a reservation: version 1 refuses it as malformed.
+DELETE_CHECK = "delete_check"
+IN_USE = "in_use"
+NOT_EMPTY = "not_empty"
 
 ENQUEUE = batch.CMD_ENQUEUE
 SETTLE = batch.CMD_SETTLE
@@ -308,6 +313,9 @@ class QuorumMachine(GroupMachine):
         except ValueError:
             self._reply(session, APPLIED_REJECTED, MALFORMED)
             return
+        if self.version >= 2 and op.get("op") == DELETE_CHECK:
+            self._check_delete(session, op)
+            return
         reason, answer = self.reservations.apply(op, self.index, self.time_ms)
         if reason is not None:
             self._reply(session, APPLIED_REJECTED, reason)
@@ -316,6 +324,16 @@ class QuorumMachine(GroupMachine):
         if op["op"] in ("open", "lease") and op["reservation"] in self.reservations.by_name:
             due = self.reservations.by_name[op["reservation"]].due_ms
             self.effects.append((EFFECT_TIMER, due))
+
+    def _check_delete(self, session: QueueSession, op: Packed) -> None:
+        """Whether the queue may be deleted on a condition, by what is in it at this entry."""
+        ready = self.backlog.ready()
+        if op.get("if_unused") is True and self.consumers.count:
+            self._reply(session, APPLIED_REJECTED, IN_USE)
+        elif op.get("if_empty") is True and ready:
+            self._reply(session, APPLIED_REJECTED, NOT_EMPTY)
+        else:
+            self._reply(session, APPLIED_OK, {"messages": ready})
 
     # ---------------------------------------------------------------- settings
 

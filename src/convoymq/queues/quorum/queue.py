@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING, Unpack
 
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
-from convoymq.model.errors import StorageFault
+from convoymq.model.errors import ReservationRefused, StorageFault
+from convoymq.model.refusals import conditional_delete, in_use, not_empty, queue_subject
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
 from convoymq.queues.interface import PRIORITY_ARGUMENT, ClientEvents, Delivery, QueueFeatures, Row
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover, DeadLetterOptions
-from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.machine import DELETE_CHECK, IN_USE, NOT_EMPTY, QuorumMachine
 from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.settings import SINCE_VERSION_2, machine_settings
 from convoymq.queues.quorum.views import messages_by_priority
@@ -395,6 +396,26 @@ class QuorumQueue(GroupQueue):
             since = effect[3] + effect[7]
         next_id = machine.consumers.position(session, consumer)
         self._forward_end(node, session, consumer, from_id, since, next_id)
+
+    async def check_delete(self, *, if_unused: bool, if_empty: bool) -> int:
+        """See `Queue`. The queue's log decides: both conditions held at one moment, of which all
+        that was confirmed before is part."""
+        if not if_unused and not if_empty:
+            return (await self.counts())[0]
+        subject = queue_subject(self.vhost, self.name)
+        question = {"op": DELETE_CHECK, "if_unused": if_unused, "if_empty": if_empty}
+        try:
+            answer = await self._reservation_client.ask(question)
+        except ReservationRefused as refused:
+            if refused.reason == IN_USE:
+                raise in_use(subject) from None
+            if refused.reason == NOT_EMPTY:
+                raise not_empty(subject) from None
+            # Version 1 of the machine does not know the question.
+            raise conditional_delete("if-unused" if if_unused else "if-empty", subject) from None
+        messages = answer["messages"]
+        assert isinstance(messages, int)
+        return messages
 
     # --- reservations --------------------------------------------------------------------------
 

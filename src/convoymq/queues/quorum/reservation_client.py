@@ -93,7 +93,11 @@ class ReservationClient(NullEvents):
     async def op(self, op: Mapping[str, object]) -> Answer:
         """Proposes an op and returns its answer. Raises ReservationRefused, NotFound,
         Unavailable."""
-        encoded = msgspec.msgpack.encode(checked_op(op))
+        return await self.ask(checked_op(op))
+
+    async def ask(self, op: Mapping[str, object]) -> Answer:
+        """Proposes what a RESERVATION command may carry, as `op`."""
+        encoded = msgspec.msgpack.encode(op)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._queue.limits.question_timeout_ms / 1000
         while True:
