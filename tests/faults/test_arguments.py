@@ -114,6 +114,36 @@ def test_the_prefetch_of_a_running_consumer_changes(cluster: LocalCluster, kind:
         assert call(cluster, "PUT", path.replace("c%201", "none"), {"prefetch_count": 1})[0] == 404
 
 
+@pytest.mark.parametrize("by", ["consumer", "queue", "policy"])
+def test_a_consumer_that_acknowledges_nothing_is_cancelled(cluster: LocalCluster, by: str) -> None:
+    queue = f"late {by}"
+    limit = {"x-consumer-timeout": 1_000}
+    with closing(connect(cluster, "guest", node=3)) as connection:
+        channel = connection.channel()
+        arguments = QUORUM | (limit if by == "queue" else {})
+        channel.queue_declare(queue, durable=True, arguments=arguments)
+        if by == "policy":
+            policy = {"pattern": f"^{queue}$", "definition": {"consumer-timeout": 1_000}}
+            until(lambda: call(cluster, "PUT", "policies/%2F/late", policy)[0] in (201, 204))
+        cancelled: list[object] = []
+        channel.add_on_cancel_callback(cancelled.append)
+        first, again = list[Any](), list[Any]()
+        channel.basic_consume(
+            queue,
+            lambda _channel, method, *_: first.append(method),
+            arguments=limit if by == "consumer" else {},
+        )
+        channel.basic_publish("", queue, b"x")
+        until(lambda: (connection.process_data_events(0.05), bool(first))[1])
+        until(lambda: (connection.process_data_events(0.05), bool(cancelled))[1])
+        # A late acknowledgement is no error, and another consumer has the message.
+        channel.basic_ack(first[0].delivery_tag)
+        other = connection.channel()
+        other.basic_consume(queue, lambda _c, method, *_: again.append(method), auto_ack=True)
+        until(lambda: (connection.process_data_events(0.05), bool(again))[1])
+        assert (len(first), again[0].redelivered, channel.is_open) == (1, True, True)
+
+
 @pytest.mark.parametrize("node", [1, 2, 3])
 def test_a_quorum_queue_is_deleted_on_condition(cluster: LocalCluster, node: int) -> None:
     queue = f"condition {node}"

@@ -12,7 +12,6 @@ arrives here is control, and messages that need a closer look. Source: RabbitMQ 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +31,7 @@ from convoymq.amqp.deliveries import Deliveries
 from convoymq.amqp.errors import as_broker_error
 from convoymq.amqp.permissions import Permissions
 from convoymq.amqp.publishing import REPLY_PREFIX, inspect, names_of
+from convoymq.amqp.timeouts import AcknowledgementTimeouts
 from convoymq.amqp.transactions import Transaction
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget
@@ -80,8 +80,7 @@ class Channel:
         #: The queue that is being deleted, and cancels of its consumers: delete-ok goes first.
         self.deleting: tuple[str, list[spec.BasicCancel]] | None = None
         self._counted = [0, 0]
-        #: The next delivery tag at each of the latest scans for late acknowledgements.
-        self._tag_marks: deque[int] = deque()
+        self.timeouts = AcknowledgementTimeouts(self)
 
     # --- methods -------------------------------------------------------------------------
 
@@ -168,17 +167,6 @@ class Channel:
         self.send(spec.AccessRequestOk(ticket=1))
 
     # --- checks on occasion --------------------------------------------------------------
-
-    def check_acknowledged(self, scans: int, timeout_ms: int) -> None:
-        """One scan for late acknowledgements: closes the channel when a delivery is older than
-        `scans` scans. Marking the next tag at each scan costs nothing per message."""
-        if self.closed:
-            return
-        self._tag_marks.append(self.codec.next_tag)
-        if len(self._tag_marks) > scans and (
-            0 < self.codec.oldest_unacked < self._tag_marks.popleft()
-        ):
-            self.refuse(refusals.acknowledgement_late(self.number, timeout_ms), 0, 0)
 
     def check_again(self) -> None:
         """Ask again for every permission (update-secret); a consumer that lost its own closes the
@@ -578,6 +566,7 @@ class Channel:
                 "prefetch_count": consumer.prefetch,
                 "exclusive": consumer.exclusive,
                 "active": consumer.active,
+                "consumer_timeout": self.timeouts.of(consumer.number),
                 "activity_status": "up",
                 "arguments": consumer.arguments.to_plain(),
                 "ignored_arguments": ignored_arguments(consumer.arguments, consumer.queue),

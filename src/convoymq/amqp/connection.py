@@ -11,7 +11,6 @@ Source: AMQP 0-9-1 and RabbitMQ 4.3 behaviour.
 from __future__ import annotations
 
 import errno
-import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Protocol
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SCAN_S = 60.0
+SCAN_LEAST_S = 0.25
 """How often a connection looks for late acknowledgements, unless the time-out is that short."""
 _ALARM_WORDS = {"memory": "low on memory", "disk": "low on disk"}
 
@@ -141,6 +141,9 @@ class Connection:
         self.vhost_open = False
         self.heartbeats = Heartbeats(self)
         self._scan: Timer | None = None
+        self._scan_s = 0.0
+        self._scan_time_s = 0.0
+        """Sum of the waits for scans: behind the clock, never ahead of it."""
         if handshake_left_s is None:
             handshake_left_s = settings.handshake_timeout_s
         self._timers: list[Timer] = [shell.call_later(handshake_left_s, self._handshake_late)]
@@ -441,22 +444,29 @@ class Connection:
 
     def start_scans(self) -> None:
         """Begin to look for late acknowledgements, where they are limited."""
-        if self.settings.consumer_timeout_ms is not None:
-            self._scan = self.shell.call_later(self._scan_s, self._check_acknowledged)
+        self.scan_within(self.settings.consumer_timeout_ms)
 
-    @property
-    def _scan_s(self) -> float:
-        return min(SCAN_S, (self.settings.consumer_timeout_ms or 0) / 2000)
-
-    def _check_acknowledged(self) -> None:
-        timeout_ms = self.settings.consumer_timeout_ms
+    def scan_within(self, timeout_ms: int | None) -> None:
+        """Look often enough for acknowledgements that have so much time; None = any."""
         if timeout_ms is None or self._down:
             return
-        scans = math.ceil(timeout_ms / (1000 * self._scan_s))
+        wait_s = min(SCAN_S, max(SCAN_LEAST_S, timeout_ms / 2000))
+        if self._scan is not None:
+            if self._scan_s <= wait_s:
+                return
+            # What has passed of the longer wait does not count: nothing is late too early.
+            self._scan.cancel()
+        self._scan_s = wait_s
+        self._scan = self.shell.call_later(wait_s, self._check_acknowledged)
+
+    def _check_acknowledged(self) -> None:
+        self._scan = None
+        self._scan_time_s += self._scan_s
         for channel in list(self.channels.values()):
-            channel.check_acknowledged(scans, timeout_ms)
-        if not self._down:
-            self._scan = self.shell.call_later(self._scan_s, self._check_acknowledged)
+            channel.timeouts.scan(self._scan_time_s)
+        shortest = [channel.timeouts.shortest_ms() for channel in self.channels.values()]
+        for timeout_ms in (self.settings.consumer_timeout_ms, *shortest):
+            self.scan_within(timeout_ms)
 
     # --- timers ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from convoymq.amqp import _spec as spec
 from convoymq.amqp.errors import as_broker_error
 from convoymq.amqp.publishing import REPLY_QUEUE
+from convoymq.amqp.timeouts import consumer_timeout_ms, is_timed
 from convoymq.broker.declarations import generated_name
 from convoymq.kernels import channel_codec
 from convoymq.kernels.channel_codec import ConsumerDeliveries
@@ -16,6 +17,7 @@ from convoymq.model.refusals import queue_subject
 from convoymq.model.tables import Table
 from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
+    TIMEOUT_ARGUMENT,
     ConsumerSpec,
     GetResult,
     Queue,
@@ -30,7 +32,7 @@ TYPED_ARGUMENTS = (
     "x-stream-offset",
     "x-stream-consumer-name",
     *FILTER_ARGUMENTS,
-    "x-consumer-timeout",
+    TIMEOUT_ARGUMENT,
 )
 """Arguments of a consumer that not all queue types have."""
 
@@ -160,6 +162,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
     if stream and channel.global_prefetch and channel.prefetch and not method.no_ack:
         raise refusals.global_qos_on_stream(queue_subject(queue.vhost, queue.name))
     priority = _priority_of(method.arguments, queue)
+    asked_ms = consumer_timeout_ms(method.arguments, queue)
     client = channel.client_of(queue)
     channel.last_number += 1
     deliveries = channel.codec.add_consumer(
@@ -186,6 +189,8 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
             drop_consumer(channel, consumer)
             raise as_broker_error(error)
         consumer.active = True
+        if is_timed(slot, queue):
+            channel.timeouts.watch(consumer, asked_ms)
         if not method.nowait:
             channel.send(spec.BasicConsumeOk(consumer_tag=tag))
 

@@ -30,7 +30,8 @@ class AmqpSettings:
     max_message_size_bytes: int = 16 << 20
     """[max_message_size] Body limit, bytes; at most 512 MiB. A message is held in memory whole."""
     consumer_timeout_ms: int | None = 1_800_000
-    """[consumer_timeout] How long a delivery may stay unacknowledged before its channel closes."""
+    """[consumer_timeout] How long a delivery may stay unacknowledged where neither consumer nor
+    queue say otherwise."""
     permit_global_qos: bool = True
     """[deprecated_features.permit.global_qos] basic.qos with global=true sets a limit that all
     consumers of a channel share; otherwise it does what global=false does."""

@@ -28,6 +28,8 @@ WAITING = "waiting"
 
 PRIORITY_ARGUMENT = "x-priority"
 """A consumer's argument: others are served only while those of a higher number cannot be."""
+TIMEOUT_ARGUMENT = "x-consumer-timeout"
+"""A consumer's argument: ms that its client has to acknowledge a delivery; 0 = any."""
 NO_LEADER = "no leader"
 """Why a consumer ended: nobody leads its queue. What it holds can still be settled."""
 
@@ -41,6 +43,9 @@ class QueueFeatures:
 
     counts_failed_deliveries: bool = False
     """Deliveries carry `x-delivery-count`."""
+    times_consumers: bool = False
+    """Consumers, the queue and policies may limit the time to acknowledge a delivery; what is late
+    returns, and the consumer ends."""
     drops_repeats: bool = False
     """Messages of a named producer that were published before are dropped."""
     reads_by_offset: bool = False
@@ -209,6 +214,11 @@ class QueueClient(ABC):
     def purge(self) -> None:
         """Drops ready messages; answered by `on_purged`."""
 
+    def end(self, consumer: int) -> None:
+        """Ends a consumer without an answer: its owner has been told. Nothing more comes for it;
+        what it holds it may still settle."""
+        raise NotImplementedError("queues of this type end no consumers by themselves")
+
     def pause(self, consumer: int) -> None:  # noqa: B027
         """The channel holds enough for a consumer: nothing more for it until `resume`, if the queue
         can get it again later. What comes nevertheless has to be taken."""
@@ -232,6 +242,9 @@ class Queue(ABC):
     features: QueueFeatures
     trace: QueueTrace | None = None
     """Clients and channels tell it what they did."""
+    consumer_timeout_ms: int | None = None
+    """How long deliveries may stay unacknowledged, by the queue's arguments and policies; 0 = for
+    as long as it takes, None = they do not say."""
     ended: Refused | None = None
     """Why nothing can be done any more."""
     refuses_publishes: bool = False

@@ -82,6 +82,7 @@ class FakeQueue:
         self.trace: Any = None
         self.refuses_publishes = False
         self.serves_attributes = type != "stream"
+        self.consumer_timeout_ms: int | None = None
 
     def client(self, session: int, events: Any) -> FakeClient:
         made = FakeClient(self, session, events)
@@ -144,6 +145,7 @@ class FakeClient:
     def __init__(self, queue: FakeQueue, session: int, events: Any) -> None:
         self.queue = queue
         self.events = events
+        self.session = session
         self.target = batch.PublishTarget(queue.builder, session, self)
         self.gets: dict[int, tuple[bytes, int, int, int]] = {}
         self.get_id = 0
@@ -175,6 +177,12 @@ class FakeClient:
         self.gone = consumer
         self._answer(lambda: self.events.on_cancel_ok(self, number))
 
+    def end(self, number: int) -> None:
+        self.queue.calls.append(("end", number))
+        consumer = self._consumer(number)
+        self.queue.consumers.remove(consumer)
+        self.gone = consumer
+
     def set_credit(self, number: int, credit: int) -> None:
         self.queue.calls.append(("credit", number, credit))
         self._consumer(number).credit = window_of(credit)
@@ -192,6 +200,9 @@ class FakeClient:
             for each in range(first, last + 1)
         ]
         assert ids == sorted(ids)
+        if self.queue.features.times_consumers:
+            # What is late may have been returned before.
+            ids = [each for each in ids if each in held]
         return [held.pop(each) for each in ids]
 
     def settle(self, number: int, ranges: Sequence[int]) -> None:

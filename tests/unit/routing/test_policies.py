@@ -155,8 +155,8 @@ def test_operator_policies_have_fewer_keys() -> None:
             "no queue type serves all of max-in-memory-length, queue-mode",
         ),
         (
-            policy(definition={"consumer-disconnected-timeout": 5}),
-            "consumer-disconnected-timeout is not served by any queue type",
+            policy(definition={"delayed-retry-min": 5}),
+            "delayed-retry-min is not served by any queue type",
         ),
     ],
 )

@@ -121,8 +121,6 @@ def test_when_the_next_single_active_consumer_begins_can_be_said() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("x-consumer-timeout", 1),
-        ("x-consumer-disconnected-timeout", 1),
         ("x-delayed-retry-type", "all"),
         ("x-delayed-retry-min", 1),
         ("x-delayed-retry-max", 1),

@@ -59,7 +59,9 @@ class AmqpConfig:
     consumer_timeout_ms: int | None = key(
         "consumer_timeout",
         1_800_000,
-        """A delivery not acknowledged for this long closes its channel; `none` = never, then a
+        """A delivery that a consumer has not acknowledged for this long is late. It returns to a
+        quorum queue, and the consumer is cancelled; arguments and policies may say otherwise
+        (docs/concepts.md). Any other late delivery closes its channel. `none` = never, then a
         hanging consumer keeps its messages for ever.""",
         parse=parse_optional_int,
         unit="ms",

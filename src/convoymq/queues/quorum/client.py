@@ -130,6 +130,12 @@ class QuorumClient(SessionClient):
             known.cancelling = True
         self._question(batch.CMD_CANCEL, 0, consumer, b"", consumer)
 
+    def end(self, consumer: int) -> None:
+        """See `QueueClient`. What the queue hands out before it hears this goes back."""
+        self._consumers[consumer].cancelled = True
+        self._given_up.add(self.target.command(batch.CMD_CANCEL, 0, 0, consumer))
+        self.resume(consumer)
+
     def set_credit(self, consumer: int, credit: int) -> None:
         """Replaces the consumer's window."""
         body = msgspec.msgpack.encode({"credit": credit if credit > 0 else WINDOW_UNLIMITED})
@@ -396,10 +402,7 @@ class QuorumClient(SessionClient):
             ended = known.cancelled or known.cancelling or not known.subscribed
             if ended or not known.hears_cancel or self.closed:
                 continue
-            known.cancelled = True
-            seq = self.target.command(batch.CMD_CANCEL, 0, 0, number)
-            self._given_up.add(seq)
-            self.resume(number)
+            self.end(number)
             self._events.on_cancelled(self, number, NO_LEADER)
 
     def _renew(self) -> None:

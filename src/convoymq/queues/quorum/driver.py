@@ -23,6 +23,8 @@ SINCE_VERSION_2 = (
     "x-dead-letter-exchange",
     "x-dead-letter-routing-key",
     "x-dead-letter-strategy",
+    "x-consumer-timeout",
+    "x-consumer-disconnected-timeout",
 )
 """Arguments that the first version of the machine does not know (ADR 0043, ADR 0044)."""
 
@@ -75,6 +77,8 @@ class QuorumDriver(GroupDriver):
                 "dead-letter-routing-key",
                 "dead-letter-strategy",
                 "overflow",
+                "consumer-timeout",
+                "consumer-disconnected-timeout",
             )
         ),
         policy_scope="quorum_queues",

@@ -52,7 +52,13 @@ from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, mark_of
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
-from convoymq.queues.quorum.settings import NONE, SINCE_VERSION_2, check_changes, with_defaults
+from convoymq.queues.quorum.settings import (
+    DISCONNECTED_TIMEOUT,
+    NONE,
+    SINCE_VERSION_2,
+    check_changes,
+    with_defaults,
+)
 from convoymq.queues.reservations import MALFORMED, SINGLE_ACTIVE, Reservations
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map
 from convoymq.replication import versions as supported
@@ -368,6 +374,9 @@ class QuorumMachine(GroupMachine):
         if "expires_ms" in settings:
             # Counts from now on, or a queue that was idle would go at once.
             self.consumers.last_active_ms = self.time_ms
+        due = self._nodes_due_ms()
+        if due is not None:
+            self.effects.append((EFFECT_TIMER, due))
 
     def _follow_settings(self) -> None:
         """Has the parts work by the settings."""
@@ -437,7 +446,7 @@ class QuorumMachine(GroupMachine):
             self.effects.append(
                 (EFFECT_NOTE, "quorum.reservation_expired", {"reservation": reservation.name})
             )
-        timeout = self.settings["disconnect_timeout_ms"]
+        timeout = self._disconnect_timeout_ms()
         for node, state in self.down_nodes.items():
             if state[1] or self.time_ms < state[0] + timeout:
                 continue
@@ -477,8 +486,12 @@ class QuorumMachine(GroupMachine):
             return None
         return self.consumers.last_active_ms + self._expires_ms
 
+    def _disconnect_timeout_ms(self) -> int:
+        set_ms: int = self.settings.get(DISCONNECTED_TIMEOUT, NONE)
+        return set_ms if set_ms >= 0 else self.settings["disconnect_timeout_ms"]
+
     def _nodes_due_ms(self) -> int | None:
-        timeout = self.settings["disconnect_timeout_ms"]
+        timeout = self._disconnect_timeout_ms()
         waiting = [since for since, returned in self.down_nodes.values() if not returned]
         return min(waiting) + timeout if waiting else None
 

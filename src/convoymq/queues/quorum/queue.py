@@ -34,7 +34,14 @@ from convoymq.model.errors import ReservationRefused, StorageFault
 from convoymq.model.refusals import conditional_delete, in_use, not_empty, queue_subject
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
-from convoymq.queues.interface import PRIORITY_ARGUMENT, ClientEvents, Delivery, QueueFeatures, Row
+from convoymq.queues.interface import (
+    PRIORITY_ARGUMENT,
+    TIMEOUT_ARGUMENT,
+    ClientEvents,
+    Delivery,
+    QueueFeatures,
+    Row,
+)
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover, DeadLetterOptions
 from convoymq.queues.quorum.machine import DELETE_CHECK, IN_USE, NOT_EMPTY, QuorumMachine
@@ -81,8 +88,8 @@ class QuorumQueue(GroupQueue):
     features = QueueFeatures(
         counts_failed_deliveries=True,
         drops_repeats=True,
-        consumer_arguments=frozenset((PRIORITY_ARGUMENT,)),
-        unserved_consumer_arguments=frozenset(("x-consumer-timeout",)),
+        consumer_arguments=frozenset((PRIORITY_ARGUMENT, TIMEOUT_ARGUMENT)),
+        times_consumers=True,
     )
 
     def __init__(
@@ -166,6 +173,8 @@ class QuorumQueue(GroupQueue):
     def configure(self, settings: Mapping[str, object]) -> None:
         """See `Queue`."""
         self.mover.configure(settings)
+        timeout_ms = settings.get("consumer-timeout")
+        self.consumer_timeout_ms = timeout_ms if isinstance(timeout_ms, int) else None
         super().configure(settings)
 
     def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:

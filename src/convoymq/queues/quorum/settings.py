@@ -11,6 +11,7 @@ DELIVERY_LIMIT_DEFAULT = 20
 DELIVERY_LIMIT_MAX = 0xFFFFFFFF
 """A message's failed deliveries are counted in 32 bits."""
 DISCONNECT_TIMEOUT_MS_DEFAULT = 60_000
+DISCONNECTED_TIMEOUT = "consumer_disconnected_timeout_ms"
 NONE = -1
 """No limit; also what a setting is that no CONFIG ever named."""
 
@@ -42,6 +43,8 @@ SINCE_VERSION_2: Mapping[str, int] = {
     "max_length_bytes": NONE,
     # 1: beyond a limit publishers are refused; otherwise what is next is dropped.
     "reject_publish": NONE,
+    # Comes before disconnect_timeout_ms.
+    DISCONNECTED_TIMEOUT: NONE,
 }
 #: Settings that CONFIG may change.
 CHANGEABLE = frozenset(("delivery_limit", *SINCE_VERSION_2))
@@ -62,16 +65,17 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
         limit = DELIVERY_LIMIT_DEFAULT
     return {
         "delivery_limit": max(-1, min(limit, DELIVERY_LIMIT_MAX)),
-        "message_ttl_ms": _limit(settings, "message-ttl"),
-        "expires_ms": _limit(settings, "expires"),
-        "max_length": _limit(settings, "max-length"),
-        "max_length_bytes": _limit(settings, "max-length-bytes"),
+        "message_ttl_ms": _number(settings, "message-ttl"),
+        "expires_ms": _number(settings, "expires"),
+        "max_length": _number(settings, "max-length"),
+        "max_length_bytes": _number(settings, "max-length-bytes"),
         "reject_publish": 1 if settings.get("overflow") == REJECT_PUBLISH else NONE,
         "dead_letters": dead_letter_strategy(settings)[0],
+        DISCONNECTED_TIMEOUT: _number(settings, "consumer-disconnected-timeout"),
     }
 
 
-def _limit(settings: Mapping[str, object], key: str) -> int:
+def _number(settings: Mapping[str, object], key: str) -> int:
     value = settings.get(key)
     return value if isinstance(value, int) else NONE
 

@@ -11,6 +11,7 @@ from convoymq.kernels import batch
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.quorum import settings
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_TIMER
 from tests.unit.queues.quorum.support import Log, apply, session_id
 
 A = session_id(1)
@@ -95,6 +96,7 @@ def test_effective_settings_become_settings_of_the_machine() -> None:
     assert changed(message_ttl=0, expires=9) == {"message_ttl_ms": 0, "expires_ms": 9}
     assert changed(overflow="reject-publish") == {"reject_publish": 1}
     assert changed(overflow="reject-publish-dlx") == {} == changed(overflow="drop-head")
+    assert changed(consumer_disconnected_timeout=9) == {settings.DISCONNECTED_TIMEOUT: 9}
     assert changed(colour=1) == {}
 
 
@@ -103,3 +105,49 @@ def test_a_version_brings_its_settings_as_if_they_were_not_there() -> None:
     assert not set(settings.SINCE_VERSION_2) & set(machine.settings)
     machine.set_version(2)
     assert settings.SINCE_VERSION_2.items() <= machine.settings.items()
+
+
+def suspected_queue(settings: dict[str, int]) -> tuple[QuorumMachine, Log]:
+    """A queue whose consumer holds a message on a node that is suspected."""
+    machine, log = QuorumMachine(settings), Log()
+    machine.set_version(2)
+    log.publish(A, [1])
+    log.checkout(A, 1, 1)
+    apply(machine, log.seal())
+    log.node_down(1)
+    apply(machine, log.seal())
+    return machine, log
+
+
+def test_the_time_that_a_node_may_be_away_can_be_said_and_unsaid() -> None:
+    machine, log = suspected_queue({"disconnect_timeout_ms": 60_000})
+    since = machine.time_ms
+    assert machine.next_due_ms() == since + 60_000
+    configure(log, **{settings.DISCONNECTED_TIMEOUT: 5_000})
+    assert (EFFECT_TIMER, since + 5_000) in apply(machine, log.seal())
+    assert machine.next_due_ms() == since + 5_000
+    configure(log, **{settings.DISCONNECTED_TIMEOUT: settings.NONE})
+    apply(machine, log.seal())
+    assert machine.next_due_ms() == since + 60_000
+
+
+def test_messages_of_a_suspected_node_return_when_the_queue_s_own_time_is_over() -> None:
+    """Returned so they count as handed out, not as failed, and once only; a late acknowledgement
+    does nothing."""
+    machine, log = suspected_queue({})
+    configure(log, **{settings.DISCONNECTED_TIMEOUT: 5_000})
+    apply(machine, log.seal())
+    log.leader(batch.CMD_TICK)
+    apply(machine, log.seal(4_900))
+    assert (machine.backlog.ready(), machine.backlog.unacked) == (0, 1)
+    log.leader(batch.CMD_TICK)
+    apply(machine, log.seal(200))
+    assert (machine.backlog.ready(), machine.backlog.unacked) == (1, 0)
+    (run,) = machine.backlog.returned.runs()
+    assert run[5:7] == (1, 0), "acquired once, failed never"
+    log.settle(A, 1, 0, 0)
+    apply(machine, log.seal())
+    assert machine.backlog.ready() == 1
+    log.node_up(1)
+    effects = apply(machine, log.seal())
+    assert [effect[3] for effect in effects if effect[0] == EFFECT_DELIVER] == [1]
