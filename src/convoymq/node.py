@@ -639,10 +639,10 @@ class Node:
 
     def _make_broker(self) -> Broker:
         from convoymq.broker.facade import Broker
-        from convoymq.broker.settings import BrokerSettings
+        from convoymq.broker.settings import BrokerSettings, ReconciliationSettings
         from convoymq.kernels.route_cache import RouteCacheVersion
 
-        defaults = self.config.defaults
+        defaults, reconciliation = self.config.defaults, self.config.reconciliation
         settings = BrokerSettings(
             default_queue_type=defaults.queue_type,
             quorum_group_size=defaults.quorum_group_size,
@@ -661,6 +661,13 @@ class Node:
             reply_backlog_max_bytes=self.config.cluster.link_backlog_max_bytes // 2,
             loopback_users=self.config.amqp.loopback_users,
             cluster_size_target=self.config.cluster.size_hint,
+            reconciliation=ReconciliationSettings(
+                enabled=reconciliation.enabled,
+                target_group_size=reconciliation.target_group_size or 0,
+                auto_remove=reconciliation.auto_remove,
+                interval_ms=reconciliation.interval_ms,
+                trigger_interval_ms=reconciliation.trigger_interval_ms,
+            ),
         )
         return Broker(
             node_id=self.id,

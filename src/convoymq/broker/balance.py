@@ -1,6 +1,7 @@
 """Decides which member a group gets next and which leader moves where: pure functions.
 
-Source: RabbitMQ 4.3 `rabbitmq-queues rebalance`, `grow` and `grow_to_count` (ADR 0041).
+Source: RabbitMQ 4.3 `rabbitmq-queues rebalance`, `grow` and `grow_to_count` (ADR 0041), and
+continuous membership reconciliation (ADR 0048).
 """
 
 from __future__ import annotations
@@ -161,6 +162,45 @@ def next_member(
     """
     free = [node for node in candidates if node not in members]
     return min(free, key=lambda node: (replicas.get(node, 0), node), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStep:
+    """One change of a group's members; a node that is 0 is not meant."""
+
+    add: int = 0
+    remove: int = 0
+
+
+def reconciling_step(
+    members: Collection[int],
+    *,
+    target: int,
+    cluster: Collection[int],
+    candidates: Collection[int],
+    replicas: Mapping[int, int],
+    auto_remove: bool = False,
+) -> MemberStep | None:
+    """The next change of a group that should have `target` members; None = there is none.
+
+    A group with an odd number of members grows only when two nodes can follow: the second one makes
+    the number odd again. An even target is reached all the same, as in RabbitMQ.
+
+    Args:
+        members: all of them; none is on its way to get a vote.
+        cluster: nodes that were not removed from the cluster.
+        candidates: nodes of it that run, are not drained, and could become a member.
+        replicas: replicas per node; a missing node has none.
+        auto_remove: whether a member that is no node of the cluster has to go. The last one stays.
+    """
+    gone = sorted(node for node in members if node not in cluster)
+    if auto_remove and gone and len(members) > 1:
+        return MemberStep(remove=gone[0])
+    free = [node for node in candidates if node not in members]
+    if len(members) >= target or (len(members) % 2 == 1 and len(free) < 2):
+        return None
+    node = next_member(members, free, replicas)
+    return MemberStep(add=node) if node else None
 
 
 def grows(members: Collection[int], strategy: Strategy) -> bool:

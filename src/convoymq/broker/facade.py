@@ -31,6 +31,7 @@ from convoymq.broker.placement import Placement
 from convoymq.broker.publishing import NodePublishing, Publishing
 from convoymq.broker.queue_admin import QueueAdmin
 from convoymq.broker.queue_questions import QueueAnswers, QueueQuestions
+from convoymq.broker.reconciliation import MembershipReconciliation
 from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.broker.replies import ReplyRoutes
 from convoymq.broker.settings import BrokerSettings
@@ -184,6 +185,15 @@ class Broker:
         self.maintenance = Maintenance(
             self.nodes, self.metadata, host, self.leadership, self.connections, self._tasks
         )
+        self.reconciliation = MembershipReconciliation(
+            settings=self.settings.reconciliation,
+            nodes=self.nodes,
+            tree=tree,
+            host=host,
+            membership=self.membership,
+            clock=self._clock,
+            tasks=self._tasks,
+        )
 
     def _make_local(self, stored_groups: Callable[[], Iterable[int]]) -> LocalQueues:
         questions = QueueQuestions(self.control, self._tasks)
@@ -309,6 +319,7 @@ class Broker:
             self.traces.tick()
         self._absent_nodes.tick()
         self.maintenance.tick()
+        self.reconciliation.tick()
 
     def _call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)
@@ -322,12 +333,14 @@ class Broker:
         self.local.on_node_up(node)
         self.route_cache_version.bump()
         self.alarms.on_node_up(node)
+        self.reconciliation.trigger()
 
     def on_node_down(self, node: int, *, definite: bool = False) -> None:
         """Another node is not linked any more; `definite`: its process is known to be gone."""
         self.local.on_node_down(node, definite=definite)
         self.route_cache_version.bump()
         self.alarms.on_node_down(node)
+        self.reconciliation.trigger()
         if definite:
             self._absent_nodes.on_node_gone(node)
 
@@ -345,6 +358,7 @@ class Broker:
     def _on_change(self, change: Change) -> None:
         self.route_cache_version.bump()
         due = self.local.on_change(change)
+        self.reconciliation.on_change(change)
         if change.kind in (ChangeKind.OTHER, ChangeKind.RESTORED):
             self.maintenance.tick()
         # Whoever hears of a queue may look it up at once, and look-ups open nothing.

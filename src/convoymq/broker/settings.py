@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from convoymq.metadata.placement import CLIENT_LOCAL
 from convoymq.queues.quorum.settings import DISCONNECT_TIMEOUT_MS_DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconciliationSettings:
+    """[quorum_queue.continuous_membership_reconciliation.…] When quorum queues get the members
+    they should have by themselves."""
+
+    enabled: bool = False
+    target_group_size: int = 0
+    """Of every quorum queue; 0 = only policies and arguments say."""
+    auto_remove: bool = False
+    """Members that are no nodes of the cluster are taken out."""
+    interval_ms: int = 3_600_000
+    trigger_interval_ms: int = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +71,7 @@ class BrokerSettings:
     disconnect_timeout_ms: int = DISCONNECT_TIMEOUT_MS_DEFAULT
     """How long a node may be away before its exclusive queues end. Sooner when its process is known
     to be gone."""
+    reconciliation: ReconciliationSettings = field(default_factory=ReconciliationSettings)
 
     @property
     def operation_timeout_s(self) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from convoymq.broker.balance import (
     LedGroup,
+    MemberStep,
     Move,
     Strategy,
     choose_successor,
@@ -17,9 +18,11 @@ from convoymq.broker.balance import (
     next_member,
     plan_by_count,
     plan_by_load,
+    reconciling_step,
 )
 
 NODES = (1, 2, 3, 4, 5)
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -52,6 +55,7 @@ def check_moves(groups: list[LedGroup], nodes: set[int], moves: list[Move]) -> N
         assert move.target in nodes
 
 
+@patient
 @given(led_groups(), st.sets(st.sampled_from(NODES)))
 def test_plans_by_count_keep_the_cap_where_members_allow(
     groups: list[LedGroup], nodes: set[int]
@@ -98,6 +102,7 @@ def test_leaders_leave_nodes_that_may_not_lead() -> None:
     assert Counter(move.target for move in plan_by_count(groups, (1, 2))) == {1: 2, 2: 2}
 
 
+@patient
 @given(led_groups(), st.sets(st.sampled_from(NODES)))
 def test_plans_by_load_never_raise_the_highest_load(
     groups: list[LedGroup], nodes: set[int]
@@ -139,3 +144,92 @@ def test_even_groups_grow_only_when_they_are_even() -> None:
     assert grows((1, 2), Strategy.EVEN)
     assert not grows((1, 2, 3), Strategy.EVEN)
     assert grows((1, 2, 3), Strategy.ALL)
+
+
+# --- continuous membership reconciliation ---------------------------------------------------
+
+
+def step(
+    members: tuple[int, ...],
+    target: int,
+    candidates: tuple[int, ...] = NODES,
+    *,
+    cluster: tuple[int, ...] = NODES,
+    replicas: dict[int, int] | None = None,
+    auto_remove: bool = False,
+) -> MemberStep | None:
+    return reconciling_step(
+        members,
+        target=target,
+        cluster=cluster,
+        candidates=candidates,
+        replicas=replicas or {},
+        auto_remove=auto_remove,
+    )
+
+
+def test_a_group_gets_the_node_with_fewest_replicas() -> None:
+    assert step((1, 2), 3, replicas={3: 5, 4: 2, 5: 9}) == MemberStep(add=4)
+    assert step((1, 2, 3), 3) is None
+    assert step((1, 2, 3, 4), 3) is None
+    assert step((1, 2), 0) is None
+
+
+def test_an_odd_group_grows_only_when_two_can_follow() -> None:
+    assert step((1, 2, 3), 5, (1, 2, 3, 4)) is None
+    assert step((1, 2, 3), 5, (1, 2, 3, 4, 5)) == MemberStep(add=4)
+    assert step((1, 2), 5, (1, 2, 4)) == MemberStep(add=4)
+    assert step((1,), 3, (1, 2)) is None
+
+
+def test_only_nodes_outside_of_the_cluster_are_removed() -> None:
+    # Node 3 is down: no candidate, and still a node of the cluster.
+    assert step((1, 2, 3), 3, (1, 2), auto_remove=True) is None
+    assert step((1, 2, 9), 3, (1, 2), cluster=(1, 2)) is None
+    assert step((1, 2, 9), 3, (1, 2), cluster=(1, 2), auto_remove=True) == MemberStep(remove=9)
+    assert step((9,), 3, (1, 2), cluster=(1, 2), auto_remove=True) == MemberStep(add=1)
+
+
+@patient
+@given(
+    members=st.sets(st.integers(1, 9), min_size=1),
+    target=st.integers(1, 9),
+    cluster=st.sets(st.integers(1, 9)),
+    drained=st.sets(st.integers(1, 9)),
+    auto_remove=st.booleans(),
+)
+def test_steps_end_with_an_odd_number_at_an_odd_target(
+    members: set[int], target: int, cluster: set[int], drained: set[int], auto_remove: bool
+) -> None:
+    before, candidates = set(members), cluster - drained
+    began_odd = len(before) % 2 == 1
+    removed = 0
+    for _ in range(20):
+        found = reconciling_step(
+            members,
+            target=target,
+            cluster=cluster,
+            candidates=candidates,
+            replicas={},
+            auto_remove=auto_remove,
+        )
+        if found is None:
+            break
+        if found.remove:
+            assert auto_remove
+            assert found.remove in members - cluster
+            removed += 1
+            members = members - {found.remove}
+        else:
+            assert found.add in candidates - members
+            assert len(members) < target
+            members = members | {found.add}
+    else:
+        raise AssertionError("the steps do not end")
+    assert members
+    if auto_remove and members & cluster:
+        assert members <= cluster
+    if began_odd and not removed and target % 2:
+        assert len(members) % 2 == 1
+    free = candidates - members
+    assert len(members) >= target or not free or (len(members) % 2 == 1 and len(free) == 1)

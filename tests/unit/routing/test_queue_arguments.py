@@ -124,7 +124,6 @@ def test_when_the_next_single_active_consumer_begins_can_be_said() -> None:
         ("x-delayed-retry-type", "all"),
         ("x-delayed-retry-min", 1),
         ("x-delayed-retry-max", 1),
-        ("x-quorum-target-group-size", 3),
     ],
 )
 def test_what_quorum_queues_do_not_serve_yet_is_named(key: str, value: object) -> None:

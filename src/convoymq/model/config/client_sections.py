@@ -409,6 +409,58 @@ class DefaultsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReconciliationConfig:
+    """Whether quorum queues get the members they should have by themselves
+    (`quorum_queue.continuous_membership_reconciliation.*`)."""
+
+    enabled: bool = key(
+        "quorum_queue.continuous_membership_reconciliation.enabled",
+        False,
+        """Leaders on this node add members to quorum queues that have fewer than they should: the
+        highest of `target_group_size`, the policy key `target-group-size` and the argument
+        `x-quorum-target-group-size`. Set it alike on all nodes.""",
+        parse=parse_bool,
+    )
+    target_group_size: int | None = key(
+        "quorum_queue.continuous_membership_reconciliation.target_group_size",
+        None,
+        """Members that every quorum queue should have; `none` = what its policies and its argument
+        say.""",
+        parse=parse_optional_int,
+        low=1,
+        high=255,
+    )
+    auto_remove: bool = key(
+        "quorum_queue.continuous_membership_reconciliation.auto_remove",
+        False,
+        """A check also takes out members whose nodes are no longer in the cluster. A node that is
+        only down stays a member. `convoy cluster forget` takes its node out of all queues whatever
+        is set here.""",
+        parse=parse_bool,
+    )
+    interval_ms: int = key(
+        "quorum_queue.continuous_membership_reconciliation.interval",
+        3_600_000,
+        "How often it is looked at all queues when nothing has happened.",
+        parse=parse_int,
+        unit="ms",
+        low=100,
+        high=10**10,
+    )
+    trigger_interval_ms: int = key(
+        "quorum_queue.continuous_membership_reconciliation.trigger_interval",
+        10_000,
+        """How soon it is looked at all queues after something has happened that may matter: a node
+        came, left or was drained, a queue was declared or got another member, a policy changed.
+        Longer: several changes are acted on together, later.""",
+        parse=parse_int,
+        unit="ms",
+        low=100,
+        high=10**10,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmsConfig:
     """When publishers are held back."""
 

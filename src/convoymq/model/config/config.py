@@ -14,6 +14,7 @@ from convoymq.model.config.client_sections import (
     FetchConfig,
     LogConfig,
     ManagementConfig,
+    ReconciliationConfig,
     TraceConfig,
 )
 from convoymq.model.config.keys import Key
@@ -40,6 +41,7 @@ class Config:
     fetch: FetchConfig = field(default_factory=FetchConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     defaults: DefaultsConfig = field(default_factory=DefaultsConfig)
+    reconciliation: ReconciliationConfig = field(default_factory=ReconciliationConfig)
     alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
     management: ManagementConfig = field(default_factory=ManagementConfig)
     log: LogConfig = field(default_factory=LogConfig)

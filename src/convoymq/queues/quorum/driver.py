@@ -40,6 +40,7 @@ class QuorumDriver(GroupDriver):
                 "x-single-active-consumer",
                 TAKE_OVER_ARGUMENT,
                 "x-quorum-initial-group-size",
+                "x-quorum-target-group-size",
                 "x-queue-leader-locator",
                 "x-delivery-limit",
                 *SINCE_VERSION_2,
@@ -79,6 +80,7 @@ class QuorumDriver(GroupDriver):
                 "overflow",
                 "consumer-timeout",
                 "consumer-disconnected-timeout",
+                "target-group-size",
             )
         ),
         policy_scope="quorum_queues",
