@@ -109,10 +109,15 @@ class ClusterQueries:
                 found[row["group"]]["consumers"] += row["readers"]
         return found
 
-    async def replicas_behind(self) -> set[tuple[int, int]]:
+    async def replicas_behind(self) -> dict[tuple[int, int], bool]:
         """(group, node) of replicas that could not replace another one now: they stopped, lack
-        something for longer than a moment, or have no vote."""
-        return {(row["group"], row["node"]) for row in await self._gather("behind")}
+        something for longer than a moment, or have no vote; the value says whether they have
+        one."""
+        found: dict[tuple[int, int], bool] = {}
+        for row in await self._gather("behind"):
+            place = (row["group"], row["node"])
+            found[place] = found.get(place, True) and row.get("voter", True)
+        return found
 
     async def leaderships(self) -> list[Row]:
         """A row for each group of a queue that has a leader (`leadership.leadership_rows`)."""

@@ -27,10 +27,13 @@ from convoymq.broker.local_queues import LocalQueues
 from convoymq.broker.maintenance import Maintenance
 from convoymq.broker.membership import QueueMembership
 from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.peek import Peeking
 from convoymq.broker.placement import Placement
 from convoymq.broker.publishing import NodePublishing, Publishing
 from convoymq.broker.queue_admin import QueueAdmin
+from convoymq.broker.queue_logs import QueueLogs
 from convoymq.broker.queue_questions import QueueAnswers, QueueQuestions
+from convoymq.broker.quorum_checks import QuorumChecks
 from convoymq.broker.reconciliation import MembershipReconciliation
 from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.broker.replies import ReplyRoutes
@@ -172,6 +175,9 @@ class Broker:
         requests = GroupRequests(self.nodes, self.control, host, self._clock)
         self.leadership = Leadership(self.nodes, tree, host, requests)
         self.membership = QueueMembership(self.nodes, tree, host, requests, self.leadership)
+        self.peeking = Peeking(self.local, requests)
+        self.queue_logs = QueueLogs(self.nodes, tree, host, requests)
+        self.quorum_checks = QuorumChecks(self.nodes, tree, host, self.cluster)
         self.rebalancer = Rebalancer(
             nodes=self.nodes,
             tree=tree,

@@ -473,7 +473,7 @@ class LocalQueues:
             if replica.is_leader:
                 for peer in core.progress.values():
                     if peer.silent or not peer.voter:
-                        yield {"group": group, "node": peer.node}
+                        yield {"group": group, "node": peer.node, "voter": peer.voter}
 
     def leader_rows(self) -> Iterator[Row]:
         """What rebalancing must know of the groups of queues that this node leads."""

@@ -24,6 +24,18 @@ EXIT_UNAVAILABLE = 69
 TIMEOUT_S = 600.0
 """A command for many queues answers when all are done."""
 POLL_S = 0.2
+STATUS_COLUMNS = (
+    "Node Name",
+    "Raft State",
+    "Membership",
+    "Last Log Index",
+    "Last Written",
+    "Last Applied",
+    "Commit Index",
+    "Snapshot Index",
+    "Term",
+    "Machine Version",
+)
 
 upgrade_app = typer.Typer(help="Maintenance of a running cluster.", no_args_is_help=True)
 
@@ -49,28 +61,62 @@ class Api:
     url: str
     user: str
 
-    def call(self, method: str, path: str, body: dict[str, Json] | None = None) -> Json:
-        """Returns the answer's value; None without one. Ends the command when it is refused."""
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Json] | None = None,
+        missing: str = "not_found",
+    ) -> Json:
+        """Returns the answer's value; None without one. Ends the command when it is refused.
+
+        Args:
+            missing: what is said when what the path names is not there.
+        """
         data = None if body is None else json.dumps(body).encode()
         url = f"{self.url.rstrip('/')}/api/{path}"
         try:
             text = call(method, url, TIMEOUT_S, self.user, data)
         except urllib.error.HTTPError as error:
             with error:
-                raise _refused(error) from None
+                raise _refused(error, missing) from None
         except OSError as error:
             raise _error(f"{self.url}: {error}", EXIT_UNAVAILABLE) from None
         found: Json = json.loads(text) if text else None
         return found
 
+    def check(self, path: str) -> dict[str, Json]:
+        """Returns the answer of a health check, whether it passes or fails. Ends the command when
+        there is none."""
+        url = f"{self.url.rstrip('/')}/api/health/checks/{path}"
+        try:
+            text = call("GET", url, TIMEOUT_S, self.user)
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code != 503:
+                    raise _refused(error) from None
+                text = error.read()
+        except OSError as error:
+            raise _error(f"{self.url}: {error}", EXIT_UNAVAILABLE) from None
+        found = json.loads(text)
+        if not isinstance(found, dict) or "status" not in found:
+            raise _error(f"{self.url}: {text.decode(errors='replace')}", EXIT_UNAVAILABLE)
+        return found
 
-def _refused(error: urllib.error.HTTPError) -> typer.Exit:
+    def node_name(self) -> str:
+        """The node that answers."""
+        found = self.call("GET", "overview")
+        assert isinstance(found, dict)
+        return str(found["node"])
+
+
+def _refused(error: urllib.error.HTTPError, missing: str = "not_found") -> typer.Exit:
     try:
         reason = str(json.load(error).get("reason", error))
     except ValueError:
         reason = str(error)
     if error.code == 404:
-        return _error("not_found", EXIT_DATA)
+        return _error(missing if reason == "Not Found" else reason, EXIT_DATA)
     return _error(reason, EXIT_USAGE if error.code == 401 else EXIT_UNAVAILABLE)
 
 
@@ -96,12 +142,17 @@ def _print_rows(columns: list[str], rows: Json, format_: Format) -> None:
         print("\t".join(str(row.get(column, "")) for column in columns))
 
 
-def _show_changes(rows: Json, errors_only: bool, format_: Format) -> None:
+def _show_changes(
+    rows: Json,
+    errors_only: bool,
+    format_: Format,
+    columns: tuple[str, ...] = ("vhost", "name", "size", "result"),
+) -> None:
     """The table of a command for many queues. Exits with 69 when one of them failed."""
     assert isinstance(rows, list)
     failed = [row for row in rows if isinstance(row, dict) and row.get("result") != "ok"]
     shown: Json = list(failed) if errors_only else rows
-    _print_rows(["vhost", "name", "size", "result"], shown, format_)
+    _print_rows(list(columns), shown, format_)
     if failed:
         raise typer.Exit(EXIT_UNAVAILABLE)
 
@@ -281,6 +332,184 @@ def rebalance(
         raise _error(str(found["failed"] or found["ended"] or "interrupted"), EXIT_UNAVAILABLE)
 
 
+def quorum_status(
+    queue: QueueArgument,
+    vhost: VhostOption = "/",
+    url: UrlOption = URL_DEFAULT,
+    user: UserOption = USER_DEFAULT,
+    quiet: QuietOption = False,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Show the state of each member of a replicated queue."""
+    api = Api(url, user)
+    if not quiet and format_ is Format.TABLE:
+        _banner(f"Status of queue {queue} on node {api.node_name()} ...", quiet, format_)
+    rows = api.call("GET", f"{_queue_path(vhost, queue)}/status")
+    _print_rows(list(STATUS_COLUMNS), rows, format_)
+
+
+def peek(
+    queue: QueueArgument,
+    position: Annotated[int, typer.Argument(metavar="POS", help="From 1 on.", min=1)],
+    vhost: VhostOption = "/",
+    url: UrlOption = URL_DEFAULT,
+    user: UserOption = USER_DEFAULT,
+    quiet: QuietOption = False,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Show a ready message of a quorum queue, which stays where it is."""
+    _banner(f"Peeking at quorum queue {queue} at position {position}...", quiet, format_)
+    found = Api(url, user).call(
+        "GET",
+        f"{_queue_path(vhost, queue)}/peek/{position}",
+        missing=f"Target queue was not found in virtual host '{vhost}'",
+    )
+    assert isinstance(found, dict)
+    rows: Json = [
+        {"keys": key, "values": json.dumps(value) if isinstance(value, dict | list) else value}
+        for key, value in found.items()
+    ]
+    _print_rows(["keys", "values"], rows, format_)
+
+
+def reclaim_quorum_memory(
+    queue: QueueArgument,
+    vhost: VhostOption = "/",
+    url: UrlOption = URL_DEFAULT,
+    user: UserOption = USER_DEFAULT,
+    quiet: QuietOption = False,
+) -> None:
+    """Empty the write-ahead logs of a queue's nodes, and give its memory back."""
+    _banner(f"Will flush Raft WAL of quorum queue {queue} ...", quiet)
+    path = f"convoy/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}/memory/reclaim"
+    Api(url, user).call("POST", path)
+
+
+def force_checkpoint(
+    vhost_pattern: VhostPatternOption = ".*",
+    queue_pattern: QueuePatternOption = ".*",
+    queue_type: QueueTypeOption = "quorum",
+    errors_only: ErrorsOnlyOption = False,
+    url: UrlOption = URL_DEFAULT,
+    user: UserOption = USER_DEFAULT,
+    quiet: QuietOption = False,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Have all members of the selected queues save a snapshot now."""
+    _banner("Forcing checkpoint for all matching quorum queues...", quiet, format_)
+    body = _selection(vhost_pattern, queue_pattern, queue_type)
+    rows = Api(url, user).call("POST", "convoy/queues/checkpoint", body)
+    _show_changes(rows, errors_only, format_, ("vhost", "name", "result"))
+
+
+def _show_check(
+    found: dict[str, Json], passed: str, message: str, lines: list[str], format_: Format
+) -> None:
+    """What a health check of queues says. Exits with 69 when it failed."""
+    failed = found["status"] != "ok"
+    if format_ is Format.JSON:
+        if failed:
+            print_json({"result": "error", "queues": found.get("queues", []), "message": message})
+        else:
+            print_json({"result": "ok", "message": passed} if passed else {"result": "ok"})
+    elif failed:
+        print("\n".join(lines or [message]), file=sys.stderr)
+    else:
+        print(passed)
+    if failed:
+        raise typer.Exit(EXIT_UNAVAILABLE)
+
+
+def _names(found: dict[str, Json]) -> list[str]:
+    queues = found.get("queues", [])
+    assert isinstance(queues, list)
+    return [str(row["readable_name"]) for row in queues if isinstance(row, dict)]
+
+
+def check_if_node_is_quorum_critical(
+    url: UrlOption = URL_DEFAULT,
+    user: UserOption = USER_DEFAULT,
+    quiet: QuietOption = False,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Fail while queues would become unavailable if the node at --url stopped."""
+    api = Api(url, user)
+    node = api.node_name()
+    _banner(f"Checking if node {node} is critical for quorum of any queues/streams ...", quiet,
+            format_)  # fmt: skip
+    found = api.check("node-is-quorum-critical")
+    passed = f"Node {node} reported no queues/streams with minimum quorum"
+    if found.get("reason") == "single node cluster":
+        passed = (
+            f"Node {node} seems to be the only one in a single node cluster, the check does not "
+            "apply"
+        )
+    elif format_ is Format.JSON:
+        passed = ""
+    _show_check(
+        found,
+        passed,
+        f"Node {node} reported local queues with minimum online quorum",
+        [f"{name} will become unavailable if node {node} stops" for name in _names(found)],
+        format_,
+    )
+
+
+def check_if_new_quorum_queue_replicas_have_finished_initial_sync(
+    url: UrlOption = URL_DEFAULT,
+    user: UserOption = USER_DEFAULT,
+    quiet: QuietOption = False,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Fail while new replicas on the node at --url have no vote yet."""
+    api = Api(url, user)
+    node = api.node_name()
+    _banner(f"Checking if node {node} runs promotable replicas of any queues ...", quiet, format_)
+    found = api.check("quorum-queue-replicas-initial-sync")
+    _show_check(
+        found,
+        ""
+        if format_ is Format.JSON
+        else f"Node {node} reported no queues with promotable replicas",
+        f"Node {node} reported local queues promotable replicas",
+        [
+            f"{name} hasn't finished synchronization with target node {node}."
+            for name in _names(found)
+        ],
+        format_,
+    )
+
+
+def check_for_quorum_queues_without_an_elected_leader(
+    pattern: Annotated[str, typer.Argument(help="Only queues whose names match.")] = ".*",
+    vhost: VhostOption = "/",
+    across_all_vhosts: Annotated[
+        bool, typer.Option("--across-all-vhosts", help="In all virtual hosts.")
+    ] = False,
+    url: UrlOption = URL_DEFAULT,
+    user: UserOption = USER_DEFAULT,
+    quiet: QuietOption = False,
+    format_: FormatOption = Format.TABLE,
+) -> None:
+    """Fail while a quorum queue has no leader, and list such queues."""
+    api = Api(url, user)
+    node = api.node_name()
+    where = "all vhosts" if across_all_vhosts else f"vhost '{vhost}'"
+    _banner(f"Checking for quorum queues without an elected leader that match '{pattern}' in "
+            f"{where} ...", quiet, format_)  # fmt: skip
+    scope = "all-vhosts" if across_all_vhosts else f"vhost/{quote(vhost, safe='')}"
+    found = api.check(
+        f"quorum-queues-without-elected-leaders/{scope}/pattern/{quote(pattern, safe='')}"
+    )
+    _show_check(
+        found,
+        "" if format_ is Format.JSON else f"Node {node} reported all quorum queues as healthy",
+        f"Node {node} reported unhealthy quorum queues",
+        [f"{name} has no elected leader" for name in _names(found)],
+        format_,
+    )
+
+
 def set_prefetch(
     queue: Annotated[str, typer.Argument(help="Queue that is consumed.")],
     consumer_tag: Annotated[str, typer.Argument(help="Tag of the consumer.")],
@@ -302,10 +531,17 @@ def register(app: typer.Typer) -> None:
     """Adds the commands of `convoy queues`, under the names of rabbitmq-queues."""
     for command in (
         add_member,
+        check_for_quorum_queues_without_an_elected_leader,
+        check_if_new_quorum_queue_replicas_have_finished_initial_sync,
+        check_if_node_is_quorum_critical,
         delete_member,
+        force_checkpoint,
         grow,
         grow_to_count,
+        peek,
+        quorum_status,
         rebalance,
+        reclaim_quorum_memory,
         set_prefetch,
         shrink,
         transfer_leadership,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from convoymq.broker.facade import Broker
+from convoymq.broker.peek import Peeked
 from convoymq.kernels.batch import record as record_of
 from convoymq.metadata.machine import User
 from convoymq.model.errors import Misuse, PreconditionFailed, Unavailable
@@ -404,6 +405,13 @@ def _row(data: bytes, acquired: int, ready: int, encoding: str, truncate: int | 
         "message_count": ready,
         "properties": properties,
     }
+
+
+def peeked_row(peeked: Peeked) -> JsonObject:
+    """A message that was looked at, as JSON."""
+    row = _row(peeked.record, peeked.acquired_count, 0, "auto", None)
+    del row["message_count"]
+    return {**row, "delivery_count": peeked.failed_delivery_count}
 
 
 def _short(text: str) -> bytes:

@@ -329,6 +329,16 @@ class Queue(ABC):
         are; offsets count from 0. `cursor` None = from the start. Raises as `reservation`."""
         raise self._without_reservations()
 
+    async def peek(self, position: int) -> ReservedRun | None:
+        """The ready message at a position, counted from 1, as a run of one; None = there is none.
+        To be asked where the queue is decided about.
+
+        Raises:
+            PreconditionFailed: not served by queues of this type.
+            Unavailable: it cannot be read here.
+        """
+        raise PreconditionFailed(f"Cannot peek into a {self.type} queue")
+
     async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """Answers what another node's handle of the queue asks; `room`: see
         `reservation_reads.serve`."""

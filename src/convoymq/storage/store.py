@@ -312,6 +312,14 @@ class Storage:
             log.evict(self.memory_bytes - target)
             self._return_to_line(log)
 
+    def release_memory(self, log: GroupLog) -> None:
+        """Drops the bodies and the read-ahead of one log that are on disk, and gives what is free
+        to the system."""
+        log.evict(log.memory_bytes)
+        self.uncached(log)
+        log.drop_cache()
+        self.give_back()
+
     def cached(self, log: GroupLog) -> None:
         """The log holds read-ahead now."""
         self._caches[log.group] = log
@@ -387,6 +395,23 @@ class Storage:
         return len(rows) - 1, self.suspects_end, b"".join(rows)
 
     # WAL compaction.
+
+    def turn_wal(self) -> int:
+        """Has the WAL go on in another file, and what it holds so far emptied like a full file;
+        returns a number for `has_emptied`."""
+        current = self.wal.current
+        if current is None or not current.started:
+            return 0
+        self.wal.turn()
+        # The next batch begins the file: this one is there at once.
+        self.wal.add_control(KIND_TAIL_MARKER, NO_GROUP, 0, 0)
+        self.wal.kick()
+        generation: int = current.generation
+        return generation
+
+    def has_emptied(self, generation: int) -> bool:
+        """Whether no file of the WAL up to that one is left; see `turn_wal`."""
+        return all(file.generation > generation for file in self.wal.files.values())
 
     def _compact_wal(self) -> None:
         """Empties the oldest full WAL file, when none is being emptied."""

@@ -150,7 +150,7 @@ async def test_a_member_that_is_away_is_no_follower(
     cluster.down.add(3)
     rows = await ok(api.get("/queues/quorum/%2F/q/status"))
     assert {row["Node Name"]: row["Raft State"] for row in rows} == {
-        "n1": "leader", "n2": "follower", "n3": "noproc"
+        "n1": "leader", "n2": "follower", "n3": "nodedown"
     }  # fmt: skip
 
 

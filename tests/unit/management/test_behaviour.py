@@ -336,7 +336,7 @@ async def test_a_fault_is_logged_and_answered(
     ("path", "status"),
     [
         ("/queues/%2F/q", 404), ("/queues/%2F", 200), ("/queues", 200), ("/overview", 200),
-        ("/vhosts", 200), ("/queues/quorum/%2F/q/status", 404), ("/consumers/%2F", 200),
+        ("/vhosts", 200), ("/consumers/%2F", 200),
         ("/health/checks/quorum-queues-without-elected-leaders/all-vhosts/pattern/.*", 200),
     ],
 )  # fmt: skip

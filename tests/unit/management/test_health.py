@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from convoymq.broker.membership import NEVER
 from convoymq.metadata.commands import PutNode
 from convoymq.model.errors import StorageFault
+from convoymq.replication.raft.membership import Learner, Membership
 from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
 
@@ -124,8 +127,53 @@ async def test_nodes_that_are_away_are_missed(cluster: FakeCluster, api: httpx.A
     await cluster.queue(1, "q")
     cluster.down.add(3)
     answer = await check(api, "node-is-quorum-critical", 503)
-    assert answer["queues"][0]["name"] == "q"
+    # The cluster's own store needs two of three nodes, too.
+    assert [row["name"] for row in answer["queues"]] == ["rabbitmq_metadata", "q"]
     assert (await check(api, "reached-target-cluster-size", 503))["reason"] == "2 of 3 nodes run"
+
+
+async def test_a_node_alone_is_not_asked_whether_it_is_critical(tmp_path: Path) -> None:
+    async with FakeCluster(tmp_path, nodes=1) as alone, client(alone) as api:
+        await alone.queue(1, "q")
+        assert await check(api, "node-is-quorum-critical") == {
+            **HEALTHY,
+            "reason": "single node cluster",
+        }
+
+
+async def test_a_queue_with_one_replica_depends_on_its_node(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q", arguments={"x-quorum-initial-group-size": 1})
+    (row,) = (await check(api, "node-is-quorum-critical", 503))["queues"]
+    assert row["readable_name"] == "queue 'q' in vhost '/'"
+
+
+async def test_members_without_a_vote_make_no_majority(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q")
+    (record,) = cluster.nodes[1].broker.metadata.tree.records()
+    leader = next(each for each in cluster.groups[record.group].replicas.values() if each.is_leader)
+    # Of two voters both are needed.
+    leader.core.progress = {3: SimpleNamespace(node=3, silent=False, voter=False)}
+    assert (await check(api, "node-is-quorum-critical", 503))["queues"][0]["name"] == "q"
+    leader.core.progress = {1: SimpleNamespace(node=1, silent=False, voter=False)}
+    assert await check(api, "node-is-quorum-critical") == HEALTHY
+
+
+async def test_new_replicas_of_this_node_are_waited_for(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q")
+    name = "quorum-queue-replicas-initial-sync"
+    assert await check(api, name) == HEALTHY
+    (record,) = cluster.nodes[1].broker.metadata.tree.records()
+    core = cluster.groups[record.group].replicas[1].core
+    core.members = Membership(frozenset((2, 3)), (Learner(1, 100),))
+    assert (await check(api, name, 503))["queues"][0]["name"] == "q"
+    core.members = Membership(frozenset((2, 3)), (Learner(1, NEVER),))
+    assert await check(api, name) == HEALTHY
 
 
 async def test_replicas_that_are_behind_do_not_stand_in(
@@ -206,7 +254,14 @@ async def test_leaderless_queues_are_not_running(
     assert (row["state"], row.get("leader")) == ("down", None)
     assert (await ok(api.get("/queues")))[0]["state"] == "down"
     pattern = "quorum-queues-without-elected-leaders/all-vhosts/pattern"
-    missing = [{"name": "q", "virtual_host": "/", "type": "quorum"}]
+    missing = [
+        {
+            "readable_name": "queue 'q' in vhost '/'",
+            "name": "q",
+            "virtual_host": "/",
+            "type": "quorum",
+        }
+    ]
     assert (await check(api, f"{pattern}/%5Eq", 503))["queues"] == missing
     assert await check(api, f"{pattern}/%5EQ") == HEALTHY
     await check(api, f"{pattern}/(", 400)

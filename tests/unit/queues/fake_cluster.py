@@ -90,6 +90,9 @@ class FakeHost:
         self.groups: dict[int, Any] = {}
         self.stopped: dict[int, Any] = {}
         self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.storage = SimpleNamespace(
+            turn_wal=lambda: 0, has_emptied=lambda _: True, release_memory=lambda _: None
+        )
         self.lines: dict[int, list[Any]] = {}
         """Node -> who waits for room on the link to it."""
 
@@ -146,6 +149,16 @@ class FakeHost:
 
     def wake(self) -> None:
         pass
+
+    def plan(self, group: int) -> None:
+        return None
+
+    def status(self, group: int) -> Any:
+        role = "leader" if self.groups[group].is_leader else "follower"
+        return SimpleNamespace(
+            role=role, term=1, commit_index=0, last_applied=0, last_index=0, written_index=0,
+            snapshot_index=0, version=1,
+        )  # fmt: skip
 
     def member_refusal(self, group: int, node: int) -> str:
         return "members do not change here"
@@ -243,7 +256,9 @@ class FakeNode:
         self.store = AsyncMetadataStore(
             self.machine, self.host.builder_of(0), self.new_session(), clock
         )
-        self.host.create_group(0, (1,), self.machine, self.store, leader_hint=1)
+        self.host.create_group(
+            0, tuple(range(1, cluster.size + 1)), self.machine, self.store, leader_hint=1
+        )
         self.epoch = Epoch()
         self.broker = Broker(
             node_id=node,

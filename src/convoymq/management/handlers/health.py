@@ -13,7 +13,6 @@ from convoymq.management.lists import matching
 from convoymq.management.routes import Routes
 from convoymq.model.errors import BrokerError
 from convoymq.model.json import JsonObject
-from convoymq.queues.slices import in_slices
 from convoymq.routing.types import QueueType
 
 ALIVENESS_QUEUE = "aliveness-test"
@@ -147,28 +146,23 @@ async def check_cluster_size(call: Call) -> Verdict:
 
 @routes.add("GET", "health/checks/node-is-quorum-critical")
 async def check_quorum_critical(call: Call) -> Verdict:
-    broker = call.broker
-    behind = await broker.cluster.replicas_behind()
-    critical = []
-    async for record in in_slices(list(broker.metadata.tree.records())):
-        members = record.members
-        if not record.type.is_replicated or broker.node_id not in members:
-            continue
-        # A replica that runs and lacks something can't stand in for this one.
-        others = [
-            node
-            for node in members
-            if node != broker.node_id and broker.is_up(node) and (record.group, node) not in behind
-        ]
-        # Without this node no majority would be left; a lone member has nobody to hand over to.
-        if len(members) > 1 and len(others) < len(members) // 2 + 1:
-            critical.append(
-                {"readable_name": f"queue '{record.name}' in vhost '{record.vhost}'",
-                 "name": record.name, "virtual_host": record.vhost, "type": record.type.value}
-            )  # fmt: skip
+    checks = call.broker.quorum_checks
+    if checks.is_single_node:
+        return {**_healthy(), "reason": "single node cluster"}
+    critical = await checks.critical()
     if critical:
         return _unhealthy("There are quorum queues that would lose their quorum if the target "
                           "node is shut down", queues=critical)  # fmt: skip
+    return _healthy()
+
+
+@routes.add("GET", "health/checks/quorum-queue-replicas-initial-sync")
+async def check_initial_sync(call: Call) -> Verdict:
+    """Fails while a new replica of a queue on this node has no vote yet."""
+    joining = await call.broker.quorum_checks.joining()
+    if joining:
+        return _unhealthy("There are quorum queues with promotable replicas on the target node",
+                          queues=joining)  # fmt: skip
     return _healthy()
 
 
@@ -219,7 +213,12 @@ async def check_all_leaders(call: Call) -> Verdict:
 
 async def _leaderless(rows: list[JsonObject], pattern: str) -> Verdict:
     missing = [
-        {"name": row["name"], "virtual_host": row["vhost"], "type": "quorum"}
+        {
+            "readable_name": f"queue '{row['name']}' in vhost '{row['vhost']}'",
+            "name": row["name"],
+            "virtual_host": row["vhost"],
+            "type": "quorum",
+        }
         for row in await matching(rows, pattern, ignore_case=False)
         if row["type"] == "quorum" and row.get("leader") is None
     ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from convoymq.management import messages
-from convoymq.management.bodies import LARGE_BODY_BYTES_MAX, bad_request
+from convoymq.management.bodies import LARGE_BODY_BYTES_MAX, ApiError, bad_request
 from convoymq.management.call import DONE, Call, Status
-from convoymq.management.fields import exchange_name, number_in, object_in, text_in
+from convoymq.management.fields import exchange_name, number, number_in, object_in, text_in
 from convoymq.management.handlers.queues import existing_queue
 from convoymq.management.routes import Routes
 from convoymq.model.errors import NotFound, Unavailable
@@ -51,6 +51,21 @@ async def purge_queue(call: Call) -> Status:
     call.may("read", "queue", name)
     await messages.purge(call.broker, vhost, name)
     return Status(DONE)
+
+
+@routes.add("GET", "queues/quorum/{vhost}/{name}/peek/{position}")
+async def peek(call: Call) -> JsonObject:
+    """A ready message, which stays where it is; positions count from 1."""
+    vhost, name = existing_queue(call)
+    call.may("read", "queue", name)
+    position = number(call.path["position"])
+    if position is None or position < 1:
+        raise bad_request("a position is a number from 1 on")
+    record = call.broker.metadata.tree.vhosts[vhost].queues[name]
+    found = await call.broker.peeking.peek(record, position)
+    if found is None:
+        raise ApiError(404, "not_found", "Target queue does not have a message at that position")
+    return messages.peeked_row(found)
 
 
 @routes.add("POST", "queues/{vhost}/{name}/get")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from convoymq.management import resources
-from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, object_not_found, put_status
 from convoymq.management.fields import table_in, truth
-from convoymq.management.json_values import part
 from convoymq.management.routes import Routes
 from convoymq.model.json import JsonObject
-from convoymq.routing.types import QueueType
 
 routes = Routes()
 
@@ -95,30 +92,3 @@ async def delete_queue(call: Call) -> Status:
 @routes.listing("queues/{vhost}/{name}/bindings")
 async def queue_bindings(call: Call) -> list[JsonObject]:
     return resources.bindings_at(call.broker, call.vhost(), "queue", call.path["name"])
-
-
-@routes.add("GET", "queues/quorum/{vhost}/{name}/status")
-async def quorum_status(call: Call) -> list[JsonObject]:
-    row = await queue(call)
-    if row["type"] != QueueType.QUORUM.value:
-        raise bad_request("not a quorum queue")
-    members, online, stopped = row["members"], row["online"], part(row, "stopped")
-    assert isinstance(members, list)
-    assert isinstance(online, list)
-
-    def state(name: str) -> str:
-        if name not in online:
-            return "noproc"
-        if name in stopped:
-            return "stopped"
-        return "leader" if name == row.get("leader") else "follower"
-
-    return [
-        {
-            "Node Name": name,
-            "Raft State": state(name),
-            "Machine Version": row.get("machine_version"),
-            "Reason": stopped.get(name, ""),
-        }
-        for name in members
-    ]

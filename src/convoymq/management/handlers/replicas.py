@@ -32,13 +32,18 @@ def node_named(call: Call, text: str) -> int:
     raise object_not_found()
 
 
-def _record(call: Call) -> QueueRecord:
-    """The path's queue. Raises 404 or 401; who changes members is an administrator."""
-    call.need(call.is_administrator)
+def _visible_record(call: Call) -> QueueRecord:
+    """The path's queue, for who sees its virtual host. Raises 404 or 401."""
     record = call.broker.metadata.tree.vhosts[call.vhost()].queues.get(call.path["name"])
     if record is None:
         raise object_not_found()
     return record
+
+
+def _record(call: Call) -> QueueRecord:
+    """As `_visible_record`; who changes members is an administrator."""
+    call.need(call.is_administrator)
+    return _visible_record(call)
 
 
 def _node_in(call: Call, body: JsonObject) -> int:
@@ -116,6 +121,26 @@ async def transfer(call: Call) -> Status:
     record = _record(call)
     await call.broker.leadership.transfer(record, _node_in(call, await call.json()))
     return Status(DONE)
+
+
+@routes.add("GET", "queues/quorum/{vhost}/{name}/status")
+async def quorum_status(call: Call) -> list[JsonObject]:
+    """The state of each member of a queue."""
+    return await call.broker.queue_logs.status(_visible_record(call))
+
+
+@routes.add("POST", "convoy/queues/{vhost}/{name}/memory/reclaim")
+async def reclaim_memory(call: Call) -> Status:
+    """The nodes of a queue's members empty their write-ahead logs, and the queue's memory."""
+    await call.broker.queue_logs.reclaim_memory(_record(call))
+    return Status(DONE)
+
+
+@routes.add("POST", "convoy/queues/checkpoint")
+async def force_checkpoint(call: Call) -> list[JsonObject]:
+    """All members of the selected queues save their state."""
+    call.need(call.is_administrator)
+    return await call.broker.queue_logs.force_checkpoint(_selection(await call.json()))
 
 
 @routes.add("POST", "rebalance/queues")

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
-from convoymq.model.errors import ReservationRefused, StorageFault
+from convoymq.model.errors import ReservationRefused, StorageFault, Unavailable
 from convoymq.model.refusals import conditional_delete, in_use, not_empty, queue_subject
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
@@ -45,6 +45,7 @@ from convoymq.queues.interface import (
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover, DeadLetterOptions
 from convoymq.queues.quorum.machine import DELETE_CHECK, IN_USE, NOT_EMPTY, QuorumMachine
+from convoymq.queues.quorum.peeking import peek
 from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.settings import SINCE_VERSION_2, machine_settings
 from convoymq.queues.quorum.views import messages_by_priority
@@ -451,6 +452,13 @@ class QuorumQueue(GroupQueue):
     ) -> tuple[list[int] | None, list[ReservedRun]]:
         """See `Queue`."""
         return await self._reservation_client.browse(cursor, max_rows, max_bytes)
+
+    async def peek(self, position: int) -> ReservedRun | None:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None:
+            raise Unavailable("the queue has no replica here")
+        return peek(self, replica.machine, position)
 
     async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """See `Queue`."""

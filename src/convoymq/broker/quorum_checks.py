@@ -1,0 +1,92 @@
+"""Whether this node may be stopped: what would lose its majority, and who is not in step yet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from convoymq.broker.cluster_queries import ClusterQueries
+from convoymq.broker.nodes import ClusterNodes
+from convoymq.broker.queue_logs import membership_of
+from convoymq.groups.host import ReplicaHost
+from convoymq.metadata.machine import MetadataMachine, QueueRecord
+from convoymq.model.json import JsonObject
+from convoymq.queues.slices import in_slices
+
+METADATA_NAME = "rabbitmq_metadata"
+
+
+class QuorumChecks:
+    """See the module text. One per node."""
+
+    def __init__(
+        self,
+        nodes: ClusterNodes,
+        tree: MetadataMachine,
+        host: ReplicaHost,
+        cluster: ClusterQueries,
+    ) -> None:
+        self._nodes = nodes
+        self._tree = tree
+        self._host = host
+        self._cluster = cluster
+
+    @property
+    def is_single_node(self) -> bool:
+        """Whether this node is the whole cluster: it is critical for all, and nobody minds."""
+        return len(self._tree.nodes) <= 1
+
+    async def critical(self) -> list[JsonObject]:
+        """What would be unavailable without this node: queues and streams, and the metadata store.
+
+        That is all of which a majority of the voters, and no more, could go on now, this node among
+        them.
+        """
+        behind = await self._cluster.replicas_behind()
+        found: list[JsonObject] = []
+        metadata = self._host.replica(0)
+        if metadata is not None and self._is_critical(0, metadata.core.members.nodes, behind):
+            found.append(
+                {
+                    "readable_name": "metadata store",
+                    "name": METADATA_NAME,
+                    "virtual_host": "(not applicable)",
+                    "type": "process",
+                }
+            )
+        async for record in in_slices(list(self._tree.records())):
+            if record.type.is_replicated and self._is_critical(
+                record.group, record.members, behind
+            ):
+                found.append(_row(record))
+        return found
+
+    def _is_critical(
+        self, group: int, members: Collection[int], behind: dict[tuple[int, int], bool]
+    ) -> bool:
+        voters = [node for node in members if behind.get((group, node), True)]
+        own = self._nodes.node_id
+        # A replica that runs and lacks something can't stand in for this one.
+        others = [
+            node
+            for node in voters
+            if node != own and self._nodes.is_up(node) and (group, node) not in behind
+        ]
+        return own in voters and len(others) < len(voters) // 2 + 1
+
+    async def joining(self) -> list[JsonObject]:
+        """Queues and streams whose replica on this node has no vote yet and shall get one."""
+        return [
+            _row(record)
+            async for record in in_slices(list(self._tree.records()))
+            if (replica := self._host.replica(record.group)) is not None
+            and membership_of(replica, self._nodes.node_id) == "promotable"
+        ]
+
+
+def _row(record: QueueRecord) -> JsonObject:
+    return {
+        "readable_name": f"queue '{record.name}' in vhost '{record.vhost}'",
+        "name": record.name,
+        "virtual_host": record.vhost,
+        "type": record.type.value,
+    }
