@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -273,3 +274,68 @@ def test_what_consumers_on_a_forgotten_node_held_goes_to_others(cluster: LocalCl
     with suppress(pika.exceptions.AMQPConnectionError):
         while held.is_open:
             held.process_data_events(DEADLINE_S)
+
+
+def test_queues_let_go_of_a_node_before_it_is_forgotten(cluster: LocalCluster) -> None:
+    """Whoever forgets it dies in the middle, and the command is given again elsewhere."""
+    queues = [f"q{number}" for number in range(30)]
+    with closing(connect(cluster, 1)) as connection:
+        channel = connection.channel()
+        for queue in queues:
+            channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"})
+    publish(cluster, 1, 0, 20)
+    queues.append(QUEUE)
+    join_fourth(cluster)
+    end(cluster, 3)
+    early: list[str] = []
+    watching = True
+
+    def watch() -> None:
+        # First the nodes, then the queues: what is seen later may only be newer.
+        while watching:
+            with suppress(BrokerError, LookupError):
+                gone = 3 not in nodes_known(cluster, 1)
+                rows = cluster.api("queues", 1)
+                early.extend(r["name"] for r in rows if gone and 3 in numbers(r["members"]))
+
+    def ask(at: int) -> None:
+        url = f"http://127.0.0.1:{cluster.nodes[at - 1].http_port}/api/convoy/nodes/3"
+        with suppress(BrokerError):
+            delete(url, 60)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        asked = threading.Thread(target=ask, args=(2,))
+        asked.start()
+        until(lambda: any(3 not in members_of(cluster, 1, q) for q in queues), "no queue lets go")
+        cluster.kill(2)
+        asked.join(60)
+        cluster.start_node(2)
+        cluster.wait_ready(DEADLINE_S)
+        if 3 in nodes_known(cluster, 1):
+            forget(cluster, 3, 4)
+        until(lambda: nodes_known(cluster, 1) == [1, 2, 4], "the node is still known")
+    finally:
+        watching = False
+        watcher.join(60)
+    assert not early
+    for queue in queues:
+        until(lambda q=queue: members_of(cluster, 1, q) == [1, 2, 4], f"the members of {queue}")  # type: ignore[misc]
+    assert consume(cluster, 4, 20) == list(range(20))
+
+
+def test_a_node_is_not_forgotten_while_a_queue_cannot_let_go(cluster: LocalCluster) -> None:
+    with closing(connect(cluster, 3)) as connection:
+        connection.channel().queue_declare(
+            "pair", durable=True,
+            arguments={"x-queue-type": "quorum", "x-quorum-initial-group-size": 2},
+        )  # fmt: skip
+    assert 3 in members_of(cluster, 1, "pair")
+    end(cluster, 3)
+    url = f"http://127.0.0.1:{cluster.nodes[0].http_port}/api/convoy/nodes/3"
+    with pytest.raises(Misuse, match="still a member of 1 queues, of queue 'pair'"):
+        delete(url, 60)
+    assert nodes_known(cluster, 1) == [1, 2, 3]
+    delete(url + "?force=true", 60)
+    until(lambda: nodes_known(cluster, 1) == [1, 2], "the node is still known")

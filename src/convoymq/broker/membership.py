@@ -22,7 +22,7 @@ from convoymq.broker.group_requests import (
 from convoymq.broker.leadership import Leadership
 from convoymq.broker.local_queues import successors
 from convoymq.broker.nodes import ClusterNodes
-from convoymq.broker.selection import Selection
+from convoymq.broker.selection import ALL, Selection
 from convoymq.groups.host import ReplicaHost
 from convoymq.metadata.machine import MetadataMachine, QueueRecord
 from convoymq.model.errors import BrokerError, NotFound, PreconditionFailed, Unavailable
@@ -196,6 +196,41 @@ class QueueMembership:
         found = [record for record in self._selected(selection) if node in record.members]
         return await self._for_each(found, lambda record: self.delete(record, node))
 
+    async def release(self, node: int, size_of: Callable[[QueueRecord], int]) -> list[Row]:
+        """Takes a node that is to be forgotten out of all replicated queues that have other
+        members, before the cluster forgets it; a row for each.
+
+        Where a queue would have fewer members than it should, another node that runs takes the
+        place in the same step.
+
+        Args:
+            size_of: how many members a queue should have.
+        """
+        replicas = dict(self._tree.queue_index.replicas)
+
+        async def release(record: QueueRecord) -> int:
+            by = 0
+            if record.group not in self._tree.queue_index.by_group:
+                return 0
+            if len(record.members) <= size_of(record):
+                running = [each for each in self._nodes.for_placement() if each != node]
+                by = next_member(record.members, running, replicas)
+                replicas[by] = replicas.get(by, 0) + 1
+            try:
+                return await self._change(
+                    record, "delete_member", node, by,
+                    is_done=lambda members: node not in members,
+                )  # fmt: skip
+            except NotFound:
+                return 0
+
+        found = [
+            record
+            for record in self._selected(Selection(type=ALL))
+            if node in record.members and len(record.members) > 1
+        ]
+        return await self._for_each(found, release)
+
     def _selected(self, selection: Selection) -> list[QueueRecord]:
         found = [record for record in self._tree.records() if selection.matches(record)]
         return sorted(found, key=lambda record: (record.vhost, record.name))
@@ -247,8 +282,10 @@ class QueueMembership:
         return AGAIN, "another change of the members is under way"
 
     async def _on_delete(self, group: int, arguments: list[object]) -> Answer:
-        (node,) = arguments
+        """The arguments are the member, and perhaps the node that takes its place."""
+        node, by = (*arguments, 0)[:2]
         assert isinstance(node, int)
+        assert isinstance(by, int)
         replica = self._host.replica(group)
         if replica is None or not replica.is_leader:
             return AGAIN, NOT_LEADER
@@ -271,7 +308,9 @@ class QueueMembership:
         refusal = replica.core.changes.refusal_of(members.without(node))
         if refusal is not None:
             return AGAIN, refusal
-        if self._host.remove_member(group, node):
+        if by in members.nodes or self._host.member_refusal(group, by):
+            by = 0
+        if self._host.replace_member(group, node, by):
             self.on_removal(group, node)
             self._host.wake()
             return DONE, len(replica.core.members.nodes)

@@ -47,6 +47,8 @@ app.add_typer(cluster_app, name="cluster")
 DATA_DEFAULT = Path("convoy-data")
 
 STATUS_TIMEOUT_S = 10.0
+FORGET_TIMEOUT_S = 600.0
+"""Queues let go of the node first, 64 at a time."""
 LIVE_TIMEOUT_S = 1.0
 
 
@@ -429,7 +431,12 @@ def cluster_forget(
     base = _url(data, url, but=node).rstrip("/")
     name, _, password = user.partition(":")
     try:
-        delete(f"{base}/api/convoy/nodes/{node}?force={str(force).lower()}", 35.0, name, password)
+        delete(
+            f"{base}/api/convoy/nodes/{node}?force={str(force).lower()}",
+            FORGET_TIMEOUT_S,
+            name,
+            password,
+        )
     except BrokerError as error:
         raise fail(error.text) from None
     except LookupError:

@@ -43,15 +43,28 @@ async def node_memory(call: Call) -> JsonObject:
 
 @routes.add("DELETE", "convoy/nodes/{node}")
 async def forget_node(call: Call) -> Status:
-    """Removes a node, by number or name, from the cluster. `force`: even if it runs."""
+    """Removes a node, by number or name, from all queues, and then from the cluster. `force`: even
+    if it runs, or if queues cannot let go of it now."""
     call.need(call.is_administrator)
-    text, tree = call.path["node"], call.broker.metadata.tree
+    broker, force = call.broker, call.flag("force")
+    text, tree = call.path["node"], broker.metadata.tree
     number = next((n.id for n in tree.nodes.values() if text in (n.name, str(n.id))), None)
-    if number is None or call.broker.membership_manager is None:
+    manager = broker.membership_manager
+    if number is None or manager is None:
         raise object_not_found()
     try:
-        call.broker.membership_manager.check_forget(number, force=call.flag("force"))
-        await call.broker.metadata.execute(ForgetNode(id=number))
+        manager.check_forget(number, force=force)
+        rows = await broker.membership.release(number, broker.group_size_of)
+        failed = [row for row in rows if row["result"] != "ok"]
+        if failed and not force:
+            raise PreconditionFailed(
+                f"node {number} is still a member of {len(failed)} queues, of queue "
+                f"'{failed[0]['name']}' in vhost '{failed[0]['vhost']}' for instance: "
+                f"{failed[0]['result']}"
+            )
+        # A node may have been forgotten or declared needed meanwhile.
+        manager.check_forget(number, force=force)
+        await broker.metadata.execute(ForgetNode(id=number))
     except PreconditionFailed as error:
         raise ApiError(409, "conflict", error.text) from None
     return Status(DONE)
