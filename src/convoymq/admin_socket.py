@@ -23,7 +23,8 @@ from typing import Any
 from convoymq.model.errors import BrokerError, Misuse, Unavailable
 
 SOCKET_NAME = "admin.sock"
-REQUEST_BYTES_MAX = 65_536
+REQUEST_BYTES_MAX = 48 << 20
+"""Definitions of a whole cluster fit, as text within a request."""
 REQUEST_TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 16
 

@@ -46,6 +46,7 @@ from convoymq.model.errors import (
     Unavailable,
 )
 from convoymq.notes import log_note
+from convoymq.operator_access import OperatorAccess
 from convoymq.recovery import Recovery
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig as HostConfig
@@ -143,6 +144,11 @@ class Node:
     def identity(self) -> NodeIdentity:
         """Who this node is."""
         return self.data.identity
+
+    @property
+    def shown_name(self) -> str:
+        """The node's name for people."""
+        return self.config.node_name
 
     def switch_cluster(self, cluster: str, delay_s: float) -> None:
         """Gives the cluster another id, after a recovery; links are made anew after the delay."""
@@ -293,6 +299,7 @@ class Node:
             fail=self.fail,
         )
         self.recovery = Recovery(self)
+        self.operator = OperatorAccess(self, self.control)
         admin = AdminSocket(
             self.data.path,
             {
@@ -300,6 +307,7 @@ class Node:
                 "recover.plan": self.recovery.plan,
                 "recover.execute": self.recovery.execute,
                 "recover.history": self.recovery.history,
+                **self.operator.handlers,
             },
         )
         import_edges()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+TOOLS = frozenset(("ctl", "queues", "diagnostics", "upgrade"))
+"""RabbitMQ's tools. `convoy queues list` and `info` are ours."""
+
 
 def main() -> None:
     """Entry point of `convoy`."""
@@ -29,6 +32,10 @@ def main() -> None:
 
         pipeline_app(arguments[1:], prog_name="convoy pipeline")
         return
+    if arguments[:1] and arguments[0] in TOOLS and arguments[1:2] not in (["list"], ["info"]):
+        from convoymq.cli.ctl.main import main as operate
+
+        sys.exit(operate(arguments[0], arguments[1:]))
     from convoymq.cli.app import app
 
     app()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
-from convoymq.cli import queues
 from convoymq.cli.cluster import (
     LocalCluster,
     LocalNode,
@@ -38,9 +37,7 @@ app = typer.Typer(
     context_settings=HELP,
 )
 queues_app = typer.Typer(help="Queues of a running cluster.", no_args_is_help=True)
-queues.register(queues_app)
 app.add_typer(queues_app, name="queues")
-app.add_typer(queues.upgrade_app, name="upgrade")
 cluster_app = typer.Typer(help="Members of a running cluster.", no_args_is_help=True)
 app.add_typer(cluster_app, name="cluster")
 
@@ -518,6 +515,24 @@ def config(
 def perf() -> None:
     """Load tool for any AMQP 0-9-1 broker: `convoy perf --help`."""
     raise fail("`perf` must come first on the command line", 2)
+
+
+@app.command()
+def ctl() -> None:
+    """Users, permissions, policies, lists and more as `rabbitmqctl` has them: `convoy ctl help`."""
+    raise fail("`ctl` must come first on the command line", 2)
+
+
+@app.command()
+def diagnostics() -> None:
+    """Health checks as `rabbitmq-diagnostics` has them: `convoy diagnostics help`."""
+    raise fail("`diagnostics` must come first on the command line", 2)
+
+
+@app.command()
+def upgrade() -> None:
+    """Maintenance of nodes as `rabbitmq-upgrade` has it: `convoy upgrade help`."""
+    raise fail("`upgrade` must come first on the command line", 2)
 
 
 @app.command()

@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -412,7 +413,14 @@ def read_state(data: Path) -> list[LocalNode]:
     return nodes
 
 
-def call(method: str, url: str, timeout: float, user: str, data: bytes | None = None) -> bytes:
+def call(
+    method: str,
+    url: str,
+    timeout: float,
+    user: str,
+    data: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
     """Returns the body of the answer to a request with basic authentication.
 
     Args:
@@ -421,7 +429,7 @@ def call(method: str, url: str, timeout: float, user: str, data: bytes | None = 
     Raises:
         OSError: no answer; urllib.error.HTTPError: not a good one, to be closed by the caller.
     """
-    request = urllib.request.Request(url, data=data, method=method)
+    request = urllib.request.Request(url, data=data, method=method, headers=dict(headers or {}))
     request.add_header("Authorization", "Basic " + base64.b64encode(user.encode()).decode())
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         body: bytes = answer.read()

@@ -55,9 +55,14 @@ def make_api(
     bodies: Bodies | None = None,
     failed_login_delay_s: float = FAILED_LOGIN_DELAY_S,
     message_bytes_max: int = LARGE_BODY_BYTES_MAX,
+    user: User | None = None,
 ) -> ASGIApp:
-    """Returns the application for the HTTP API."""
-    api = _Api(broker, bodies or Bodies(), failed_login_delay_s, message_bytes_max)
+    """Returns the application for the HTTP API.
+
+    Args:
+        user: who asks, in all requests; None = whose name and password a request has.
+    """
+    api = _Api(broker, bodies or Bodies(), failed_login_delay_s, message_bytes_max, user)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,6 +119,7 @@ class _Api:
     bodies: Bodies
     failed_login_delay_s: float
     message_bytes_max: int
+    user: User | None
     rates: Rates = field(default_factory=Rates)
 
     async def answer(self, request: Request) -> Response:
@@ -128,7 +134,7 @@ class _Api:
         if segments and not segments[-1]:
             segments.pop()
         handler, path = find(ROUTES, request.method, segments)
-        user = await self._authenticate(request)
+        user = self.user or await self._authenticate(request)
         call = Call(
             self.broker, self.rates, self.bodies, request, user, path, self.message_bytes_max
         )

@@ -155,9 +155,15 @@ def churn(nodes: dict[str, JsonObject], rates: Rates) -> JsonObject:
 
 def listeners(broker: Broker) -> list[JsonObject]:
     """Where the nodes listen, as they announced it."""
-    names = {"amqp": "amqp", "amqps": "amqp/ssl", "http": "http", "metrics": "http/prometheus"}
+    names = {
+        "link": "clustering",
+        "amqp": "amqp",
+        "amqps": "amqp/ssl",
+        "http": "http",
+        "metrics": "http/prometheus",
+    }
     rows = []
-    for node in broker.metadata.tree.nodes.values():
+    for node in sorted(broker.metadata.tree.nodes.values(), key=lambda node: node.id):
         for key, protocol in names.items():
             address = node.addresses.get(key)
             if address:

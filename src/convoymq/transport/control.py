@@ -56,6 +56,8 @@ KIND_GROUP_ADMIN = 20
 """What an operator does to a group: its leadership and its members (`broker.group_requests`)."""
 #: Changes the prefetch of consumers that run: [vhost, queue, consumer tag, prefetch].
 KIND_PREFETCH = 22
+KIND_OPERATOR = 21
+"""What an operator asks of another node than the one on the own machine (`operator_access`)."""
 KIND_FREE = 32
 """Kinds from here on belong to other rooms."""
 

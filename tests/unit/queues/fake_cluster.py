@@ -17,6 +17,7 @@ import structlog
 from convoymq.broker.facade import Broker
 from convoymq.broker.settings import BrokerSettings
 from convoymq.groups.group_time import GroupTime
+from convoymq.groups.status import GroupStatus
 from convoymq.kernels.batch import CommandBuilder
 from convoymq.kernels.entries import Entry
 from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame_header
@@ -132,6 +133,18 @@ class FakeHost:
         known.replicas[self.node] = self.groups[group] = replica
         self.watch_group(group, members, sink)
         return replica
+
+    def status(self, group: int) -> GroupStatus:
+        """As of the real host; nothing is in the log."""
+        replica, known = self.groups[group], self.cluster.groups[group]
+        stopped = self.stopped[group].stopped if group in self.stopped else ""
+        role = "leader" if known.leader == self.node else "follower"
+        return GroupStatus(
+            group=group, role="stopped" if stopped else role, leader=known.leader, term=1,
+            commit_index=0, last_applied=0, last_index=0, written_index=0, snapshot_index=0,
+            voters=replica.members, learners=(), match={}, version=replica.machine.version,
+            stopped=stopped,
+        )  # fmt: skip
 
     def watch_group(self, group: int, members: Sequence[int], sink: Any) -> None:
         known = self.cluster.groups.setdefault(group, Group(group, members[0]))

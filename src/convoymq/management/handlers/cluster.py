@@ -5,6 +5,7 @@ from __future__ import annotations
 from convoymq.management import resources
 from convoymq.management.call import DONE, Call, Status, change, object_not_found
 from convoymq.management.fields import text_in
+from convoymq.management.handlers.nodes import machine_versions
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import PutSetting
 from convoymq.model.compatibility import COMPATIBLE_VERSION
@@ -53,7 +54,20 @@ async def auth(call: Call) -> JsonObject:
 
 @routes.listing("feature-flags")
 async def feature_flags(call: Call) -> list[JsonObject]:
-    return []
+    """What waits until every node can do it: the versions of the machines after their first. Those
+    of queues are enabled when every queue of this node has them."""
+    return [
+        {
+            "name": f"{kind}_version_{version}",
+            "desc": f"Version {version} of the rules of {kind}",
+            "doc_url": "",
+            "state": "enabled" if known.get("in_force_min", 0) >= version else "disabled",
+            "stability": "stable",
+            "provided_by": "convoymq",
+        }
+        for kind, known in machine_versions(call.broker).items()
+        for version in range(2, known["newest"] + 1)
+    ]
 
 
 @routes.listing("deprecated-features")

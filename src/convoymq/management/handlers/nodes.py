@@ -100,7 +100,7 @@ async def own_node(call: Call) -> JsonObject:
         "groups_followed": len(replicas) - led,
         "replicas_behind": sum(map(_behind, replicas)) + len(broker.host.stopped),
         "replicas_stopped": broker.local.stopped_rows(),
-        "versions": _versions(broker),
+        "versions": machine_versions(broker),
         "connections": len(broker.connections),
         "published": counters.published,
         "confirmed": counters.confirmed,
@@ -116,7 +116,7 @@ async def own_node(call: Call) -> JsonObject:
     }
 
 
-def _versions(broker: Broker) -> dict[str, dict[str, int]]:
+def machine_versions(broker: Broker) -> dict[str, dict[str, int]]:
     """Per kind of machine what this build supports, and the lowest and highest version that is in
     force in a group with a replica here."""
     found = {}

@@ -16,6 +16,7 @@ from convoymq.management.fields import tags_of, text_in
 from convoymq.management.routes import Routes
 from convoymq.metadata.access import SHA256, hash_sha256
 from convoymq.metadata.commands import DeleteUser, PutUser
+from convoymq.model.errors import AccessRefused
 from convoymq.model.json import JsonObject
 
 routes = Routes()
@@ -83,6 +84,18 @@ async def delete_users(call: Call) -> Status:
     for name in names:
         await change(call, DeleteUser(name=name))
     return Status(DONE)
+
+
+@routes.add("POST", "convoy/users/{user}/authenticate")
+async def authenticate(call: Call) -> JsonObject:
+    """Tries a password, as `rabbitmqctl authenticate_user` does."""
+    call.need(call.is_administrator)
+    password = text_in(await call.json(), "password")
+    try:
+        await call.broker.access.authenticate(call.path["user"], password.encode(), "localhost")
+    except AccessRefused:
+        return {"authenticated": False}
+    return {"authenticated": True}
 
 
 @routes.listing("users/{user}/permissions")

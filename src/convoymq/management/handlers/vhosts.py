@@ -37,7 +37,7 @@ async def put_vhost(call: Call) -> Status:
     call.need(call.is_administrator)
     name = call.path["vhost"]
     created = await change(call, definitions.vhost_command(name, await call.json()))
-    if created:
+    if created and not call.is_operator:
         # As RabbitMQ does: who makes a virtual host through the API may use it.
         await change(
             call,

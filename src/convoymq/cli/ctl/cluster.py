@@ -1,0 +1,306 @@
+"""The cluster and its nodes: status, membership, start-up, watermarks, feature flags."""
+
+from __future__ import annotations
+
+import time
+
+from convoymq.cli.ctl.command import (
+    CTL,
+    DIAGNOSTICS,
+    Command,
+    Invocation,
+    Request,
+    Row,
+    object_of,
+    plain,
+)
+from convoymq.cli.ctl.failures import TIMED_OUT, UNAVAILABLE, Failure, Misused, Problem
+from convoymq.cli.ctl.listeners import (
+    alarms_of,
+    listener_lines,
+    listeners_of,
+    nodes_of,
+    own_listeners,
+)
+from convoymq.cli.ctl.outputs import Output, Text
+from convoymq.model.json import JsonObject
+
+BOTH = (CTL, DIAGNOSTICS)
+START_TIMEOUT_S = 300
+FORGET_TIMEOUT_S = 30
+POLL_S = 0.2
+GIGABYTE = 1_000_000_000
+
+
+def cluster_status(invocation: Invocation) -> Output:
+    """Nodes, versions, alarms and listeners of the cluster."""
+    overview = object_of(invocation.call("GET", "overview"))
+    nodes, listeners = nodes_of(invocation), listeners_of(invocation)
+    running = [str(node["name"]) for node in nodes if node.get("running")]
+    own, others = alarms_of(invocation)
+    release = overview["rabbitmq_version"]
+    status: JsonObject = {
+        "alarms": [*own, *others],
+        "cluster_name": overview["cluster_name"],
+        "cluster_tags": [],
+        "cpu_cores": {n["name"]: n["processors"] for n in nodes if "processors" in n},
+        "disk_nodes": [node["name"] for node in nodes],
+        "ram_nodes": [],
+        "feature_flags": invocation.get("feature-flags"),
+        "listeners": {name: [row for row in listeners if row["node"] == name] for name in running},
+        "maintenance_status": {str(node["name"]): _maintenance(node) for node in nodes},
+        "partitions": {},
+        "running_nodes": running,
+        "versions": {
+            str(node["name"]): {
+                "rabbitmq_name": "ConvoyMQ",
+                "rabbitmq_version": release,
+                "convoymq_version": node["release"],
+            }
+            for node in nodes
+            if node.get("running")
+        },
+    }
+    return Text(_cluster_text(status, [r for r in listeners if r["node"] in running]), status)
+
+
+def _maintenance(node: Row) -> str:
+    return "marked for maintenance" if node.get("being_drained") else "not under maintenance"
+
+
+def _section(title: str, lines: list[str]) -> list[str]:
+    return [title, "", *(lines or ["(none)"]), ""]
+
+
+def _cluster_text(status: JsonObject, listeners: list[Row]) -> str:
+    def names(key: str) -> list[str]:
+        found = status[key]
+        assert isinstance(found, list)
+        return [str(name) for name in found]
+
+    def facts(key: str) -> dict[str, JsonObject]:
+        found = status[key]
+        assert isinstance(found, dict)
+        return found
+
+    versions = [
+        f"{node}: ConvoyMQ {row['convoymq_version']} (RabbitMQ {row['rabbitmq_version']})"
+        for node, row in facts("versions").items()
+    ]
+    maintenance = [f"Node: {n}, status: {s}" for n, s in facts("maintenance_status").items()]
+    cores = [f"Node: {node}, available CPU cores: {n}" for node, n in facts("cpu_cores").items()]
+    flags = status["feature_flags"]
+    assert isinstance(flags, list)
+    lines = [
+        *_section("Basics", [f"Cluster name: {status['cluster_name']}"]),
+        *_section("Disk Nodes", names("disk_nodes")),
+        *_section("Running Nodes", names("running_nodes")),
+        *_section("Versions", versions),
+        *_section("CPU Cores", cores),
+        *_section("Maintenance status", maintenance),
+        *_section("Alarms", names("alarms")),
+        *_section("Network Partitions", []),
+        *_section("Listeners", listener_lines(listeners, nodes=True)),
+        *_section("Feature flags", [f"Flag: {f['name']}, state: {f['state']}" for f in flags]),
+    ]
+    return "\n".join(lines).rstrip("\n")
+
+
+def status(invocation: Invocation) -> Output:
+    """One node: process, memory, disk, totals, listeners."""
+    overview = object_of(invocation.call("GET", "overview"))
+    invocation.words["node"] = invocation.node
+    node = object_of(invocation.call("GET", "nodes/{node}"))
+    totals = object_of(overview["object_totals"])  # type: ignore[arg-type]
+    own, others = alarms_of(invocation)
+    found: JsonObject = {
+        "pid": int(str(node["os_pid"])),
+        "os": "Linux",
+        "product_name": overview["product_name"],
+        "product_version": overview["product_version"],
+        "rabbitmq_version": overview["rabbitmq_version"],
+        "uptime": _number(node, "uptime") // 1000,
+        "is_under_maintenance": bool(node.get("being_drained")),
+        "processes": {"used": node["proc_used"], "limit": node["proc_total"]},
+        "run_queue": node["run_queue"],
+        "net_ticktime": node["net_ticktime"],
+        "active_plugins": [],
+        "alarms": [*own, *others],
+        "memory": {"strategy": "rss", "total": {"rss": node["mem_used"]}},
+        "vm_memory_calculation_strategy": "rss",
+        "vm_memory_high_watermark_limit": node["mem_limit"],
+        "file_descriptors": {
+            "total_used": node["fd_used"],
+            "total_limit": node["fd_total"],
+            "sockets_used": node["sockets_used"],
+            "sockets_limit": node["sockets_total"],
+        },
+        "disk_free": node["disk_free"],
+        "disk_free_limit": node["disk_free_limit"],
+        "totals": {
+            "connection_count": node["connections"],
+            "queue_count": totals["queues"],
+            "virtual_host_count": len(invocation.get("vhosts")),
+        },
+        "listeners": own_listeners(invocation),
+    }
+    return Text(_status_text(found, invocation.node, node), found)
+
+
+def _number(row: Row, key: str) -> int:
+    value = row.get(key, 0)
+    assert isinstance(value, int)
+    return value
+
+
+def _gb(count: int) -> str:
+    return f"{round(count / GIGABYTE, 4)} gb"
+
+
+def _status_text(found: JsonObject, name: str, node: Row) -> str:
+    def part(key: str) -> JsonObject:
+        value = found[key]
+        assert isinstance(value, dict)
+        return value
+
+    listeners, alarms = found["listeners"], found["alarms"]
+    assert isinstance(listeners, list)
+    assert isinstance(alarms, list)
+    files, totals = part("file_descriptors"), part("totals")
+    lines = [
+        *_section("Runtime", [
+            f"OS PID: {found['pid']}",
+            "OS: Linux",
+            f"Uptime (seconds): {found['uptime']}",
+            f"Is under maintenance?: {str(found['is_under_maintenance']).lower()}",
+            f"RabbitMQ version: {found['rabbitmq_version']}",
+            f"ConvoyMQ version: {found['product_version']}",
+            f"Node name: {name}",
+        ]),
+        *_section("Alarms", [str(each) for each in alarms]),
+        *_section("Memory", [
+            f"Total memory used: {_gb(_number(node, 'mem_used'))}",
+            "Calculation strategy: rss",
+            f"Memory high watermark: {_gb(_number(node, 'mem_limit'))}",
+        ]),
+        *_section("File Descriptors", [
+            f"Total: {files['total_used']}, limit: {files['total_limit']}",
+            f"Sockets: {files['sockets_used']}, limit: {files['sockets_limit']}",
+        ]),
+        *_section("Free Disk Space", [
+            f"Low free disk space watermark: {_gb(_number(node, 'disk_free_limit'))}",
+            f"Free disk space: {_gb(_number(node, 'disk_free'))}",
+        ]),
+        *_section("Totals", [
+            f"Connection count: {totals['connection_count']}",
+            f"Queue count: {totals['queue_count']}",
+            f"Virtual host count: {totals['virtual_host_count']}",
+        ]),
+        *_section("Listeners", listener_lines(listeners)),
+    ]  # fmt: skip
+    return "\n".join(lines).rstrip("\n")
+
+
+def forget(invocation: Invocation) -> Output:
+    """Removes a node, and waits until no group has it as a member."""
+    target = invocation.word("target")
+    known = [row for row in nodes_of(invocation) if target in (row["name"], str(row["id"]))]
+    if not known:
+        raise Failure(UNAVAILABLE, "The node selected is not in the cluster.")
+    invocation.words["number"] = str(known[0]["id"])
+    invocation.call("DELETE", "convoy/nodes/{number}")
+    deadline = time.monotonic() + invocation.value("timeout", FORGET_TIMEOUT_S)
+    while True:
+        left = object_of(invocation.call("GET", "convoy/nodes/{number}/groups"))["groups"]
+        if not left:
+            return None
+        if time.monotonic() > deadline:
+            raise Failure(UNAVAILABLE, f"{target} is forgotten, but {left} groups still have it")
+        time.sleep(POLL_S)
+
+
+def await_startup(invocation: Invocation) -> Output:
+    """Waits until the node serves clients."""
+    timeout = invocation.value("timeout", START_TIMEOUT_S)
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            if invocation.api.state().running:
+                return None
+        except Failure as failure:
+            if failure.code != UNAVAILABLE or time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise Failure(TIMED_OUT, f"the node did not start within {timeout} seconds")
+        time.sleep(POLL_S)
+
+
+def _announce_wait(invocation: Invocation) -> None:
+    invocation.words["timeout"] = str(invocation.value("timeout", START_TIMEOUT_S))
+
+
+def await_online_nodes(invocation: Invocation) -> Output:
+    """Waits until so many nodes of the cluster run."""
+    wanted = int(invocation.word("count"))
+    deadline = time.monotonic() + invocation.value("timeout", START_TIMEOUT_S)
+    while sum(bool(node.get("running")) for node in nodes_of(invocation)) < wanted:
+        if time.monotonic() > deadline:
+            raise Failure(TIMED_OUT, f"fewer than {wanted} nodes run")
+        time.sleep(POLL_S)
+    return None
+
+
+def _check_count(invocation: Invocation) -> None:
+    if not invocation.word("count").isdecimal():
+        raise Misused("Bad argument: count is not a number")
+    _announce_wait(invocation)
+
+
+COMMANDS = (
+    Command(
+        name="cluster_status",
+        summary="Displays all the nodes in the cluster with their versions, alarms and listeners",
+        tools=BOTH,
+        banner="Cluster status of node {node} ...",
+        run=cluster_status,
+    ),
+    Command(
+        name="status",
+        summary="Displays status of a node",
+        tools=BOTH,
+        banner="Status of node {node} ...",
+        run=status,
+    ),
+    Command(
+        name="forget_cluster_node",
+        summary="Removes a stopped node from the cluster",
+        arguments=("target",),
+        banner="Removing node {target} from the cluster",
+        run=forget,
+        problems={404: Problem(UNAVAILABLE, "The node selected is not in the cluster.")},
+    ),
+    Command(
+        name="await_startup",
+        summary="Waits for the target node to serve clients",
+        run=await_startup,
+    ),
+    Command(
+        name="await_online_nodes",
+        summary="Waits for <count> nodes to join the cluster",
+        arguments=("count",),
+        check=_check_count,
+        banner="Will wait for at least {count} nodes to join the cluster of {node}. "
+        "Timeout: {timeout} seconds.",
+        run=await_online_nodes,
+    ),
+    Command(
+        name="list_feature_flags",
+        summary="Lists feature flags",
+        tools=BOTH,
+        arguments=("column*",),
+        banner="Listing feature flags ...",
+        request=Request("GET", "feature-flags"),
+        columns=plain("name", "state", "stability", "provided_by", "desc"),
+        shown=("name", "state"),
+    ),
+)

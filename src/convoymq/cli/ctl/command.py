@@ -1,0 +1,270 @@
+"""What a command is: a row of a table, and how it is carried out.
+
+    words ─▶ banner printed ─▶ request ─▶ rows or text
+                                  └─ refused ─▶ `missing` (what may be absent), `problems`, or the
+                                                API's reason
+
+What no request alone can do has `run`, a function that returns an `Output`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from convoymq.cli.ctl import transport
+from convoymq.cli.ctl.arguments import VHOST, Switch, Values
+from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
+from convoymq.cli.ctl.outputs import Note, Output, Rows
+from convoymq.model.json import Json, JsonObject
+
+CTL, QUEUES, DIAGNOSTICS, UPGRADE = "ctl", "queues", "diagnostics", "upgrade"
+
+Row: TypeAlias = JsonObject
+_Value = TypeVar("_Value", str, int, float)
+
+
+@dataclass(slots=True)
+class Invocation:
+    """A command with what was given to it."""
+
+    command: Command
+    words: dict[str, str]
+    """Arguments by name, and `vhost`."""
+    rest: list[str]
+    """Arguments of a last name that takes any number."""
+    values: Values
+    """Switches by name."""
+    api: transport.Api
+    print_banner: Callable[[str], None]
+    _node: str = ""
+
+    @property
+    def node(self) -> str:
+        """Name of the node that carries it out."""
+        if not self._node:
+            self._node = self.api.state().name
+        return self._node
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host that was given, or the default one."""
+        return self.words["vhost"]
+
+    def word(self, name: str) -> str:
+        """An argument; "" when it was left out."""
+        return self.words.get(name, "")
+
+    def value(self, name: str, default: _Value) -> _Value:
+        """A switch of the default's type."""
+        found = self.values.get(name, default)
+        assert not isinstance(found, bool)
+        return type(default)(found)
+
+    def flag(self, name: str) -> bool:
+        """Whether a flag was given."""
+        return bool(self.values.get(name, False))
+
+    def text(self, template: str) -> str:
+        """A template filled with arguments and `{node}`."""
+        words = dict.fromkeys(_names_of(self.command), "") | self.words
+        if "{node}" in template and "node" not in words:
+            words["node"] = self.node
+        for name, given in words.items():
+            template = template.replace("{" + name + "}", given)
+        return template
+
+    def path(self, template: str) -> str:
+        """A path filled with quoted arguments."""
+        for name, given in self.words.items():
+            template = template.replace("{" + name + "}", transport.segment(given))
+        return template
+
+    def call(
+        self,
+        method: str,
+        template: str,
+        body: Json = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Json:
+        """Carries out a request. Raises Failure when it is refused."""
+        answer = self.api.request(method, self.path(template), body, headers)
+        if answer.status == 404 and self.command.absent_ok:
+            self.need_present()
+            return None
+        if answer.status >= 300:
+            raise self._refused(answer)
+        return answer.content
+
+    def get(self, template: str) -> list[JsonObject]:
+        """The rows of a list. Raises Failure."""
+        return rows_of(self.call("GET", template))
+
+    def one(self, template: str) -> JsonObject | None:
+        """An object; None when there is none. Raises Failure."""
+        answer = self.api.request("GET", self.path(template))
+        if answer.status == 404:
+            return None
+        if answer.status >= 300:
+            raise self._refused(answer)
+        return object_of(answer.content)
+
+    def need_present(self) -> None:
+        """Looks for everything in `missing`. Raises Failure."""
+        for path, problem in _missing(self.command):
+            if self.api.request("GET", self.path(path)).status == 404:
+                raise self.failure(problem)
+
+    def failure(self, problem: Problem) -> Failure:
+        """The failure that a row of the table describes."""
+        return Failure(problem.code, self.text(problem.text), heading=problem.heading)
+
+    def _refused(self, answer: transport.Answer) -> Failure:
+        if answer.status in (400, 404):
+            self.need_present()
+        problem = self.command.problems.get(answer.status)
+        if problem is not None:
+            return self.failure(problem)
+        return Failure(UNAVAILABLE, "not_found" if answer.status == 404 else answer.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to the HTTP API. `path` is a template."""
+
+    method: str
+    path: str
+    body: Callable[[Invocation], Json] | None = None
+
+    def send(self, invocation: Invocation) -> Json:
+        """Carries it out. Raises Failure."""
+        body = self.body(invocation) if self.body is not None else None
+        return invocation.call(self.method, self.path, body)
+
+
+Columns: TypeAlias = Mapping[str, "str | Callable[[Row], object]"]
+"""Name of a column -> key of the API's rows (`a.b` digs), or what computes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command of one or several tools."""
+
+    name: str
+    summary: str
+    tools: tuple[str, ...] = (CTL,)
+    arguments: tuple[str, ...] = ()
+    """Names; `x?` may be left out, `x*` takes all that follow."""
+    switches: tuple[Switch, ...] = ()
+    formatter: str = "table"
+    """What formats a list when nothing else is asked for."""
+    banner: str = ""
+    request: Request | None = None
+    columns: Columns = field(default_factory=dict)
+    """Of a list; what can be asked for by name, if the last argument is `column*`."""
+    shown: tuple[str, ...] = ()
+    """Columns that are shown when none is asked for; empty = all."""
+    keep: Callable[[Invocation, Row], bool] | None = None
+    """Which rows of the answer are shown."""
+    done: str = ""
+    """A remark after success."""
+    missing: tuple[tuple[str, Problem], ...] = ()
+    """Paths that answer 404 when something is absent, and what that means."""
+    problems: Mapping[int, Problem] = field(default_factory=dict)
+    """What a status of the API means."""
+    absent_ok: bool = False
+    """404 means that there is nothing to do, or to list."""
+    check: Callable[[Invocation], None] | None = None
+    """Refuses arguments before anything is asked. Raises Misused."""
+    run: Callable[[Invocation], Output] | None = None
+
+    @property
+    def vhost(self) -> bool:
+        """Whether it takes `--vhost`."""
+        return VHOST in self.switches
+
+    def chosen(self, asked: Sequence[str]) -> tuple[str, ...]:
+        """The columns to show. Raises Misused."""
+        names = [name for word in asked for name in word.split(",") if name]
+        unknown = [name for name in names if name not in self.columns]
+        if unknown:
+            raise Misused(f"Info key(s) {','.join(unknown)} are not supported")
+        return tuple(names) or self.shown or tuple(self.columns)
+
+
+VHOST_MISSING = Problem(DATA, "Virtual host '{vhost}' does not exist", heading="")
+VHOST_PRESENT = ("vhosts/{vhost}", VHOST_MISSING)
+
+
+def _missing(command: Command) -> tuple[tuple[str, Problem], ...]:
+    listed = command.absent_ok and bool(command.columns)
+    if listed or not command.vhost or any(path == "vhosts/{vhost}" for path, _ in command.missing):
+        return command.missing
+    return (*command.missing, VHOST_PRESENT)
+
+
+def _names_of(command: Command) -> list[str]:
+    return [name.rstrip("?*") for name in command.arguments]
+
+
+def execute(invocation: Invocation) -> Output:
+    """Carries a command out. Raises Failure, Misused."""
+    command = invocation.command
+    if command.check is not None:
+        command.check(invocation)
+    columns = command.chosen(invocation.rest) if command.columns else ()
+    if command.banner:
+        invocation.print_banner(invocation.text(command.banner))
+    if command.run is not None:
+        return command.run(invocation)
+    assert command.request is not None
+    content = command.request.send(invocation)
+    if command.columns:
+        keep = command.keep or (lambda _invocation, _row: True)
+        rows = [row for row in rows_of(content) if keep(invocation, row)]
+        return Rows(columns, [pick(command.columns, columns, row) for row in rows])
+    return Note(invocation.text(command.done)) if command.done else None
+
+
+def pick(columns: Columns, names: Sequence[str], row: Row) -> Row:
+    """The cells of a row."""
+    made: Row = {}
+    for name in names:
+        source = columns[name]
+        made[name] = source(row) if callable(source) else dig(row, source)
+    return made
+
+
+def dig(row: object, path: str) -> object:
+    """What a row has under `a.b`; None without."""
+    for key in path.split("."):
+        row = row.get(key) if isinstance(row, dict) else None
+    return row
+
+
+def plain(*names: str) -> dict[str, str | Callable[[Row], object]]:
+    """Columns that are named as the API names them."""
+    return {name: name for name in names}
+
+
+def rows_of(content: Json) -> list[JsonObject]:
+    """The objects of a list."""
+    return (
+        [dict(row) for row in content if isinstance(row, dict)] if isinstance(content, list) else []
+    )
+
+
+def object_of(content: Json) -> JsonObject:
+    """An object; empty when it is something else."""
+    return dict(content) if isinstance(content, dict) else {}
+
+
+def json_word(text: str) -> Json:
+    """An argument that is JSON. Raises Failure."""
+    try:
+        value: Json = json.loads(text)
+    except ValueError as error:
+        raise Failure(UNAVAILABLE, f"JSON decoding error. Reason: {error}") from None
+    return value

@@ -1,0 +1,357 @@
+"""Checks of `convoy diagnostics`: 69 when something is not as it should be."""
+
+from __future__ import annotations
+
+import socket
+
+from convoymq.cli.ctl.arguments import VHOST, Switch
+from convoymq.cli.ctl.command import DIAGNOSTICS, QUEUES, Command, Invocation, Row, object_of
+from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused
+from convoymq.cli.ctl.listeners import alarms_of, listener_lines, nodes_of, own_listeners
+from convoymq.cli.ctl.outputs import Output, Text
+from convoymq.model.json import JsonObject
+
+HERE = (DIAGNOSTICS,)
+PORT_MAX = 65_535
+CONNECT_TIMEOUT_S = 30.0
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "localhost"}
+
+
+def _unhealthy(text: str, *, heading: str = "Error:", **document: object) -> Failure:
+    shown: JsonObject = {"result": "error", "message": text, **document}
+    return Failure(UNAVAILABLE, text, heading=heading, document=shown)
+
+
+def ping(invocation: Invocation) -> Output:
+    """Whether the process answers."""
+    invocation.api.state()
+    return Text("Ping succeeded")
+
+
+def _running_text(invocation: Invocation) -> tuple[bool, str]:
+    state = invocation.api.state()
+    if state.running:
+        return True, f"RabbitMQ on node {state.name} is fully booted and running"
+    return False, (
+        f"RabbitMQ on node {state.name} is not running or has not fully booted yet "
+        "(check with is_booting)"
+    )
+
+
+def check_running(invocation: Invocation) -> Output:
+    """Fails unless the node serves clients."""
+    running, text = _running_text(invocation)
+    if not running:
+        raise _unhealthy(text)
+    return Text(text)
+
+
+def is_running(invocation: Invocation) -> Output:
+    """Says whether the node serves clients."""
+    running, text = _running_text(invocation)
+    return Text(text, {"result": running, "message": text})
+
+
+def is_booting(invocation: Invocation) -> Output:
+    """Says whether the node is on its way."""
+    state = invocation.api.state()
+    text = (
+        f"RabbitMQ on node {state.name} is fully booted (check with is_running), stopped or has "
+        "not started booting yet"
+        if state.running
+        else f"RabbitMQ on node {state.name} is booting"
+    )
+    return Text(text, {"result": not state.running, "message": text})
+
+
+def server_version(invocation: Invocation) -> Output:
+    """The release of RabbitMQ that the node is compatible with."""
+    return Text(str(object_of(invocation.call("GET", "overview"))["rabbitmq_version"]))
+
+
+def alarms(invocation: Invocation) -> Output:
+    """Alarms of the cluster; says so, and succeeds."""
+    own, others = alarms_of(invocation)
+    node = invocation.node
+    if not own and not others:
+        text = f"Node {node} reported no alarms, local or clusterwide"
+        return Text(text, {"result": "ok", "node": node, "alarms": []})
+    document: JsonObject = {
+        "result": "ok",
+        "local": own,
+        "global": others,
+        "message": f"Node {node} reported alarms",
+    }
+    return Text("\n".join([*own, *others]), document)
+
+
+def check_alarms(invocation: Invocation) -> Output:
+    """Fails when any node of the cluster has an alarm."""
+    own, others = alarms_of(invocation)
+    node = invocation.node
+    if own or others:
+        document: JsonObject = {
+            "result": "error",
+            "local": own,
+            "global": others,
+            "message": f"Node {node} reported alarms",
+        }
+        raise Failure(UNAVAILABLE, "\n".join([*own, *others]), heading="", document=document)
+    return Text(f"Node {node} reported no alarms, local or clusterwide", {"result": "ok"})
+
+
+def check_local_alarms(invocation: Invocation) -> Output:
+    """Fails when the node has an alarm."""
+    own, _ = alarms_of(invocation)
+    if own:
+        document: JsonObject = {
+            "result": "error",
+            "local": own,
+            "message": f"Node {invocation.node} reported local alarms",
+        }
+        raise Failure(UNAVAILABLE, "\n".join(own), document=document)
+    return Text(f"Node {invocation.node} reported no local alarms", {"result": "ok"})
+
+
+def listeners(invocation: Invocation) -> Output:
+    """Where the node listens."""
+    rows = own_listeners(invocation)
+    document: JsonObject = {"result": "ok", "node": invocation.node, "listeners": rows}
+    return Text("\n".join(listener_lines(rows)), document)
+
+
+def _ports(rows: list[Row]) -> str:
+    return ", ".join(map(str, sorted({int(str(row["port"])) for row in rows})))
+
+
+def _check_port(invocation: Invocation) -> None:
+    port = invocation.word("port")
+    if not port.isdecimal() or not 1 <= int(port) <= PORT_MAX:
+        raise Misused(f"Bad argument: {port} is not a port", DATA)
+
+
+def check_port_listener(invocation: Invocation) -> Output:
+    """Fails unless the node listens on a port."""
+    rows, port, node = own_listeners(invocation), invocation.word("port"), invocation.node
+    if all(str(row["port"]) != port for row in rows):
+        raise _unhealthy(
+            f"No listener for port {port} is active on node {node}. "
+            f"Found listeners that use the following ports: {_ports(rows)}",
+            heading="",
+            missing=port,
+            ports=[row["port"] for row in rows],
+            listeners=rows,
+        )
+    document: JsonObject = {"result": "ok", "port": int(port)}
+    return Text(f"A listener for port {port} is running on node {node}.", document)
+
+
+def check_protocol_listener(invocation: Invocation) -> Output:
+    """Fails unless the node speaks a protocol."""
+    rows, asked, node = own_listeners(invocation), invocation.word("protocol"), invocation.node
+    known = sorted({str(row["protocol"]) for row in rows})
+    alias = {"amqp091": "amqp", "amqps": "amqp/ssl", "prometheus": "http/prometheus"}
+    if alias.get(asked, asked) not in known:
+        raise _unhealthy(
+            f"No listener for protocol {asked} is active on node {node}. "
+            f"Found listeners for the following protocols: {', '.join(known)}",
+            missing=asked,
+            protocols=known,
+        )
+    document: JsonObject = {"result": "ok", "protocol": asked}
+    return Text(f"A listener for protocol {asked} is running on node {node}.", document)
+
+
+def check_port_connectivity(invocation: Invocation) -> Output:
+    """Fails unless every listener of the node takes a connection from here."""
+    rows, node = own_listeners(invocation), invocation.node
+    failed = []
+    for row in rows:
+        interface = str(row["interface"])
+        host = str(invocation.values.get("address") or LOOPBACK.get(interface, interface))
+        try:
+            port = int(str(row["port"]))
+            socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+        except OSError:
+            failed.append(row)
+    if failed:
+        raise _unhealthy(
+            f"Connection to ports of the following listeners on node {node} failed:\n"
+            + "\n".join(listener_lines(failed)),
+            listeners=failed,
+        )
+    document: JsonObject = {"result": "ok", "node": node, "listeners": rows}
+    return Text(f"Successfully connected to ports {_ports(rows)} on node {node}.", document)
+
+
+def check_virtual_hosts(invocation: Invocation) -> Output:
+    """Fails when queues of a virtual host are stopped on the node."""
+    answer = invocation.api.request("GET", "health/checks/virtual-hosts")
+    if answer.status >= 300:
+        down = object_of(answer.content).get("virtual-hosts")
+        names = [str(name) for name in down] if isinstance(down, list) else []
+        text = f"Some virtual hosts on node {invocation.node} are down:\n" + "\n".join(names)
+        raise _unhealthy(text, down_virtual_hosts=names)
+    return Text(f"Node {invocation.node} reported all vhosts as running", {"result": "ok"})
+
+
+def check_quorum_critical(invocation: Invocation) -> Output:
+    """Fails when queues would lose their majority without the node."""
+    node = invocation.node
+    if len(nodes_of(invocation)) == 1:
+        text = "seems to be the only one in a single node cluster, the check does not apply"
+        document: JsonObject = {"result": "ok", "message": f"Target node {text}"}
+        return Text(f"Node {node} {text}", document)
+    answer = invocation.api.request("GET", "health/checks/node-is-quorum-critical")
+    if answer.status >= 300:
+        queues = object_of(answer.content).get("queues")
+        rows = queues if isinstance(queues, list) else []
+        if not rows:
+            raise _unhealthy(answer.reason)
+        lines = [f"{row['readable_name']} will become unavailable if node {node} stops"
+                 for row in rows]  # fmt: skip
+        message = f"Node {node} reported local queues with minimum online quorum"
+        shown: JsonObject = {"result": "error", "queues": rows, "message": message}
+        raise Failure(UNAVAILABLE, "\n".join(lines), document=shown)
+    text = f"Node {node} reported no queues/streams with minimum quorum"
+    return Text(text, {"result": "ok"})
+
+
+def check_leaders(invocation: Invocation) -> Output:
+    """Fails when a quorum queue has no leader."""
+    scope = "all-vhosts" if invocation.flag("across_all_vhosts") else "vhost/{vhost}"
+    path = f"health/checks/quorum-queues-without-elected-leaders/{scope}/pattern/{{pattern}}"
+    answer = invocation.api.request("GET", invocation.path(path))
+    if answer.status == 503:
+        queues = object_of(answer.content).get("queues")
+        rows = queues if isinstance(queues, list) else []
+        lines = [f"queue '{row['name']}' in vhost '{row['virtual_host']}'" for row in rows]
+        raise _unhealthy(
+            "Quorum queues without an elected leader:\n" + "\n".join(lines), queues=rows
+        )
+    if answer.status >= 300:
+        invocation.need_present()
+        raise Failure(UNAVAILABLE, answer.reason)
+    return Text("There are no quorum queues without an elected leader", {"result": "ok"})
+
+
+COMMANDS = (
+    Command(
+        name="ping",
+        summary="Checks that the node's process runs and answers",
+        tools=("ctl", *HERE),
+        banner="Will ping {node}. This only checks if the OS process is running and answers.",
+        run=ping,
+    ),
+    Command(
+        name="check_running",
+        summary="Health check that exits with a non-zero code if the target node does not serve "
+        "clients",
+        tools=HERE,
+        banner="Checking if RabbitMQ is running on node {node} ...",
+        run=check_running,
+    ),
+    Command(
+        name="is_running",
+        summary="Checks if RabbitMQ is fully booted and running on the target node",
+        tools=HERE,
+        banner="Asking node {node} for its status ...",
+        run=is_running,
+    ),
+    Command(
+        name="is_booting",
+        summary="Checks if RabbitMQ is still booting on the target node",
+        tools=HERE,
+        banner="Asking node {node} for its boot status ...",
+        run=is_booting,
+    ),
+    Command(
+        name="server_version",
+        summary="Displays the RabbitMQ version that the target node is compatible with",
+        tools=HERE,
+        banner="Asking node {node} for its RabbitMQ version...",
+        run=server_version,
+    ),
+    Command(
+        name="alarms",
+        summary="Lists resource alarms (local or cluster-wide) in effect on the target node",
+        tools=HERE,
+        banner="Asking node {node} to report any known resource alarms ...",
+        run=alarms,
+    ),
+    Command(
+        name="check_alarms",
+        summary="Health check that exits with a non-zero code if the target node reports any "
+        "alarms, local or cluster-wide.",
+        tools=HERE,
+        banner="Asking node {node} to report any local resource alarms ...",
+        run=check_alarms,
+    ),
+    Command(
+        name="check_local_alarms",
+        summary="Health check that exits with a non-zero code if the target node reports any "
+        "local alarms",
+        tools=HERE,
+        banner="Asking node {node} to report any local resource alarms ...",
+        run=check_local_alarms,
+    ),
+    Command(
+        name="listeners",
+        summary="Lists active connection listeners on the target node",
+        tools=HERE,
+        banner="Asking node {node} to report its protocol listeners ...",
+        run=listeners,
+    ),
+    Command(
+        name="check_port_listener",
+        summary="Health check that exits with a non-zero code if target node does not have an "
+        "active listener for given port",
+        tools=HERE,
+        arguments=("port",),
+        check=_check_port,
+        banner="Asking node {node} if there's an active listener on port {port} ...",
+        run=check_port_listener,
+    ),
+    Command(
+        name="check_protocol_listener",
+        summary="Health check that exits with a non-zero code if target node does not have an "
+        "active listener for given protocol",
+        tools=HERE,
+        arguments=("protocol",),
+        banner="Asking node {node} if there's an active listener for protocol {protocol} ...",
+        run=check_protocol_listener,
+    ),
+    Command(
+        name="check_port_connectivity",
+        summary="Basic TCP connectivity health check for each listener's port on the target node",
+        tools=HERE,
+        switches=(Switch("address", str),),
+        banner="Testing TCP connections to all active listeners on node {node} ...",
+        run=check_port_connectivity,
+    ),
+    Command(
+        name="check_virtual_hosts",
+        summary="Health check that checks if all vhosts are running in the target node",
+        tools=HERE,
+        banner="Checking if all vhosts are running on node {node} ...",
+        run=check_virtual_hosts,
+    ),
+    Command(
+        name="check_if_node_is_quorum_critical",
+        summary="Health check that exits with a non-zero code if there are queues with minimum "
+        "online quorum (queues that would lose their quorum if the target node is shut down)",
+        tools=(DIAGNOSTICS, QUEUES),
+        banner="Checking if node {node} is critical for quorum of any queues/streams ...",
+        run=check_quorum_critical,
+    ),
+    Command(
+        name="check_for_quorum_queues_without_an_elected_leader",
+        summary="Health check that exits with a non-zero code if quorum queues that match have "
+        "no leader",
+        tools=HERE,
+        arguments=("pattern",),
+        switches=(VHOST, Switch("across-all-vhosts")),
+        banner="Checking for quorum queues without an elected leader ...",
+        run=check_leaders,
+    ),
+)

@@ -1,0 +1,301 @@
+"""Lists of queues, exchanges, bindings, connections, channels and consumers; queues deleted and
+purged, connections closed."""
+
+from __future__ import annotations
+
+import time
+
+from convoymq.cli.ctl.arguments import VHOST, Switch
+from convoymq.cli.ctl.command import (
+    CTL,
+    DIAGNOSTICS,
+    Columns,
+    Command,
+    Invocation,
+    Request,
+    Row,
+    plain,
+)
+from convoymq.cli.ctl.failures import UNAVAILABLE, USAGE, Failure, Problem
+from convoymq.cli.ctl.formatting import Table, Tuple
+from convoymq.cli.ctl.outputs import Output, Text
+
+LIST_TIMEOUT_S = 60
+"""What RabbitMQ's tools say they wait for a list of queues."""
+OFFLINE_STATES = frozenset(("down", "minority", "crashed", "stopped"))
+BOTH = (CTL, DIAGNOSTICS)
+
+
+def _table(name: str) -> Columns:
+    def read(row: Row) -> object:
+        value = row.get(name)
+        return Table(value if isinstance(value, dict) else {})
+
+    return {name: read}
+
+
+def _protocol(row: Row) -> object:
+    """`{0,9,1}` as RabbitMQ prints it."""
+    name = str(row.get("protocol", ""))
+    digits = name.removeprefix("AMQP ").split("-")
+    return Tuple(map(int, digits)) if all(map(str.isdecimal, digits)) else name
+
+
+QUEUE_COLUMNS: Columns = {
+    **plain("name", "type", "durable", "auto_delete", "exclusive"),
+    **_table("arguments"),
+    **plain("state", "policy", "operator_policy"),
+    **_table("effective_policy_definition"),
+    **plain("leader", "members", "online", "node", "vhost"),
+    **plain("messages", "messages_ready", "messages_unacknowledged"),
+    **plain("message_bytes", "message_bytes_ready", "message_bytes_unacknowledged"),
+    **plain("consumers", "memory", "single_active_consumer_tag", "delivery_limit"),
+}
+EXCHANGE_COLUMNS: Columns = {
+    **plain("name", "type", "durable", "auto_delete", "internal"),
+    **_table("arguments"),
+    **plain("policy", "user_who_performed_action"),
+}
+BINDING_COLUMNS: Columns = {
+    "source_name": "source",
+    "source_kind": lambda _row: "exchange",
+    "destination_name": "destination",
+    "destination_kind": "destination_type",
+    "routing_key": "routing_key",
+    **_table("arguments"),
+    "vhost": "vhost",
+}
+CONNECTION_COLUMNS: Columns = {
+    # There are no Erlang processes: a connection is known by its name.
+    "pid": "name",
+    **plain("name", "node", "port", "host", "peer_port", "peer_host", "ssl"),
+    "protocol": _protocol,
+    **plain("auth_mechanism", "user", "vhost", "timeout", "frame_max", "channel_max"),
+    **_table("client_properties"),
+    **plain("connected_at", "recv_oct", "send_oct", "send_pend", "state", "channels"),
+    **plain("user_provided_name", "type"),
+}
+CHANNEL_COLUMNS: Columns = {
+    "pid": "name",
+    "connection": "connection_details.name",
+    **plain("name", "number", "user", "vhost", "node", "transactional", "confirm"),
+    **plain("consumer_count", "messages_unacknowledged", "messages_unconfirmed"),
+    **plain("prefetch_count", "global_prefetch_count", "state"),
+}
+CONSUMER_COLUMNS: Columns = {
+    "queue_name": "queue.name",
+    "channel_pid": "channel_details.name",
+    **plain("consumer_tag", "ack_required", "prefetch_count", "active"),
+    **_table("arguments"),
+    **plain("activity_status", "exclusive"),
+}
+
+
+def _announce_queues(invocation: Invocation) -> None:
+    """The time-out that the banner shows."""
+    invocation.words["timeout"] = f"{float(invocation.value('timeout', LIST_TIMEOUT_S)):.1f}"
+
+
+def _queue_shown(invocation: Invocation, row: Row) -> bool:
+    offline = row.get("state") in OFFLINE_STATES
+    if invocation.flag("online") and not invocation.flag("offline") and offline:
+        return False
+    if invocation.flag("offline") and not invocation.flag("online") and not offline:
+        return False
+    return not invocation.flag("local") or row.get("node") == invocation.node
+
+
+def delete_queue(invocation: Invocation) -> Output:
+    """Deletes a queue, on the conditions that were given."""
+    conditions = [name for name in ("empty", "unused") if invocation.flag(f"if_{name}")]
+    only = f" if queue is {' and '.join(conditions)}" if conditions else ""
+    invocation.print_banner(
+        invocation.text(f"Deleting queue '{{queue}}' on vhost '{{vhost}}'{only} ...")
+    )
+    row = invocation.one("queues/{vhost}/{queue}")
+    if row is None:
+        invocation.need_present()
+        raise Failure(USAGE, "Queue not found")
+    query = "&".join(f"if-{name}=true" for name in conditions)
+    answer = invocation.api.request("DELETE", invocation.path("queues/{vhost}/{queue}?") + query)
+    if answer.status >= 300:
+        raise _not_deleted(answer.reason)
+    ready = row.get("messages_ready", 0)
+    return Text(f"Queue was successfully deleted with {ready} ready messages")
+
+
+def _not_deleted(reason: str) -> Failure:
+    if reason.endswith("in use"):
+        return Failure(UNAVAILABLE, "The queue is in use")
+    if "not empty" in reason:
+        return Failure(UNAVAILABLE, "The queue is not empty")
+    return Failure(UNAVAILABLE, reason)
+
+
+def _reason(invocation: Invocation) -> dict[str, str]:
+    """The header with the explanation; control characters can't be in it."""
+    text = " ".join(invocation.word("explanation").split())
+    return {"X-Reason": text.encode("latin-1", "replace").decode("latin-1")}
+
+
+def close_connection(invocation: Invocation) -> Output:
+    """Closes one connection; its client hears the explanation."""
+    invocation.call("DELETE", "connections/{connection}", headers=_reason(invocation))
+    return None
+
+
+def close_all_connections(invocation: Invocation) -> Output:
+    """Closes connections of a virtual host, or with `--global` those to one node."""
+    everywhere = invocation.flag("global")
+    limit = invocation.value("limit", 0)
+    many = str(limit) if limit else "all"
+    where = (
+        f"to node {invocation.node} (across all vhosts)"
+        if everywhere
+        else f"in vhost {invocation.vhost}"
+    )
+    reason = invocation.word("explanation")
+    invocation.print_banner(f"Closing {many} connections {where}, reason: {reason}...")
+    key, value = ("node", invocation.node) if everywhere else ("vhost", invocation.vhost)
+    rows = [row for row in invocation.get("connections") if row.get(key) == value]
+    closed = 0
+    for row in rows[: limit or None]:
+        invocation.words["connection"] = str(row["name"])
+        answer = invocation.api.request(
+            "DELETE", invocation.path("connections/{connection}"), headers=_reason(invocation)
+        )
+        closed += answer.status < 300
+        time.sleep(invocation.value("per_connection_delay", 0) / 1000)
+    return Text(f"Closed {closed} connections")
+
+
+def close_all_user_connections(invocation: Invocation) -> Output:
+    """Closes a user's connections."""
+    invocation.call("DELETE", "connections/username/{username}", headers=_reason(invocation))
+    return None
+
+
+COMMANDS = (
+    Command(
+        name="list_queues",
+        summary="Lists queues and their properties",
+        tools=BOTH,
+        arguments=("column*",),
+        switches=(VHOST, Switch("online"), Switch("offline"), Switch("local")),
+        check=_announce_queues,
+        banner="Timeout: {timeout} seconds ...\nListing queues for vhost {vhost} ...",
+        request=Request("GET", "queues/{vhost}"),
+        columns=QUEUE_COLUMNS,
+        shown=("name", "messages"),
+        keep=_queue_shown,
+        absent_ok=True,
+    ),
+    Command(
+        name="list_exchanges",
+        summary="Lists exchanges",
+        tools=BOTH,
+        arguments=("column*",),
+        switches=(VHOST,),
+        banner="Listing exchanges for vhost {vhost} ...",
+        request=Request("GET", "exchanges/{vhost}"),
+        columns=EXCHANGE_COLUMNS,
+        shown=("name", "type"),
+        absent_ok=True,
+    ),
+    Command(
+        name="list_bindings",
+        summary="Lists all bindings on a vhost",
+        tools=BOTH,
+        arguments=("column*",),
+        switches=(VHOST,),
+        banner="Listing bindings for vhost {vhost}...",
+        request=Request("GET", "bindings/{vhost}"),
+        columns=BINDING_COLUMNS,
+        shown=tuple(name for name in BINDING_COLUMNS if name != "vhost"),
+        absent_ok=True,
+    ),
+    Command(
+        name="list_connections",
+        summary="Lists AMQP 0.9.1 connections",
+        tools=BOTH,
+        arguments=("column*",),
+        banner="Listing connections ...",
+        request=Request("GET", "connections"),
+        columns=CONNECTION_COLUMNS,
+        shown=("user", "peer_host", "peer_port", "state"),
+    ),
+    Command(
+        name="list_channels",
+        summary="Lists all channels",
+        tools=BOTH,
+        arguments=("column*",),
+        banner="Listing channels ...",
+        request=Request("GET", "channels"),
+        columns=CHANNEL_COLUMNS,
+        shown=("pid", "user", "consumer_count", "messages_unacknowledged"),
+    ),
+    Command(
+        name="list_consumers",
+        summary="Lists all consumers for a vhost",
+        tools=BOTH,
+        arguments=("column*",),
+        switches=(VHOST,),
+        banner="Listing consumers in vhost {vhost} ...",
+        request=Request("GET", "consumers/{vhost}"),
+        columns=CONSUMER_COLUMNS,
+        shown=(
+            "queue_name",
+            "channel_pid",
+            "consumer_tag",
+            "ack_required",
+            "prefetch_count",
+            "active",
+            "arguments",
+        ),
+        absent_ok=True,
+    ),
+    Command(
+        name="delete_queue",
+        summary="Deletes a queue",
+        arguments=("queue",),
+        switches=(VHOST, Switch("if-empty", short="e"), Switch("if-unused", short="u")),
+        run=delete_queue,
+    ),
+    Command(
+        name="purge_queue",
+        summary="Purges a queue (removes all messages in it)",
+        arguments=("queue",),
+        switches=(VHOST,),
+        banner="Purging queue '{queue}' in vhost '{vhost}' ...",
+        request=Request("DELETE", "queues/{vhost}/{queue}/contents"),
+        problems={404: Problem(UNAVAILABLE, "not_found")},
+    ),
+    Command(
+        name="close_connection",
+        summary="Instructs the broker to close the connection of that name",
+        arguments=("connection", "explanation"),
+        banner="Closing connection {connection}, reason: {explanation}...",
+        run=close_connection,
+        absent_ok=True,
+    ),
+    Command(
+        name="close_all_connections",
+        summary="Instructs the broker to close all connections for the specified vhost or entire "
+        "node",
+        arguments=("explanation",),
+        switches=(
+            VHOST,
+            Switch("global"),
+            Switch("limit", int),
+            Switch("per-connection-delay", int),
+        ),
+        run=close_all_connections,
+    ),
+    Command(
+        name="close_all_user_connections",
+        summary="Instructs the broker to close all connections of the specified user",
+        arguments=("username", "explanation"),
+        banner="Closing connections of user {username}, reason: {explanation}...",
+        run=close_all_user_connections,
+    ),
+)

@@ -1,0 +1,257 @@
+"""Policies, operator policies, parameters, global parameters and definitions."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from convoymq.cli.ctl.arguments import VHOST, Switch
+from convoymq.cli.ctl.command import (
+    CTL,
+    DIAGNOSTICS,
+    Command,
+    Invocation,
+    Request,
+    Row,
+    json_word,
+    plain,
+)
+from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
+from convoymq.cli.ctl.formatting import to_json
+from convoymq.cli.ctl.outputs import Note, Output, Raw, Rows
+
+ABSENT = {404: Problem(UNAVAILABLE, "Parameter does not exist")}
+DEFINITION = (Switch("priority", int), Switch("apply-to", str))
+STDIO = "-"
+IMPORT_FORMAT = Switch("format", str, choices=("json",))
+
+
+def _definition(row: Row) -> object:
+    return to_json(row.get("definition"))
+
+
+def _value(row: Row) -> object:
+    return to_json(row.get("value"))
+
+
+POLICY_COLUMNS = {
+    **plain("vhost", "name", "pattern", "apply-to"),
+    "definition": _definition,
+    "priority": "priority",
+}
+
+
+def _policy_commands(word: str, label: str, paths: str) -> tuple[Command, ...]:
+    """The commands of policies, or of operator policies."""
+
+    def set_policy(invocation: Invocation) -> Output:
+        definition = json_word(invocation.word("definition"))
+        priority = str(invocation.value("priority", 0))
+        invocation.call(
+            "PUT",
+            f"{paths}/{{vhost}}/{{name}}",
+            {
+                "pattern": invocation.word("pattern"),
+                "definition": definition,
+                "priority": int(priority),
+                "apply-to": invocation.value("apply_to", "all"),
+            },
+        )
+        return None
+
+    def announce(invocation: Invocation) -> None:
+        invocation.words["priority"] = str(invocation.value("priority", 0))
+
+    many = paths.replace("-", "_")
+    return (
+        Command(
+            name=f"set_{word}",
+            summary=f"Sets or updates {'a policy' if word == 'policy' else 'an operator policy'}",
+            arguments=("name", "pattern", "definition"),
+            switches=(VHOST, *DEFINITION),
+            check=announce,
+            banner=f'Setting {label} "{{name}}" for pattern "{{pattern}}" to "{{definition}}" '
+            'with priority "{priority}" for vhost "{vhost}" ...',
+            run=set_policy,
+        ),
+        Command(
+            name=f"clear_{word}",
+            summary=f"Clears (removes) {'a policy' if word == 'policy' else 'an operator policy'}",
+            arguments=("name",),
+            switches=(VHOST,),
+            banner=f'Clearing {label.removesuffix(" override")} "{{name}}" on vhost "{{vhost}}" '
+            "...",
+            request=Request("DELETE", f"{paths}/{{vhost}}/{{name}}"),
+            problems=ABSENT,
+        ),
+        Command(
+            name=f"list_{many}",
+            summary=f"Lists {paths.replace('-', ' ')} of a virtual host",
+            tools=(CTL, DIAGNOSTICS),
+            switches=(VHOST,),
+            banner=f'Listing {label.replace("policy", "policies", 1)} for vhost "{{vhost}}" ...'
+            if word == "policy"
+            else 'Listing operator policy overrides for vhost "{vhost}" ...',
+            request=Request("GET", f"{paths}/{{vhost}}"),
+            columns=POLICY_COLUMNS,
+        ),
+    )
+
+
+def list_policies_that_match(invocation: Invocation) -> Output:
+    """The policies whose pattern a queue's or an exchange's name matches."""
+    kind = invocation.value("object_type", "queue")
+    if kind not in ("queue", "exchange"):
+        raise Misused(f"Bad argument: object type is queue or exchange, not {kind}", DATA)
+    found = invocation.one(f"{kind}s/{{vhost}}/{{name}}")
+    if found is None:
+        raise Failure(
+            DATA, invocation.text(f"{kind} '{{name}}' does not exist in vhost '{{vhost}}'")
+        )
+    names = (found.get("policy"), found.get("operator_policy"))
+    rows = [
+        {"name": row["name"], "pattern": row["pattern"], "apply-to": row["apply-to"],
+         "definition": _definition(row), "priority": row["priority"]}
+        for path, name in zip(("policies", "operator-policies"), names, strict=True)
+        for row in invocation.get(f"{path}/{{vhost}}")
+        if row["name"] == name
+    ]  # fmt: skip
+    return Rows(("name", "pattern", "apply-to", "definition", "priority"), rows)
+
+
+def set_parameter(invocation: Invocation) -> Output:
+    """Sets a parameter of a virtual host."""
+    body = {"value": json_word(invocation.word("value"))}
+    invocation.call("PUT", "parameters/{component}/{vhost}/{name}", body)
+    return None
+
+
+def set_global_parameter(invocation: Invocation) -> Output:
+    """Sets a global parameter."""
+    body = {"value": json_word(invocation.word("value"))}
+    invocation.call("PUT", "global-parameters/{name}", body)
+    return None
+
+
+def export_definitions(invocation: Invocation) -> Output:
+    """Writes the definitions of the cluster into a file, or to standard output."""
+    target = invocation.word("file_path")
+    if target != STDIO:
+        invocation.print_banner(f'Exporting definitions in JSON to a file at "{target}" ...')
+    text = json.dumps(invocation.call("GET", "definitions"), ensure_ascii=False)
+    if target == STDIO:
+        return Raw(text)
+    try:
+        # Hashes of passwords are in it: for the owner alone.
+        mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(os.open(target, mode, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise Failure(DATA, f"{target}: {error.strerror}") from None
+    return None
+
+
+def _check_import(invocation: Invocation) -> None:
+    source = invocation.word("file_path") or STDIO
+    if source != STDIO and not Path(source).exists():
+        raise Misused(f"Bad argument: File {source} does not exist", DATA)
+
+
+def import_definitions(invocation: Invocation) -> Output:
+    """Reads definitions from a file, or from standard input."""
+    source = invocation.word("file_path") or STDIO
+    where = "standard input" if source == STDIO else f'a file at "{source}"'
+    invocation.print_banner(f"Importing definitions in JSON from {where} ...")
+    try:
+        text = sys.stdin.read() if source == STDIO else Path(source).read_text(encoding="utf-8")
+        document = json.loads(text)
+    except OSError as error:
+        raise Failure(DATA, f"{source}: {error.strerror}") from None
+    except ValueError as error:
+        reason = f"Failed to deserialise input (format: JSON) (error: {error})"
+        raise Failure(DATA, reason) from None
+    invocation.call("POST", "definitions", document)
+    return Note("Successfully imported definitions.")
+
+
+COMMANDS = (
+    *_policy_commands("policy", "policy", "policies"),
+    *_policy_commands("operator_policy", "operator policy override", "operator-policies"),
+    Command(
+        name="list_policies_that_match",
+        summary="Lists the policies in force for a queue or an exchange",
+        tools=(DIAGNOSTICS,),
+        arguments=("name",),
+        switches=(VHOST, Switch("object-type", str)),
+        banner="Listing policies that match '{name}' in vhost \"{vhost}\" ...",
+        run=list_policies_that_match,
+    ),
+    Command(
+        name="set_parameter",
+        summary="Sets a runtime parameter.",
+        arguments=("component", "name", "value"),
+        switches=(VHOST,),
+        banner='Setting runtime parameter "{name}" for component "{component}" to "{value}" in '
+        'vhost "{vhost}" ...',
+        run=set_parameter,
+    ),
+    Command(
+        name="clear_parameter",
+        summary="Clears a runtime parameter.",
+        arguments=("component", "name"),
+        switches=(VHOST,),
+        banner='Clearing runtime parameter "{name}" for component "{component}" on vhost '
+        '"{vhost}" ...',
+        request=Request("DELETE", "parameters/{component}/{vhost}/{name}"),
+        problems=ABSENT,
+    ),
+    Command(
+        name="list_parameters",
+        summary="Lists runtime parameters for a virtual host",
+        tools=(CTL, DIAGNOSTICS),
+        switches=(VHOST,),
+        banner='Listing runtime parameters for vhost "{vhost}" ...',
+        request=Request("GET", "parameters"),
+        columns={"component": "component", "name": "name", "value": _value},
+        keep=lambda invocation, row: row.get("vhost") == invocation.vhost,
+    ),
+    Command(
+        name="set_global_parameter",
+        summary="Sets a global runtime parameter.",
+        arguments=("name", "value"),
+        banner='Setting global runtime parameter "{name}" to "{value}" ...',
+        run=set_global_parameter,
+    ),
+    Command(
+        name="list_global_parameters",
+        summary="Lists global runtime parameters",
+        tools=(CTL, DIAGNOSTICS),
+        banner="Listing global runtime parameters ...",
+        request=Request("GET", "global-parameters"),
+        columns={"name": "name", "value": _value},
+    ),
+    Command(
+        name="set_cluster_name",
+        summary="Sets the cluster name",
+        arguments=("name",),
+        banner="Setting cluster name to {name} ...",
+        request=Request("PUT", "cluster-name", lambda given: {"name": given.word("name")}),
+    ),
+    Command(
+        name="export_definitions",
+        summary="Exports definitions in JSON.",
+        arguments=("file_path",),
+        switches=(IMPORT_FORMAT,),
+        run=export_definitions,
+    ),
+    Command(
+        name="import_definitions",
+        summary="Imports definitions in JSON.",
+        arguments=("file_path?",),
+        switches=(IMPORT_FORMAT,),
+        check=_check_import,
+        run=import_definitions,
+    ),
+)

@@ -1,0 +1,222 @@
+"""Members and leaders of replicated queues, as `rabbitmq-queues` has them."""
+
+from __future__ import annotations
+
+import time
+
+from convoymq.cli.ctl.arguments import VHOST, Switch
+from convoymq.cli.ctl.command import (
+    DIAGNOSTICS,
+    QUEUES,
+    Command,
+    Invocation,
+    Request,
+    object_of,
+    plain,
+    rows_of,
+)
+from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
+from convoymq.cli.ctl.outputs import Output, Rows
+from convoymq.model.json import Json, JsonObject
+
+POLL_S = 0.2
+SELECTION = (
+    Switch("vhost-pattern", str),
+    Switch("queue-pattern", str),
+    Switch("queue-type", str),
+    Switch("membership", str),
+    Switch("errors-only"),
+)
+CHANGES = ("vhost", "name", "size", "result")
+NOT_FOUND = {404: Problem(DATA, "not_found")}
+HERE = (QUEUES,)
+
+
+def _selection(invocation: Invocation, **more: Json) -> dict[str, Json]:
+    return {
+        "vhost_pattern": invocation.value("vhost_pattern", ".*"),
+        "queue_pattern": invocation.value("queue_pattern", ".*"),
+        "queue_type": invocation.value("queue_type", "quorum"),
+        "membership": invocation.value("membership", "promotable"),
+        **more,
+    }
+
+
+def _changes(invocation: Invocation, content: Json) -> Output:
+    """The table of a command for many queues. Fails when one of them failed."""
+    rows = rows_of(content)
+    failed = [row for row in rows if row.get("result") != "ok"]
+    shown = Rows(CHANGES, failed if invocation.flag("errors_only") else rows)
+    if failed:
+        raise Failure(UNAVAILABLE, "", rows=shown)
+    return shown
+
+
+def grow(invocation: Invocation) -> Output:
+    """Adds a member on a node to all queues that have none there."""
+    body = _selection(invocation, strategy=invocation.word("strategy"))
+    return _changes(
+        invocation, invocation.call("POST", "queues/quorum/replicas/on/{target}/grow", body)
+    )
+
+
+def _check_count(invocation: Invocation) -> None:
+    if not invocation.word("count").isdecimal():
+        raise Misused("Bad argument: count is not a number", DATA)
+
+
+def grow_to_count(invocation: Invocation) -> Output:
+    """Adds members to all queues that have fewer."""
+    count, strategy = int(invocation.word("count")), invocation.word("strategy")
+    body = _selection(invocation, count=count, strategy=strategy)
+    return _changes(
+        invocation, invocation.call("POST", "queues/quorum/replicas/grow_to_count", body)
+    )
+
+
+def shrink(invocation: Invocation) -> Output:
+    """Takes a node out of all queues that it is a member of."""
+    path = "queues/quorum/replicas/on/{target}/shrink"
+    return _changes(invocation, invocation.call("DELETE", path, _selection(invocation)))
+
+
+def rebalance(invocation: Invocation) -> Output:
+    """Spreads the leaders over the nodes, and waits until that is done."""
+    body: JsonObject = {
+        "type": invocation.word("type"),
+        "vhost_pattern": invocation.value("vhost_pattern", ".*"),
+        "queue_pattern": invocation.value("queue_pattern", ".*"),
+        "by": invocation.value("by", "count"),
+        "rate": invocation.value("rate", 50),
+        "dry_run": invocation.flag("dry_run"),
+    }
+    if invocation.flag("dry_run"):
+        moves = rows_of(invocation.call("POST", "rebalance/queues", body))  # type: ignore[arg-type]
+        return Rows(("vhost", "name", "from", "to"), moves)
+    invocation.print_banner("Re-balancing leaders of quorum queues...")
+    invocation.call("POST", "rebalance/queues", body)  # type: ignore[arg-type]
+    while True:
+        found = object_of(invocation.call("GET", "convoy/rebalance"))
+        if not found["running"]:
+            break
+        time.sleep(POLL_S)
+    if found["ended"] != "done" or found["failed"]:
+        raise Failure(UNAVAILABLE, str(found["failed"] or found["ended"] or "interrupted"))
+    leaders = found["leaders"]
+    assert isinstance(leaders, dict)
+    columns = ("Node name", "Number of quorum queues")
+    return Rows(columns, [dict(zip(columns, each, strict=True)) for each in leaders.items()])
+
+
+def _node_in_body(invocation: Invocation) -> Json:
+    return {"node": invocation.word("target")}
+
+
+def _member_in_body(invocation: Invocation) -> Json:
+    membership = invocation.value("membership", "promotable")
+    return {"node": invocation.word("target"), "membership": membership}
+
+
+QUEUE_AND_NODE = ("queue", "target")
+
+COMMANDS = (
+    Command(
+        name="add_member",
+        summary="Adds a quorum queue member (replica) on the given node.",
+        tools=HERE,
+        arguments=QUEUE_AND_NODE,
+        switches=(VHOST, Switch("membership", str)),
+        banner="Adding a member for queue {queue} on node {target}...",
+        request=Request("POST", "queues/quorum/{vhost}/{queue}/replicas/add", _member_in_body),
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="delete_member",
+        summary="Removes a quorum queue member (replica) on the given node.",
+        tools=HERE,
+        arguments=QUEUE_AND_NODE,
+        switches=(VHOST,),
+        banner="Removing a replica of queue {queue} on node {target}...",
+        request=Request("DELETE", "queues/quorum/{vhost}/{queue}/replicas/delete", _node_in_body),
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="transfer_leadership",
+        summary="Makes a member the leader of a replicated queue.",
+        tools=HERE,
+        arguments=QUEUE_AND_NODE,
+        switches=(VHOST,),
+        banner="Transferring leadership of quorum queue {queue} to node {target}...",
+        request=Request("POST", "queues/quorum/{vhost}/{queue}/leader/transfer", _node_in_body),
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="grow",
+        summary="Grows quorum queue clusters by adding a member (replica) on the specified node "
+        "for all matching queues",
+        tools=HERE,
+        arguments=("target", "strategy"),
+        switches=SELECTION,
+        banner="Growing queues on {target}",
+        run=grow,
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="grow_to_count",
+        summary="Adds members to all matching queues that have fewer than the given count",
+        tools=HERE,
+        arguments=("count", "strategy"),
+        switches=SELECTION,
+        check=_check_count,
+        banner="Growing queues to {count} members",
+        run=grow_to_count,
+    ),
+    Command(
+        name="shrink",
+        summary="Shrinks quorum queue clusters by removing any members (replicas) on the given "
+        "node.",
+        tools=HERE,
+        arguments=("target",),
+        switches=SELECTION,
+        banner="Shrinking queues on {target}...",
+        run=shrink,
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="rebalance",
+        summary="Rebalances leaders of replicated queues: all, quorum or stream.",
+        tools=HERE,
+        arguments=("type",),
+        switches=(
+            Switch("vhost-pattern", str),
+            Switch("queue-pattern", str),
+            Switch("by", str),
+            Switch("rate", int),
+            Switch("dry-run"),
+        ),
+        run=rebalance,
+    ),
+    Command(
+        name="quorum_status",
+        summary="Displays quorum status of a quorum queue",
+        tools=(QUEUES, DIAGNOSTICS),
+        arguments=("queue",),
+        switches=(VHOST,),
+        formatter="pretty_table",
+        banner="Status of quorum queue {queue} on node {node} ...",
+        request=Request("GET", "queues/quorum/{vhost}/{queue}/status"),
+        columns=plain(
+            "Node Name",
+            "Raft State",
+            "Membership",
+            "Last Log Index",
+            "Last Written",
+            "Last Applied",
+            "Commit Index",
+            "Snapshot Index",
+            "Term",
+            "Machine Version",
+        ),
+        problems={404: Problem(UNAVAILABLE, "not_found")},
+    ),
+)

@@ -1,0 +1,33 @@
+"""The commands of each tool, joined from the modules of the subjects."""
+
+from __future__ import annotations
+
+from convoymq.cli.ctl import (
+    cluster,
+    diagnostics,
+    lists,
+    permissions,
+    policies,
+    queues,
+    upgrade,
+    users,
+    vhosts,
+)
+from convoymq.cli.ctl.command import Command
+
+COMMANDS: tuple[Command, ...] = (
+    *cluster.COMMANDS,
+    *users.COMMANDS,
+    *vhosts.COMMANDS,
+    *permissions.COMMANDS,
+    *policies.COMMANDS,
+    *lists.COMMANDS,
+    *diagnostics.COMMANDS,
+    *queues.COMMANDS,
+    *upgrade.COMMANDS,
+)
+
+
+def commands_of(tool: str) -> dict[str, Command]:
+    """The commands of a tool by name."""
+    return {command.name: command for command in COMMANDS if tool in command.tools}

@@ -1,0 +1,91 @@
+"""Maintenance of nodes, as `rabbitmq-upgrade` has it."""
+
+from __future__ import annotations
+
+import time
+
+from convoymq.cli.ctl.command import UPGRADE, Command, Invocation
+from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Problem
+from convoymq.cli.ctl.listeners import nodes_of
+from convoymq.cli.ctl.outputs import Output, Text
+
+WAIT_S = 120
+POLL_S = 0.5
+NOT_FOUND = {404: Problem(DATA, "not_found")}
+
+
+def _target(invocation: Invocation) -> None:
+    """The node that was named, or the one that is asked."""
+    invocation.words.setdefault("target", invocation.node)
+
+
+def drain(invocation: Invocation) -> Output:
+    """The node takes no clients any more and hands its leaderships over."""
+    invocation.call("POST", "convoy/nodes/{target}/drain")
+    return None
+
+
+def revive(invocation: Invocation) -> Output:
+    """Ends `drain`."""
+    invocation.call("POST", "convoy/nodes/{target}/revive")
+    return None
+
+
+def _announce(invocation: Invocation) -> None:
+    invocation.words["timeout"] = str(invocation.value("timeout", WAIT_S))
+
+
+def await_quorum(invocation: Invocation) -> Output:
+    """Waits until every replicated queue would keep its majority without the node."""
+    if len(nodes_of(invocation)) == 1:
+        return Text(
+            "Target node seems to be the only one in a single node cluster, "
+            "the command does not apply"
+        )
+    deadline = time.monotonic() + int(invocation.word("timeout"))
+    while True:
+        answer = invocation.api.request("GET", "health/checks/node-is-quorum-critical")
+        if answer.status < 300:
+            return None
+        if time.monotonic() > deadline:
+            reason = "queues still have only the minimum of members online: " + answer.reason
+            raise Failure(UNAVAILABLE, reason)
+        time.sleep(POLL_S)
+
+
+COMMANDS = (
+    Command(
+        name="drain",
+        summary="Puts the node in maintenance mode. Such node will not serve any client traffic "
+        "or host any primary queue replicas",
+        tools=(UPGRADE,),
+        arguments=("target?",),
+        check=_target,
+        banner="Will put node {target} into maintenance mode. The node will no longer serve any "
+        "client traffic!",
+        run=drain,
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="revive",
+        summary="Puts the node out of maintenance and into regular operating mode. Such nodes "
+        "will again serve client traffic and host primary queue replicas",
+        tools=(UPGRADE,),
+        arguments=("target?",),
+        check=_target,
+        banner="Will put node {target} back into regular operating mode. The node will again "
+        "serve client traffic and host primary queue replicas.",
+        run=revive,
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="await_online_quorum_plus_one",
+        summary="Waits for all replicated queues to have an above minimum online quorum. This "
+        "makes sure that no queue would lose its quorum if the target node is shut down",
+        tools=(UPGRADE,),
+        check=_announce,
+        banner="Will wait for a quorum + 1 of nodes to be online for all quorum queues for "
+        "{timeout} seconds...",
+        run=await_quorum,
+    ),
+)

@@ -1,0 +1,243 @@
+"""Users, their passwords, tags and limits."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+
+from convoymq.cli.ctl.arguments import Switch
+from convoymq.cli.ctl.command import (
+    CTL,
+    DIAGNOSTICS,
+    Command,
+    Invocation,
+    Request,
+    json_word,
+    object_of,
+    plain,
+)
+from convoymq.cli.ctl.failures import (
+    DATA,
+    NO_USER,
+    SOFTWARE,
+    UNAVAILABLE,
+    Failure,
+    Misused,
+    Problem,
+)
+from convoymq.cli.ctl.formatting import to_json
+from convoymq.cli.ctl.outputs import Note, Output, Rows, Text
+from convoymq.model.json import Json, JsonObject
+
+NO_SUCH_USER = ("users/{username}", Problem(NO_USER, 'User "{username}" does not exist'))
+GRANT_HINT = (
+    "Done. Don't forget to grant the user permissions to some virtual hosts! "
+    "See 'rabbitmqctl help set_permissions' to learn more."
+)
+
+
+def password_of(invocation: Invocation) -> str:
+    """The password that was given, or a line of standard input. Raises Misused."""
+    if "password" in invocation.words:
+        return invocation.words["password"]
+    if sys.stdin.isatty():
+        return getpass.getpass("Password: ")
+    line = sys.stdin.readline()
+    if not line:
+        raise Misused("not enough arguments.")
+    return line.rstrip("\n")
+
+
+def _take_password(invocation: Invocation) -> None:
+    """Reads the password before anything is printed."""
+    invocation.words["password"] = password_of(invocation)
+
+
+def add_user(invocation: Invocation) -> Output:
+    """Creates a user."""
+    if invocation.one("users/{username}") is not None:
+        raise Failure(SOFTWARE, invocation.text('User "{username}" already exists'))
+    secret = "password_hash" if invocation.flag("pre_hashed_password") else "password"
+    body: Json = {secret: invocation.word("password"), "tags": ""}
+    invocation.call("PUT", "users/{username}", body)
+    return Note(GRANT_HINT)
+
+
+def _update(invocation: Invocation, **changes: Json) -> None:
+    """Writes a user back with changes."""
+    invocation.need_present()
+    known = invocation.one("users/{username}") or {}
+    body: dict[str, Json] = {
+        "password_hash": str(known.get("password_hash", "")),
+        "hashing_algorithm": str(known.get("hashing_algorithm", "")),
+        "tags": [str(tag) for tag in _tags(known)],
+    }
+    invocation.call("PUT", "users/{username}", body | changes)
+
+
+def _tags(row: JsonObject) -> list[object]:
+    tags = row.get("tags")
+    return list(tags) if isinstance(tags, list) else []
+
+
+def change_password(invocation: Invocation) -> Output:
+    """Sets another password; tags stay."""
+    _update(invocation, password=invocation.word("password"))
+    return None
+
+
+def clear_password(invocation: Invocation) -> Output:
+    """Removes the password: nobody can log in with one."""
+    _update(invocation, password_hash="")
+    return None
+
+
+def set_user_tags(invocation: Invocation) -> Output:
+    """Replaces the tags."""
+    shown = ", ".join(invocation.rest)
+    banner = invocation.text(f'Setting tags for user "{{username}}" to [{shown}] ...')
+    invocation.print_banner(banner)
+    _update(invocation, tags=list[Json](invocation.rest))
+    return None
+
+
+def authenticate_user(invocation: Invocation) -> Output:
+    """Tries a password."""
+    body: Json = {"password": invocation.word("password")}
+    found = object_of(invocation.call("POST", "convoy/users/{username}/authenticate", body))
+    if not found.get("authenticated"):
+        name = invocation.word("username")
+        raise Failure(
+            DATA,
+            f"Error: failed to authenticate user \"{name}\"\nuser '{name}' - invalid credentials",
+        )
+    return Text("Success")
+
+
+def list_user_limits(invocation: Invocation) -> Output:
+    """Limits of one user, or of all with `--global`."""
+    if invocation.flag("global"):
+        invocation.print_banner("Listing limits for all users ...")
+        rows = [
+            {"user": row["user"], "limits": to_json(row["value"])}
+            for row in invocation.get("user-limits")
+        ]
+        return Rows(("user", "limits"), rows)
+    user = invocation.words["username"] = invocation.value("user", "guest")
+    invocation.print_banner(f'Listing limits for user "{user}" ...')
+    invocation.need_present()
+    rows = invocation.get("user-limits/{username}")
+    return Text(to_json(rows[0]["value"]) if rows else "{}")
+
+
+def set_user_limits(invocation: Invocation) -> Output:
+    """Sets one or several limits."""
+    invocation.need_present()
+    limits = json_word(invocation.word("definition"))
+    if not isinstance(limits, dict):
+        raise Failure(UNAVAILABLE, "limits are not a JSON object")
+    for name, value in limits.items():
+        invocation.words["limit"] = name
+        invocation.call("PUT", "user-limits/{username}/{limit}", {"value": value})
+    return None
+
+
+def clear_user_limits(invocation: Invocation) -> Output:
+    """Removes one limit, or `all`."""
+    limit = invocation.word("limit")
+    what = "all limits" if limit == "all" else f'"{limit}" limit'
+    invocation.print_banner(invocation.text(f'Clearing {what} for user "{{username}}" ...'))
+    invocation.need_present()
+    rows = invocation.get("user-limits/{username}")
+    known = object_of(rows[0]["value"]) if rows else {}  # type: ignore[arg-type]
+    for name in known if limit == "all" else [limit]:
+        if name in known:
+            invocation.words["limit"] = name
+            invocation.call("DELETE", "user-limits/{username}/{limit}")
+    return None
+
+
+COMMANDS = (
+    Command(
+        name="add_user",
+        summary="Creates a new user in the internal database. This user will have no permissions "
+        "for any virtual hosts by default.",
+        arguments=("username", "password?"),
+        switches=(Switch("pre-hashed-password"),),
+        check=_take_password,
+        banner='Adding user "{username}" ...',
+        run=add_user,
+    ),
+    Command(
+        name="delete_user",
+        summary="Removes a user from the internal database",
+        arguments=("username",),
+        banner='Deleting user "{username}" ...',
+        request=Request("DELETE", "users/{username}"),
+        missing=(NO_SUCH_USER,),
+    ),
+    Command(
+        name="change_password",
+        summary="Changes the user password",
+        arguments=("username", "password?"),
+        check=_take_password,
+        banner='Changing password for user "{username}" ...',
+        run=change_password,
+        missing=(NO_SUCH_USER,),
+    ),
+    Command(
+        name="clear_password",
+        summary="Clears (resets) password and disables password login for a user",
+        arguments=("username",),
+        banner='Clearing password for user "{username}" ...',
+        run=clear_password,
+        missing=(NO_SUCH_USER,),
+    ),
+    Command(
+        name="authenticate_user",
+        summary="Attempts to authenticate a user. Exits with a non-zero code if authentication "
+        "fails.",
+        arguments=("username", "password?"),
+        check=_take_password,
+        banner='Authenticating user "{username}" ...',
+        run=authenticate_user,
+    ),
+    Command(
+        name="set_user_tags",
+        summary="Sets user tags",
+        arguments=("username", "tag*"),
+        run=set_user_tags,
+        missing=(NO_SUCH_USER,),
+    ),
+    Command(
+        name="list_users",
+        summary="List user names and tags",
+        tools=(CTL, DIAGNOSTICS),
+        banner="Listing users ...",
+        request=Request("GET", "users"),
+        columns={"user": "name", **plain("tags")},
+    ),
+    Command(
+        name="list_user_limits",
+        summary="Displays configured user limits",
+        tools=(CTL, DIAGNOSTICS),
+        switches=(Switch("global"), Switch("user", str)),
+        run=list_user_limits,
+        missing=(NO_SUCH_USER,),
+    ),
+    Command(
+        name="set_user_limits",
+        summary="Sets user limits",
+        arguments=("username", "definition"),
+        banner='Setting user limits to "{definition}" for user "{username}" ...',
+        run=set_user_limits,
+        missing=(("users/{username}", Problem(UNAVAILABLE, NO_SUCH_USER[1].text)),),
+    ),
+    Command(
+        name="clear_user_limits",
+        summary="Clears user connection/channel limits",
+        arguments=("username", "limit"),
+        run=clear_user_limits,
+        missing=(NO_SUCH_USER,),
+    ),
+)

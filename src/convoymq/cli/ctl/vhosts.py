@@ -1,0 +1,191 @@
+"""Virtual hosts and their limits."""
+
+from __future__ import annotations
+
+from convoymq.cli.ctl.arguments import VHOST, Switch
+from convoymq.cli.ctl.command import (
+    CTL,
+    DIAGNOSTICS,
+    VHOST_PRESENT,
+    Command,
+    Invocation,
+    Request,
+    json_word,
+    plain,
+)
+from convoymq.cli.ctl.failures import UNAVAILABLE, Failure
+from convoymq.cli.ctl.formatting import Erlang, to_json
+from convoymq.cli.ctl.outputs import Output, Rows, Text
+from convoymq.model.json import Json, JsonObject
+
+METADATA = (Switch("description", str), Switch("tags", str), Switch("default-queue-type", str))
+
+
+def _metadata(invocation: Invocation) -> dict[str, Json]:
+    """What the switches say of a virtual host."""
+    return {
+        switch.key: invocation.value(switch.key, "")
+        for switch in METADATA
+        if switch.key in invocation.values
+    }
+
+
+def add_vhost(invocation: Invocation) -> Output:
+    """Creates it; one that exists stays as it is."""
+    if invocation.one("vhosts/{vhost}") is None:
+        invocation.call("PUT", "vhosts/{vhost}", _metadata(invocation))
+    return None
+
+
+def _update(invocation: Invocation, changes: dict[str, Json]) -> None:
+    known = invocation.one("vhosts/{vhost}")
+    if known is None:
+        raise invocation.failure(VHOST_PRESENT[1])
+    kept: dict[str, Json] = {
+        "description": str(known.get("description", "")),
+        "tags": [str(tag) for tag in _list(known.get("tags"))],
+        "default_queue_type": str(known.get("default_queue_type") or ""),
+    }
+    invocation.call("PUT", "vhosts/{vhost}", kept | changes)
+
+
+def _list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else []
+
+
+def update_metadata(invocation: Invocation) -> Output:
+    """Changes what the switches name."""
+    _update(invocation, _metadata(invocation))
+    return None
+
+
+def set_tags(invocation: Invocation) -> Output:
+    """Replaces the tags."""
+    shown = ", ".join(invocation.rest)
+    invocation.print_banner(
+        invocation.text(f'Setting tags for virtual host "{{vhost}}" to [{shown}] ...')
+    )
+    _update(invocation, {"tags": list[Json](invocation.rest)})
+    return None
+
+
+def set_limits(invocation: Invocation) -> Output:
+    """Replaces all limits of a virtual host."""
+    limits = json_word(invocation.word("definition"))
+    if not isinstance(limits, dict):
+        raise Failure(UNAVAILABLE, "limits are not a JSON object")
+    invocation.need_present()
+    path = "parameters/vhost-limits/{vhost}/limits"
+    invocation.call("PUT", path, {"value": limits})
+    for name in _limits(invocation):
+        if name not in limits:
+            invocation.words["limit"] = name
+            invocation.call("DELETE", "vhost-limits/{vhost}/{limit}")
+    return None
+
+
+def _limits(invocation: Invocation) -> JsonObject:
+    rows = invocation.get("vhost-limits/{vhost}")
+    value = rows[0]["value"] if rows else {}
+    return value if isinstance(value, dict) else {}
+
+
+def clear_limits(invocation: Invocation) -> Output:
+    """Removes all limits of a virtual host."""
+    invocation.need_present()
+    for name in _limits(invocation):
+        invocation.words["limit"] = name
+        invocation.call("DELETE", "vhost-limits/{vhost}/{limit}")
+    return None
+
+
+def list_limits(invocation: Invocation) -> Output:
+    """Limits of one virtual host, or of all with `--global`."""
+    everywhere = invocation.flag("global")
+    where = "all vhosts" if everywhere else f'vhost "{invocation.vhost}"'
+    invocation.print_banner(f"Listing limits for {where} ...")
+    rows = invocation.get("vhost-limits" if everywhere else "vhost-limits/{vhost}")
+    shown = [{"vhost": row["vhost"], "limits": to_json(row["value"])} for row in rows]
+    if everywhere or invocation.values.get("formatter") == "json":
+        return Rows(("vhost", "limits"), shown)
+    return Text(str(shown[0]["limits"]) if shown else "")
+
+
+def _cluster_state(row: JsonObject) -> object:
+    return {Erlang(node): Erlang(state) for node, state in object_of_row(row).items()}
+
+
+def object_of_row(row: JsonObject) -> JsonObject:
+    """The states of a virtual host by node."""
+    state = row.get("cluster_state")
+    return state if isinstance(state, dict) else {}
+
+
+COMMANDS = (
+    Command(
+        name="add_vhost",
+        summary="Creates a virtual host",
+        arguments=("vhost",),
+        switches=METADATA,
+        banner='Adding vhost "{vhost}" ...',
+        run=add_vhost,
+    ),
+    Command(
+        name="update_vhost_metadata",
+        summary="Updates metadata (tags, description, default queue type) of a virtual host",
+        arguments=("vhost",),
+        switches=METADATA,
+        banner='Updating metadata of vhost "{vhost}" ...',
+        run=update_metadata,
+    ),
+    Command(
+        name="delete_vhost",
+        summary="Deletes a virtual host",
+        arguments=("vhost",),
+        banner='Deleting vhost "{vhost}" ...',
+        request=Request("DELETE", "vhosts/{vhost}"),
+        missing=(VHOST_PRESENT,),
+    ),
+    Command(
+        name="list_vhosts",
+        summary="Lists virtual hosts",
+        tools=(CTL, DIAGNOSTICS),
+        arguments=("column*",),
+        banner="Listing vhosts ...",
+        request=Request("GET", "vhosts"),
+        columns={
+            **plain("name", "description", "tags", "default_queue_type", "tracing"),
+            "cluster_state": _cluster_state,
+            "metadata": "metadata",
+        },
+        shown=("name",),
+    ),
+    Command(
+        name="set_vhost_tags",
+        summary="Sets virtual host tags",
+        arguments=("vhost", "tag*"),
+        run=set_tags,
+    ),
+    Command(
+        name="set_vhost_limits",
+        summary="Sets virtual host limits",
+        arguments=("definition",),
+        switches=(VHOST,),
+        banner='Setting vhost limits to "{definition}" for vhost "{vhost}" ...',
+        run=set_limits,
+    ),
+    Command(
+        name="clear_vhost_limits",
+        summary="Clears virtual host limits",
+        switches=(VHOST,),
+        banner='Clearing vhost "{vhost}" limits ...',
+        run=clear_limits,
+    ),
+    Command(
+        name="list_vhost_limits",
+        summary="Displays configured virtual host limits",
+        tools=(CTL, DIAGNOSTICS),
+        switches=(VHOST, Switch("global")),
+        run=list_limits,
+    ),
+)

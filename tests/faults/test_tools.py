@@ -1,0 +1,287 @@
+"""RabbitMQ's tools against real nodes: no password on the own machine, any node of the cluster, and
+what they say when nodes are down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pika  # type: ignore[import-untyped]
+import pika.exceptions  # type: ignore[import-untyped]
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+from tests.faults.conftest import StartCluster
+from tests.faults.traffic import until
+
+DEADLINE_S = 60
+QUORUM = {"x-queue-type": "quorum"}
+
+
+class Tools:
+    """Runs tools against a cluster of this machine."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.names = {row["id"]: row["name"] for row in cluster.api("nodes")}
+
+    def run(self, *words: object, code: int = 0, **environment: str) -> str:
+        """Returns what a command printed; checks its exit code."""
+        return self.both(*words, code=code, **environment)[0]
+
+    def both(self, *words: object, code: int = 0, **environment: str) -> tuple[str, str]:
+        """Returns standard output and standard error; checks the exit code."""
+        done = subprocess.run(
+            [sys.executable, "-m", "convoymq.cli", *map(str, words)],
+            env={**os.environ, "CONVOY_DATA_DIR": str(self.cluster.data), **environment},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == code, (words, done.stdout, done.stderr)
+        return done.stdout, done.stderr
+
+    def json(self, *words: object, **environment: str) -> Any:
+        """The JSON that a command prints."""
+        return json.loads(self.run(*words, "--formatter", "json", **environment))
+
+
+@pytest.fixture
+def tools(cluster: LocalCluster) -> Tools:
+    return Tools(cluster)
+
+
+def connect(cluster: LocalCluster, node: int = 1, user: str = "guest", vhost: str = "/") -> Any:
+    credentials = pika.PlainCredentials(user, user)
+    port = cluster.nodes[node - 1].amqp_port
+    return pika.BlockingConnection(
+        pika.ConnectionParameters("127.0.0.1", port, vhost, credentials, heartbeat=0)
+    )
+
+
+def closed_with(connection: Any) -> str:
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as raised:
+        connection.process_data_events(DEADLINE_S)
+    return str(raised.value.reply_text)
+
+
+def test_an_operator_on_the_machine_needs_no_user(cluster: LocalCluster, tools: Tools) -> None:
+    assert tools.run("ctl", "delete_user", "guest") == 'Deleting user "guest" ...\n'
+    tools.run("ctl", "add_user", "boss", "boss")
+    tools.run("ctl", "set_user_tags", "boss", "administrator")
+    tools.run("ctl", "add_vhost", "own")
+    # Nobody got permissions for it: nobody made it by a user.
+    assert tools.run("ctl", "list_permissions", "-p", "own", "-q") == ""
+    tools.run("ctl", "set_permissions", "-p", "own", "boss", ".*", ".*", ".*")
+    connection = connect(cluster, 2, "boss", "own")
+    connection.channel().queue_declare("q", durable=True, arguments=QUORUM)
+    listed = tools.run("ctl", "-s", "-p", "own", "list_queues", "name", "type", "messages")
+    assert listed == "q\tquorum\t0\n"
+    assert tools.run("ctl", "-q", "delete_queue", "-p", "own", "q") == (
+        "Queue was successfully deleted with 0 ready messages\n"
+    )
+    # From elsewhere a user is needed; the old one is gone.
+    url = f"http://127.0.0.1:{cluster.nodes[0].http_port}"
+    tools.run("ctl", "-q", "list_users", "--url", url, code=77)
+    tools.run("ctl", "-q", "list_users", "--url", url, "--user", "boss:boss")
+    tools.run("ctl", "-q", "change_password", "boss", "other")
+    tools.run("ctl", "-q", "list_users", "--url", url, "--user", "boss:boss", code=77)
+    tools.run("ctl", "authenticate_user", "boss", "boss", code=65)
+    tools.run("ctl", "authenticate_user", "boss", "other")
+    connection.close()
+
+
+def test_a_command_goes_to_the_node_that_is_named(cluster: LocalCluster, tools: Tools) -> None:
+    for number in (1, 2, 3):
+        pid = cluster.nodes[number - 1].pid
+        for node in (number, tools.names[number]):
+            assert tools.json("ctl", "-n", node, "status")["pid"] == pid
+        # A data directory of a node answers for the others too, over the link.
+        data = str(cluster.data / "node-1" / "data")
+        found = tools.json("ctl", "-n", tools.names[number], "status", CONVOY_DATA_DIR=data)
+        assert found["pid"] == pid
+        named = tools.json("ctl", "status", RABBITMQ_NODENAME=tools.names[number])
+        assert named["pid"] == pid
+    out, err = tools.both("ctl", "-q", "-n", "nobody@nowhere", "list_users", code=69)
+    assert out == ""
+    assert "unable to perform an operation on node 'nobody@nowhere'" in err
+
+
+def test_connections_are_listed_and_closed_with_a_reason(
+    cluster: LocalCluster, tools: Tools
+) -> None:
+    first, second, third = connect(cluster, 1), connect(cluster, 2), connect(cluster, 3)
+    channel = first.channel()
+    channel.queue_declare("q", durable=True, arguments=QUORUM)
+    channel.basic_qos(prefetch_count=2)
+    channel.basic_consume("q", lambda *_: None, consumer_tag="tag")
+    until(lambda: len(tools.json("ctl", "list_connections")) == 3, "not three connections")
+    rows = tools.json("ctl", "list_connections", "pid", "user", "state", "protocol", "node")
+    by_node = {row["node"]: row for row in rows}
+    assert by_node.keys() == set(tools.names.values())
+    assert {(row["user"], row["state"]) for row in rows} == {("guest", "running")}
+    assert rows[0]["protocol"] == [0, 9, 1]
+    (row,) = tools.json("ctl", "list_channels")
+    assert row == {"pid": row["pid"], "user": "guest", "consumer_count": 1,
+                   "messages_unacknowledged": 0}  # fmt: skip
+    (row,) = tools.json("ctl", "list_consumers")
+    assert row == {"queue_name": "q", "channel_pid": row["channel_pid"], "consumer_tag": "tag",
+                   "ack_required": True, "prefetch_count": 2, "active": True,
+                   "arguments": []}  # fmt: skip
+    name = by_node[tools.names[1]]["pid"]
+    banner = f"Closing connection {name}, reason: moving house...\n"
+    assert tools.run("ctl", "close_connection", name, "moving house") == banner
+    assert closed_with(first) == "CONNECTION_FORCED - moving house"
+    done = tools.run("ctl", "-n", tools.names[2], "close_all_connections", "--global", "bye")
+    assert done.splitlines()[1] == "Closed 1 connections"
+    assert closed_with(second) == "CONNECTION_FORCED - bye"
+    tools.run("ctl", "close_all_user_connections", "guest", "you too")
+    assert closed_with(third) == "CONNECTION_FORCED - you too"
+
+
+def test_policies_and_definitions_act(cluster: LocalCluster, tools: Tools, tmp_path: Path) -> None:
+    connection = connect(cluster)
+    connection.channel().queue_declare("q", durable=True, arguments=QUORUM)
+    tools.run("ctl", "set_policy", "p", "^q", '{"delivery-limit": 3}', "--apply-to", "queues")
+    columns = ("name", "policy", "effective_policy_definition")
+    assert tools.json("ctl", "list_queues", *columns) == [
+        {"name": "q", "policy": "p",
+         "effective_policy_definition": [["delivery-limit", "signedint", 3]]}
+    ]  # fmt: skip
+    found = tools.run("diagnostics", "-s", "list_policies_that_match", "q")
+    assert found == 'p\t^q\tqueues\t{"delivery-limit":3}\t0\n'
+    tools.run("ctl", "set_vhost_limits", '{"max-connections": 0}')
+    with pytest.raises(pika.exceptions.AMQPConnectionError):
+        connect(cluster, 2)
+    tools.run("ctl", "clear_vhost_limits")
+    file = tmp_path / "definitions.json"
+    tools.run("ctl", "export_definitions", file)
+    tools.run("ctl", "clear_policy", "p")
+    tools.run("ctl", "-q", "delete_queue", "q")
+    tools.run("ctl", "import_definitions", file)
+    assert [row["name"] for row in tools.json("ctl", "list_queues")] == ["q"]
+    assert [row["name"] for row in tools.json("ctl", "list_policies")] == ["p"]
+    connection.close()
+
+
+def test_checks_see_what_a_dead_node_means(cluster: LocalCluster, tools: Tools) -> None:
+    connection = connect(cluster, 1)
+    connection.channel().queue_declare("q", durable=True, arguments=QUORUM)
+    connection.close()
+    assert tools.run("diagnostics", "-q", "ping") == "Ping succeeded\n"
+    tools.run("diagnostics", "check_if_node_is_quorum_critical")
+    tools.run("diagnostics", "check_port_connectivity")
+    names = list(tools.names.values())
+    assert tools.json("ctl", "cluster_status")["running_nodes"] == names
+    cluster.kill(3)
+
+    def alone() -> bool:
+        return bool(tools.json("ctl", "cluster_status")["running_nodes"] == names[:2])
+
+    until(alone, "node 3 is still listed as running")
+    _, err = tools.both("queues", "check_if_node_is_quorum_critical", code=69)
+    assert "queue 'q' in vhost '/' will become unavailable if node" in err
+    tools.run("upgrade", "await_online_quorum_plus_one", "-t", "1", code=69)
+    states = tools.json("queues", "quorum_status", "q")
+    assert sorted(row["Raft State"] for row in states) == ["follower", "leader", "noproc"]
+    # Whoever still runs is asked; the dead node itself cannot be.
+    cluster.kill(1)
+    assert tools.run("diagnostics", "-q", "ping") == "Ping succeeded\n"
+    tools.run("diagnostics", "-n", names[0], "ping", code=69)
+    # No majority is left: what is known can be read, nothing can be changed.
+    assert "guest" in tools.run("ctl", "list_users")
+    tools.run("ctl", "-t", "3", "add_user", "x", "x", code=75)
+    cluster.start_node(1)
+    tools.run("ctl", "-n", 1, "await_startup", "-t", "30")
+    tools.run("ctl", "-t", "30", "await_online_nodes", 2)
+    assert tools.run("ctl", "forget_cluster_node", names[2]) == (
+        f"Removing node {names[2]} from the cluster\n"
+    )
+    assert tools.json("ctl", "cluster_status")["disk_nodes"] == names[:2]
+    tools.run("ctl", "forget_cluster_node", names[2], code=69)
+
+
+def test_a_drained_node_fails_the_checks_of_its_ports(cluster: LocalCluster, tools: Tools) -> None:
+    node = tools.names[2]
+    tools.run("upgrade", "-n", node, "drain")
+    tools.run("upgrade", "drain", 3)
+
+    def refuses() -> bool:
+        try:
+            tools.run("diagnostics", "-n", node, "check_port_connectivity", code=69)
+        except AssertionError:
+            return False
+        return True
+
+    until(refuses, "the drained node takes connections")
+    status = tools.json("ctl", "cluster_status")["maintenance_status"]
+    assert [status[name] for name in tools.names.values()] == [
+        "not under maintenance", "marked for maintenance", "marked for maintenance"
+    ]  # fmt: skip
+    assert tools.json("ctl", "-n", node, "status")["is_under_maintenance"]
+    tools.run("upgrade", "revive", node)
+    tools.run("upgrade", "-n", tools.names[3], "revive")
+
+
+def test_alarms_are_told_where_they_are(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(3, settings={"disk_free_limit.absolute": "1000TB"})
+    tools = Tools(cluster)
+    until(lambda: len(tools.json("ctl", "cluster_status")["alarms"]) == 3, "not three alarms")
+    text = f"Free disk space alarm on node {tools.names[2]}"
+    assert text in tools.run("diagnostics", "-n", tools.names[2], "-q", "alarms")
+    _, err = tools.both("diagnostics", "-n", 2, "-q", "check_local_alarms", code=69)
+    assert err == f"Error:\n{text}\n"
+    _, err = tools.both("diagnostics", "-q", "check_alarms", code=69)
+    assert len(err.splitlines()) == 3
+
+
+def test_runbooks_run_under_rabbitmqs_names(
+    cluster: LocalCluster, tools: Tools, tmp_path: Path
+) -> None:
+    tools.run("ctl", "--install-names", tmp_path)
+    script = """
+        set -e
+        rabbitmqctl await_startup --timeout 60
+        rabbitmqctl -q add_user app secret
+        rabbitmqctl -q set_permissions -p / app '.*' '.*' '.*'
+        rabbitmq-diagnostics -q check_running
+        rabbitmq-diagnostics check_port_listener "$PORT" > /dev/null
+        rabbitmq-queues -q check_if_node_is_quorum_critical
+        rabbitmq-upgrade await_online_quorum_plus_one -t 20 > /dev/null
+        rabbitmqctl list_users -s | cut -f1 | sort | tr '\\n' ' '
+        if rabbitmqctl -q delete_user nobody 2> /dev/null; then exit 1; fi
+    """
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "CONVOY_DATA_DIR": str(cluster.data),
+            "PORT": str(cluster.nodes[0].amqp_port),
+        },
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.stdout.splitlines() == [
+        f"RabbitMQ on node {tools.names[1]} is fully booted and running",
+        f"Node {tools.names[1]} reported no queues/streams with minimum quorum",
+        "app guest ",
+    ]
+
+
+def test_a_frozen_node_is_a_time_out(cluster: LocalCluster, tools: Tools) -> None:
+    cluster.kill(2, signal.SIGSTOP)
+    data = str(cluster.data / "node-2" / "data")
+    try:
+        tools.run("ctl", "-t", "1", "list_users", code=75, CONVOY_DATA_DIR=data)
+    finally:
+        cluster.kill(2, signal.SIGCONT)

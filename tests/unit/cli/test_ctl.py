@@ -1,0 +1,558 @@
+"""RabbitMQ's tools: command lines, output formats, exit codes, launchers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convoymq.admin_socket import SOCKET_NAME
+from convoymq.cli.ctl import formatting, tools, transport
+from convoymq.cli.ctl.arguments import COMMON, VHOST, Switch, bind, parse
+from convoymq.cli.ctl.command import CTL, DIAGNOSTICS, QUEUES, UPGRADE
+from convoymq.cli.ctl.failures import Failure, Misused
+from convoymq.cli.ctl.formatting import Table, Tuple, cell, rows_as, to_json
+from convoymq.cli.ctl.main import main
+from convoymq.cli.ctl.transport import Answer, NodeState
+from convoymq.model.json import Json
+
+NOT_FOUND = Answer(404, {"error": "Object Not Found", "reason": "Not Found"})
+QUEUE = {"name": "q", "vhost": "/", "messages": 3, "state": "running", "node": "n1",
+         "arguments": {"x-max-length": 5, "x-a": "b"}, "durable": True, "policy": None,
+         "members": ["n1", "n2"], "leader": "n1"}  # fmt: skip
+
+
+class FakeApi:
+    """Answers from a table; 404 for what is not in it."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.asked: list[tuple[str, str, Json]] = []
+        self.headers: list[Mapping[str, str]] = []
+        self.running = True
+
+    def state(self) -> NodeState:
+        return NodeState("n1", self.running)
+
+    def request(
+        self, method: str, path: str, body: Json = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        if method != "GET":
+            self.asked.append((method, path, body))
+        if headers:
+            self.headers.append(headers)
+        return self.answers.get(f"{method} {path}", NOT_FOUND)
+
+    def has(self, path: str, content: Any, status: int = 200, method: str = "GET") -> None:
+        self.answers[f"{method} {path}"] = Answer(status, content)
+
+    def takes(self, method: str, path: str) -> None:
+        self.answers[f"{method} {path}"] = Answer(204, None)
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    made = FakeApi()
+    monkeypatch.setattr(transport, "connect", lambda **_switches: made)
+    monkeypatch.delenv("RABBITMQ_NODENAME", raising=False)
+    made.has("vhosts/%2F", {"name": "/"})
+    return made
+
+
+def run(*arguments: str, tool: str = CTL) -> int:
+    return main(tool, arguments)
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    found = capsys.readouterr()
+    return found.out, found.err
+
+
+# --- command lines ---------------------------------------------------------------------------
+
+
+def test_switches_may_stand_anywhere() -> None:
+    parsed = parse(["-n", "a", "list_queues", "--vhost=v", "-q", "name"], [*COMMON, VHOST])
+    assert parsed.words == ["list_queues", "name"]
+    assert parsed.values == {"node": "a", "vhost": "v", "quiet": True}
+    assert not parsed.unknown
+
+
+def test_what_is_no_switch_of_the_command_is_told() -> None:
+    parsed = parse(["x", "--bogus", "-t", "abc", "--formatter", "erlang", "-n"], COMMON)
+    assert parsed.unknown == [("--bogus", ""), ("-t", "abc"), ("--formatter", "erlang"), ("-n", "")]
+
+
+def test_two_dashes_end_the_switches_and_numbers_and_a_dash_are_words() -> None:
+    assert parse(["-1", "-", "--", "-n"], COMMON).words == ["-1", "-", "-n"]
+
+
+def test_arguments_are_bound_by_name() -> None:
+    assert bind(("user", "password?"), ["u"]) == ({"user": "u"}, [])
+    assert bind(("user", "tag*"), ["u", "a", "b"]) == ({"user": "u"}, ["a", "b"])
+    with pytest.raises(Misused, match="not enough"):
+        bind(("user", "password"), ["u"])
+    with pytest.raises(Misused, match="too many"):
+        bind(("user",), ["u", "v"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["list_queues", "--bogus"], "Invalid options for this command:\n--bogus : "),
+        (["list_queues", "nosuch,name"], "Info key(s) nosuch are not supported"),
+        (["list_users", "extra"], "too many arguments."),
+        (["set_policy", "p"], "not enough arguments."),
+        (["set_policy", "p", "x", "{}", "--priority", "high"], "--priority : high"),
+        (["list_users", "-p", "/"], "-p : "),
+    ],
+)
+def test_a_wrong_command_line_is_answered_with_the_usage(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    assert run(*arguments) == 64
+    out, err = printed(capsys)
+    assert out == ""
+    assert err.startswith("Error (argument validation): ")
+    assert text in err
+    assert f"Arguments given:\n\t{' '.join(arguments)}\n" in err
+    assert f"convoy ctl [--node <node>] [--quiet] {arguments[0]}" in err
+    assert api.asked == []
+
+
+def test_an_unknown_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list_queus") == 64
+    assert "Did you mean 'list_queues'?" in printed(capsys)[1]
+    assert run("zzz") == 64
+    assert "Command 'zzz' not found." in printed(capsys)[1]
+    assert run() == 64
+    assert "Available commands:" in printed(capsys)[1]
+
+
+def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["help"], ["--help"], ["help", "list_queues"], ["list_queues", "--help"]):
+        assert run(*arguments) == 0
+        assert "Usage" in printed(capsys)[0]
+    assert run("--version") == 0
+    assert printed(capsys)[0].strip()
+
+
+def test_the_name_of_the_tool_is_the_one_it_was_called_by(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("--script-name", "rabbitmqctl", "add_user") == 64
+    assert "\nrabbitmqctl [--node <node>]" in printed(capsys)[1]
+
+
+@pytest.mark.parametrize("tool", [CTL, QUEUES, DIAGNOSTICS, UPGRADE])
+def test_every_command_has_a_help_text_and_does_something(
+    tool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, command in tools.commands_of(tool).items():
+        assert run("help", name, tool=tool) == 0
+        assert command.summary in printed(capsys)[0]
+        assert (command.request is None) == (command.run is not None), name
+        assert command.shown == () or set(command.shown) <= set(command.columns), name
+
+
+def test_names_of_commands_are_unique_in_each_tool() -> None:
+    for tool in (CTL, QUEUES, DIAGNOSTICS, UPGRADE):
+        names = [command.name for command in tools.COMMANDS if tool in command.tools]
+        assert len(names) == len(set(names))
+
+
+# --- formats ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""), (True, "true"), (3, "3"), ("a\tb", "a\\tb"), (["a", "b"], "[a, b]"), ([], "[]"),
+        (Table({"x-max-length": 5, "b": "x", "t": {"c": True}}),
+         '[{"x-max-length",5},{"b","x"},{"t",[{"c",true}]}]'),
+        (Table(), "[]"), (Tuple((0, 9, 1)), "{0,9,1}"), ({"n1": "running"}, "[{n1, running}]"),
+        (Table({"n": None, "l": [1, "a"]}), '[{"n",undefined},{"l",[1,"a"]}]'),
+    ],
+)  # fmt: skip
+def test_cells_are_written_as_rabbitmq_writes_them(value: object, text: str) -> None:
+    assert cell(value) == text
+
+
+def test_json_has_arguments_with_their_types() -> None:
+    table = Table({"i": 5, "l": 1 << 40, "s": "x", "b": True, "d": 1.5, "v": None, "a": [1],
+                   "t": {"k": "v"}})  # fmt: skip
+    assert json.loads(to_json({"arguments": table, "p": Tuple((0, 9, 1))})) == {
+        "arguments": [
+            ["i", "signedint", 5], ["l", "long", 1 << 40], ["s", "longstr", "x"],
+            ["b", "bool", True], ["d", "double", 1.5], ["v", "void", None],
+            ["a", "array", [["signedint", 1]]], ["t", "table", [["k", "longstr", "v"]]],
+        ],
+        "p": [0, 9, 1],
+    }  # fmt: skip
+
+
+ROWS = [{"a": 1, "b": 'x"y'}, {"a": None, "b": ["p", "q"]}]
+
+
+@pytest.mark.parametrize(
+    ("formatter", "lines"),
+    [
+        ("table", ["a\tb", '1\tx"y', "\t[p, q]"]),
+        ("csv", ['"a","b"', '"1","x""y"', '"","[p, q]"']),
+        ("json", ["[", '{"a":1,"b":"x\\"y"}', ',{"a":"","b":["p","q"]}', "]"]),
+        ("pretty_table", ["┌───┬──────┐", "│ a │ b    │", "├───┼──────┤", '│ 1 │ x"y  │',
+                          "├───┼──────┤", "│   │ p, q │", "└───┴──────┘"]),
+    ],
+)  # fmt: skip
+def test_lists_in_every_format(formatter: str, lines: list[str]) -> None:
+    assert list(rows_as(formatter, ("a", "b"), ROWS, headers=True)) == lines
+
+
+def test_an_empty_list_has_no_headers() -> None:
+    assert list(rows_as("table", ("a",), [], headers=True)) == []
+    assert list(rows_as("pretty_table", ("a",), [], headers=True)) == []
+    assert json.loads("".join(rows_as("json", ("a",), [], headers=True))) == []
+
+
+def test_formatting_names_what_the_options_allow() -> None:
+    formatters = next(switch for switch in COMMON if switch.name == "formatter")
+    for name in formatters.choices:
+        assert list(formatting.rows_as(name, ("a",), [{"a": 1}], headers=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "Timeout: 60.0 seconds ...\nListing queues for vhost / ...\nname\tmessages\nq\t3\n"),
+        (["-t", "5"], "Timeout: 5.0 seconds ...\nListing queues for vhost / ...\n"
+                      "name\tmessages\nq\t3\n"),
+        (["-q"], "name\tmessages\nq\t3\n"),
+        (["-s"], "q\t3\n"),
+        (["-q", "--no-table-headers"], "q\t3\n"),
+        (["-s", "messages", "name"], "3\tq\n"),
+        (["-s", "messages,name"], "3\tq\n"),
+        (["--formatter", "csv"], '"name","messages"\n"q","3"\n'),
+        (["--formatter", "json", "arguments"],
+         '[\n{"arguments":[["x-max-length","signedint",5],["x-a","longstr","b"]]}\n]\n'),
+        (["-s", "arguments", "policy", "members"],
+         '[{"x-max-length",5},{"x-a","b"}]\t\t[n1, n2]\n'),
+        (["-s", "--offline"], ""), (["-s", "--online"], "q\t3\n"), (["-s", "--local"], "q\t3\n"),
+        (["-p", "missing", "-q"], ""),
+    ],
+)  # fmt: skip
+def test_list_queues(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    api.has("queues/%2F", [QUEUE])
+    assert run("list_queues", *arguments) == 0
+    assert printed(capsys) == (text, "")
+
+
+def test_names_are_quoted_in_paths(api: FakeApi) -> None:
+    api.has("vhosts/a%2Fb%20c", {"name": "a/b c"})
+    api.takes("PUT", "policies/a%2Fb%20c/p%2Fq")
+    assert run("set_policy", "-p", "a/b c", "p/q", ".*", '{"max-length": 1}', "--priority=2") == 0
+    assert api.asked == [
+        ("PUT", "policies/a%2Fb%20c/p%2Fq",
+         {"pattern": ".*", "definition": {"max-length": 1}, "priority": 2, "apply-to": "all"}),
+    ]  # fmt: skip
+
+
+# --- exit codes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["delete_user", "x"], 67, 'Error:\nUser "x" does not exist\n'),
+        (["change_password", "x", "p"], 67, 'Error:\nUser "x" does not exist\n'),
+        (["set_user_tags", "x", "t"], 67, 'Error:\nUser "x" does not exist\n'),
+        (["set_permissions", "x", "a", "b", "c"], 67, "Error:\nUser x does not exist\n"),
+        (["list_user_permissions", "x"], 69, 'Error:\nUser "x" does not exist\n'),
+        (["add_user", "guest", "p"], 70, 'Error:\nUser "guest" already exists\n'),
+        (["delete_vhost", "x"], 65, "Virtual host 'x' does not exist\n"),
+        (["list_permissions", "-p", "x"], 65, "Virtual host 'x' does not exist\n"),
+        (["list_policies", "-p", "x"], 65, "Virtual host 'x' does not exist\n"),
+        (["set_permissions", "-p", "x", "guest", "a", "b", "c"], 69,
+         "Error:\nVirtual host x does not exist\n"),
+        (["clear_policy", "x"], 69, "Error:\nParameter does not exist\n"),
+        (["clear_parameter", "c", "x"], 69, "Error:\nParameter does not exist\n"),
+        (["purge_queue", "x"], 69, "Error:\nnot_found\n"),
+        (["delete_queue", "x"], 64, "Error:\nQueue not found\n"),
+        (["delete_queue", "-p", "x", "q"], 65, "Virtual host 'x' does not exist\n"),
+        (["forget_cluster_node", "x"], 69, "Error:\nThe node selected is not in the cluster.\n"),
+        (["list_queues", "-t", "0"], 75,
+         "Error: operation list_queues on node  timed out. Timeout value used: 0\n"),
+    ],
+)  # fmt: skip
+def test_exit_codes_and_texts_are_rabbitmqs(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
+) -> None:
+    api.has("users/guest", {"name": "guest", "tags": []})
+    api.has("nodes", [{"name": "n1", "id": 1}])
+    assert run(*arguments) == code
+    assert printed(capsys)[1] == text
+
+
+def test_json_has_failures_as_objects(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("delete_user", "x", "--formatter", "json") == 67
+    out, err = printed(capsys)
+    assert out == ""
+    assert json.loads(err) == {"result": "error", "message": 'User "x" does not exist'}
+
+
+def test_a_refusal_is_told_without_the_code_for_amqp_clients(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = {"error": "bad_request", "reason": "406 PRECONDITION_FAILED - not so"}
+    api.has("policies/%2F/p", reason, 400, "PUT")
+    assert run("-q", "set_policy", "p", "x", "{}") == 69
+    assert printed(capsys) == ("", "Error:\nnot so\n")
+
+
+# --- single commands -------------------------------------------------------------------------
+
+
+def test_changing_a_user_keeps_the_rest_of_it(api: FakeApi) -> None:
+    api.has("users/u", {"name": "u", "password_hash": "h", "hashing_algorithm": "a", "tags": ["t"]})
+    api.takes("PUT", "users/u")
+    assert run("-q", "change_password", "u", "new") == 0
+    assert run("-q", "set_user_tags", "u", "administrator", "x") == 0
+    assert run("-q", "clear_password", "u") == 0
+    assert [body for _, _, body in api.asked] == [
+        {"password_hash": "h", "hashing_algorithm": "a", "tags": ["t"], "password": "new"},
+        {"password_hash": "h", "hashing_algorithm": "a", "tags": ["administrator", "x"]},
+        {"password_hash": "", "hashing_algorithm": "a", "tags": ["t"]},
+    ]
+
+
+def test_a_password_may_come_from_standard_input(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.takes("PUT", "users/u")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a secret\n"))
+    assert run("-q", "add_user", "u") == 0
+    assert api.asked == [("PUT", "users/u", {"password": "a secret", "tags": ""})]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert run("-q", "add_user", "u") == 64
+
+
+def test_a_virtual_host_that_exists_stays_as_it_is(api: FakeApi) -> None:
+    assert run("-q", "add_vhost", "/", "--description", "other") == 0
+    assert api.asked == []
+    api.takes("PUT", "vhosts/v")
+    assert run("-q", "add_vhost", "v", "--tags", "a,b", "--default-queue-type", "quorum") == 0
+    assert api.asked == [("PUT", "vhosts/v", {"tags": "a,b", "default_queue_type": "quorum"})]
+
+
+def test_limits_that_are_not_given_are_removed(api: FakeApi) -> None:
+    api.has("vhost-limits/%2F", [{"vhost": "/", "value": {"max-queues": 1, "max-connections": 2}}])
+    api.takes("PUT", "parameters/vhost-limits/%2F/limits")
+    api.takes("DELETE", "vhost-limits/%2F/max-connections")
+    assert run("-q", "set_vhost_limits", '{"max-queues": 7}') == 0
+    assert [path for _, path, _ in api.asked] == [
+        "parameters/vhost-limits/%2F/limits", "vhost-limits/%2F/max-connections"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("word", ["no json", "[1]"])
+def test_limits_must_be_a_json_object(api: FakeApi, word: str) -> None:
+    assert run("-q", "set_vhost_limits", word) == 69
+    assert api.asked == []
+
+
+def test_closing_connections_goes_by_virtual_host_node_and_limit(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"name": f"c{n}", "vhost": vhost, "node": node}
+            for n, (vhost, node) in enumerate([("/", "n1"), ("/", "n2"), ("v", "n1")])]  # fmt: skip
+    api.has("connections", rows)
+    for row in rows:
+        api.takes("DELETE", f"connections/{row['name']}")
+    assert run("close_all_connections", "--limit", "1", "good\r\nbye") == 0
+    assert printed(capsys)[0].endswith("Closed 1 connections\n")
+    assert run("-q", "close_all_connections", "--global", "bye") == 0
+    assert [path for _, path, _ in api.asked] == [f"connections/c{n}" for n in (0, 0, 2)]
+    assert api.headers[0] == {"X-Reason": "good bye"}
+
+
+def test_definitions_go_to_a_file_for_the_owner_alone_and_back(
+    api: FakeApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.has("definitions", {"users": []})
+    target = tmp_path / "d.json"
+    assert run("export_definitions", str(target)) == 0
+    assert json.loads(target.read_text()) == {"users": []}
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    printed(capsys)
+    assert run("export_definitions", "-") == 0
+    assert json.loads(printed(capsys)[0]) == {"users": []}
+    api.takes("POST", "definitions")
+    assert run("import_definitions", str(target)) == 0
+    assert api.asked == [("POST", "definitions", {"users": []})]
+    assert run("import_definitions", str(tmp_path / "none")) == 65
+    target.write_text("no json")
+    assert run("import_definitions", str(target)) == 65
+    assert run("export_definitions", str(tmp_path / "none" / "d.json")) == 65
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("check_alarms", 69), ("check_local_alarms", 0), ("alarms", 0)]
+)
+def test_an_alarm_of_another_node_is_not_local(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], command: str, code: int
+) -> None:
+    found = {"status": "failed", "alarms": [{"node": "n2", "resource": "memory"}]}
+    api.has("health/checks/alarms", found, 503)
+    assert run("-q", command, tool=DIAGNOSTICS) == code
+    assert ("Memory alarm on node n2" in "".join(printed(capsys))) == (
+        command != "check_local_alarms"
+    )
+
+
+def test_a_node_that_is_starting_is_not_running(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.running = False
+    assert run("-q", "ping", tool=DIAGNOSTICS) == 0
+    assert run("-q", "is_booting", tool=DIAGNOSTICS) == 0
+    assert printed(capsys)[0] == "Ping succeeded\nRabbitMQ on node n1 is booting\n"
+    assert run("-q", "check_running", tool=DIAGNOSTICS) == 69
+    assert run("await_startup", "-t", "1") == 75
+
+
+def test_queues_that_would_lose_their_majority_are_named(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.has("nodes", [{"name": "n1"}])
+    assert run("check_if_node_is_quorum_critical", tool=QUEUES) == 0
+    assert "the check does not apply" in printed(capsys)[0]
+    api.has("nodes", [{"name": "n1"}, {"name": "n2"}])
+    row = {"readable_name": "queue 'q' in vhost '/'", "name": "q", "virtual_host": "/",
+           "type": "quorum"}  # fmt: skip
+    api.has("health/checks/node-is-quorum-critical", {"reason": "x", "queues": [row]}, 503)
+    assert run("check_if_node_is_quorum_critical", tool=QUEUES) == 69
+    assert "queue 'q' in vhost '/' will become unavailable if node n1 stops" in printed(capsys)[1]
+    assert run("check_if_node_is_quorum_critical", "--formatter", "json", tool=DIAGNOSTICS) == 69
+    found = json.loads(printed(capsys)[1])
+    assert (found["result"], found["queues"]) == ("error", [row])
+    assert run("await_online_quorum_plus_one", "-t", "1", tool=UPGRADE) == 69
+    api.has("health/checks/node-is-quorum-critical", {"status": "ok"})
+    assert run("await_online_quorum_plus_one", "-t", "1", tool=UPGRADE) == 0
+
+
+def test_changes_of_many_queues_are_listed_and_fail_when_one_failed(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"vhost": "/", "name": "a", "size": 2, "result": "ok"},
+            {"vhost": "/", "name": "b", "size": 1, "result": "error: no"}]  # fmt: skip
+    path = "queues/quorum/replicas/on/n2/shrink"
+    api.has(path, rows, method="DELETE")
+    assert run("-q", "shrink", "n2", tool=QUEUES) == 69
+    assert printed(capsys) == (
+        "vhost\tname\tsize\tresult\n/\ta\t2\tok\n/\tb\t1\terror: no\n", ""
+    )  # fmt: skip
+    assert run("-s", "shrink", "n2", "--errors-only", tool=QUEUES) == 69
+    assert printed(capsys)[0] == "/\tb\t1\terror: no\n"
+    api.has(path, rows[:1], method="DELETE")
+    assert run("shrink", "n2", "--format", "json", tool=QUEUES) == 0
+    assert json.loads(printed(capsys)[0]) == rows[:1]
+
+
+# --- transport -------------------------------------------------------------------------------
+
+
+def test_without_a_node_the_exit_code_is_69(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("-q", "list_users", "--data", str(tmp_path)) == 69
+    assert "unable to perform an operation on node '(local)'" in printed(capsys)[1]
+
+
+def test_a_socket_of_somebody_else_is_no_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / SOCKET_NAME).touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert run("-q", "list_users", "--data", str(tmp_path)) == 77
+    assert "is not yours" in printed(capsys)[1]
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, 77), (403, 77), (503, 69)])
+def test_a_user_that_may_not_is_no_permission(
+    monkeypatch: pytest.MonkeyPatch, status: int, code: int
+) -> None:
+    def refuse(_method: str, url: str, *_rest: object) -> bytes:
+        body = io.BytesIO(b'{"error":"x","reason":"Not permitted"}')
+        raise urllib.error.HTTPError(url, status, "no", None, body)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transport, "call", refuse)
+    assert run("-q", "list_users", "--url", "http://h", "--user", "a:b") == code
+
+
+@pytest.mark.parametrize(("error", "code"), [(TimeoutError(), 75), (ConnectionRefusedError(), 69)])
+def test_no_answer_over_http(monkeypatch: pytest.MonkeyPatch, error: OSError, code: int) -> None:
+    def fail(*_: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(transport, "call", fail)
+    assert run("-q", "list_users", "--url", "http://h") == code
+
+
+def test_a_user_goes_with_a_url(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="goes with --url"):
+        transport.connect(user="a:b", data=str(tmp_path))
+
+
+def test_the_configuration_says_where_the_data_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.conf"
+    config.write_text(f"data_dir = {tmp_path}/x\n")
+    monkeypatch.delenv("CONVOY_DATA_DIR", raising=False)
+    monkeypatch.setenv("CONVOY_CONFIG_FILE", str(config))
+    assert transport._default_directory() == f"{tmp_path}/x"
+    monkeypatch.setenv("CONVOY_DATA_DIR", "/y")
+    assert transport._default_directory() == "/y"
+
+
+# --- launchers -------------------------------------------------------------------------------
+
+LAUNCHERS = ["rabbitmq-diagnostics", "rabbitmq-queues", "rabbitmq-upgrade", "rabbitmqctl"]
+
+
+def test_launchers_run_the_tools_under_rabbitmqs_names(tmp_path: Path) -> None:
+    assert run("--install-names", str(tmp_path)) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == LAUNCHERS
+    for name in LAUNCHERS:
+        done = subprocess.run([tmp_path / name, "help"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert re.search(rf"^{name} \[--node", done.stdout, re.MULTILINE)
+    # Again: its own files are replaced.
+    assert run("--install-names", str(tmp_path)) == 0
+
+
+def test_files_of_others_are_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rabbitmqctl").write_text("#!/bin/sh\nthe real one\n")
+    assert run("--install-names", str(tmp_path)) == 70
+    assert "rabbitmqctl" in printed(capsys)[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["rabbitmqctl"]
+    assert run("--install-names") == 64
+    assert run("--install-names", str(tmp_path / "none")) == 70
+
+
+def test_a_switch_without_a_value_is_a_flag() -> None:
+    assert Switch("dry-run").usage == "[--dry-run]"
+    assert Switch("rate", int).usage == "[--rate <rate>]"
