@@ -50,7 +50,7 @@ from convoymq.operator_access import OperatorAccess
 from convoymq.recovery import Recovery
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig as HostConfig
-from convoymq.resources import ResourceWatch, memory_limit
+from convoymq.resources import ResourceWatch, watermarks
 from convoymq.storage.files import RealDirectory
 from convoymq.storage.store import Storage
 from convoymq.storage.threads import DiskPace
@@ -115,7 +115,7 @@ class Node:
         self._flushes: tuple[Callable[[], None], ...] = ()
         """Of the edges; called in every round."""
         self.broker: Broker | None = None
-        self.memory_limit = memory_limit(config)
+        self.watermarks = watermarks(config)
 
     # -- start and end ----------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class Node:
             config=self.config,
             broker=self.broker,
             path=self.data.path,
-            memory_limit=self.memory_limit,
+            watermarks=self.watermarks,
             is_storage_blocked=lambda: self.storage.blocked is not None,
             log=self.log,
         )
@@ -717,7 +717,7 @@ class Node:
             broker=self.broker,
             links=self.links,
             data=self.data,
-            memory_limit=self.memory_limit,
+            watermarks=self.watermarks,
             wake=self.wake,
             run_input=self.run_input,
             activity=self._activity,

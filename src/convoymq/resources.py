@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from convoymq.broker.alarms import Watermarks
 from convoymq.broker.facade import Broker
 from convoymq.kernels.sockets import free_heap_bytes, trim_malloc
 from convoymq.model.config import Config
@@ -23,7 +24,7 @@ class ResourceWatch:
 
     Args:
         path: where the node keeps its data.
-        memory_limit: bytes above which publishers are blocked.
+        watermarks: where the alarms begin; looked at every time.
         is_storage_blocked: whether the log cannot be written.
     """
 
@@ -33,11 +34,11 @@ class ResourceWatch:
         config: Config,
         broker: Broker,
         path: Path,
-        memory_limit: int,
+        watermarks: Watermarks,
         is_storage_blocked: Callable[[], bool],
         log: structlog.stdlib.BoundLogger,
     ) -> None:
-        self.memory_limit = memory_limit
+        self.watermarks = watermarks
         self._alarms = config.alarms
         self._broker = broker
         self._path = path
@@ -59,10 +60,11 @@ class ResourceWatch:
             trim_malloc()
             free_heap = 0
         self._free_before = free_heap
-        self._alarm("memory", used > self.memory_limit, used=used, limit=self.memory_limit)
+        limit = self.watermarks.memory
+        self._alarm("memory", used > limit, used=used, limit=limit)
         room = free_disk_bytes(self._path)
-        low = room < self._alarms.disk_absolute or self._is_storage_blocked()
-        self._alarm("disk", low, free=room, limit=self._alarms.disk_absolute)
+        limit = self.watermarks.disk
+        self._alarm("disk", room < limit or self._is_storage_blocked(), free=room, limit=limit)
 
     def stop(self) -> None:
         """Looks no more."""
@@ -91,6 +93,11 @@ def machine_memory_bytes() -> int:
         with contextlib.suppress(OSError, ValueError):
             total = min(total, int(Path(path).read_text()))
     return total
+
+
+def watermarks(config: Config) -> Watermarks:
+    """Where the configuration has the alarms begin."""
+    return Watermarks(memory_limit(config), config.alarms.disk_absolute, machine_memory_bytes())
 
 
 def memory_limit(config: Config) -> int:

@@ -16,6 +16,7 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from convoymq import resources
+from convoymq.broker.alarms import Watermarks
 from convoymq.logs import LogOutput
 from convoymq.management.metrics import render
 from convoymq.management.process import process_info
@@ -80,14 +81,14 @@ async def test_alarms_begin_and_end(
         node = nodes[1]
         await nodes.metrics()
         watch = node.resources
-        limit, watch.memory_limit = watch.memory_limit, 1
+        limit, watch.watermarks.memory = watch.watermarks.memory, 1
         ballast = bytearray(b"x" * (16 << 20))
         (tmp_path / "ballast").write_bytes(ballast)
         with monkeypatch.context() as patch:
             patch.setattr(resources, "free_disk_bytes", lambda path: 0)
             await until(lambda: {"memory", "disk"} <= set(node.broker.alarms.of(1)))
             await nodes.metrics()
-        watch.memory_limit = limit
+        watch.watermarks.memory = limit
         await until(lambda: not node.broker.alarms.of(1))
         node.storage.on_blocked(StorageFault("no space left"))
         node.storage.on_blocked(None)
@@ -95,9 +96,10 @@ async def test_alarms_begin_and_end(
         threads = [threading.Thread(target=idle.wait) for _ in range(9)]
         for thread in threads:
             thread.start()
+        marks = Watermarks(limit + 1, 0, limit + 1)
         try:
             with few_files():
-                await render(node.broker, process_info(tmp_path, limit + 1, 0))
+                await render(node.broker, process_info(tmp_path, marks))
         finally:
             idle.set()
             for thread in threads:

@@ -241,6 +241,34 @@ def test_alarms_are_told_where_they_are(start_cluster: StartCluster) -> None:
     assert len(err.splitlines()) == 3
 
 
+def test_watermarks_move_while_a_node_runs(cluster: LocalCluster, tools: Tools) -> None:
+    node = tools.names[2]
+    before = tools.json("ctl", "-n", node, "status")
+
+    def alarms() -> Any:
+        return tools.json("diagnostics", "-n", node, "alarms").get("local", [])
+
+    assert tools.run("ctl", "-n", node, "set_disk_free_limit", "900TB") == (
+        f"Setting disk free limit on {node} to 900TB bytes ...\n"
+    )
+    tools.run("ctl", "-n", node, "set_vm_memory_high_watermark", "absolute", "1MB")
+    until(lambda: len(alarms()) == 2, "not both alarms of node 2")
+    tools.run("ctl", "-q", "-n", node, "set_vm_memory_high_watermark", "0.5")
+    tools.run("ctl", "-q", "-n", node, "set_disk_free_limit", "mem_relative", "0.001")
+    until(lambda: not alarms(), "the alarms of node 2 do not end")
+    after = tools.json("ctl", "-n", node, "status")
+    whole = before["vm_memory_high_watermark_limit"] / 0.6
+    assert abs(after["vm_memory_high_watermark_limit"] - whole / 2) < 10
+    assert abs(after["disk_free_limit"] - whole / 1000) < 10
+    assert tools.json("ctl", "-n", 1, "status")["disk_free_limit"] == before["disk_free_limit"]
+    for words in (["set_disk_free_limit", "x"], ["set_vm_memory_high_watermark", "1.5"],
+                  ["set_vm_memory_high_watermark", "absolute", "x"]):  # fmt: skip
+        tools.run("ctl", *words, code=65)
+    # RabbitMQ's way to stop all publishers.
+    tools.run("ctl", "-n", node, "set_vm_memory_high_watermark", "0")
+    until(lambda: bool(alarms()), "no alarm at the watermark 0")
+
+
 def test_runbooks_run_under_rabbitmqs_names(
     cluster: LocalCluster, tools: Tools, tmp_path: Path
 ) -> None:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from convoymq.broker.nodes import ClusterNodes
 from convoymq.model.errors import PeerError
 from convoymq.transport.control import KIND_ALARM, ControlPlane
+
+
+@dataclass(slots=True)
+class Watermarks:
+    """Where this node's alarms begin, in bytes. An operator may change them while the node runs;
+    the configuration is back in force with the next start."""
+
+    memory: int
+    """More memory than this in use."""
+    disk: int
+    """Less than this free where the data lie."""
+    machine_memory: int
+    """What shares of memory are of."""
 
 
 class Alarms:

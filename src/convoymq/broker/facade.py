@@ -16,7 +16,7 @@ import structlog
 
 from convoymq.broker.absent_nodes import AbsentNodes
 from convoymq.broker.access import Access
-from convoymq.broker.alarms import Alarms
+from convoymq.broker.alarms import Alarms, Watermarks
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.declarations import Declarations
 from convoymq.broker.group_requests import GroupRequests
@@ -103,6 +103,8 @@ class Broker:
         """How far this node's wall clock is ahead (ms), and whether too far; set by who knows."""
         self.edge_metrics: Callable[[], list[tuple[str, str, dict[str, str], int]]] = list
         """(kind, name, labels, value) of an edge's own counts; set by who opens the edge."""
+        self.watermarks: Watermarks | None = None
+        """Where this node's alarms begin; set by who watches memory and disk."""
         self.membership_manager: MembershipManager | None = None
         """Who records members and forgets nodes; set by `follow_members`."""
         self._clock = clock

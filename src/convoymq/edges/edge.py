@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from convoymq.broker.alarms import Watermarks
     from convoymq.broker.facade import Broker
     from convoymq.model.config import Config
     from convoymq.transport.links import Links
@@ -37,8 +38,7 @@ class NodeParts:
     broker: Broker
     links: Links
     data: DataPath
-    memory_limit: int
-    """Bytes above which publishers are blocked."""
+    watermarks: Watermarks
     wake: Callable[[], None]
     """Asks for the end of a round, in which `Edge.flush` is called."""
     run_input: RunInput

@@ -12,9 +12,8 @@ from convoymq.management.server import ManagementServer
 def open_edge(parts: NodeParts) -> ManagementEdge:
     """Makes the edge as the node's configuration wants it, and tells the broker of the process."""
     config = parts.config
-    parts.broker.cluster.node_info = partial(
-        process_info, parts.data.path, parts.memory_limit, config.alarms.disk_absolute
-    )
+    parts.broker.cluster.node_info = partial(process_info, parts.data.path, parts.watermarks)
+    parts.broker.watermarks = parts.watermarks
     parts.broker.link_info = parts.links.info
     parts.broker.clock_skew = parts.links.clock_skew
     return ManagementEdge(

@@ -8,6 +8,7 @@ import resource
 from functools import cache
 from pathlib import Path
 
+from convoymq.broker.alarms import Watermarks
 from convoymq.model.json import JsonObject
 from convoymq.model.process import PAGE_BYTES, RESIDENT_PAGES, THREADS, process_stat
 
@@ -35,7 +36,7 @@ def threads_max() -> int:
 
 
 def process_info(
-    data_directory: Path | None = None, memory_limit: int = 0, disk_limit: int = 0
+    data_directory: Path | None = None, watermarks: Watermarks | None = None
 ) -> JsonObject:
     """Returns memory, files, threads and disk under the names that the HTTP API uses; sizes in
     bytes. Its processes are threads here."""
@@ -43,14 +44,14 @@ def process_info(
     info: JsonObject = {
         "os_pid": str(os.getpid()),
         "mem_used": stat[RESIDENT_PAGES] * PAGE_BYTES,
-        "mem_limit": memory_limit,
+        "mem_limit": watermarks.memory if watermarks is not None else 0,
         "fd_used": open_files(),
         "fd_total": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "proc_used": stat[THREADS],
         "proc_total": threads_max(),
         "processors": os.cpu_count() or 1,
         "run_queue": 0,
-        "disk_free_limit": disk_limit,
+        "disk_free_limit": watermarks.disk if watermarks is not None else 0,
     }
     if data_directory is not None:
         found = os.statvfs(data_directory)

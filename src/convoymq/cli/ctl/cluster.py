@@ -14,7 +14,7 @@ from convoymq.cli.ctl.command import (
     object_of,
     plain,
 )
-from convoymq.cli.ctl.failures import TIMED_OUT, UNAVAILABLE, Failure, Misused, Problem
+from convoymq.cli.ctl.failures import DATA, TIMED_OUT, UNAVAILABLE, Failure, Misused, Problem
 from convoymq.cli.ctl.listeners import (
     alarms_of,
     listener_lines,
@@ -23,13 +23,15 @@ from convoymq.cli.ctl.listeners import (
     own_listeners,
 )
 from convoymq.cli.ctl.outputs import Output, Text
-from convoymq.model.json import JsonObject
+from convoymq.model.config.values import parse_bytes
+from convoymq.model.json import Json, JsonObject
 
 BOTH = (CTL, DIAGNOSTICS)
 START_TIMEOUT_S = 300
 FORGET_TIMEOUT_S = 30
 POLL_S = 0.2
 GIGABYTE = 1_000_000_000
+MEMORY_SHARE_MAX = 1000.0
 
 
 def cluster_status(invocation: Invocation) -> Output:
@@ -256,7 +258,71 @@ def _check_count(invocation: Invocation) -> None:
     _announce_wait(invocation)
 
 
+def _size(text: str) -> int:
+    """A size such as 2GB. Raises Misused."""
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise Misused("Bad argument.", DATA) from None
+
+
+def _share(text: str, most: float) -> float:
+    """A share of the memory. Raises Misused."""
+    try:
+        share = float(text)
+    except ValueError:
+        raise Misused("Bad argument.", DATA) from None
+    if not 0 <= share <= most:
+        raise Misused(
+            f"Bad argument: The threshold should be a fraction between 0.0 and {most}", DATA
+        )
+    return share
+
+
+def set_memory_watermark(invocation: Invocation) -> Output:
+    """Moves the memory alarm of the node until its next start."""
+    first, second = invocation.word("fraction"), invocation.word("value")
+    mark: dict[str, Json]
+    if first == "absolute":
+        mark, shown = {"absolute": _size(second)}, f"{second} bytes"
+    elif second:
+        raise Misused("too many arguments.")
+    else:
+        mark, shown = {"relative": _share(first, 1.0)}, first
+    invocation.print_banner(f"Setting memory threshold on {invocation.node} to {shown} ...")
+    invocation.call("PUT", "convoy/node/watermarks", {"memory": mark})
+    return None
+
+
+def set_disk_watermark(invocation: Invocation) -> Output:
+    """Moves the disk alarm of the node until its next start."""
+    first, second = invocation.word("disk_limit"), invocation.word("fraction")
+    mark: dict[str, Json]
+    if first == "mem_relative":
+        mark = {"relative": _share(second, MEMORY_SHARE_MAX)}
+        shown = f"{second} times the total RAM"
+    elif second:
+        raise Misused("too many arguments.")
+    else:
+        mark, shown = {"absolute": _size(first)}, f"{first} bytes"
+    invocation.print_banner(f"Setting disk free limit on {invocation.node} to {shown} ...")
+    invocation.call("PUT", "convoy/node/watermarks", {"disk": mark})
+    return None
+
+
 COMMANDS = (
+    Command(
+        name="set_vm_memory_high_watermark",
+        summary="Sets the vm_memory_high_watermark setting of a node until its next start",
+        arguments=("fraction", "value?"),
+        run=set_memory_watermark,
+    ),
+    Command(
+        name="set_disk_free_limit",
+        summary="Sets the disk_free_limit setting of a node until its next start",
+        arguments=("disk_limit", "fraction?"),
+        run=set_disk_watermark,
+    ),
     Command(
         name="cluster_status",
         summary="Displays all the nodes in the cluster with their versions, alarms and listeners",

@@ -8,9 +8,9 @@ from convoymq import __version__
 from convoymq.broker.facade import Broker
 from convoymq.groups.replica import Replica
 from convoymq.management import resources
-from convoymq.management.bodies import ApiError
+from convoymq.management.bodies import ApiError, bad_request
 from convoymq.management.call import DONE, Call, Status, object_not_found
-from convoymq.management.fields import number
+from convoymq.management.fields import number, object_in
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import ForgetNode
 from convoymq.model.errors import PreconditionFailed
@@ -68,6 +68,36 @@ async def forget_node(call: Call) -> Status:
     except PreconditionFailed as error:
         raise ApiError(409, "conflict", error.text) from None
     return Status(DONE)
+
+
+@routes.add("PUT", "convoy/node/watermarks")
+async def put_watermarks(call: Call) -> Status:
+    """Moves this node's alarms until its next start: `memory` and `disk`, in bytes as `absolute` or
+    as a share of the machine's memory as `relative`."""
+    call.need(call.is_administrator)
+    body, marks = await call.json(), call.broker.watermarks
+    if marks is None:
+        raise bad_request("memory and disk are not watched here")
+    memory, disk = (_bytes_in(body, key, marks.machine_memory) for key in ("memory", "disk"))
+    if memory is not None:
+        marks.memory = memory
+    if disk is not None:
+        marks.disk = disk
+    return Status(DONE)
+
+
+def _bytes_in(body: JsonObject, key: str, whole: int) -> int | None:
+    """A size, or a share of `whole`; None without one. Raises ApiError."""
+    given = object_in(body, key)
+    if not given:
+        return None
+    match given:
+        case {"absolute": int(size)} if len(given) == 1 and size >= 0:
+            return size
+        case {"relative": int(share) | float(share)} if len(given) == 1 and share >= 0:
+            if key == "disk" or share <= 1:
+                return int(share * whole)
+    raise bad_request(f"{key} is neither a size (absolute) nor a share (relative)")
 
 
 @routes.add("GET", "convoy/nodes/{node}/groups")
