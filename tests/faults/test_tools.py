@@ -23,12 +23,24 @@ DEADLINE_S = 60
 QUORUM = {"x-queue-type": "quorum"}
 
 
+def node_names(cluster: LocalCluster) -> dict[int, str]:
+    """The nodes' names by number. The HTTP API opens a moment after AMQP does."""
+    found: dict[int, str] = {}
+
+    def answers() -> bool:
+        found.update({row["id"]: row["name"] for row in cluster.api("nodes")})
+        return True
+
+    until(answers, "the HTTP API does not answer")
+    return found
+
+
 class Tools:
     """Runs tools against a cluster of this machine."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
-        self.names = {row["id"]: row["name"] for row in cluster.api("nodes")}
+        self.names = node_names(cluster)
 
     def run(self, *words: object, code: int = 0, **environment: str) -> str:
         """Returns what a command printed; checks its exit code."""

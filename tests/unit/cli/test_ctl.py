@@ -292,7 +292,7 @@ def test_names_are_quoted_in_paths(api: FakeApi) -> None:
         (["delete_queue", "-p", "x", "q"], 65, "Virtual host 'x' does not exist\n"),
         (["forget_cluster_node", "x"], 69, "Error:\nThe node selected is not in the cluster.\n"),
         (["list_queues", "-t", "0"], 75,
-         "Error: operation list_queues on node  timed out. Timeout value used: 0\n"),
+         "Error: operation list_queues on node (local) timed out. Timeout value used: 0\n"),
     ],
 )  # fmt: skip
 def test_exit_codes_and_texts_are_rabbitmqs(
@@ -507,6 +507,22 @@ def test_no_answer_over_http(monkeypatch: pytest.MonkeyPatch, error: OSError, co
 
     monkeypatch.setattr(transport, "call", fail)
     assert run("-q", "list_users", "--url", "http://h") == code
+
+
+def test_the_url_may_have_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def answer(_method: str, url: str, _timeout: float, user: str, *_rest: object) -> bytes:
+        asked.append((url, user))
+        return b"[]"
+
+    monkeypatch.setattr(transport, "call", answer)
+    assert run("-q", "list_users", "--url", "http://a%3A:p%40@h:1/") == 0
+    assert run("-q", "list_user_limits", "--global", "--url", "http://h:1") == 0
+    assert asked == [
+        ("http://h:1/api/users", "a::p@"),
+        ("http://h:1/api/user-limits", "guest:guest"),
+    ]
 
 
 def test_a_user_goes_with_a_url(tmp_path: Path) -> None:

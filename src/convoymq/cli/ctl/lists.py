@@ -108,7 +108,7 @@ def _queue_shown(invocation: Invocation, row: Row) -> bool:
 def delete_queue(invocation: Invocation) -> Output:
     """Deletes a queue, on the conditions that were given."""
     conditions = [name for name in ("empty", "unused") if invocation.flag(f"if_{name}")]
-    only = f" if queue is {' and '.join(conditions)}" if conditions else ""
+    only = " and".join(f" if queue is {name}" for name in conditions)
     invocation.print_banner(
         invocation.text(f"Deleting queue '{{queue}}' on vhost '{{vhost}}'{only} ...")
     )

@@ -122,7 +122,8 @@ def _run(program: str, command: Command, arguments: Sequence[str]) -> int:
 
 
 def _timed_out(command: Command, node: str) -> str:
-    return f"Error: operation {command.name} on node {node} timed out. Timeout value used: 0"
+    where = node or "(local)"
+    return f"Error: operation {command.name} on node {where} timed out. Timeout value used: 0"
 
 
 class _Printing:

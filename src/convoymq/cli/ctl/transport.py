@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from convoymq.admin_socket import SOCKET_NAME, ask
 from convoymq.cli.cluster import call
@@ -186,6 +186,10 @@ def connect(
     """Finds the node that the switches name, or one of this machine. Raises Failure."""
     timeout_s = timeout_s or TIMEOUT_S
     if url:
+        parts = urlsplit(url)
+        if parts.username is not None:
+            user = user or f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         remote = HttpApi(url, user or USER_DEFAULT, timeout_s)
         if node and remote.state().name != node:
             raise Failure(USAGE, f"{url} is not the HTTP API of node {node}")
