@@ -40,6 +40,7 @@ from convoymq.model.errors import (
     Unavailable,
     ValidationFailed,
 )
+from convoymq.model.json import JsonObject
 
 log = structlog.get_logger()
 
@@ -71,7 +72,7 @@ def make_api(
         try:
             response = await api.answer(request)
         except ApiError as error:
-            response = _refusal(error.status, error.error, error.text)
+            response = _refusal(error.status, error.error, error.text, error.more)
         except BrokerError as error:
             response = _broker_refusal(error, request.method)
         except Exception:
@@ -191,9 +192,10 @@ def _credentials(header: str) -> tuple[str, bytes]:
     return name.decode(), password
 
 
-def _refusal(status: int, error: str, reason: str) -> Response:
+def _refusal(status: int, error: str, reason: str, more: JsonObject | None = None) -> Response:
     headers = {"www-authenticate": WWW_AUTHENTICATE} if status == 401 else None
-    return JSONResponse({"error": error, "reason": reason}, status, headers=headers)
+    body = {"error": error, "reason": reason, **(more or {})}
+    return JSONResponse(body, status, headers=headers)
 
 
 def _broker_refusal(error: BrokerError, method: str) -> Response:

@@ -38,12 +38,15 @@ _WHITE = " \t\n\r"
 
 
 class ApiError(BrokerError):
-    """An answer other than success: HTTP status, short name, reason."""
+    """An answer other than success: HTTP status, short name, reason, and more for programs."""
 
-    def __init__(self, status: int, error: str, reason: str) -> None:
+    def __init__(
+        self, status: int, error: str, reason: str, more: JsonObject | None = None
+    ) -> None:
         super().__init__(reason)
         self.status = status
         self.error = error
+        self.more = more or {}
 
 
 def bad_request(reason: str) -> ApiError:

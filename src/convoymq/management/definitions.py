@@ -1,54 +1,51 @@
 """Definitions: the whole tree as one JSON document, out and in.
 
 Import merges: it creates what is missing and leaves what exists with other properties as it is.
-Order: users, virtual hosts, limits, permissions, policies, exchanges and queues, bindings. What is
-not served (parameters of components that there are not, protected virtual hosts, parts with other
-names) is refused by name before anything is changed, and so is a policy that is not acceptable;
-empty lists and objects are fine, as exports hold them. Operator policies and limits of virtual
-hosts are parameters, as in RabbitMQ's documents.
+Order: users, virtual hosts, limits, permissions, policies, exchanges and queues, bindings. All of
+it is carried out in a copy of the tree first: when any part is not acceptable, nothing is changed,
+and the answer names every part that is not. A dry run ends there. Empty lists and objects are fine,
+as exports hold them. Operator policies and limits of virtual hosts are parameters, as in RabbitMQ's
+documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from convoymq import __version__
 from convoymq.broker.facade import Broker
 from convoymq.management import policy_rows, resources
-from convoymq.management.fields import tags_of, truth
-from convoymq.management.messages import table_from_json
-from convoymq.metadata.access import SHA256
-from convoymq.metadata.commands import (
-    PutPermission,
-    PutPolicy,
-    PutSetting,
-    PutTopicPermission,
-    PutUser,
-    PutUserLimit,
-    PutVhost,
-    PutVhostLimit,
-)
-from convoymq.metadata.snapshot import POLICIES_VERSION
+from convoymq.management.bodies import ApiError
+from convoymq.management.definition_steps import Key, Step, Unusable, reason_of, steps_of
+from convoymq.metadata.rehearsal import Rehearsal
 from convoymq.model.compatibility import COMPATIBLE_VERSION
-from convoymq.model.errors import PreconditionFailed
+from convoymq.model.errors import BrokerError
 from convoymq.model.json import JsonObject
-from convoymq.model.tables import Table
-from convoymq.routing.types import RESERVED_PREFIX, Destination, DestinationKind
+from convoymq.routing.types import RESERVED_PREFIX, QueueType
 
 NAMED_MAX = 20
-"""Of what is refused, how much the answer names."""
-
-#: What a document says of itself.
-_NOTES = frozenset((
-    "rabbit_version", "rabbitmq_version", "product_name", "product_version",
-    "rabbitmq_definition_format", "original_cluster_name", "original_vhost_name", "explanation",
-    "description", "metadata", "default_queue_type",
-))  # fmt: skip
-_PARTS = ("policies", "parameters", "queues", "exchanges", "bindings")
-_ACCESS = ("users", "vhosts", "permissions", "topic_permissions", "global_parameters")
-#: The name is taken over; the identity belongs to the cluster that was exported.
-_GLOBAL_PARAMETERS = frozenset(("cluster_name", "internal_cluster_id", "cluster_tags"))
+"""Of what is refused, how much a reason names; the list beside it has all."""
 _ENTITY = ("name", "vhost", "durable", "auto_delete", "arguments")
+
+
+@dataclass(slots=True)
+class Examination:
+    """What an import would do."""
+
+    steps: list[Step] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    """Why nothing is imported, a line for each part that is not acceptable."""
+    notes: list[str] = field(default_factory=list)
+    """What exists with other properties, and what becomes another type of queue."""
+    creates: Counter[str] = field(default_factory=Counter)
+
+    def to_builtins(self) -> JsonObject:
+        """As the HTTP API says it."""
+        creates = {part: count for part, count in self.creates.items() if count}
+        return {"refused": self.refused, "notes": self.notes, "creates": creates}
 
 
 def export(broker: Broker, vhost: str | None = None) -> JsonObject:
@@ -118,192 +115,68 @@ def export(broker: Broker, vhost: str | None = None) -> JsonObject:
     return document | {"queues": queues, "exchanges": exchanges, "bindings": bindings}
 
 
+async def examine(
+    broker: Broker, document: Mapping[str, object], vhost: str | None = None
+) -> Examination:
+    """Returns what an import would do, and changes nothing. Cost: a copy of the tree, in a thread.
+
+    Args:
+        vhost: where everything goes; None: the document says.
+    """
+    return await asyncio.get_running_loop().run_in_executor(
+        None,
+        _examine,
+        broker.metadata.tree.snapshot(),
+        document,
+        vhost,
+        broker.declarations.default_queue_type,
+    )
+
+
 async def load(broker: Broker, document: Mapping[str, object], vhost: str | None = None) -> None:
     """Creates what the document describes; with `vhost`, everything goes there.
 
     Raises:
-        PreconditionFailed: a part of it is malformed or not acceptable; what came before stays.
+        ApiError: parts of it are not acceptable, so nothing was changed.
+        BrokerError: something else has changed meanwhile; what came before stays.
     """
-    refused = list(unserved(document, single=vhost is not None))
-    if refused:
-        named = ", ".join(refused[:NAMED_MAX])
-        more = f" and {len(refused) - NAMED_MAX} more" if len(refused) > NAMED_MAX else ""
-        raise PreconditionFailed(f"not served, so nothing was imported: {named}{more}")
-    commands = list(_policy_commands(document, vhost))
-    if commands and broker.metadata.tree.version < POLICIES_VERSION:
-        raise PreconditionFailed(
-            "not served, so nothing was imported: policies and limits, as long as some nodes have "
-            "an older release"
+    found = await examine(broker, document, vhost)
+    if found.refused:
+        named = "; ".join(found.refused[:NAMED_MAX])
+        more = len(found.refused) - NAMED_MAX
+        rest = f"; and {more} more" if more > 0 else ""
+        raise ApiError(
+            400,
+            "bad_request",
+            f"nothing was imported: {named}{rest}",
+            {"refused": found.refused},
         )
-    if vhost is None:
-        await _load_access(broker, document)
-    for command in commands:
-        await broker.metadata.execute(command)
-    await _load_topology(broker, document, vhost)
+    for step in found.steps:
+        await step.perform(broker)
 
 
-def unserved(document: Mapping[str, object], *, single: bool = False) -> Iterator[str]:
-    """Yields the names of what a document asks for and this broker does not do.
-
-    Raises:
-        PreconditionFailed: a part that should be a list of objects is something else.
-    """
-    for key, value in document.items():
-        known = key in _NOTES or key in _PARTS or (key in _ACCESS and not single)
-        if not known and value not in ([], {}, None, ""):
-            yield key
-    for key in (*_PARTS, *_ACCESS):
-        _rows(document, key)
-    for row in _rows(document, "parameters"):
-        component, name = row.get("component"), row.get("name")
-        known = component == policy_rows.OPERATOR_POLICY or (
-            component == policy_rows.VHOST_LIMITS_COMPONENT and name == policy_rows.LIMITS
-        )
-        if not known:
-            yield _place(f"parameter of {component}", row)
-    for row in _rows(document, "global_parameters"):
-        if str(row.get("name")) not in _GLOBAL_PARAMETERS:
-            yield _place("global parameter", row)
-    for row in _rows(document, "vhosts"):
-        yield from unserved_of_vhost(str(row.get("name")), row)
-
-
-def unserved_of_vhost(name: str, row: Mapping[str, object]) -> Iterator[str]:
-    """Yields the names of what a virtual host's JSON asks for and this broker does not do."""
-    meta = row.get("metadata")
-    if row.get("tracing") in (True, "true"):
-        yield f"tracing of virtual host '{name}'"
-    for source in (row, meta if isinstance(meta, dict) else {}):
-        if source.get("protected_from_deletion") in (True, "true"):
-            yield f"protection from deletion of virtual host '{name}'"
-
-
-def _place(word: str, row: Mapping[str, object]) -> str:
-    where = f" in virtual host '{row['vhost']}'" if "vhost" in row else ""
-    return f"{word} '{row.get('name')}'{where}"
-
-
-def _policy_commands(
-    document: Mapping[str, object], only: str | None
-) -> Iterator[PutPolicy | PutUserLimit | PutVhostLimit]:
-    """Yields the commands for the limits and policies of a document. Raises PreconditionFailed."""
-    if only is None:
-        for row in _rows(document, "users"):
-            yield from policy_rows.user_limit_commands(_text(row, "name"), row.get("limits"))
-        for row in _rows(document, "vhosts"):
-            yield from policy_rows.vhost_limit_commands(_text(row, "name"), row.get("limits"))
-    for row in _rows(document, "parameters"):
-        yield from policy_rows.parameter_commands(
-            only or _text(row, "vhost"),
-            _text(row, "component"),
-            _text(row, "name"),
-            row.get("value"),
-        )
-    for row in _rows(document, "policies"):
-        vhost, name = only or _text(row, "vhost"), _text(row, "name")
-        yield policy_rows.policy_command(vhost, name, row, operator=False)
-
-
-async def _load_access(broker: Broker, document: Mapping[str, object]) -> None:
-    store = broker.metadata
-    for row in _rows(document, "global_parameters"):
-        if row.get("name") == "cluster_name":
-            name = _text(row, "value")
-            await store.execute(PutSetting(name="cluster_name", value=name))
-    for user in _rows(document, "users"):
-        await store.execute(
-            PutUser(
-                name=_text(user, "name"),
-                password_hash=_text(user, "password_hash", ""),
-                algorithm=_text(user, "hashing_algorithm", SHA256),
-                tags=tags_of(user.get("tags", ())),
-            )
-        )
-    for vhost in _rows(document, "vhosts"):
-        name = _text(vhost, "name")
-        if name not in store.tree.vhosts:
-            await store.execute(vhost_command(name, vhost))
-    for rule in _rows(document, "permissions"):
-        keys = ("user", "vhost", "configure", "write", "read")
-        await store.execute(PutPermission(**{key: _text(rule, key) for key in keys}))
-    for rule in _rows(document, "topic_permissions"):
-        keys = ("user", "vhost", "exchange", "write", "read")
-        await store.execute(PutTopicPermission(**{key: _text(rule, key) for key in keys}))
-
-
-async def _load_topology(broker: Broker, document: Mapping[str, object], only: str | None) -> None:
-    tree = broker.metadata.tree
-    for row in _rows(document, "exchanges"):
-        vhost, name = only or _text(row, "vhost"), _text(row, "name")
-        known = tree.vhosts.get(vhost)
-        if known is None or known.topology.find_exchange(name) is None:
-            await broker.declarations.declare_exchange(
-                vhost,
-                name,
-                _text(row, "type"),
-                durable=truth(row.get("durable", True)),
-                auto_delete=truth(row.get("auto_delete", False)),
-                internal=truth(row.get("internal", False)),
-                arguments=_table(row),
-            )
-    for row in _rows(document, "queues"):
-        vhost, name = only or _text(row, "vhost"), _text(row, "name")
-        known = tree.vhosts.get(vhost)
-        if known is None or name not in known.queues:
-            await broker.declarations.declare_queue(
-                vhost,
-                name,
-                durable=truth(row.get("durable", True)),
-                exclusive=False,
-                auto_delete=truth(row.get("auto_delete", False)),
-                arguments=_table(row),
-            )
-    for row in _rows(document, "bindings"):
-        kind = _text(row, "destination_type")
-        if kind not in ("queue", "exchange"):
-            raise PreconditionFailed("malformed definitions: destination_type of a binding")
-        await broker.declarations.bind(
-            only or _text(row, "vhost"),
-            _text(row, "source"),
-            Destination(DestinationKind(kind), _text(row, "destination")),
-            _text(row, "routing_key", ""),
-            _table(row),
-        )
-
-
-def _rows(document: Mapping[str, object], key: str) -> Sequence[JsonObject]:
-    rows = document.get(key) or ()
-    if not isinstance(rows, list | tuple) or not all(isinstance(row, dict) for row in rows):
-        raise PreconditionFailed(f"malformed definitions: {key} is not a list of objects")
-    return rows
-
-
-def _text(row: Mapping[str, object], key: str, default: str | None = None) -> str:
-    value = row.get(key, default)
-    if not isinstance(value, str):
-        raise PreconditionFailed(f"malformed definitions: {key} is missing or not a string")
-    return value
-
-
-def _table(row: Mapping[str, object]) -> Table:
-    value = row.get("arguments") or {}
-    if not isinstance(value, dict):
-        raise PreconditionFailed("malformed definitions: arguments are not an object")
-    return table_from_json(value)
-
-
-def vhost_command(name: str, body: Mapping[str, object]) -> PutVhost:
-    """Returns the command for a virtual host's JSON."""
-    refused = list(unserved_of_vhost(name, body))
-    if refused:
-        raise PreconditionFailed(f"not served: {', '.join(refused)}")
-    meta = body.get("metadata") or {}
-    if not isinstance(meta, dict):
-        raise PreconditionFailed("key metadata is not an object")
-    default = body.get("default_queue_type") or meta.get("default_queue_type") or ""
-    return PutVhost(
-        name=name,
-        description=str(body.get("description") or meta.get("description") or ""),
-        tags=tags_of(body.get("tags") or meta.get("tags") or ()),
-        default_queue_type="" if default == "undefined" else str(default),
-    )
+def _examine(
+    snapshot: bytes, document: Mapping[str, object], vhost: str | None, default: QueueType
+) -> Examination:
+    rehearsal = Rehearsal(snapshot)
+    found = Examination()
+    #: What is refused already: what needs it is not worth a line of its own.
+    lost: set[Key] = set()
+    for step in steps_of(document, vhost, default):
+        if isinstance(step, Unusable):
+            found.refused.append(step.reason)
+            lost.add(step.makes)
+            continue
+        found.steps.append(step)
+        if not lost.isdisjoint(step.needs):
+            lost.add(step.makes)
+            continue
+        try:
+            tried = step.rehearse(rehearsal)
+        except BrokerError as error:
+            found.refused.append(reason_of(step.subject, error))
+            lost.add(step.makes)
+            continue
+        found.creates[step.part] += tried.created
+        found.notes += [tried.note] if tried.note else []
+    return found

@@ -282,13 +282,14 @@ class MetadataMachine(Tree):
         command = decode_command(body)
         session.seq = seq
         try:
-            status, result = STATUS_OK, self._execute(command, time_ms)
+            status, result = STATUS_OK, self.carry_out(command, time_ms)
         except Refused as error:
             status, result = STATUS_REFUSED, refusal_to_builtins(error)
         session.replies.append((seq, status, result))
         self.effects.append((EFFECT_APPLIED, session_id, seq, status, result))
 
-    def _execute(self, command: Command, time_ms: int) -> object:
+    def carry_out(self, command: Command, time_ms: int) -> object:
+        """Changes the tree and returns the reply. Raises Refused."""
         if FIRST_VERSIONS.get(type(command), 1) > self.version:
             # Who proposes asks first: a log with this in it is not one of ours.
             raise UnknownCommand(f"{type(command).__name__} in version {self.version}")

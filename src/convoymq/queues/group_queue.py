@@ -521,11 +521,7 @@ class GroupQueue(Queue):
             return
         term, proposed = self._proposed
         known = {**machine.settings, **proposed} if term == self.term else machine.settings
-        changed = {
-            name: value
-            for name, value in self._wanted.items()
-            if known.get(name, SETTING_ABSENT) != value
-        }
+        changed = {name: value for name, value in self._wanted.items() if known.get(name) != value}
         if changed:
             self._proposed = (self.term, {**known, **changed})
             body = msgspec.msgpack.encode(changed)

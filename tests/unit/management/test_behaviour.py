@@ -530,15 +530,17 @@ async def test_an_export_of_rabbitmq_comes_in(api: httpx.AsyncClient) -> None:
     ("more", "named"),
     [
         ({"parameters": [{"component": "shovel", "name": "o", "vhost": "v", "value": {}}]},
-         "parameter of shovel 'o' in virtual host 'v'"),
+         "parameter 'o' in vhost 'v': component shovel is not served"),
         ({"global_parameters": [{"name": "mqtt_port_to_vhost_mapping", "value": {}}]},
-         "global parameter 'mqtt_port_to_vhost_mapping'"),
+         "global parameter 'mqtt_port_to_vhost_mapping': not served"),
         ({"users": [{"name": "u", "limits": {"max-connections": 5}}]},
-         "policies and limits, as long as some nodes have an older release"),
-        ({"vhosts": [{"name": "v", "tracing": True}]}, "tracing of virtual host 'v'"),
+         "user 'u': version 2 of the metadata machine is needed, 1 is in force: some nodes have an "
+         "older release"),
+        ({"vhosts": [{"name": "v", "tracing": True}]},
+         "vhost 'v': not served: tracing of virtual host 'v'"),
         ({"vhosts": [{"name": "v", "metadata": {"protected_from_deletion": True}}]},
-         "protection from deletion of virtual host 'v'"),
-        ({"shovels": [{"name": "s"}]}, "shovels"),
+         "vhost 'v': not served: protection from deletion of virtual host 'v'"),
+        ({"shovels": [{"name": "s"}]}, "shovels: not served"),
     ],
 )  # fmt: skip
 async def test_what_is_not_served_is_refused_by_name(
@@ -547,7 +549,8 @@ async def test_what_is_not_served_is_refused_by_name(
     sound = {"queues": [{"name": "new", "vhost": "/", "durable": True}]}
     answer = await ok(api.post("/definitions", json=sound | more), 400)
     assert answer["error"] == "bad_request"
-    assert answer["reason"].endswith(f"not served, so nothing was imported: {named}")
+    assert answer["reason"] == f"nothing was imported: {named}"
+    assert answer["refused"] == [named]
     await ok(api.get("/queues/%2F/new"), 404)
     assert set(cluster.nodes[1].machine.users) == {"guest"}
 
@@ -568,6 +571,92 @@ async def test_malformed_definitions_are_refused(
     api: httpx.AsyncClient, document: dict[str, Any]
 ) -> None:
     await ok(api.post("/definitions", json=document), 400)
+
+
+#: Everything in it that is not acceptable is named in one answer, and what hangs on it is not.
+MIXED = {
+    "users": [{"name": "u", "tags": []}, {"name": "bad", "hashing_algorithm": "md5",
+                                          "password_hash": "x"}],
+    "vhosts": [{"name": "v", "default_queue_type": "classic"}, {"name": "w", "tracing": True}],
+    "permissions": [
+        {"user": "u", "vhost": "v", "configure": "(?=a)", "write": "", "read": ""},
+        {"user": "bad", "vhost": "v", "configure": "", "write": "", "read": ""},
+    ],
+    "exchanges": [{"name": "delayed", "vhost": "v", "type": "x-nothing"},
+                  {"name": "x", "vhost": "v", "type": "topic"}],
+    "queues": [
+        {"name": "q", "vhost": "v", "arguments": {"x-queue-type": "quorum"}, "type": "quorum"},
+        {"name": "bad", "vhost": "v", "arguments": {"x-max-length": -5}},
+        {"name": "other", "vhost": "w", "arguments": {}},
+        {"name": 5, "vhost": "v"},
+    ],
+    "bindings": [
+        {"source": "delayed", "vhost": "v", "destination": "q", "destination_type": "queue"},
+        {"source": "x", "vhost": "v", "destination": "bad", "destination_type": "queue"},
+        {"source": "x", "vhost": "v", "destination": "absent", "destination_type": "queue"},
+        {"source": "x", "vhost": "v", "destination": "q", "destination_type": "queue",
+         "routing_key": "#.#.#"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dry", [True, False])
+async def test_all_that_is_refused_is_named_at_once(
+    cluster: FakeCluster, api: httpx.AsyncClient, dry: bool
+) -> None:
+    index = cluster.nodes[1].machine.applied_index
+    answer = await ok(
+        api.post(f"/definitions{'?dry_run=true' if dry else ''}", json=MIXED), 200 if dry else 400
+    )
+    starts = [
+        "user 'bad': unsupported hashing algorithm 'md5'",
+        "vhost 'w': not served: tracing of virtual host 'w'",
+        "permission of user 'u' in vhost 'v': invalid pattern '(?=a)'",
+        "exchange 'delayed' in vhost 'v': unknown exchange type 'x-nothing'",
+        "invalid arg 'x-max-length' for queue 'bad' in vhost 'v': {value_negative,-5}",
+        "queue '5' in vhost 'v': malformed definitions: name is missing or not a string",
+        "binding '' of queue 'absent' to exchange 'x' in vhost 'v': no queue 'absent' in vhost 'v'",
+        "binding '#.#.#' of queue 'q' to exchange 'x' in vhost 'v': Topic binding key",
+    ]
+    assert len(answer["refused"]) == len(starts)
+    for line, start in zip(answer["refused"], starts, strict=True):
+        assert line.startswith(start)
+    assert dry or answer["reason"] == f"nothing was imported: {'; '.join(answer['refused'])}"
+    assert cluster.nodes[1].machine.applied_index == index
+    assert set(cluster.nodes[1].machine.vhosts) == {"/"}
+
+
+async def test_a_dry_run_says_what_an_import_would_do(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "old", arguments={"x-queue-type": "classic"})
+    document = {
+        "users": [{"name": "u"}],
+        "vhosts": [{"name": "/"}, {"name": "v"}],
+        "exchanges": [{"name": "x", "vhost": "v", "type": "fanout"}],
+        "queues": [{"name": "old", "vhost": "/", "type": "classic"},
+                   {"name": "new", "vhost": "v", "type": "classic", "arguments": {}}],
+        "bindings": [{"source": "x", "vhost": "v", "destination": "new",
+                      "destination_type": "queue", "routing_key": ""}],
+    }  # fmt: skip
+    found = await ok(api.post("/definitions?dry_run=true", json=document))
+    assert found["refused"] == []
+    assert found["creates"] == {
+        "users": 1, "vhosts": 1, "exchanges": 1, "queues": 1, "bindings": 1
+    }  # fmt: skip
+    assert found["notes"] == [
+        "queue 'old' in vhost '/' stays as it is: inequivalent arg 'x-queue-type' for queue 'old' "
+        "in vhost '/': received 'quorum' but current is 'classic'",
+        "queue 'new' in vhost 'v' is classic there and becomes quorum",
+    ]
+    await ok(api.get("/vhosts/v"), 404)
+    await ok(api.post("/definitions", json=document), 204)
+    assert (await ok(api.get("/queues/v/new")))["type"] == "quorum"
+    found = await ok(api.post("/definitions?dry_run=true", json=document))
+    assert found["creates"] == {}
+    single = {part: document[part] for part in ("exchanges", "queues", "bindings")}
+    found = await ok(api.post("/definitions/v?dry_run=true", json=single))
+    assert found["creates"] == {"queues": 1}
 
 
 async def test_text_is_no_truth(api: httpx.AsyncClient) -> None:

@@ -18,10 +18,9 @@ async def get_definitions(call: Call) -> JsonObject:
 
 
 @routes.add("POST", "definitions")
-async def post_definitions(call: Call) -> Status:
+async def post_definitions(call: Call) -> JsonObject | Status:
     call.need(call.is_administrator)
-    await definitions.load(call.broker, await call.json(LARGE_BODY_BYTES_MAX))
-    return Status(DONE)
+    return await _take(call, None)
 
 
 @routes.add("GET", "definitions/{vhost}")
@@ -31,8 +30,15 @@ async def get_definitions_of(call: Call) -> JsonObject:
 
 
 @routes.add("POST", "definitions/{vhost}")
-async def post_definitions_of(call: Call) -> Status:
+async def post_definitions_of(call: Call) -> JsonObject | Status:
     call.need(call.is_administrator)
-    vhost = call.vhost()
-    await definitions.load(call.broker, await call.json(LARGE_BODY_BYTES_MAX), vhost)
+    return await _take(call, call.vhost())
+
+
+async def _take(call: Call, vhost: str | None) -> JsonObject | Status:
+    document = await call.json(LARGE_BODY_BYTES_MAX)
+    if call.flag("dry_run"):
+        found = await definitions.examine(call.broker, document, vhost)
+        return found.to_builtins()
+    await definitions.load(call.broker, document, vhost)
     return Status(DONE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from convoymq.management import definitions, resources
+from convoymq.management import resources
 from convoymq.management.call import (
     DONE,
     Call,
@@ -11,6 +11,7 @@ from convoymq.management.call import (
     object_not_found,
     put_status,
 )
+from convoymq.management.definition_steps import vhost_command
 from convoymq.management.routes import Routes
 from convoymq.metadata.commands import DeleteVhost, PutPermission
 from convoymq.model.json import JsonObject
@@ -36,7 +37,7 @@ async def vhost(call: Call) -> JsonObject:
 async def put_vhost(call: Call) -> Status:
     call.need(call.is_administrator)
     name = call.path["vhost"]
-    created = await change(call, definitions.vhost_command(name, await call.json()))
+    created = await change(call, vhost_command(name, await call.json()))
     if created and not call.is_operator:
         # As RabbitMQ does: who makes a virtual host through the API may use it.
         await change(
