@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -39,16 +40,23 @@ log.file.level = warning
 log.console = false
 """
 
+MANAGEMENT = "rabbitmq_management"
+HTTP_CONFIG = """\
+management.tcp.ip = 127.0.0.1
+management.tcp.port = {port}
+"""
+
 
 class RabbitCluster(LocalCluster):
     """RabbitMQ nodes rabbit1@localhost, rabbit2@localhost, … with an epmd of their own.
 
-    Ports: base_port is epmd's, base_port + n AMQP, base_port + 20 + n the Erlang distribution.
+    Ports: base_port is epmd's, base_port + n AMQP, base_port + 20 + n the Erlang distribution,
+    base_port + 40 + n HTTP, where the management plugin is among the plugins.
     """
 
     system = "rabbitmq"
 
-    def __init__(self, *, base_port: int, count: int = 3) -> None:
+    def __init__(self, *, base_port: int, count: int = 3, plugins: Sequence[str] = ()) -> None:
         self._epmd: subprocess.Popen[bytes] | None = None
         if not (SCRIPTS / "rabbitmq-server").exists() or shutil.which("epmd") is None:
             raise SystemMissing(INSTALL_HINT)
@@ -59,13 +67,15 @@ class RabbitCluster(LocalCluster):
         cookie.write_text(secrets.token_hex(16))
         cookie.chmod(0o400)
         (self.directory / "env.conf").touch()
-        (self.directory / "enabled_plugins").write_text("[].\n")
+        (self.directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
         peers = "\n".join(
             f"cluster_formation.classic_config.nodes.{number} = {node.name}"
             for number, node in enumerate(self.nodes, 1)
         )
-        for node in self.nodes:
+        for number, node in enumerate(self.nodes, 1):
             text = CONFIG.format(port=node.port, peers=peers)
+            if MANAGEMENT in plugins:
+                text += HTTP_CONFIG.format(port=base_port + 40 + number)
             (self.directory / f"{node.name}.conf").write_text(text)
 
     def node_name(self, number: int) -> str:

@@ -23,7 +23,9 @@ from convoymq.metadata.commands import (
     PutSetting,
     PutTopicPermission,
     PutUser,
+    PutUserLimit,
     PutVhost,
+    PutVhostLimit,
 )
 from convoymq.metadata.rehearsal import Rehearsal
 from convoymq.model.errors import BrokerError, PreconditionFailed
@@ -32,6 +34,7 @@ from convoymq.model.refusals import exchange_subject, queue_subject
 from convoymq.model.tables import Table, decode_body
 from convoymq.routing.declarations import check_exchange, check_queue
 from convoymq.routing.default_type import with_default_type
+from convoymq.routing.queue_arguments import type_name_of
 from convoymq.routing.types import QueueType
 
 Key = tuple[str, ...]
@@ -51,6 +54,7 @@ _WORDS = {
     "global_parameters": "global parameter",
     "topic_permissions": "topic permission",
 }
+_SETTINGS = (PutSetting, PutUserLimit, PutVhostLimit)
 #: The name is taken over; the identity belongs to the cluster that was exported.
 _GLOBAL_PARAMETERS = frozenset(("cluster_name", "internal_cluster_id", "cluster_tags"))
 
@@ -78,7 +82,9 @@ class Step:
 
     def rehearse(self, rehearsal: Rehearsal) -> Tried:
         """Carries it out in a copy of the tree. Raises BrokerError."""
-        return Tried(rehearsal.carry_out(self.command) is True)
+        reply = rehearsal.carry_out(self.command)
+        # What sets a value says that it did, whatever was there before.
+        return Tried(reply is True and not isinstance(self.command, _SETTINGS))
 
     async def perform(self, broker: Broker) -> None:
         """Carries it out in the cluster. Raises BrokerError."""
@@ -183,9 +189,11 @@ class _QueueStep(Step):
                 members=asked.members,
             )
         )
-        if self.type_there in ("", made.value):
+        asked_type = self.type_there or type_name_of(self.arguments)
+        if asked_type == made.value:
             return Tried(True)
-        return Tried(True, f"{self.subject} is {self.type_there} there and becomes {made.value}")
+        was = f"is {self.type_there} there" if self.type_there else "says no type"
+        return Tried(True, f"{self.subject} {was} and becomes {made.value}")
 
     async def perform(self, broker: Broker) -> None:
         """See `Step`."""

@@ -46,11 +46,9 @@ def policy_command(
     vhost: str, name: str, body: Mapping[str, object], *, operator: bool
 ) -> PutPolicy:
     """Returns the command for a policy's JSON. Raises ValidationFailed."""
-    pattern, definition = body.get("pattern"), body.get("definition")
+    pattern, definition = body.get("pattern"), _pairs(body.get("definition"))
     if not isinstance(pattern, str):
         raise invalid("key pattern is missing or not a string")
-    if definition == []:
-        definition = {}
     if not isinstance(definition, dict):
         raise invalid("definition must be a dictionary")
     apply_to = body.get("apply-to", "all")
@@ -110,13 +108,13 @@ def limit_in(name: str, body: Mapping[str, object]) -> int:
 def _limits(value: object, known: tuple[str, ...]) -> list[tuple[str, int]]:
     """(name, limit) of an object, or of a list of objects with `name` and `value`."""
     rows: list[tuple[object, object]]
-    match value:
+    match _pairs(value):
         case None:
             rows = []
-        case dict():
-            rows = list(value.items())
-        case list() if all(isinstance(row, dict) for row in value):
-            rows = [(row.get("name"), row.get("value")) for row in value]
+        case dict() as limits:
+            rows = list(limits.items())
+        case list() as limits if all(isinstance(row, dict) for row in limits):
+            rows = [(row.get("name"), row.get("value")) for row in limits]
         case _:
             raise invalid("limits are neither an object nor a list of objects")
     found = []
@@ -125,6 +123,15 @@ def _limits(value: object, known: tuple[str, ...]) -> list[tuple[str, int]]:
         check_limit(str(name), number, known)
         found.append((str(name), number))
     return found
+
+
+def _pairs(value: object) -> object:
+    """An object that `rabbitmqctl export_definitions` has written as a list of [key, value]."""
+    if isinstance(value, list) and all(
+        isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) for row in value
+    ):
+        return {row[0]: row[1] for row in value}
+    return value
 
 
 def _number(name: str, value: object) -> int:

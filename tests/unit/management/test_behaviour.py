@@ -635,19 +635,22 @@ async def test_a_dry_run_says_what_an_import_would_do(
         "vhosts": [{"name": "/"}, {"name": "v"}],
         "exchanges": [{"name": "x", "vhost": "v", "type": "fanout"}],
         "queues": [{"name": "old", "vhost": "/", "type": "classic"},
-                   {"name": "new", "vhost": "v", "type": "classic", "arguments": {}}],
+                   {"name": "new", "vhost": "v", "type": "classic", "arguments": {}},
+                   {"name": "bare", "vhost": "v"},
+                   {"name": "passing", "vhost": "v", "durable": False}],
         "bindings": [{"source": "x", "vhost": "v", "destination": "new",
                       "destination_type": "queue", "routing_key": ""}],
     }  # fmt: skip
     found = await ok(api.post("/definitions?dry_run=true", json=document))
     assert found["refused"] == []
     assert found["creates"] == {
-        "users": 1, "vhosts": 1, "exchanges": 1, "queues": 1, "bindings": 1
+        "users": 1, "vhosts": 1, "exchanges": 1, "queues": 3, "bindings": 1
     }  # fmt: skip
     assert found["notes"] == [
         "queue 'old' in vhost '/' stays as it is: inequivalent arg 'x-queue-type' for queue 'old' "
         "in vhost '/': received 'quorum' but current is 'classic'",
         "queue 'new' in vhost 'v' is classic there and becomes quorum",
+        "queue 'bare' in vhost 'v' says no type and becomes quorum",
     ]
     await ok(api.get("/vhosts/v"), 404)
     await ok(api.post("/definitions", json=document), 204)

@@ -95,7 +95,8 @@ async def test_the_first_version_refuses_by_name(
             assert NEEDED in answer["reason"]
         document = {"policies": [{"vhost": "/", "name": "p", **POLICY}]}
         answer = await ok(api.post("/definitions", json=document), 400)
-        assert "not served, so nothing was imported: policies and limits" in answer["reason"]
+        assert answer["reason"].startswith("nothing was imported: policy 'p' in vhost '/': ")
+        assert NEEDED in answer["reason"]
         assert await ok(api.get("/policies")) == []
 
 
@@ -232,6 +233,22 @@ async def test_definitions_bring_all_of_it_back(api: httpx.AsyncClient) -> None:
     await ok(api.post("/definitions/v", json=single), 204)
     assert await ok(api.get("/policies/v")) == [{"vhost": "v", "name": "p", **POLICY}]
     assert await ok(api.get("/vhost-limits/v")) == [{"vhost": "v", "value": {"max-queues": 50}}]
+
+
+async def test_lists_of_pairs_are_objects(api: httpx.AsyncClient) -> None:
+    """`rabbitmqctl export_definitions` of 3.10 writes them so."""
+    operator = {"pattern": "", "definition": [["max-length", 9]], "priority": 1}
+    document = {
+        "vhosts": [{"name": "v", "limits": [["max-connections", 4], ["max-queues", 5]]}],
+        "parameters": [
+            {"component": "operator_policy", "name": "o", "vhost": "v", "value": operator}
+        ],
+    }
+    await ok(api.post("/definitions", json=document), 204)
+    limits = {"max-connections": 4, "max-queues": 5}
+    assert await ok(api.get("/vhost-limits/v")) == [{"vhost": "v", "value": limits}]
+    (row,) = await ok(api.get("/operator-policies/v"))
+    assert row["definition"] == {"max-length": 9}
 
 
 @pytest.mark.parametrize(
