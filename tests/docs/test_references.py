@@ -15,7 +15,7 @@ import pytest
 from tests.docs.blocks import ROOT, blocks_of, run_page
 
 SOURCE = ROOT / "src" / "convoymq"
-PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/glossary.md")
+PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/compatibility.md", "docs/glossary.md")
 LINKING = [
     str(path.relative_to(ROOT))
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))

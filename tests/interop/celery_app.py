@@ -1,6 +1,7 @@
 """The Celery application of the tests; the worker process loads `app`, made from its environment:
 
-`CELERY_TEST_BROKER` (nodes, separated by `;`), `CELERY_TEST_QUEUE`, `CELERY_TEST_QUEUE_TYPE`.
+`CELERY_TEST_BROKER` (nodes, separated by `;`), `CELERY_TEST_QUEUE`, `CELERY_TEST_QUEUE_TYPE`,
+`CELERY_TEST_EXCHANGE_TYPE`.
 """
 
 from __future__ import annotations
@@ -9,18 +10,28 @@ import os
 from typing import Any
 
 from celery import Celery  # type: ignore[import-untyped]
-from kombu.entity import Queue
+from kombu.entity import Exchange, Queue
 
 
-def make_app(broker: str, queue: str, kind: str) -> Any:
-    """An application with one task queue of the given type and results over the broker."""
+def make_app(broker: str, queue: str, kind: str, exchange_type: str = "direct") -> Any:
+    """An application with one task queue of the given type and results over the broker.
+
+    Args: `exchange_type`: with `topic` Celery leaves tasks with an ETA to the broker, where a queue
+    is a quorum queue; with `direct` the worker holds them.
+    """
     made = Celery("interop", broker=broker, backend="rpc://", set_as_current=False)
     made.conf.update(
         task_queues=[
-            Queue(queue, routing_key=queue, queue_arguments={"x-queue-type": kind})  # type: ignore[no-untyped-call]
+            Queue(  # type: ignore[no-untyped-call]
+                queue,
+                Exchange(queue, type=exchange_type),  # type: ignore[no-untyped-call]
+                routing_key=queue,
+                queue_arguments={"x-queue-type": kind},
+            )
         ],
         task_default_queue=queue,
         task_default_exchange=queue,
+        task_default_exchange_type=exchange_type,
         task_default_routing_key=queue,
         task_acks_late=True,
         task_reject_on_worker_lost=True,
@@ -51,4 +62,5 @@ if "CELERY_TEST_BROKER" in os.environ:
         os.environ["CELERY_TEST_BROKER"],
         os.environ["CELERY_TEST_QUEUE"],
         os.environ["CELERY_TEST_QUEUE_TYPE"],
+        os.environ["CELERY_TEST_EXCHANGE_TYPE"],
     )

@@ -6,12 +6,14 @@ import gc
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import kombu.pools
+import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from tests.clusters import Cluster
@@ -23,6 +25,10 @@ from tests.interop.helpers import eventually
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = 300
 RESULT_LIMIT_S = 40
+WORKER_LIMIT_S = 90
+TEST_LIMIT_S = 180
+LADDER = [f"celery_delayed_{level}" for level in range(28)]
+DELAY_S = 3
 
 pytestmark = [
     # Celery and kombu keep sockets for their own reuse and leave them to the collector.
@@ -42,23 +48,33 @@ class Celery:
         self.worker = worker
         self.log = log
 
-    def send(self, name: str, *arguments: Any) -> Any:
-        return self.app.send_task(name, args=arguments, queue=self.queue)
+    def send(self, name: str, *arguments: Any, **options: Any) -> Any:
+        return self.app.send_task(name, args=arguments, queue=self.queue, **options)
+
+
+Start = Callable[..., Celery]
 
 
 @pytest.fixture
-def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Callable[[str], Celery]]:
+def celery(
+    cluster: Cluster, names: Names, tmp_path: Path, time_limit: Callable[[int], None]
+) -> Iterator[Start]:
     """Starts Celery on a queue of the given type: the worker's first node is the leader."""
+    time_limit(TEST_LIMIT_S)
+    # With quorum queues a worker declares what it needs for native delayed delivery.
+    names.queues += LADDER
+    names.exchanges += [*LADDER, "celery_delayed_delivery"]
     workers: list[subprocess.Popen[bytes]] = []
     apps: list[Any] = []
 
-    def start(kind: str) -> Celery:
+    def start(kind: str, exchange_type: str = "direct") -> Celery:
         queue = names.queue(kind)
         names.exchanges.append(queue)
         log = tmp_path / "worker.log"
         settings = {
             "CELERY_TEST_QUEUE": queue,
             "CELERY_TEST_QUEUE_TYPE": kind,
+            "CELERY_TEST_EXCHANGE_TYPE": exchange_type,
             "CELERY_TEST_BROKER": ";".join(uris_from(cluster, LEADER)),
         }
         command = [sys.executable, "-m", "celery", "-A", "tests.interop.celery_app", "worker"]
@@ -73,9 +89,12 @@ def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Callable[
                     stderr=output,
                 )
             )
-        eventually(lambda: " ready." in log.read_text() or workers[-1].poll() is not None)
+        eventually(
+            lambda: " ready." in log.read_text() or workers[-1].poll() is not None,
+            timeout_s=WORKER_LIMIT_S,
+        )
         assert workers[-1].poll() is None, log.read_text()[-3000:]
-        apps.append(make_app(";".join(uris_from(cluster, 0)), queue, kind))
+        apps.append(make_app(";".join(uris_from(cluster, 0)), queue, kind, exchange_type))
         return Celery(apps[-1], queue, workers[-1], log)
 
     yield start
@@ -96,7 +115,7 @@ def celery(cluster: Cluster, names: Names, tmp_path: Path) -> Iterator[Callable[
 
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
-def test_tasks_and_results(celery: Callable[[str], Celery], kind: str) -> None:
+def test_tasks_and_results(celery: Start, kind: str) -> None:
     started = celery(kind)
     results = [started.send("interop.square", number) for number in range(20)]
     assert [result.get(timeout=RESULT_LIMIT_S) for result in results] == [
@@ -106,9 +125,7 @@ def test_tasks_and_results(celery: Callable[[str], Celery], kind: str) -> None:
         started.send("interop.fail").get(timeout=RESULT_LIMIT_S)
 
 
-def test_tasks_survive_the_death_of_the_leader(
-    celery: Callable[[str], Celery], cluster: Cluster
-) -> None:
+def test_tasks_survive_the_death_of_the_leader(celery: Start, cluster: Cluster) -> None:
     started = celery("quorum")
     with leader_killed(cluster, True) as strike:
         results = []
@@ -118,3 +135,49 @@ def test_tasks_survive_the_death_of_the_leader(
             results.append(started.send("interop.square", number))
         answers = [result.get(timeout=RESULT_LIMIT_S) for result in results]
     assert answers == [number * number for number in range(TASKS)]
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_a_task_with_an_eta_waits_in_the_worker(celery: Start, kind: str) -> None:
+    """Behind a direct exchange the worker takes the task at once and holds it until its time."""
+    started = celery(kind)
+    began = time.monotonic()
+    late = started.send("interop.square", 3, countdown=DELAY_S)
+    assert started.send("interop.square", 4).get(timeout=RESULT_LIMIT_S) == 16
+    assert late.get(timeout=RESULT_LIMIT_S) == 9, started.log.read_text()[-3000:]
+    assert time.monotonic() - began >= DELAY_S
+
+
+def test_the_broker_delays_tasks_with_an_eta(celery: Start, channel: Any, names: Names) -> None:
+    """Behind a topic exchange Celery's native delayed delivery has the message go down a ladder of
+    quorum queues, by time to live and dead letters."""
+    skip_where_refused(
+        channel,
+        names.queue("probe"),
+        {"x-message-ttl": 1000, "x-dead-letter-exchange": "x", "x-overflow": "reject-publish"},
+    )
+    started = celery("quorum", "topic")
+    assert "Failed to" not in started.log.read_text()
+    began = time.monotonic()
+    late = started.send("interop.square", 3, countdown=DELAY_S)
+    assert late.get(timeout=RESULT_LIMIT_S) == 9, started.log.read_text()[-3000:]
+    assert time.monotonic() - began >= DELAY_S - 1
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_tasks_with_a_priority(celery: Start, kind: str) -> None:
+    """Priorities from 0 to 4 are what no priority is; Celery sends 0 with every task."""
+    started = celery(kind)
+    results = [started.send("interop.square", level, priority=level) for level in range(5)]
+    answers = [result.get(timeout=RESULT_LIMIT_S) for result in results]
+    assert answers == [level * level for level in range(5)]
+
+
+def skip_where_refused(channel: Any, queue: str, arguments: dict[str, Any]) -> None:
+    """Skips the test where quorum queues do not serve these arguments, by the broker's words."""
+    probe = channel.connection.channel()
+    try:
+        probe.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum"} | arguments)
+    except pika.exceptions.ChannelClosedByBroker as error:
+        pytest.skip(error.reply_text)
+    probe.close()

@@ -1005,7 +1005,7 @@ def forgotten_are_forgotten() -> None:
     tree.restore = planted
 
 
-@plant("nodes of different clusters link", "stranger", "cluster")
+@plant("nodes of different clusters link", "foreign_node", "cluster")
 def clusters_link() -> None:
     from convoymq.transport import handshake
 

@@ -538,7 +538,7 @@ class Channel:
         consumer = self.consumers.get(tag)
         if consumer is None or consumer.queue.name != queue or not consumer.active:
             return False
-        if consumer.slot.no_ack:
+        if consumer.deliveries.no_ack:
             return False
         consumer.prefetch = prefetch
         consumer.client.set_credit(consumer.number, self.window(prefetch))

@@ -520,7 +520,7 @@ class Connection:
 
     def close(self, reason: str) -> None:
         """Close on an operator's behalf: 320 CONNECTION_FORCED."""
-        if self.state is State.LINGERING:
+        if self.state is State.AWAITING_CLOSE:
             self.tear_down()
             return
         self._may_linger = False
@@ -562,7 +562,7 @@ class Connection:
         self.shell.set_reading(True)
 
     def _closed_by_client(self) -> None:
-        if self.state in (State.CLOSING, State.LINGERING):
+        if self.state in (State.CLOSING, State.AWAITING_CLOSE):
             # Theirs crosses ours, or is repeated.
             self.send(0, spec.ConnectionCloseOk())
             return
@@ -593,8 +593,8 @@ class Connection:
         if not self._may_linger:
             self._finish()
             return
-        self.enter(State.LINGERING)
-        linger_s = self.settings.linger_timeout_s
+        self.enter(State.AWAITING_CLOSE)
+        linger_s = self.settings.peer_close_timeout_s
         if self.heartbeat_s:
             linger_s = min(linger_s, self.heartbeat_s)
         self._cancel_timers()

@@ -24,7 +24,7 @@ class AmqpSettings:
     """[handshake_timeout] Until connection.open is through; then the socket is closed."""
     close_timeout_s: float = 5.0
     """How long connection.close waits for its close-ok."""
-    linger_timeout_s: float = 30.0
+    peer_close_timeout_s: float = 30.0
     """How long a socket is still read after the client's connection.close was answered, until the
     client closes it; a shorter heartbeat interval shortens it."""
     max_message_size_bytes: int = 16 << 20

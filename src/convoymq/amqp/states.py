@@ -32,7 +32,7 @@ class State(Enum):
     CLOSED = "closed"
 
 
-ENDING = frozenset((State.CLOSING, State.LEAVING, State.LINGERING, State.CLOSED))
+ENDING = frozenset((State.CLOSING, State.LEAVING, State.AWAITING_CLOSE, State.CLOSED))
 """Nothing is refused or closed by the server any more."""
 
 _ENDS = (State.CLOSING, State.LEAVING, State.CLOSED)
@@ -45,8 +45,8 @@ MOVES: dict[State, frozenset[State]] = {
     State.OPENING: frozenset((State.OPEN, *_ENDS)),
     State.OPEN: frozenset(_ENDS),
     State.CLOSING: frozenset((State.CLOSED,)),
-    State.LEAVING: frozenset((State.LINGERING, State.CLOSED)),
-    State.LINGERING: frozenset((State.CLOSED,)),
+    State.LEAVING: frozenset((State.AWAITING_CLOSE, State.CLOSED)),
+    State.AWAITING_CLOSE: frozenset((State.CLOSED,)),
     State.CLOSED: frozenset(),
 }
 """Where each state may lead."""

@@ -61,7 +61,7 @@ class _Timed:
     def __init__(self, consumer: Consumer, asked_ms: int | None) -> None:
         self.asked_ms = asked_ms
         self.queue = consumer.queue
-        self.slot = consumer.slot
+        self.slot = consumer.deliveries
         self.tag = consumer.tag
         #: Message ids below this were returned.
         self.returned = 0

@@ -121,7 +121,7 @@ class ClusterNode(SimNode):
 
     Args:
         peers: numbers of the nodes that its configuration names as founders.
-        is_stranger: it is of another cluster.
+        is_foreign: it is of another cluster.
     """
 
     world: ClusterWorld
@@ -132,10 +132,10 @@ class ClusterNode(SimNode):
         number: int,
         peers: tuple[int, ...],
         *,
-        is_stranger: bool = False,
+        is_foreign: bool = False,
     ) -> None:
         super().__init__(world, number)
-        self.is_stranger = is_stranger
+        self.is_foreign = is_foreign
         self.node_id = number
         self.peers = peers
         self.saved: Saved | None = None
@@ -208,13 +208,13 @@ class ClusterNode(SimNode):
 
     def watch_log(self, group: int, log: GroupLog) -> None:
         """Has the group's checker follow this log."""
-        if not self.is_stranger:
+        if not self.is_foreign:
             super().watch_log(group, log)
 
     def on_log_removed(self, group: int) -> None:
         """The storage is about to remove a log."""
         checker = self.world.checkers.get(group)
-        if checker is not None and not self.is_stranger:
+        if checker is not None and not self.is_foreign:
             self.world.on_log_removed(self, group)
             checker.on_removed(self.number)
 
@@ -534,7 +534,7 @@ class ClusterNode(SimNode):
     def may_link(self, peer: Receiver) -> bool:
         """Whether HELLO with another running node ends well."""
         assert isinstance(peer, ClusterNode)
-        if self.is_stranger != peer.is_stranger and not (
+        if self.is_foreign != peer.is_foreign and not (
             self.linked_as.cluster and peer.linked_as.cluster
         ):
             # No configuration leads a fresh node to another cluster.

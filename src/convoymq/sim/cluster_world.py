@@ -62,7 +62,7 @@ class ClusterWorld(World):
     def _make_world(self) -> None:
         plan = self.plan
         self.checkers = {}
-        self.strangers: dict[int, ClusterNode] = {}
+        self.foreign_nodes: dict[int, ClusterNode] = {}
         self.groups: dict[int, KnownQueue] = {}
         """Queues that are not deleted."""
         founders = tuple(range(1, plan.nodes + 1))
@@ -134,7 +134,7 @@ class ClusterWorld(World):
 
     def poll(self, node: SimNode) -> None:
         """After a node did something: looks at its replicas."""
-        if not self._is_stranger(node):
+        if not self._is_foreign(node):
             super().poll(node)
 
     def on_applied(
@@ -146,31 +146,31 @@ class ClusterWorld(World):
         effects: list[Effect],
     ) -> None:
         """A replica applied an entry of commands."""
-        if not self._is_stranger(node):
+        if not self._is_foreign(node):
             super().on_applied(node, group, machine, data, effects)
 
     def on_restored(self, node: SimNode, group: int, machine: IndexedMachine) -> None:
         """A replica took its state from a snapshot."""
-        if not self._is_stranger(node):
+        if not self._is_foreign(node):
             super().on_restored(node, group, machine)
 
     def _on_frame_sent(self, source: int, target: int, data: bytes) -> None:
-        if source not in self.strangers:
+        if source not in self.foreign_nodes:
             super()._on_frame_sent(source, target, data)
 
-    def _is_stranger(self, node: SimNode) -> bool:
-        return node.number in self.strangers
+    def _is_foreign(self, node: SimNode) -> bool:
+        return node.number in self.foreign_nodes
 
     def on_linked(self, node: ClusterNode, peer: int, cluster: str) -> None:
         """HELLO went well."""
         clusters = {node.linked_as.cluster, cluster} - {""}
-        if len(clusters) > 1 or node.is_stranger != (peer in self.strangers):
+        if len(clusters) > 1 or node.is_foreign != (peer in self.foreign_nodes):
             raise InvariantBroken(f"{node.name} and node {peer} link: {clusters}")
 
     def node_of(self, number: int) -> ClusterNode:
         """Any node, also of another cluster."""
         found = self.nodes.get(number)
-        return found if found is not None else self.strangers[number]
+        return found if found is not None else self.foreign_nodes[number]
 
     def on_open(self, node: ClusterNode, record: QueueRecord) -> None:
         """A node opens its replica of a queue."""
@@ -197,7 +197,7 @@ class ClusterWorld(World):
 
     def on_joined(self, node: ClusterNode, joined: Joined) -> None:
         """A node was told that it is let in."""
-        if node.is_stranger:
+        if node.is_foreign:
             raise InvariantBroken(f"{node.name} joins")
         directory = node.identity.directory
         if (node.number, directory, joined.incarnation) not in self.metadata.joins:
@@ -223,7 +223,7 @@ class ClusterWorld(World):
         nothing."""
         if not process.alive:
             return
-        if node.number not in self.metadata.forgotten and not node.is_stranger:
+        if node.number not in self.metadata.forgotten and not node.is_foreign:
             known = self.nodes[node.number].tree.directories.get(node.number)
             if known == node.identity.directory:
                 raise InvariantBroken(f"{node.name} is sent away, but nobody forgot it")
@@ -353,10 +353,10 @@ class ClusterWorld(World):
             self._forget()
         elif kind == "lost_majority":
             self._lose_majority()
-        elif kind == "stranger" and not self.strangers and self.metadata.cluster_id:
-            self.trace.fault("stranger", "world")
-            node = ClusterNode(self, STRANGER, (STRANGER,), is_stranger=True)
-            self.strangers[STRANGER] = node
+        elif kind == "foreign_node" and not self.foreign_nodes and self.metadata.cluster_id:
+            self.trace.fault("foreign_node", "world")
+            node = ClusterNode(self, STRANGER, (STRANGER,), is_foreign=True)
+            self.foreign_nodes[STRANGER] = node
             self._start(node)
 
     def _bring_newcomer(self) -> None:

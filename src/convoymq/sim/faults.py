@@ -31,7 +31,7 @@ OTHERS = ("clock", "membership", "transfer")
 LOGS = ("rot_page", "lose_wal_file")
 RELAYS = ("cutoff",)
 KINDS = NETWORK + NODES + DISKS + OTHERS + LOGS + RELAYS
-CLUSTER = ("forget", "newcomer", "stranger", "false_death")
+CLUSTER = ("forget", "newcomer", "foreign_node", "false_death")
 LOSSES = ("lost_majority",)
 """Only of the load `cluster`, as those."""
 ALL_KINDS = KINDS + CLUSTER + LOSSES
@@ -259,7 +259,7 @@ class Injector:
             "transfer": self._transfer,
             "false_death": self._false_death,
         }
-        for kind in ("forget", "newcomer", "stranger", *LOSSES):
+        for kind in ("forget", "newcomer", "foreign_node", *LOSSES):
             moments[kind] = partial(self._cluster, kind)
         for kind in ALL_KINDS:
             if kind in world.plan.faults and kind in moments:

@@ -420,7 +420,7 @@ class Network:
             receiver.on_frame(source, data)
         self._pump(source, target)
 
-    def epoch_of(self, node: int, peer: int) -> int:
+    def connection_of(self, node: int, peer: int) -> int:
         """Number of the connection that the node believes in; 0 = none."""
         return self._seen.get((node, peer), 0)
 

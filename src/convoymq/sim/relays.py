@@ -139,7 +139,7 @@ class RelayBook:
         for one, other in ((a, c), (c, a), (c, b), (b, c)):
             if network.is_cut(one, other) or not network.is_connected(one, other):
                 return None
-            epochs.append(network.epoch_of(one, other))
+            epochs.append(network.connection_of(one, other))
         if any(network.is_frozen(n) for n in (a, b, c)):
             return None
         return c, tuple(epochs), tuple(network.receivers[n].incarnation for n in (a, b, c))

@@ -166,13 +166,6 @@ class FakeHost:
     def plan(self, group: int) -> None:
         return None
 
-    def status(self, group: int) -> Any:
-        role = "leader" if self.groups[group].is_leader else "follower"
-        return SimpleNamespace(
-            role=role, term=1, commit_index=0, last_applied=0, last_index=0, written_index=0,
-            snapshot_index=0, version=1,
-        )  # fmt: skip
-
     def member_refusal(self, group: int, node: int) -> str:
         return "members do not change here"
 
