@@ -1,0 +1,76 @@
+"""Paths of the HTTP API that RabbitMQ's tools ask for beside the main ones."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.unit.management.test_api import api, cluster, ok
+from tests.unit.queues.fake_cluster import FakeCluster
+
+__all__ = ["api", "cluster"]
+
+
+async def test_users_are_deleted_together(api: httpx.AsyncClient) -> None:
+    for name in ("a", "b", "c"):
+        await ok(api.put(f"/users/{name}", json={"password": "p", "tags": ""}), 201)
+    rule = {"configure": "", "write": "", "read": ".*"}
+    await ok(api.put("/permissions/%2F/b", json=rule), 201)
+    rows = await ok(api.get("/users/without-permissions"))
+    assert [row["name"] for row in rows] == ["a", "c"]
+    await ok(api.post("/users/bulk-delete", json={"users": "a"}), 400)
+    await ok(api.post("/users/bulk-delete", json={"users": ["a", "c", "nobody"]}), 204)
+    assert [row["name"] for row in await ok(api.get("/users"))] == ["b", "guest"]
+
+
+async def test_permissions_are_listed_by_user_and_by_virtual_host(api: httpx.AsyncClient) -> None:
+    await ok(api.put("/users/a", json={"password": "p", "tags": ""}), 201)
+    rule = {"configure": "^c", "write": "^w", "read": "^r"}
+    topic = {"exchange": "amq.topic", "write": "^a", "read": ""}
+    await ok(api.put("/permissions/%2F/a", json=rule), 201)
+    await ok(api.put("/topic-permissions/%2F/a", json=topic), 201)
+    owner = {"user": "a", "vhost": "/"}
+    assert await ok(api.get("/users/a/permissions")) == [owner | rule]
+    assert owner | rule in await ok(api.get("/vhosts/%2F/permissions"))
+    for path in ("/users/a/topic-permissions", "/vhosts/%2F/topic-permissions"):
+        assert await ok(api.get(path)) == [owner | topic]
+
+
+@pytest.mark.parametrize("end", ["source", "destination"])
+async def test_bindings_are_listed_by_either_end(api: httpx.AsyncClient, end: str) -> None:
+    for name in ("a", "b"):
+        await ok(api.put(f"/exchanges/%2F/{name}", json={"type": "fanout"}), 201)
+    await ok(api.post("/bindings/%2F/e/a/e/b", json={"routing_key": "k"}), 201)
+    inside, outside = ("a", "b") if end == "source" else ("b", "a")
+    (row,) = await ok(api.get(f"/exchanges/%2F/{inside}/bindings/{end}"))
+    assert (row["source"], row["destination"], row["routing_key"]) == ("a", "b", "k")
+    assert await ok(api.get(f"/exchanges/%2F/{outside}/bindings/{end}")) == []
+
+
+async def test_deleting_may_have_conditions(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
+    await cluster.queue(1, "q", arguments={"x-queue-type": "classic"})
+    await ok(api.put("/exchanges/%2F/x", json={"type": "fanout"}), 201)
+    await ok(api.post("/bindings/%2F/e/x/q/q", json={}), 201)
+    refused = await ok(api.delete("/exchanges/%2F/x?if-unused=true"), 400)
+    assert "exchange 'x' in vhost '/' in use" in refused["reason"]
+    body = {"properties": {}, "routing_key": "q", "payload": "m", "payload_encoding": "string"}
+    await ok(api.post("/exchanges/%2F/amq.default/publish", json=body))
+    refused = await ok(api.delete("/queues/%2F/q?if-empty=true"), 400)
+    assert "queue 'q' in vhost '/' not empty" in refused["reason"]
+    await ok(api.delete("/queues/%2F/q/contents"), 204)
+    await ok(api.delete("/queues/%2F/q?if-empty=true&if-unused=true"), 204)
+    await ok(api.delete("/exchanges/%2F/x?if-unused=true"), 204)
+
+
+async def test_lists_that_tools_expect_are_there(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    await cluster.queue(1, "q", arguments={"x-queue-type": "classic"})
+    assert [row["name"] for row in await ok(api.get("/queues/detailed"))] == ["q"]
+    for path in ("/vhosts/%2F/connections", "/vhosts/%2F/channels", "/feature-flags",
+                 "/deprecated-features", "/extensions", "/consumers/%2F"):  # fmt: skip
+        assert await ok(api.get(path)) == []
+    (node, *_) = await ok(api.get("/nodes"))
+    memory = await ok(api.get(f"/nodes/{node['name']}/memory"))
+    assert memory["memory"]["total"]["rss"] >= 0
+    await ok(api.get("/nodes/nobody/memory"), 404)
