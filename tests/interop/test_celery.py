@@ -166,7 +166,7 @@ def test_the_broker_delays_tasks_with_an_eta(celery: Start, channel: Any, names:
 
 @pytest.mark.parametrize("kind", ["quorum", "classic"])
 def test_tasks_with_a_priority(celery: Start, kind: str) -> None:
-    """Priorities from 0 to 4 are what no priority is; Celery sends 0 with every task."""
+    """Celery sends a priority with every task, 0 where nobody has said one."""
     started = celery(kind)
     results = [started.send("interop.square", level, priority=level) for level in range(5)]
     answers = [result.get(timeout=RESULT_LIMIT_S) for result in results]
