@@ -30,6 +30,7 @@ from convoymq.edges.tls import client_tls
 from convoymq.frozen_heap import FrozenHeap
 from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
+from convoymq.idle_memory import IdleMemory
 from convoymq.kernels.link_frames import FRAME_CONTROL
 from convoymq.kernels.sockets import trim_malloc, tune_malloc
 from convoymq.loop_clock import LoopClock
@@ -108,6 +109,7 @@ class Node:
         self._closed = False
         self._ticks = 0
         self.heap = FrozenHeap()
+        self.memory = IdleMemory()
         self._timer: asyncio.TimerHandle | None = None
         self.resources: ResourceWatch | None = None
         self.edges: tuple[Edge, ...] = ()
@@ -343,7 +345,8 @@ class Node:
         self.usable = True
         self.heap.begin()
         self.ready.set()
-        self.log.info("node.ready", name=self.config.node_name, after_ms=self._age_ms())
+        after_ms = self.clock.now_ms() - self.started_ms
+        self.log.info("node.ready", name=self.config.node_name, after_ms=after_ms)
         self.resources = ResourceWatch(
             config=self.config,
             broker=self.broker,
@@ -354,12 +357,8 @@ class Node:
         )
         self.resources.look()
         await self._start_edges(after_ready=True)
-        # What was read and built while starting leaves a tenth of the heap unused.
-        trim_malloc()
+        self.memory.release()
         await self._stop.wait()
-
-    def _age_ms(self) -> int:
-        return self.clock.now_ms() - self.started_ms
 
     async def _close(self) -> None:
         self.log.info("node.stopping")
@@ -463,6 +462,7 @@ class Node:
                 self.heap.watch(len(self.host.groups), self.host.removals)
         if self._ticks % CLOCK_TICKS == 0:
             self._watch_clock()
+            self.memory.watch(self._activity())
         if self._ticks % MEMBER_TICKS == 0 and self.broker is not None:
             manager = self.broker.membership_manager
             if manager is not None:

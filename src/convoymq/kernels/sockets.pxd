@@ -42,6 +42,32 @@ cdef extern from "malloc.h" nogil:
     int M_TOP_PAD
     int M_ARENA_MAX
 
+cdef extern from "link.h" nogil:
+    ctypedef unsigned long Address "ElfW(Addr)"
+    ctypedef struct Segment "ElfW(Phdr)":
+        unsigned int p_type
+        unsigned int p_flags
+        Address p_vaddr
+        unsigned long p_memsz
+    cdef struct dl_phdr_info:
+        Address dlpi_addr
+        const char* dlpi_name
+        const Segment* dlpi_phdr
+        unsigned short dlpi_phnum
+    int dl_iterate_phdr(int (*look)(dl_phdr_info*, size_t, void*) noexcept nogil, void* data)
+    int PT_LOAD
+    int PF_W
+
+cdef extern from "sys/mman.h" nogil:
+    int madvise(void* start, size_t length, int advice)
+    int MADV_DONTNEED
+
+cdef extern from "unistd.h" nogil:
+    long sysconf(int name)
+    int _SC_PAGESIZE
+
+cdef int _release_segments(dl_phdr_info* library, size_t size, void* count) noexcept nogil
+
 cdef class LinkReader:
     cdef public int fd
     cdef public Py_ssize_t frame_max

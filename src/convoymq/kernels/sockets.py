@@ -1,4 +1,4 @@
-"""Link sockets: whole frames in, queued frames out; and the C heap's tuning.
+"""Link sockets: whole frames in, queued frames out; and the tuning of the process's memory.
 
 A link frame begins with its u32 length, little-endian, header included (48 at least); see
 docs/formats/entries-and-frames.md. Small frames are cut from one 128 KiB buffer; of a large frame,
@@ -307,3 +307,32 @@ def free_heap_bytes() -> int:
 
 def trim_malloc():
     malloc_trim(0)
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _release_segments(
+    library: cython.pointer(dl_phdr_info), size: cython.size_t, count: cython.p_void
+) -> cython.int:
+    page: Address = sysconf(_SC_PAGESIZE)
+    start: Address
+    end: Address
+    i: cython.int
+    if library.dlpi_name[0] == 0 and cython.cast(cython.pointer(cython.int), count)[0] > 0:
+        return 0
+    cython.cast(cython.pointer(cython.int), count)[0] += 1
+    for i in range(library.dlpi_phnum):
+        # What may be written holds relocations, which the file does not have.
+        if library.dlpi_phdr[i].p_type != PT_LOAD or library.dlpi_phdr[i].p_flags & PF_W:
+            continue
+        start = library.dlpi_addr + library.dlpi_phdr[i].p_vaddr
+        end = (start + library.dlpi_phdr[i].p_memsz + page - 1) & ~(page - 1)
+        start &= ~(page - 1)
+        madvise(cython.cast(cython.p_void, start), end - start, MADV_DONTNEED)
+    return 0
+
+
+def release_code():
+    seen: cython.int = 0
+    dl_iterate_phdr(_release_segments, cython.address(seen))

@@ -45,8 +45,8 @@ from convoymq.storage.types import (
 from convoymq.storage.wal import Wal, WalFile
 
 SEGMENT_FILES_OPEN_MAX = 256
-GIVE_BACK_BYTES = 16 << 20
-FORGET_BYTES = 2 << 20
+GIVE_BACK_BYTES = 4 << 20
+FORGET_BYTES = 1 << 20
 """Each time so much has come in, the bodies that nobody needs any more leave memory."""
 FORGET_LOGS = 64
 """So many logs are looked at then."""

@@ -6,6 +6,8 @@ import os
 import select
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -174,3 +176,31 @@ def test_take_hands_out_the_same_bytes() -> None:
 def test_the_heap_can_be_asked_and_trimmed() -> None:
     trim_malloc()
     assert free_heap_bytes() >= 0
+
+
+def test_released_code_is_not_resident_and_runs_again() -> None:
+    # In a process of its own: others may have released theirs already.
+    script = """if True:
+        import asyncio, gc, json, re, ssl
+        from pathlib import Path
+
+        from convoymq.kernels.sockets import release_code
+
+        def clean_bytes():
+            fields = dict(
+                line.split()[:2] for line in Path("/proc/self/smaps_rollup").open() if "_C" in line
+            )
+            return 1024 * (int(fields["Shared_Clean:"]) + int(fields["Private_Clean:"]))
+
+        before = clean_bytes()
+        release_code()
+        after = clean_bytes()
+        gc.collect()
+        print(before, after, json.dumps(re.findall("a+", "aab")), ssl.OPENSSL_VERSION[:7])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    before, after, *rest = done.stdout.split()
+    assert int(after) < int(before) / 2
+    assert rest == ['["aa"]', "OpenSSL"]
