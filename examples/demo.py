@@ -13,6 +13,7 @@ then it computes delays and audits the broker's own trace. Exit code 1 if a prom
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import multiprocessing
@@ -57,6 +58,8 @@ ANSWER_DEADLINE_S = 120.0
 """A question to the HTTP API is repeated for so long: a machine may be starved."""
 WORKERS_DEADLINE_S = 30.0
 """Publisher and consumers tell what they saw within this time after their work is done."""
+SETTINGS = {"node.stop_timeout": "30000"}
+"""ms in which a stopping node completes its trace: on a starved machine that takes long."""
 GIVE_UP_S = 5.0
 """What may end in an orderly way when the demo has failed is killed after this time."""
 
@@ -267,7 +270,10 @@ def declare(port: int) -> None:
 
 
 class SparkHalf:
-    """Spark's part, in processes of its own: one that is killed, and one that finishes."""
+    """Spark's part, in processes of its own: one that is killed, and one that finishes.
+
+    Each starts Spark before there is work for it, beside what others do, and is told to begin.
+    """
 
     def __init__(self, cluster: LocalCluster, out: Path, events: int) -> None:
         self.cluster = cluster
@@ -277,6 +283,7 @@ class SparkHalf:
         self.killed_at = 0
         out.mkdir(parents=True, exist_ok=True)
         self.first = self._start("archive")
+        self.second: subprocess.Popen[str] | None = None
 
     def _start(self, step: str, *arguments: str) -> subprocess.Popen[str]:
         script = Path(__file__).with_name("demo_pipeline.py")
@@ -294,6 +301,10 @@ class SparkHalf:
                 start_new_session=True,
             )
 
+    def begin(self) -> None:
+        """The stream is there: the first driver archives what comes."""
+        tell(self.first, "begin")
+
     @property
     def rows(self) -> int:
         """Flights in the archive so far."""
@@ -308,12 +319,15 @@ class SparkHalf:
         if self.rows * 4 >= self.events:
             self.kill()
             self.killed_at = self.rows
+            traces = [str(self.cluster.data / f"node-{n.number}") for n in self.cluster.nodes]
+            self.second = self._start("finish", "--traces", *traces)
 
     def kill(self) -> None:
-        """SIGKILL to the driver and its Java."""
-        if self.first.poll() is None:
-            os.killpg(self.first.pid, signal.SIGKILL)
-            self.first.wait()
+        """SIGKILL to the drivers and their Java."""
+        for driver in (self.first, self.second):
+            if driver is not None and driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+                driver.wait()
 
     def finish(self) -> dict[str, Any]:
         """Archives the rest, stops the cluster so that the traces are complete, audits them."""
@@ -321,23 +335,27 @@ class SparkHalf:
         while not self.killed_at and time.monotonic() < deadline:
             self.poll()
             time.sleep(0.1)
-        traces = [str(self.cluster.data / f"node-{n.number}") for n in self.cluster.nodes]
-        second = self._start("finish", "--traces", *traces)
-        assert second.stdin is not None
+        second = self.second
+        if second is None:
+            raise RuntimeError(f"Spark archived too little: see {self.out / 'archive.log'}")
         assert second.stdout is not None
-        try:
-            for line in second.stdout:
-                if line.strip() == "archived":
-                    self.cluster.stop()
-                    second.stdin.write("stopped\n")
-                    second.stdin.flush()
-            if second.wait() != 0:
-                raise RuntimeError(f"Spark's part failed: see {self.out / 'finish.log'}")
-        finally:
-            if second.poll() is None:
-                os.killpg(second.pid, signal.SIGKILL)
+        tell(second, "published")
+        for line in second.stdout:
+            if line.strip() == "archived":
+                self.cluster.stop()
+                tell(second, "stopped")
+        if second.wait() != 0:
+            raise RuntimeError(f"Spark's part failed: see {self.out / 'finish.log'}")
         result: dict[str, Any] = json.loads((self.out / "result.json").read_text())
         return result
+
+
+def tell(driver: subprocess.Popen[str], word: str) -> None:
+    """Lets a Spark driver go on. One that has ended is found out by who waits for it."""
+    assert driver.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        driver.stdin.write(f"{word}\n")
+        driver.stdin.flush()
 
 
 @dataclass
@@ -635,16 +653,20 @@ def main() -> int:
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     with tempfile.TemporaryDirectory(prefix="convoy-demo-") as scratch:
         data = options.data or Path(scratch)
-        with LocalCluster(data=data, nodes=3, base_port=options.base_port) as cluster:
+        with LocalCluster(
+            data=data, nodes=3, base_port=options.base_port, settings=SETTINGS
+        ) as cluster:
             spark = None
             try:
+                if not options.no_spark:
+                    shutil.rmtree(options.out, ignore_errors=True)
+                    spark = SparkHalf(cluster, options.out, options.events)
                 cluster.wait_ready(timeout=ANSWER_DEADLINE_S)
                 pids = ", ".join(f"node {n.number} pid {n.pid}" for n in cluster.nodes)
                 console.print(f"three nodes are up: {pids}")
                 declare(cluster.nodes[0].amqp_port)
-                if not options.no_spark:
-                    shutil.rmtree(options.out, ignore_errors=True)
-                    spark = SparkHalf(cluster, options.out, options.events)
+                if spark is not None:
+                    spark.begin()
                 report = run(cluster, options.events, console, spark)
                 if spark is not None:
                     console.print("Spark archives the rest, computes delays, audits the trace")

@@ -7,7 +7,8 @@ Each step is a command of its own process, because the demo kills one of them:
         --out DIR
 
 `archive` goes on until it is killed. `finish` archives what is missing, writes `delays.png` and
-`delays.html`, audits the traces into `audit.html`, and leaves its numbers in `result.json`.
+`delays.html`, audits the traces into `audit.html`, and leaves its numbers in `result.json`. Both
+start Spark first and then wait for a line on their standard input.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from convoymq.spark import session
@@ -61,13 +63,21 @@ def delays(spark: SparkSession, target: Path) -> DataFrame:
     )
 
 
-def plot(rows: list[Any], out: Path) -> None:
-    """A picture of the delays (PNG), and a page that shows it with its numbers (HTML)."""
+def import_pyplot() -> ModuleType:
+    """Imports what draws, which takes a second or two, for pictures without a display."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+
+    return plt
+
+
+def plot(rows: list[Any], out: Path) -> None:
+    """A picture of the delays (PNG), and a page that shows it with its numbers (HTML)."""
     import numpy as np
+
+    plt = import_pyplot()
 
     carriers = sorted({row.carrier for row in rows})
     hours = sorted({row.hour for row in rows})
@@ -101,6 +111,9 @@ def finish(options: argparse.Namespace) -> dict[str, Any]:
     from pyspark.sql import functions as f
 
     spark = start()
+    # All that does not need the flights, while they are still being published.
+    import_pyplot()
+    sys.stdin.readline()
     report = archive(
         spark,
         servers=options.servers,
@@ -157,8 +170,10 @@ def main() -> int:
         result = finish(options)
         (options.out / "result.json").write_text(json.dumps(result, indent=1, default=str))
         return 0
+    spark = start()
+    sys.stdin.readline()
     archive(
-        start(),
+        spark,
         servers=options.servers,
         target=options.target,
         streams=[options.stream],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import multiprocessing
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -61,3 +63,13 @@ def test_workers_are_ended_together_in_bounded_time(demo: ModuleType) -> None:
         worker.start()
     demo.end(workers, 0.05)
     assert [worker.exitcode for worker in workers] == [-signal.SIGKILL] * 3
+
+
+def test_a_driver_that_has_ended_is_told_without_an_error(demo: ModuleType) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, text=True)
+    driver.wait()
+    assert driver.stdin is not None
+    demo.tell(driver, "begin")
+    with contextlib.suppress(BrokenPipeError):
+        driver.stdin.close()
+    assert driver.stdin.closed
