@@ -348,7 +348,7 @@ COMMANDS = (
         name="check_for_quorum_queues_without_an_elected_leader",
         summary="Health check that exits with a non-zero code if quorum queues that match have "
         "no leader",
-        tools=HERE,
+        tools=(DIAGNOSTICS, QUEUES),
         arguments=("pattern",),
         switches=(VHOST, Switch("across-all-vhosts")),
         banner="Checking for quorum queues without an elected leader ...",

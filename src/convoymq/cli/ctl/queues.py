@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from convoymq.cli.ctl.arguments import VHOST, Switch
@@ -16,7 +17,7 @@ from convoymq.cli.ctl.command import (
     rows_of,
 )
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
-from convoymq.cli.ctl.outputs import Output, Rows
+from convoymq.cli.ctl.outputs import Output, Rows, Text
 from convoymq.model.json import Json, JsonObject
 
 POLL_S = 0.2
@@ -42,11 +43,11 @@ def _selection(invocation: Invocation, **more: Json) -> dict[str, Json]:
     }
 
 
-def _changes(invocation: Invocation, content: Json) -> Output:
+def _changes(invocation: Invocation, content: Json, columns: tuple[str, ...] = CHANGES) -> Output:
     """The table of a command for many queues. Fails when one of them failed."""
     rows = rows_of(content)
     failed = [row for row in rows if row.get("result") != "ok"]
-    shown = Rows(CHANGES, failed if invocation.flag("errors_only") else rows)
+    shown = Rows(columns, failed if invocation.flag("errors_only") else rows)
     if failed:
         raise Failure(UNAVAILABLE, "", rows=shown)
     return shown
@@ -106,6 +107,58 @@ def rebalance(invocation: Invocation) -> Output:
     assert isinstance(leaders, dict)
     columns = ("Node name", "Number of quorum queues")
     return Rows(columns, [dict(zip(columns, each, strict=True)) for each in leaders.items()])
+
+
+def force_checkpoint(invocation: Invocation) -> Output:
+    """Has all members of the selected queues save a snapshot now."""
+    content = invocation.call("POST", "convoy/queues/checkpoint", _selection(invocation))
+    return _changes(invocation, content, ("vhost", "name", "result"))
+
+
+def peek(invocation: Invocation) -> Output:
+    """Shows a ready message, which stays where it is."""
+    found = object_of(invocation.call("GET", "queues/quorum/{vhost}/{queue}/peek/{position}"))
+    return Rows(
+        ("keys", "values"),
+        [
+            {"keys": key, "values": json.dumps(value) if isinstance(value, dict | list) else value}
+            for key, value in found.items()
+        ],
+    )
+
+
+def _check_position(invocation: Invocation) -> None:
+    if not invocation.word("position").isdecimal() or int(invocation.word("position")) < 1:
+        raise Misused("Bad argument: position is not a number from 1 on", DATA)
+
+
+def _prefetch_in_body(invocation: Invocation) -> Json:
+    return {"prefetch_count": int(invocation.word("prefetch_count"))}
+
+
+def _check_prefetch(invocation: Invocation) -> None:
+    if not invocation.word("prefetch_count").isdecimal():
+        raise Misused("Bad argument: prefetch_count is not a number", DATA)
+
+
+def check_initial_sync(invocation: Invocation) -> Output:
+    """Fails while new replicas on the node have no vote yet."""
+    node = invocation.node
+    answer = invocation.api.request("GET", "health/checks/quorum-queue-replicas-initial-sync")
+    if answer.status >= 300:
+        queues = object_of(answer.content).get("queues")
+        rows = queues if isinstance(queues, list) else []
+        if not rows:
+            raise Failure(UNAVAILABLE, answer.reason)
+        lines = [
+            f"{row['readable_name']} hasn't finished synchronization with target node {node}."
+            for row in rows
+            if isinstance(row, dict)
+        ]
+        message = f"Node {node} reported local queues promotable replicas"
+        shown: JsonObject = {"result": "error", "queues": rows, "message": message}
+        raise Failure(UNAVAILABLE, "\n".join(lines), document=shown)
+    return Text(f"Node {node} reported no queues with promotable replicas", {"result": "ok"})
 
 
 def _node_in_body(invocation: Invocation) -> Json:
@@ -218,5 +271,62 @@ COMMANDS = (
             "Machine Version",
         ),
         problems={404: Problem(UNAVAILABLE, "not_found")},
+    ),
+    Command(
+        name="peek",
+        summary="Shows the message at a position of a quorum queue, counted from 1; it stays",
+        tools=HERE,
+        arguments=("queue", "position"),
+        switches=(VHOST,),
+        check=_check_position,
+        banner="Peeking at quorum queue {queue} at position {position}...",
+        run=peek,
+        missing=(
+            (
+                "queues/{vhost}/{queue}",
+                Problem(DATA, "Target queue was not found in virtual host '{vhost}'"),
+            ),
+        ),
+        problems={404: Problem(DATA, "Target queue does not have a message at that position")},
+    ),
+    Command(
+        name="reclaim_quorum_memory",
+        summary="Empties the write-ahead logs of a quorum queue's nodes and gives its memory back",
+        tools=HERE,
+        arguments=("queue",),
+        switches=(VHOST,),
+        banner="Will flush Raft WAL of quorum queue {queue} ...",
+        request=Request("POST", "convoy/queues/{vhost}/{queue}/memory/reclaim"),
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="force_checkpoint",
+        summary="Has all members of the matching queues save a snapshot",
+        tools=HERE,
+        switches=SELECTION,
+        banner="Forcing checkpoint for all matching quorum queues...",
+        run=force_checkpoint,
+    ),
+    Command(
+        name="set_prefetch",
+        summary="Changes the prefetch of a consumer that runs; 0 = no limit",
+        tools=HERE,
+        arguments=("queue", "consumer_tag", "prefetch_count"),
+        switches=(VHOST,),
+        check=_check_prefetch,
+        banner="Setting the prefetch of consumer {consumer_tag} of queue {queue} to "
+        "{prefetch_count}...",
+        request=Request(
+            "PUT", "convoy/consumers/{vhost}/{queue}/{consumer_tag}/prefetch", _prefetch_in_body
+        ),
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="check_if_new_quorum_queue_replicas_have_finished_initial_sync",
+        summary="Health check that exits with a non-zero code while replicas on the target node "
+        "are not full members yet",
+        tools=(QUEUES, DIAGNOSTICS),
+        banner="Checking if node {node} runs promotable replicas of any queues ...",
+        run=check_initial_sync,
     ),
 )
