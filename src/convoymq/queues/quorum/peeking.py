@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from convoymq.model.errors import Unavailable
-from convoymq.queues.quorum.reservation_client import ready_runs
-from convoymq.queues.reservation_reads import PAGE_ROWS_MAX, ReservedRun
+from convoymq.queues.quorum.runs import Run
+from convoymq.queues.reservation_reads import ReservedRun
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.machine import QuorumMachine
@@ -15,23 +15,17 @@ if TYPE_CHECKING:
 TRIES = 3
 
 
-def find(machine: QuorumMachine, position: int) -> tuple[int, ...] | None:
+def find(machine: QuorumMachine, position: int) -> Run | None:
     """A run that begins with the ready message at a position, counted from 1; None = there is none.
     Cost: O(runs before it)."""
-    place = (0, 0, 0)
     left = position - 1
-    while True:
-        ready = ready_runs(machine, place, 0, PAGE_ROWS_MAX)
-        if not ready:
-            return None
-        for _, run in ready:
-            index, command, first, count, size, acquired_count, failed = run
-            if left < count:
-                rest = count - left
-                size -= size * left // count
-                return (index, command, first + left, rest, size, acquired_count, failed)
-            left -= count
-        place = (index, command, first + count)
+    for run in machine.backlog.in_order():
+        count = run[3]
+        if left < count:
+            size = run[4] - run[4] * left // count
+            return (*run[:2], run[2] + left, count - left, size, *run[5:])
+        left -= count
+    return None
 
 
 def peek(queue: QuorumQueue, machine: QuorumMachine, position: int) -> ReservedRun | None:
@@ -40,7 +34,7 @@ def peek(queue: QuorumQueue, machine: QuorumMachine, position: int) -> ReservedR
         run = find(machine, position)
         if run is None:
             return None
-        index, command, first, _, _, acquired_count, failed = run
+        index, command, first, _, _, acquired_count, failed, _ = run
         entry = queue.entry(index)
         if entry is not None:
             return (entry.data, command, first, 1, position - 1, entry.time_ms, acquired_count,

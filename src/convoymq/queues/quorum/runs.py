@@ -372,6 +372,10 @@ class Tail(Fifo):
         """How many messages have their turn with the head run."""
         return self._groups[0][1]
 
+    def groups(self) -> list[tuple[int, int]]:
+        """(fresh messages that ever entered before it, messages) of each group, in turn."""
+        return [(entered, count) for entered, count in self._groups]
+
     def take(self, limit: int) -> Run:
         """As of `Fifo`, within the head group."""
         group = self._groups[0]

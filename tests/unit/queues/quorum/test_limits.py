@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from convoymq.kernels import batch
 from convoymq.queues.quorum.levels import due_of, level_of, mark_of
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import (
+    EFFECT_DELIVER,
     EFFECT_REFUSING,
     EFFECT_TIMER,
     EFFECT_UNUSED,
 )
-from tests.unit.queues.quorum.support import A, B, Queue, apply, places, replies
+from tests.unit.queues.quorum.support import A, B, Queue, apply, deliveries, expand, places, replies
 
 
 def second(**settings: int) -> Queue:
@@ -389,3 +391,33 @@ def test_memory_per_message_is_bounded() -> None:
         packed = sum(len(f.pack()) for f in queue.machine.backlog.levels.fifos())
         packed += len(queue.machine.backlog.fresh.pack())
         assert packed <= 2_000 * (32 if settings or priority else 24) + 8
+
+
+# Looking ahead.
+
+
+@pytest.mark.parametrize("delivery_limit", [-1, 20])
+@pytest.mark.parametrize("seed", range(20))
+def test_what_would_be_delivered_next_is_known_before(seed: int, delivery_limit: int) -> None:
+    """With priorities, and messages that came back to the front or to the tail."""
+    rng = Random(seed)
+    queue = second(delivery_limit=delivery_limit)
+    held: list[int] = []
+    for _ in range(30):
+        for _ in range(rng.randrange(4)):
+            priority = rng.choice((None, None, 0, 4, 9, 31))
+            queue.log.publish_as(A, 8, priority)
+        if rng.random() < 0.6:
+            queue.log.get(B)
+        if held and rng.random() < 0.5:
+            taken = held.pop(rng.randrange(len(held)))
+            queue.log.return_(B, 0, taken, taken, failed=rng.random() < 0.3)
+        held += [message_id for message_id, _ in deliveries(queue.step(), B, 0)]
+    expected = expand(queue.machine.backlog.in_order())
+    assert len(expected) == queue.machine.backlog.ready()
+    given: list[tuple[int, int, int]] = []
+    queue.log.checkout(A, 1, 1_000)
+    for effect in queue.step():
+        if effect[0] == EFFECT_DELIVER:
+            given += [(effect[4], effect[5], effect[6] + i) for i in range(effect[7])]
+    assert given == expected
