@@ -74,6 +74,31 @@ from cython.cimports.libc import string
 from cython.cimports.libc.stdint import INT64_MAX, uint32_t, uint64_t
 
 
+@cython.cfunc
+@cython.exceptval(-1)
+def _read_table(frame: ColumnFrame, entry: cython.p_uchar, length: uint64_t) -> cython.int:
+    """Finds the buffers of the frame's columns in its body, which has `length` bytes."""
+    at: cython.Py_ssize_t = 0
+    i: cython.int
+    for i in range(AREAS):
+        frame.at[i] = 0
+        frame.length[i] = 0
+        if not frame.columns & column_of(i):
+            continue
+        size: uint64_t = get64(entry + 8)
+        if get64(entry) != cython.cast(uint64_t, at) or size > length - at:
+            raise ValueError("buffer table of a columnar frame is broken")
+        frame.at[i] = at
+        frame.length[i] = cython.cast(cython.Py_ssize_t, size)
+        at += (frame.length[i] + 7) & ~7
+        if cython.cast(uint64_t, at) > length:
+            raise ValueError("buffer table of a columnar frame is broken")
+        entry += TABLE_ROW
+    if cython.cast(uint64_t, at) != length:
+        raise ValueError("buffer table of a columnar frame is broken")
+    return 0
+
+
 # The collector must clear neither this nor `view` while the buffer taken from it is held. No cycle
 # goes through a view of bytes, so it need not look here at all.
 @cython.no_gc
@@ -136,25 +161,7 @@ class ColumnFrame:
             made: bytes = decompressed(kind, self.view[start:], length)
             self.view = memoryview(made)
             self.body = bytes_pointer(made)
-        at: cython.Py_ssize_t = 0
-        entry: cython.p_uchar = p + HEAD_SIZE
-        i: cython.int
-        for i in range(AREAS):
-            self.at[i] = 0
-            self.length[i] = 0
-            if not columns & column_of(i):
-                continue
-            size: uint64_t = get64(entry + 8)
-            if get64(entry) != cython.cast(uint64_t, at) or size > length - at:
-                raise ValueError("buffer table of a columnar frame is broken")
-            self.at[i] = at
-            self.length[i] = cython.cast(cython.Py_ssize_t, size)
-            at += (self.length[i] + 7) & ~7
-            if cython.cast(uint64_t, at) > length:
-                raise ValueError("buffer table of a columnar frame is broken")
-            entry += TABLE_ROW
-        if cython.cast(uint64_t, at) != length:
-            raise ValueError("buffer table of a columnar frame is broken")
+        _read_table(self, p + HEAD_SIZE, length)
         self.check()
         if kind:
             # All that is needed from now on is the body.
