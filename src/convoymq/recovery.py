@@ -111,7 +111,7 @@ class RecoveredNode(Protocol):
 
     @property
     def id(self) -> int:
-        """Its number."""
+        """The node's number."""
 
     @property
     def identity(self) -> NodeIdentity:
@@ -127,11 +127,11 @@ class RecoveredNode(Protocol):
 
     @property
     def storage(self) -> Storage:
-        """Its logs."""
+        """The node's logs."""
 
     @property
     def host(self) -> ReplicaHost:
-        """Its groups."""
+        """The node's groups."""
 
     @property
     def clock(self) -> Clock:
@@ -143,7 +143,7 @@ class RecoveredNode(Protocol):
 
     @property
     def links(self) -> Links:
-        """Its links."""
+        """The node's links."""
 
     @property
     def store(self) -> Store:

@@ -137,7 +137,7 @@ class Connection:
         self._publishes = False
         self._down = False
         self._finishing = False
-        self._may_linger = True
+        self._may_await_close = True
         self.vhost_open = False
         self.heartbeats = Heartbeats(self)
         self._scan: Timer | None = None
@@ -523,7 +523,7 @@ class Connection:
         if self.state is State.AWAITING_CLOSE:
             self.tear_down()
             return
-        self._may_linger = False
+        self._may_await_close = False
         if self.state in ENDING:
             return
         self._close_by_server(
@@ -584,21 +584,21 @@ class Connection:
             await self._leave()
         finally:
             self.send(0, spec.ConnectionCloseOk())
-            self._linger()
+            self._await_close()
 
-    def _linger(self) -> None:
+    def _await_close(self) -> None:
         """Wait for the peer to close the socket, and drop what it still sends."""
         if self._down:
             return
-        if not self._may_linger:
+        if not self._may_await_close:
             self._finish()
             return
         self.enter(State.AWAITING_CLOSE)
-        linger_s = self.settings.peer_close_timeout_s
+        wait_s = self.settings.peer_close_timeout_s
         if self.heartbeat_s:
-            linger_s = min(linger_s, self.heartbeat_s)
+            wait_s = min(wait_s, self.heartbeat_s)
         self._cancel_timers()
-        self.later(linger_s, self.tear_down)
+        self.later(wait_s, self.tear_down)
         self._read_to_the_end()
 
     def _end_channels(self) -> None:

@@ -53,7 +53,7 @@ class AmqpEdge(Edge):
 
     prefaces = (b"AMQP",)
     takes_unknown = True
-    """They get the protocol header, as the specification demands."""
+    """Connections of an unknown protocol get the protocol header, as the specification demands."""
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
 """States of a connection, and the moves between them.
 
-state        hears                                      goes to
-HEADER       protocol header                            START
-START        start-ok (→ authentication)                TUNE
-TUNE         tune-ok                                    OPENING
-OPENING      open                                       OPEN
-OPEN         everything                                 CLOSING (our close), LEAVING (theirs)
-CLOSING      close, close-ok; the rest is dropped       CLOSED
-LEAVING      close; the rest is dropped                 LINGERING (close-ok is sent)
-LINGERING    close; the rest is dropped                 CLOSED (the peer closes, or too late)
-CLOSED       nothing
+state           hears                                   goes to
+HEADER          protocol header                         START
+START           start-ok (→ authentication)             TUNE
+TUNE            tune-ok                                 OPENING
+OPENING         open                                    OPEN
+OPEN            everything                              CLOSING (our close), LEAVING (theirs)
+CLOSING         close, close-ok; the rest is dropped    CLOSED
+LEAVING         close; the rest is dropped              AWAITING_CLOSE (close-ok is sent)
+AWAITING_CLOSE  close; the rest is dropped              CLOSED (the peer closes, or too late)
+CLOSED          nothing
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class State(Enum):
     OPEN = "running"
     CLOSING = "closing"
     LEAVING = "leaving"
-    LINGERING = "lingering"
+    AWAITING_CLOSE = "awaiting_close"
     CLOSED = "closed"
 
 

@@ -21,7 +21,7 @@ class Strategy(StrEnum):
 
     ALL = "all"
     EVEN = "even"
-    """Those with an even number of members."""
+    """Only those with an even number of members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

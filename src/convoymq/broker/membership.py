@@ -41,7 +41,7 @@ class MemberKind(StrEnum):
     """What a new member becomes."""
 
     PROMOTABLE = "promotable"
-    """It gets a vote when it has caught up."""
+    """Gets a vote when it has caught up."""
     VOTER = "voter"
     """The same: a vote before that could cost the majority."""
     NON_VOTER = "non_voter"

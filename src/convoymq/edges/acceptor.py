@@ -241,7 +241,7 @@ class SharedPorts:
         self.run_input = run_input
         self.refused_connections = 0
         self.sockets: list[socket.socket] = []
-        """Those that listen."""
+        """Sockets that listen."""
         self._edges = tuple(edges)
         self._connections_max = connections_max
         self._backlog = backlog

@@ -26,14 +26,14 @@ class Packs(Protocol):
     """What has a form to be sent."""
 
     def pack(self) -> bytes:
-        """That form."""
+        """Returns that form."""
 
 
 class Stream(Protocol):
     """A stream; see `queues.stream.queue.StreamQueue`."""
 
     group: int
-    """Its Raft group: another stream of the same name has another."""
+    """Raft group of the stream: another stream of the same name has another."""
 
     def machine(self) -> object | None:
         """The replica of this node; None = rows come from another node."""

@@ -44,7 +44,7 @@ class ElectionTimer:
             self.arm(self.core.elections.hasty_delay_ms())
 
     def begin(self) -> bool:
-        """It is the turn of the group, if it still needs one."""
+        """Begins the group's election at its turn, if it still needs one."""
         replica = self.replica
         if replica.dead or not self.is_deferred:
             return False

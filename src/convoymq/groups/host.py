@@ -445,7 +445,7 @@ class ReplicaHost:
         self._lose(node)
 
     def on_unsuspect(self, node: int) -> None:
-        """It does again."""
+        """The node answers again."""
         self._reach(node)
 
     def _reach(self, node: int) -> None:

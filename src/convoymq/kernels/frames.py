@@ -556,7 +556,7 @@ def scan(buffer: ConnectionBuffer, p: cython.p_uchar, n: cython.Py_ssize_t) -> c
         q: cython.p_uchar = p + at
         if buffer.state == CONNECTION_HEADER:
             if left < PROTOCOL_HEADER_SIZE:
-                # A stranger's greeting may be shorter: the first byte that differs decides.
+                # Another protocol may begin with less: the first byte that differs decides.
                 if left and string.memcmp(q, b"AMQP\x00\x00\x09\x01", min(left, 4)) != 0:
                     buffer.owner.on_protocol_header(copy_bytes(q, left))
                     return n

@@ -94,7 +94,7 @@ cdef class LinkWriter:
     cdef list unsent
     cdef Py_ssize_t head
     cdef Py_ssize_t offset
-    cdef Py_ssize_t wire_bytes
+    cdef Py_ssize_t unsent_bytes
 
     cpdef send(self, bytes frame, object body=*, bint urgent=*)
     cpdef bint flush(self) except? -1

@@ -20,7 +20,7 @@ _LARGE = cython.declare(cython.Py_ssize_t, 16384)
 _HEADER = cython.declare(cython.Py_ssize_t, 48)
 _READ_TURN = cython.declare(cython.Py_ssize_t, 1 << 20)
 _WRITE_TURN = cython.declare(cython.Py_ssize_t, 8 << 20)
-_WIRE = cython.declare(cython.Py_ssize_t, 262144)
+_UNSENT_MAX = cython.declare(cython.Py_ssize_t, 262144)
 _IOVECS = cython.declare(cython.int, 64)
 
 
@@ -169,7 +169,7 @@ class LinkWriter:
         self.unsent = []
         self.head = 0
         self.offset = 0
-        self.wire_bytes = 0
+        self.unsent_bytes = 0
 
     @cython.ccall
     def send(self, frame: bytes, body=(), urgent: cython.bint = False):
@@ -194,7 +194,7 @@ class LinkWriter:
         if self.head > 256 and self.head * 2 > len(self.unsent):
             del self.unsent[: self.head]
             self.head = 0
-        while self.wire_bytes < _WIRE:
+        while self.unsent_bytes < _UNSENT_MAX:
             if self.urgent:
                 item = self.urgent.popleft()
             elif self.bulk:
@@ -203,12 +203,12 @@ class LinkWriter:
                 break
             if type(item) is bytes:
                 self.unsent.append(item)
-                self.wire_bytes += len(cython.cast(bytes, item))
+                self.unsent_bytes += len(cython.cast(bytes, item))
             else:
                 for part in cython.cast(tuple, item):
                     if part:
                         self.unsent.append(part)
-                        self.wire_bytes += len(cython.cast(bytes, part))
+                        self.unsent_bytes += len(cython.cast(bytes, part))
         return 0
 
     @cython.cfunc
@@ -216,7 +216,7 @@ class LinkWriter:
     def advance(self, n: cython.Py_ssize_t) -> cython.int:
         size: cython.Py_ssize_t
         self.queued_bytes -= n
-        self.wire_bytes -= n
+        self.unsent_bytes -= n
         self.bytes_out += n
         while n > 0:
             size = len(cython.cast(bytes, self.unsent[self.head])) - self.offset
@@ -246,7 +246,7 @@ class LinkWriter:
         code: cython.int
         while total < _WRITE_TURN:
             self.refill()
-            if self.wire_bytes == 0:
+            if self.unsent_bytes == 0:
                 return True
             count = 0
             i = self.head
@@ -282,7 +282,7 @@ class LinkWriter:
         n: cython.Py_ssize_t
         while size < limit:
             self.refill()
-            if self.wire_bytes == 0:
+            if self.unsent_bytes == 0:
                 break
             part = self.unsent[self.head]
             n = len(cython.cast(bytes, part))

@@ -58,7 +58,7 @@ class Hello(Protocol):
 
     @property
     def cluster_id(self) -> str:
-        """Its cluster; "" = none."""
+        """Id of the node's cluster; "" = none."""
 
     @property
     def formed(self) -> bool:

@@ -123,7 +123,7 @@ class Vhost:
 
     @property
     def policies(self) -> Policies:
-        """Its policies and operator policies; routing looks at them as well."""
+        """Policies and operator policies; routing looks at them as well."""
         return self.topology.policies
 
 

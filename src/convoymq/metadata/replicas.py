@@ -31,7 +31,7 @@ class Replica(Protocol):
 
     @property
     def log(self) -> Log:
-        """Its log."""
+        """The replica's log."""
 
     @property
     def is_leader(self) -> bool:

@@ -53,11 +53,11 @@ class QueueFeatures:
     serves_expiration: bool = False
     """Messages may carry an expiration, and any priority."""
     answers_by_tags: bool = False
-    """Its clients tell of publishes by their tags only, not by a command's note."""
+    """Clients tell of publishes by their tags only, not by a command's note."""
     consumer_arguments: frozenset[str] = frozenset()
     """Arguments of a consumer that do what they say."""
     unserved_consumer_arguments: frozenset[str] = frozenset()
-    """Those that the type has in RabbitMQ and that are not served yet."""
+    """Arguments of a consumer that the type has in RabbitMQ and that are not served yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -230,7 +230,7 @@ class SessionWatch:
         return [[group, sessions] for group, sessions in unknown.items()]
 
     def unknown(self, asked: SessionsOf) -> dict[int, list[int]]:
-        """Those of the sessions that no client of this node has."""
+        """Sessions among these that no client of this node has."""
         found: dict[int, list[int]] = {}
         for group, sessions in asked.items():
             queue = self._queues.get(group)

@@ -176,7 +176,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     # Of consumers; who asks for a filter here would get every message.
     *(Argument(name, _anything) for name in FILTER_ARGUMENTS),
 )
-"""Those that RabbitMQ has, and ours; a type may bring others (`TypeRules.own`)."""
+"""Arguments that RabbitMQ has, and ours; a type may bring others (`TypeRules.own`)."""
 
 
 def type_name_of(arguments: Table) -> str:

@@ -29,7 +29,7 @@ class TypeRules:
 
     name: str
     is_replicated: bool
-    """Its queues are Raft groups: durable, named by the client, of no one connection."""
+    """Queues of the type are Raft groups: durable, named by the client, of no one connection."""
     serves: frozenset[str]
     """Arguments that do what they say."""
     first_versions: Mapping[str, int] = field(default_factory=dict)

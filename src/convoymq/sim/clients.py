@@ -78,7 +78,7 @@ class Workload:
         self.sent_locally = 0
         """Messages that the replica on the consumer's node sent."""
         self.sent_by_leader = 0
-        """Those that a leader sent to another node, instead or as well."""
+        """Messages that a leader sent to another node, instead or as well."""
 
 
 class ChannelReferee(Protocol):
@@ -150,7 +150,7 @@ class Channel:
         self.blocked = False
         self.closed = False
         self.lost = False
-        """Its node has forgotten it; nobody has closed its session."""
+        """The node has forgotten the channel; nobody has closed its session."""
         self.draining = False
         self._gets = 0
         self._prepare()
@@ -218,7 +218,7 @@ class Channel:
             self._settle_some()
 
     def _pause(self, number: int) -> None:
-        """Its reader is slow, or is not any more."""
+        """Has the consumer's reader pause, or go on."""
         if number in self._paused:
             self._paused.discard(number)
             self.client.resume(number)

@@ -49,7 +49,7 @@ class Timer:
         self.arguments = arguments
 
     def cancel(self) -> None:
-        """It will not be called."""
+        """Keeps the callback from being called."""
         self.callback = None
         self.arguments = ()
 

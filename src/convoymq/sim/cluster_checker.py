@@ -19,7 +19,7 @@ class ClusterChecker(GroupChecker):
     def __init__(self, group: int, referee: GroupReferee, hash_every: int, trace: Trace) -> None:
         super().__init__(group, referee, hash_every, trace)
         self.ended = False
-        """Its queue is deleted: copies go at any time."""
+        """The queue is deleted: copies go at any time."""
         self.memberships: dict[tuple[int, int], frozenset[int]] = {}
         """(index, term) -> nodes."""
         self.forcing: dict[int, int] = {}

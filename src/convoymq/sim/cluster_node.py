@@ -140,7 +140,7 @@ class ClusterNode(SimNode):
         self.peers = peers
         self.saved: Saved | None = None
         self.removed = False
-        """It was told that it is no part of the cluster, and has stopped for good."""
+        """The node was told that it is no part of the cluster, and has stopped for good."""
         self.incarnation = 0
         self.hellos: dict[int, PeerHello] = {}
         self.local: LocalQueues | None = None

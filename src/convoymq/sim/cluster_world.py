@@ -38,7 +38,7 @@ from convoymq.sim.world import World
 from convoymq.storage.log import GroupLog
 
 NAMES = ("a", "b", "c")
-STRANGER = 99
+FOREIGN_NODE = 99
 NODES_LEFT_MIN = 3
 NEWCOMERS_MAX = 2
 STREAM_SHARE = 0.2
@@ -281,7 +281,7 @@ class ClusterWorld(World):
         return StreamQueueChannel if is_stream else QueueChannel
 
     def _end_channels(self) -> None:
-        """Whoever had a channel into a deleted queue was told all, and goes."""
+        """Ends channels into deleted queues: their clients were told all."""
         for channel in list(self.channels):
             if not isinstance(channel, EndedChannel) or not channel.is_over:
                 continue
@@ -355,8 +355,8 @@ class ClusterWorld(World):
             self._lose_majority()
         elif kind == "foreign_node" and not self.foreign_nodes and self.metadata.cluster_id:
             self.trace.fault("foreign_node", "world")
-            node = ClusterNode(self, STRANGER, (STRANGER,), is_foreign=True)
-            self.foreign_nodes[STRANGER] = node
+            node = ClusterNode(self, FOREIGN_NODE, (FOREIGN_NODE,), is_foreign=True)
+            self.foreign_nodes[FOREIGN_NODE] = node
             self._start(node)
 
     def _bring_newcomer(self) -> None:

@@ -607,7 +607,7 @@ class DeliveryModel:
             yield from session.consumers.values()
 
     def consumer_count(self) -> int:
-        """Those that are not cancelled."""
+        """Number of consumers that are not cancelled."""
         return sum(1 for c in self.consumers() if c.number and not c.cancelled)
 
     def _checkout(self, session: Session, number: int, spec: CheckoutSpec) -> None:

@@ -68,7 +68,7 @@ class GroupChecker:
         self.votes: dict[tuple[int, int], int] = {}
         """(node, term) -> candidate. Who asks for votes has voted for itself."""
         self.former: set[tuple[int, int]] = set()
-        """Those of `votes` that were given in incarnations whose data are gone."""
+        """Votes that were given in incarnations whose data are gone."""
         self.void: set[tuple[int, int]] = set()
         """(term, candidate): who voted for it in a former incarnation has voted otherwise."""
         self.answered: dict[int, int] = {}
@@ -169,7 +169,7 @@ class GroupChecker:
         )
 
     def _had(self, node: int, term: int, index: int) -> bool:
-        """Its disk lost the entry after it had acknowledged it: one lost copy is no broken word."""
+        """Whether the node had the entry, and its disk lost it: one lost copy is no broken word."""
         promised = self.promised.get(node, (0, 0))
         return node in self.excused and promised[0] == term and promised[1] >= index
 

@@ -36,7 +36,7 @@ class _Handle:
         self.context = context if context is not None else contextvars.copy_context()
 
     def cancel(self) -> None:
-        """It will not be called."""
+        """Keeps the callback from being called."""
         self.callback = None
 
     def cancelled(self) -> bool:
@@ -156,7 +156,7 @@ class SimLoop:
         return False
 
     def is_running(self) -> bool:
-        """It runs as long as the simulation does."""
+        """True: the loop runs as long as the simulation does."""
         return True
 
     def call_exception_handler(self, context: dict[str, object]) -> None:

@@ -122,7 +122,7 @@ class MachineWorld(World):
 
     @property
     def machines(self) -> list[Machine]:
-        """Those of all nodes that run."""
+        """Machines of all nodes that run."""
         return [replica.machine for _, replica in self.replicas_of(GROUP)]
 
     def _make_world(self) -> None:

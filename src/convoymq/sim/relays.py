@@ -45,7 +45,7 @@ RelaySession = tuple[list[int], list[int]]
 """CRCs of bulk and urgent frames, in order."""
 
 Path = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Who relays, the epochs of the links on the way, and the incarnations of the nodes."""
+"""Node that relays, the connections on the way, and the incarnations of the nodes."""
 
 
 class RelayBook:
@@ -102,7 +102,7 @@ class RelayBook:
             self._received[node, peer] = found[0][0][0]
 
     def _look(self) -> None:
-        """Whoever can be reached through somebody must be."""
+        """Checks that nodes have a relayed link where one is possible."""
         world = self._world
         world.scheduler.after(TICK_US, None, self._look)
         network, now_us = world.network, world.scheduler.now_us
@@ -135,14 +135,14 @@ class RelayBook:
         network = self._world.network
         if c in (a, b):
             return None
-        epochs = []
+        connections = []
         for one, other in ((a, c), (c, a), (c, b), (b, c)):
             if network.is_cut(one, other) or not network.is_connected(one, other):
                 return None
-            epochs.append(network.connection_of(one, other))
+            connections.append(network.connection_of(one, other))
         if any(network.is_frozen(n) for n in (a, b, c)):
             return None
-        return c, tuple(epochs), tuple(network.receivers[n].incarnation for n in (a, b, c))
+        return c, tuple(connections), tuple(network.receivers[n].incarnation for n in (a, b, c))
 
 
 class RelayedLinks:

@@ -30,7 +30,7 @@ class StreamState:
     """A stream, now."""
 
     group: int
-    """Its incarnation: a stream that is deleted and declared again has another."""
+    """Raft group of the stream: a stream that is deleted and declared again has another."""
     earliest: int
     latest: int
     """The offset that the next message gets, as the leader says."""

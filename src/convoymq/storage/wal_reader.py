@@ -76,7 +76,7 @@ class Hole:
         self.offset = offset
         self.reason = reason
         self.fallback = False
-        """It cannot be told which groups have records in it."""
+        """The groups with records in it cannot be told."""
         self.groups: list[int] = []
         """Groups that it damaged, and that were not rebuilt since."""
 
@@ -127,7 +127,7 @@ class Found:
         self.last = 0
         """Index of the last entry, -1 = not known."""
         self.based = True
-        """It is known what the log had before the first file that could be read."""
+        """The end of the log before the first file that could be read is known."""
         self.last_term = 0
         self.clear()
 
@@ -239,7 +239,7 @@ class WalReader:
         self._unsure = False
         """The last file may go on behind what could be read of it."""
         self._last = False
-        """It is the last file."""
+        """The file is the last one."""
         self._unread = False
         """The manifest names the file, but neither its header nor any batch can be read."""
         self._prior: Hole | None = None

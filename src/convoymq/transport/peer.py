@@ -27,16 +27,16 @@ class Peer:
         self.up = False
         self.formed = False
         self.leaves = False
-        """It said goodbye."""
+        """The peer said goodbye."""
         self.gone = False
-        """Its process was said to be gone."""
+        """The peer's process was said to be gone."""
         self.dirty = False
         self.frames_out = 0
         self.told_clock = 0.0
         self.half_since = 0.0
         self.full_since = 0.0
         self.told_full = False
-        """It was logged that this node takes no bulk."""
+        """A log event said that this node takes no bulk."""
         self.totals = [0, 0]
         """Bytes received and sent on connections that are closed."""
         self.out_id: int = 0

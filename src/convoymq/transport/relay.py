@@ -85,7 +85,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Unsuspect:
-    """It is heard again; nothing was lost."""
+    """The node is heard again; nothing was lost."""
 
     node: int
 
@@ -130,7 +130,7 @@ class _Neighbour:
     incarnation: int
     suspected_since: int | None = None
     told: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    """Its neighbours: incarnation, suspected."""
+    """The node's neighbours: incarnation, suspected."""
 
 
 @dataclass(slots=True)

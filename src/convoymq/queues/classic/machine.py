@@ -580,7 +580,7 @@ class ClassicMachine:
     # --- blocks --------------------------------------------------------------------------
 
     def forget(self, run: Run) -> None:
-        """These messages are gone."""
+        """Notes that messages are gone, and with the last of them their block."""
         block = run.block
         position = run.position
         settled = self.settled

@@ -496,7 +496,7 @@ class RemoteQueue(AwayReservations, ClassicQueue):
     """The queue as seen from another node."""
 
     _held = False
-    """Its batch waits for room on the link."""
+    """The batch waits for room on the link."""
 
     def _session_for(self, session: int) -> int:
         # A fresh one: the home node may not have noticed yet that a former stream broke.

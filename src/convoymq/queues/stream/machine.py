@@ -331,7 +331,7 @@ class StreamMachine(GroupMachine):
         return [(self.chunks.indexes[0], self.index)]
 
     def oldest_live(self) -> int:
-        """Whatever is kept may be read."""
+        """Index of the oldest entry that may be read: of all that is kept."""
         return self.chunks.indexes[0] if len(self.chunks) else NEVER
 
     def check_invariants(self) -> None:

@@ -323,7 +323,7 @@ class RaftCore:
         self.log.save_vote(term, node)
 
     def on_vote_written(self, term: int, voted_for: int) -> None:
-        """That term and vote are durable."""
+        """Records that this term and vote are durable."""
         self.durable_term = term
         self.durable_vote = voted_for
         if term != self.term or voted_for != self.voted_for:
