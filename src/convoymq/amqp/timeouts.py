@@ -157,7 +157,7 @@ class AcknowledgementTimeouts:
         client = timed.slot.client
         if found is not None and found.active and not found.cancelling:
             # First: otherwise the messages could come to this consumer again.
-            client.end(number)
+            client.end_consumer(number)
             channel.on_cancelled(client, number, "acknowledgement late")
         client.return_(number, ranges, failed=False)
 

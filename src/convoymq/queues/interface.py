@@ -214,7 +214,7 @@ class QueueClient(ABC):
     def purge(self) -> None:
         """Drops ready messages; answered by `on_purged`."""
 
-    def end(self, consumer: int) -> None:
+    def end_consumer(self, consumer: int) -> None:
         """Ends a consumer without an answer: its owner has been told. Nothing more comes for it;
         what it holds it may still settle."""
         raise NotImplementedError("queues of this type end no consumers by themselves")

@@ -177,7 +177,7 @@ class FakeClient:
         self.gone = consumer
         self._answer(lambda: self.events.on_cancel_ok(self, number))
 
-    def end(self, number: int) -> None:
+    def end_consumer(self, number: int) -> None:
         self.queue.calls.append(("end", number))
         consumer = self._consumer(number)
         self.queue.consumers.remove(consumer)

@@ -130,7 +130,7 @@ class QuorumClient(SessionClient):
             known.cancelling = True
         self._question(batch.CMD_CANCEL, 0, consumer, b"", consumer)
 
-    def end(self, consumer: int) -> None:
+    def end_consumer(self, consumer: int) -> None:
         """See `QueueClient`. What the queue hands out before it hears this goes back."""
         self._consumers[consumer].cancelled = True
         self._given_up.add(self.target.command(batch.CMD_CANCEL, 0, 0, consumer))
@@ -402,7 +402,7 @@ class QuorumClient(SessionClient):
             ended = known.cancelled or known.cancelling or not known.subscribed
             if ended or not known.hears_cancel or self.closed:
                 continue
-            self.end(number)
+            self.end_consumer(number)
             self._events.on_cancelled(self, number, NO_LEADER)
 
     def _renew(self) -> None:
