@@ -253,6 +253,25 @@ async def test_what_classic_queues_drop_is_in_the_metrics(cluster: FakeCluster) 
     assert await counted() == wanted
 
 
+async def test_what_quorum_queues_drop_is_in_the_metrics(cluster: FakeCluster) -> None:
+    for each in cluster.nodes.values():
+        each.machine.set_version(2)
+    node = cluster.nodes[1]
+    await cluster.queue(1, "q")
+    queue = node.broker.queue_admin.find_queue("/", "q")
+    machine = node.host.replica(queue.group).machine
+    machine.set_version(2)
+    queue.configure({"max-length": 1})
+    publisher = channel(cluster, 1, "q")
+    await until(lambda: machine.backlog.max_length == 1)
+    publisher.publish(b"a", b"b", b"c")
+    await until(lambda: node.broker.local.drops()["maxlen"] == 2)
+    text = await render(node.broker, {})
+    assert 'dead_lettered_maxlen_total{queue_type="rabbit_quorum_queue"' in text
+    await node.broker.queue_admin.delete_queue("/", "q")
+    assert node.broker.local.drops()["maxlen"] == 2
+
+
 async def test_a_different_redeclare_is_refused(cluster: FakeCluster) -> None:
     await cluster.queue(1, "q")
     with pytest.raises(PreconditionFailed, match="inequivalent arg 'durable'"):
