@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from convoymq.kernels import batch
 from convoymq.model.clock import Timer
 from convoymq.model.errors import BrokerError, NotFound
-from convoymq.queues.dead_letter_worker import DeadLetterWorker
+from convoymq.queues.dead_letter_worker import DeadLetterWorker, ranges_of
 from convoymq.queues.deaths import DeadLetter, Death, dead_letter
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
@@ -38,6 +38,9 @@ LINE_RUNS_MAX = 10_000
 """At most once: more runs that wait for their targets are lost."""
 SLICE_MESSAGES = 64
 """At most once: so many are published before others have their turn."""
+SETTLE_AGAIN_MS = 1_000
+"""What is done and still kept after this time is proposed again: a leader that was about to hand
+over, and stayed, may have dropped the command."""
 NAMES = {OFF: "disabled", AT_MOST_ONCE: "at_most_once", AT_LEAST_ONCE: "at_least_once"}
 """What metrics call a strategy."""
 
@@ -106,6 +109,7 @@ class DeadLetterMover(NullEvents):
         self._tags: dict[int, tuple[int, int]] = {}
         """Publish tag -> (number, group of the target)."""
         self._tag = 0
+        self._proposed_ms = 0
         self._timer: Timer | None = None
         self._timer_due_ms = 0
         self._idle_timer: Timer | None = None
@@ -196,7 +200,7 @@ class DeadLetterMover(NullEvents):
     def _publish_line(self) -> None:
         left = SLICE_MESSAGES
         while self._line and left > 0:
-            if any(target.blocked for target in self._targets.values()):
+            if any(each.blocked and not _is_gone(each.client) for each in self._targets.values()):
                 # `on_flow` goes on.
                 return
             effect = self._line.popleft()
@@ -259,6 +263,7 @@ class DeadLetterMover(NullEvents):
         for number in worker.due(now):
             self._move_one(worker, number, now)
         self._propose_settled(replica, worker)
+        self._propose_again(replica, worker, now)
         due = worker.next_due_ms()
         if due is not None:
             self._soon(max(0, due - now) + 1)
@@ -307,6 +312,24 @@ class DeadLetterMover(NullEvents):
             self._queue.moved += last - first + 1
             for number in range(first, last + 1):
                 self._places.pop(number, None)
+        self._proposed_ms = self._queue.clock.monotonic_ms()
+        self._propose(replica, settled)
+
+    def _propose_again(self, replica: Replica, worker: DeadLetterWorker, now: int) -> None:
+        """Proposes what is done and has not gone for a while."""
+        letters = replica.machine.dead_letters
+        untaken = letters.next_number - worker.next_number
+        if letters.held.messages - untaken <= len(worker):
+            return
+        self._soon(SETTLE_AGAIN_MS)
+        if now - self._proposed_ms < SETTLE_AGAIN_MS:
+            return
+        self._proposed_ms = now
+        taken = letters.letters(0, letters.held.messages - untaken)
+        numbers = (first + i for first, _, _, _, count, _ in taken for i in range(count))
+        self._propose(replica, ranges_of(n for n in numbers if n not in self._places))
+
+    def _propose(self, replica: Replica, settled: Sequence[int]) -> None:
         body = batch.pack_ranges(settled)
         replica.propose(batch.CMD_SETTLE, 0, len(settled) // 2, 0, body)
 
@@ -315,7 +338,7 @@ class DeadLetterMover(NullEvents):
         worker = self._worker
         if worker is None:
             return
-        gone = client.queue.ended is not None or getattr(client.queue, "deleted", False)
+        gone = _is_gone(client)
         now = self._queue.clock.monotonic_ms()
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
@@ -389,3 +412,8 @@ class DeadLetterMover(NullEvents):
                 target.client.close()
         if self._targets:
             self._idle_timer = self._queue.clock.call_later(IDLE_MS, self._close_idle)
+
+
+def _is_gone(client: QueueClient) -> bool:
+    """Whether a client's queue was deleted, or lost."""
+    return client.queue.ended is not None or bool(getattr(client.queue, "deleted", False))

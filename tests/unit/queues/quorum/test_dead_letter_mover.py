@@ -10,7 +10,12 @@ import pytest
 from convoymq.kernels import batch
 from convoymq.model.errors import NotFound, Unavailable
 from convoymq.queues.quorum.client import QuorumClient
-from convoymq.queues.quorum.dead_letter_mover import IDLE_MS, LINE_RUNS_MAX, DeadLetterOptions
+from convoymq.queues.quorum.dead_letter_mover import (
+    IDLE_MS,
+    LINE_RUNS_MAX,
+    SETTLE_AGAIN_MS,
+    DeadLetterOptions,
+)
 from convoymq.queues.quorum.queue import QuorumQueue
 from tests.unit.queues.quorum.cluster import GROUP, Cluster, Node
 from tests.unit.queues.quorum.cluster import spec as consumer
@@ -446,6 +451,35 @@ def test_a_deleted_queue_publishes_nothing_more() -> None:
     assert cluster.targets[0].clients[0].closed
     cluster.work(TIMEOUT_MS)
     assert len(cluster.targets[0].got) == 1
+
+
+def test_a_settle_that_the_leader_drops_is_proposed_again() -> None:
+    """As when it is about to hand over, and stays; what is under way is not named."""
+    cluster = MovingCluster(LEAST)
+    cluster.reject(*numbered(3))
+    cluster.work()
+    client = cluster.targets[0].clients[0]
+    client.pending.pop()
+    client.answer()
+    cluster.clock.advance(1)
+    cluster.nodes[1].builder.discard_unsent()
+    cluster.run()
+    assert cluster.kept() == 3
+    cluster.work(SETTLE_AGAIN_MS)
+    assert cluster.kept() == 1
+    assert cluster.nodes[1].queue.moved == 2
+
+
+def test_a_target_that_goes_while_it_is_slow_holds_nobody_up() -> None:
+    cluster = MovingCluster(MOST)
+    cluster.reject(b"a")
+    cluster.work()
+    cluster.targets[0].clients[0].events.on_flow(cluster.targets[0].clients[0], True)
+    cluster.targets[0].deleted = True
+    cluster.routes.queues = cluster.targets[1:]
+    cluster.reject(b"b")
+    cluster.work()
+    assert cluster.targets[1].bodies() == [b"b"]
 
 
 def test_settles_of_the_leader_name_ranges() -> None:
