@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pika  # type: ignore[import-untyped]
@@ -16,9 +17,11 @@ import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
+from tests.faults import traffic
 from tests.faults.conftest import StartCluster
-from tests.faults.traffic import connect, drain, fill, log_has, until
+from tests.faults.traffic import connect, drain, fill, log_has
 
+until = partial(traffic.until, deadline_s=75.0)
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 AT_LEAST_ONCE = {
     "x-queue-type": "quorum",
@@ -207,8 +210,8 @@ def test_a_cycle_ends_unless_somebody_rejects(cluster: LocalCluster, channels: C
 def test_no_dead_letter_is_lost_when_nodes_are_killed(
     cluster: LocalCluster, channels: Channels, victim: str
 ) -> None:
-    """2,000 dead letters on their way from node 1 to node 2; nodes are killed in the middle."""
-    count = 2_000
+    """1,000 dead letters on their way from node 1 to node 2; nodes are killed in the middle."""
+    count = 1_000
     channel = channels(1)
     declare(channel, "work", "", **{"x-dead-letter-routing-key": "dead"})
     channels(2).queue_declare("dead", durable=True, arguments={"x-queue-type": "quorum"})

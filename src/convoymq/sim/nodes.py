@@ -267,11 +267,11 @@ class SimNode:
     def _new_queue(self, group: int, members: list[int]) -> GroupQueue:
         target = DeadLetterTarget(self.world, self.process)
         options = DeadLetterOptions(routes=target, confirm_timeout_ms=2_000)
-        make: Callable[..., StreamQueue | WatchedQueue]
-        make = partial(WatchedQueue, dead_letters=options)
-        if self.world.plan.streams:
-            make = partial(StreamQueue, ask_node=self._ask_node, answers=self.answers)
-        queue = make(
+        kinds: dict[bool, Callable[..., StreamQueue | WatchedQueue]] = {
+            True: partial(StreamQueue, ask_node=self._ask_node, answers=self.answers),
+            False: partial(WatchedQueue, dead_letters=options),
+        }
+        queue = kinds[self.world.plan.streams](
             vhost="/",
             name=f"q{group}",
             group=group,
