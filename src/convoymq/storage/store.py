@@ -24,6 +24,14 @@ from convoymq.logformat.wal_file import (
     ROW_VOTE_LOST,
     TABLE_ROW,
 )
+from convoymq.storage.live_parts import (
+    alive_ranges,
+    below,
+    clip,
+    dead_since_snapshot,
+    dead_size,
+    size_of,
+)
 from convoymq.storage.log import GroupLog
 from convoymq.storage.manifest import Manifest
 from convoymq.storage.recovery import recover
@@ -51,6 +59,8 @@ FORGET_BYTES = 1 << 20
 FORGET_LOGS = 64
 """So many logs are looked at then."""
 RECLAIM_EVERY_TICKS = 8
+RECLAIM_ENTRIES = 1 << 16
+"""So many entries of segments are looked at then, or those of one group."""
 NEVER = 1 << 62
 """Generation of a WAL file that is never released."""
 
@@ -478,9 +488,12 @@ class Storage:
         total = sum(log.sizes[:count])
         alive = sum(
             sum(log.sizes[a - first : b - first + 1])
-            for a, b in _clip([*plan.live_ranges, (plan.applied + 1, last)], first, last)
+            for a, b in clip([*plan.live_ranges, (plan.applied + 1, last)], first, last)
         )
-        worth = (total - alive) << 3 >= self.config.snapshot_min_dead_bytes
+        least = self.config.snapshot_min_dead_bytes
+        dead = (total - alive) << 3
+        # What was copied because it was little adds up, file by file.
+        worth = dead >= least or dead + dead_since_snapshot(log, plan) >= least
         if not worth or plan.applied > log.written_index:
             self._copy(log, file, plan)
             return
@@ -500,7 +513,7 @@ class Storage:
         wanted: list[tuple[int, int]] = [(first, last)]
         if plan is not None:
             keep = max(keep, min(log.snapshot_index + 1, plan.keep_from))
-            wanted = _clip([*_below(plan.live_ranges, keep), (keep, last)], first, last)
+            wanted = clip([*below(plan.live_ranges, keep), (keep, last)], first, last)
         elif log.removed:
             wanted = []
         if not wanted or not count:
@@ -587,31 +600,33 @@ class Storage:
     # Compaction of segments.
 
     def _reclaim_next(self) -> None:
-        """Looks at one group that has segments: a drained queue gives its disk space back."""
+        """Looks at groups that have segments, until one has something to give: a drained queue
+        gives its disk space back."""
         if self.planner is None or self._reclaiming or self._compacting_file is not None:
             return
         groups = list(self.logs)
+        left = RECLAIM_ENTRIES
         for _ in range(min(len(groups), 256)):
             self._reclaim_at += 1
             log = self.logs[groups[self._reclaim_at % len(groups)]]
             if log.segments and log.damaged is None and log.receiver is None:
-                self._reclaim(log)
-                return
+                left -= sum([len(segment.sizes) for segment in log.segments])
+                if self._reclaim(log) or left <= 0:
+                    return
 
-    def _reclaim(self, log: GroupLog) -> None:
+    def _reclaim(self, log: GroupLog) -> bool:
+        """Frees what is dead in a group's segments, when that is at least half; whether it is."""
         plan = self.planner(log.group) if self.planner is not None else None
         if plan is None:
-            return
-        keep = min(plan.applied + 1, plan.keep_from)
+            return False
         size = sum([segment.size for segment in log.segments])
-        alive = sum([_alive_size(s, plan.live_ranges, keep) for s in log.segments])
-        if (size - alive) * 2 < size:
-            return
+        if dead_size(log.segments, plan) * 2 < size:
+            return False
         snapshot_due = plan.applied > log.snapshot_index and plan.applied <= log.written_index
         if not snapshot_due or plan.take_snapshot is None:
             log.raise_first(max(log.first_index, min(log.snapshot_index + 1, plan.keep_from)))
             self._compact_segments(log, plan)
-            return
+            return True
         self._reclaiming = True
         version = log.version
 
@@ -622,6 +637,7 @@ class Storage:
                 self._compact_segments(log, plan)
 
         log.save_snapshot(plan.take_snapshot(), saved)
+        return True
 
     def _compact_segments(self, log: GroupLog, plan: GroupPlan) -> None:
         """Removes dead segments, rewrites those that are mostly dead, joins small ones."""
@@ -634,13 +650,13 @@ class Storage:
         entries = 0
         size = 0
         for segment in log.segments:
-            ranges = _alive(segment, plan.live_ranges, keep)
+            ranges = alive_ranges(segment, plan.live_ranges, keep)
             count = sum(segment.lower(b + 1) - segment.lower(a) for a, b in ranges)
             if not count:
                 dead.append(segment)
                 continue
             left.append(segment)
-            alive_size = _size_of(segment, ranges)
+            alive_size = size_of(segment, ranges)
             sparse = alive_size * 2 < segment.size
             small = (
                 count * 4 < self.config.segment_max_entries
@@ -667,7 +683,7 @@ class Storage:
             self.remove_files(group_path(log.group), [segment.name for segment in dead])
         for run in runs:
             worth = len(run) >= 4 or any(
-                _size_of(segment, ranges) * 2 < segment.size for segment, ranges in run
+                size_of(segment, ranges) * 2 < segment.size for segment, ranges in run
             )
             if run and worth:
                 self._rewrite(log, run)
@@ -759,28 +775,3 @@ def _piece_of(
         piece.offsets.extend([place - start for place in places[a - first : b - first + 1]])
         piece.sizes.extend(sizes[a - first : b - first + 1])
     return piece
-
-
-def _clip(ranges: Iterable[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """The parts of ascending ranges inside [first, last]."""
-    return [(max(a, first), min(b, last)) for a, b in ranges if b >= first and a <= last and a <= b]
-
-
-def _below(ranges: Iterable[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
-    """The parts of ascending ranges below `limit`."""
-    return [(a, min(b, limit - 1)) for a, b in ranges if a < limit]
-
-
-def _alive(segment: Segment, live: Iterable[tuple[int, int]], keep: int) -> list[tuple[int, int]]:
-    """Ranges of the segment's entries that must stay."""
-    return _clip([*_below(live, keep), (keep, segment.last)], segment.first, segment.last)
-
-
-def _size_of(segment: Segment, ranges: Iterable[tuple[int, int]]) -> int:
-    """Bytes of the entries in the ranges."""
-    return 8 * sum(sum(segment.sizes[segment.lower(a) : segment.lower(b + 1)]) for a, b in ranges)
-
-
-def _alive_size(segment: Segment, live: Iterable[tuple[int, int]], keep: int) -> int:
-    """Bytes of the segment's entries that must stay."""
-    return _size_of(segment, _alive(segment, live, keep))
