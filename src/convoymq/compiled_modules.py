@@ -15,6 +15,7 @@ PLAIN_MODULES = (
     "convoymq.queues.quorum.consumers",
     "convoymq.queues.quorum.dead_letters",
     "convoymq.queues.quorum.deliveries",
+    "convoymq.queues.quorum.levels",
     "convoymq.queues.quorum.machine",
     "convoymq.queues.quorum.runs",
     "convoymq.queues.quorum.tracing",

@@ -197,7 +197,8 @@ class World:
         if self.quiet:
             return
         self.scheduler.after(POLICY_EVERY_US, None, self._change_policy)
-        if self.plan.streams or self.plan.cluster or self._policy_rng.random() < POLICY_PAUSE:
+        pause = LIMITED if self.plan.clients.attribute_chance else POLICY_PAUSE
+        if self.plan.streams or self.plan.cluster or self._policy_rng.random() < pause:
             return
         group = self._policy_rng.choice(sorted(self.places))
         choice = self._policy_rng.choice

@@ -8,11 +8,17 @@ cdef class Backlog:
     cdef public int64_t delivery_limit
     cdef public Fifo fresh, returned
     cdef public Tail requeued
+    cdef public object levels
+    cdef public bint timed, bounded, refuses, refusing
+    cdef public int64_t message_ttl_ms, max_length, max_bytes
+    cdef public uint64_t beside
     cdef public dict dropped
     cdef public int64_t unacked, unacked_bytes
     cdef public uint64_t published, delivered, acked, returns, redelivered, purged
     cpdef int64_t ready(self)
-    @cython.locals(source=Fifo, ahead=uint64_t, run=tuple, count=uint64_t)
+    @cython.locals(run=tuple, count=uint64_t)
     cpdef tuple take(self, uint64_t limit)
+    @cython.locals(source=Fifo, ahead=uint64_t, level=int)
+    cdef tuple _remove(self, uint64_t limit)
     cpdef hold(self, int64_t messages, int64_t size)
     cpdef settle(self, int64_t messages, int64_t size)

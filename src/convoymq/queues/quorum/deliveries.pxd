@@ -19,7 +19,7 @@ cdef class Deliveries:
     @cython.locals(
         backlog=Backlog, run=tuple, index=uint64_t, offset=uint64_t, first=uint64_t,
         count=uint64_t, size=uint64_t, acquired_count=uint64_t, failed_delivery_count=uint64_t,
-        message_id=uint64_t,
+        mark=uint64_t, message_id=uint64_t,
     )
     cpdef uint64_t hand_out(self, Consumer consumer, uint64_t limit, bint hold) except? 0
     @cython.locals(run=tuple)

@@ -1,6 +1,6 @@
 # Types of the compiled build; machine.py is complete without them.
 import cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from convoymq.queues.group_machine cimport GroupMachine
 from convoymq.queues.quorum.backlog cimport Backlog
@@ -12,6 +12,8 @@ cdef class QuorumMachine(GroupMachine):
     cdef public Consumers consumers
     cdef public Deliveries deliveries
     cdef public object reservations, dead_letters
+    cdef public int _attributes
+    cdef public int64_t announced_due_ms, _expires_ms
     @cython.locals(
         kind=int, flags=int, seq=uint64_t, count=uint64_t, offset=Py_ssize_t, session=QueueSession,
         backlog=Backlog, consumers=Consumers, deliveries=Deliveries,
@@ -19,7 +21,8 @@ cdef class QuorumMachine(GroupMachine):
     cpdef apply(self, uint64_t index, uint64_t time_ms, bytes data)
     @cython.locals(size=uint64_t, repeated=uint64_t, backlog=Backlog)
     cdef _enqueue(
-        self, QueueSession session, uint64_t index, uint64_t count, bytes data, Py_ssize_t offset
+        self, QueueSession session, uint64_t index, int flags, uint64_t count, bytes data,
+        Py_ssize_t offset
     )
     @cython.locals(consumer=Consumer, ranges=list, i=Py_ssize_t, failed=int, deliveries=Deliveries)
     cdef _session_command(

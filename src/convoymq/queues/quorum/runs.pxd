@@ -7,6 +7,7 @@ cdef room_for(object words, Py_ssize_t end, Py_ssize_t needed)
 
 cdef class Fifo:
     cdef public bint counted
+    cdef bint _marked
     cdef Py_ssize_t _stride, _head, _end
     cdef object _words
     cdef public int64_t messages, size
@@ -16,11 +17,12 @@ cdef class Fifo:
     )
     cpdef push(
         self, uint64_t index, uint64_t offset, uint64_t first, uint64_t count, uint64_t size,
-        uint64_t acquired_count, uint64_t failed_delivery_count
+        uint64_t acquired_count, uint64_t failed_delivery_count, uint64_t mark=*
     )
     @cython.locals(
         words=object, at=Py_ssize_t, index=uint64_t, place=uint64_t, amount=uint64_t, count=uint64_t,
         size=uint64_t, acquired_count=uint64_t, failed_delivery_count=uint64_t, counts=uint64_t, part=uint64_t,
+        mark=uint64_t,
     )
     cpdef tuple take(self, uint64_t limit)
     @cython.locals(
@@ -45,7 +47,7 @@ cdef class Tail(Fifo):
     cdef object _groups
     cpdef requeue(
         self, uint64_t entered, uint64_t index, uint64_t offset, uint64_t first, uint64_t count,
-        uint64_t size, uint64_t acquired_count, uint64_t failed_delivery_count
+        uint64_t size, uint64_t acquired_count, uint64_t failed_delivery_count, uint64_t mark=*
     )
     @cython.locals(before=uint64_t)
     cpdef uint64_t ahead(self, uint64_t left) except? 0
@@ -53,7 +55,8 @@ cdef class Tail(Fifo):
     cpdef tuple take(self, uint64_t limit)
 
 cdef class CheckedOut:
-    cdef Py_ssize_t _head, _end
+    cdef bint _marked
+    cdef Py_ssize_t _stride, _head, _end
     cdef object _words
     cdef public int64_t messages, size
     @cython.locals(
@@ -62,12 +65,9 @@ cdef class CheckedOut:
     )
     cpdef add(
         self, uint64_t message_id, uint64_t index, uint64_t offset, uint64_t first, uint64_t count,
-        uint64_t size, uint64_t acquired_count, uint64_t failed_delivery_count
+        uint64_t size, uint64_t acquired_count, uint64_t failed_delivery_count, uint64_t mark=*
     )
-    @cython.locals(
-        index=uint64_t, offset=uint64_t, first=uint64_t, count=uint64_t, size=uint64_t,
-        acquired_count=uint64_t, failed_delivery_count=uint64_t, taken=uint64_t, moved=uint64_t,
-    )
+    @cython.locals(run=tuple, taken=uint64_t, moved=uint64_t)
     cpdef tuple take_from(
         self, Fifo source, uint64_t message_id, uint64_t limit, uint64_t runs_max
     )
@@ -85,7 +85,7 @@ cdef class CheckedOut:
     cpdef tuple drop_oldest(self, uint64_t last_id)
     @cython.locals(
         words=object, head=Py_ssize_t, low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t,
-        at=Py_ssize_t,
+        at=Py_ssize_t, stride=Py_ssize_t,
     )
     cdef Py_ssize_t _find(self, uint64_t message_id) except -1
     @cython.locals(
@@ -93,6 +93,7 @@ cdef class CheckedOut:
         i=Py_ssize_t, removed=list, kept=list, run_id=uint64_t, index=uint64_t, place=uint64_t,
         amount=uint64_t, counts=uint64_t, count=uint64_t, size=uint64_t, part=uint64_t,
         part_size=uint64_t, right=uint64_t, right_size=uint64_t, taken=uint64_t,
+        marked=bint, mark=uint64_t,
     )
     cpdef list remove(self, uint64_t first_id, uint64_t last_id)
     @cython.locals(head=Py_ssize_t)
