@@ -3,23 +3,28 @@ what they say when nodes are down."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pika  # type: ignore[import-untyped]
 import pika.exceptions  # type: ignore[import-untyped]
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.conftest import StartCluster
+from convoymq.cli.ctl.main import main
+from tests.faults.conftest import BASE_PORT, StartCluster
 from tests.faults.traffic import until
 
 DEADLINE_S = 60
+START_TIMEOUT_S = 120
 QUORUM = {"x-queue-type": "quorum"}
 
 
@@ -48,25 +53,29 @@ class Tools:
 
     def both(self, *words: object, code: int = 0, **environment: str) -> tuple[str, str]:
         """Returns standard output and standard error; checks the exit code."""
-        done = subprocess.run(
-            [sys.executable, "-m", "convoymq.cli", *map(str, words)],
-            env={**os.environ, "CONVOY_DATA_DIR": str(self.cluster.data), **environment},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
-        assert done.returncode == code, (words, done.stdout, done.stderr)
-        return done.stdout, done.stderr
+        out, err = io.StringIO(), io.StringIO()
+        variables = {"CONVOY_DATA_DIR": str(self.cluster.data), **environment}
+        with patch.dict(os.environ, variables), redirect_stdout(out), redirect_stderr(err):
+            got = main(str(words[0]), [str(word) for word in words[1:]])
+        assert got == code, (words, out.getvalue(), err.getvalue())
+        return out.getvalue(), err.getvalue()
 
     def json(self, *words: object, **environment: str) -> Any:
         """The JSON that a command prints."""
         return json.loads(self.run(*words, "--formatter", "json", **environment))
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes for tests that leave nothing behind."""
+    with LocalCluster(tmp_path_factory.mktemp("tools"), 3, BASE_PORT + 40) as made:
+        made.wait_ready(START_TIMEOUT_S)
+        yield made
+
+
 @pytest.fixture
-def tools(cluster: LocalCluster) -> Tools:
-    return Tools(cluster)
+def tools(shared: LocalCluster) -> Tools:
+    return Tools(shared)
 
 
 def connect(cluster: LocalCluster, node: int = 1, user: str = "guest", vhost: str = "/") -> Any:
@@ -83,7 +92,9 @@ def closed_with(connection: Any) -> str:
     return str(raised.value.reply_text)
 
 
-def test_an_operator_on_the_machine_needs_no_user(cluster: LocalCluster, tools: Tools) -> None:
+def test_an_operator_on_the_machine_needs_no_user(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(1)
+    tools = Tools(cluster)
     assert tools.run("ctl", "delete_user", "guest") == 'Deleting user "guest" ...\n'
     tools.run("ctl", "add_user", "boss", "boss")
     tools.run("ctl", "set_user_tags", "boss", "administrator")
@@ -91,7 +102,7 @@ def test_an_operator_on_the_machine_needs_no_user(cluster: LocalCluster, tools: 
     # Nobody got permissions for it: nobody made it by a user.
     assert tools.run("ctl", "list_permissions", "-p", "own", "-q") == ""
     tools.run("ctl", "set_permissions", "-p", "own", "boss", ".*", ".*", ".*")
-    connection = connect(cluster, 2, "boss", "own")
+    connection = connect(cluster, 1, "boss", "own")
     connection.channel().queue_declare("q", durable=True, arguments=QUORUM)
     listed = tools.run("ctl", "-s", "-p", "own", "list_queues", "name", "type", "messages")
     assert listed == "q\tquorum\t0\n"
@@ -109,7 +120,8 @@ def test_an_operator_on_the_machine_needs_no_user(cluster: LocalCluster, tools: 
     connection.close()
 
 
-def test_a_command_goes_to_the_node_that_is_named(cluster: LocalCluster, tools: Tools) -> None:
+def test_a_command_goes_to_the_node_that_is_named(tools: Tools) -> None:
+    cluster = tools.cluster
     for number in (1, 2, 3):
         pid = cluster.nodes[number - 1].pid
         for node in (number, tools.names[number]):
@@ -125,9 +137,8 @@ def test_a_command_goes_to_the_node_that_is_named(cluster: LocalCluster, tools: 
     assert "unable to perform an operation on node 'nobody@nowhere'" in err
 
 
-def test_connections_are_listed_and_closed_with_a_reason(
-    cluster: LocalCluster, tools: Tools
-) -> None:
+def test_connections_are_listed_and_closed_with_a_reason(tools: Tools) -> None:
+    cluster = tools.cluster
     first, second, third = connect(cluster, 1), connect(cluster, 2), connect(cluster, 3)
     channel = first.channel()
     channel.queue_declare("q", durable=True, arguments=QUORUM)
@@ -155,9 +166,12 @@ def test_connections_are_listed_and_closed_with_a_reason(
     assert closed_with(second) == "CONNECTION_FORCED - bye"
     tools.run("ctl", "close_all_user_connections", "guest", "you too")
     assert closed_with(third) == "CONNECTION_FORCED - you too"
+    tools.run("ctl", "-q", "delete_queue", "q")
 
 
-def test_policies_and_definitions_act(cluster: LocalCluster, tools: Tools, tmp_path: Path) -> None:
+def test_policies_and_definitions_act(start_cluster: StartCluster, tmp_path: Path) -> None:
+    cluster = start_cluster(1)
+    tools = Tools(cluster)
     connection = connect(cluster)
     connection.channel().queue_declare("q", durable=True, arguments=QUORUM)
     tools.run("ctl", "set_policy", "p", "^q", '{"delivery-limit": 3}', "--apply-to", "queues")
@@ -170,7 +184,7 @@ def test_policies_and_definitions_act(cluster: LocalCluster, tools: Tools, tmp_p
     assert found == 'p\t^q\tqueues\t{"delivery-limit":3}\t0\n'
     tools.run("ctl", "set_vhost_limits", '{"max-connections": 0}')
     with pytest.raises(pika.exceptions.AMQPConnectionError):
-        connect(cluster, 2)
+        connect(cluster)
     tools.run("ctl", "clear_vhost_limits")
     file = tmp_path / "definitions.json"
     tools.run("ctl", "export_definitions", file)
@@ -182,7 +196,8 @@ def test_policies_and_definitions_act(cluster: LocalCluster, tools: Tools, tmp_p
     connection.close()
 
 
-def test_checks_see_what_a_dead_node_means(cluster: LocalCluster, tools: Tools) -> None:
+def test_checks_see_what_a_dead_node_means(cluster: LocalCluster) -> None:
+    tools = Tools(cluster)
     connection = connect(cluster, 1)
     connection.channel().queue_declare("q", durable=True, arguments=QUORUM)
     connection.close()
@@ -219,7 +234,7 @@ def test_checks_see_what_a_dead_node_means(cluster: LocalCluster, tools: Tools) 
     tools.run("ctl", "forget_cluster_node", names[2], code=69)
 
 
-def test_a_drained_node_fails_the_checks_of_its_ports(cluster: LocalCluster, tools: Tools) -> None:
+def test_a_drained_node_fails_the_checks_of_its_ports(tools: Tools) -> None:
     node = tools.names[2]
     tools.run("upgrade", "-n", node, "drain")
     tools.run("upgrade", "drain", 3)
@@ -253,7 +268,8 @@ def test_alarms_are_told_where_they_are(start_cluster: StartCluster) -> None:
     assert len(err.splitlines()) == 3
 
 
-def test_watermarks_move_while_a_node_runs(cluster: LocalCluster, tools: Tools) -> None:
+def test_watermarks_move_while_a_node_runs(cluster: LocalCluster) -> None:
+    tools = Tools(cluster)
     node = tools.names[2]
     before = tools.json("ctl", "-n", node, "status")
 
@@ -281,9 +297,8 @@ def test_watermarks_move_while_a_node_runs(cluster: LocalCluster, tools: Tools) 
     until(lambda: bool(alarms()), "no alarm at the watermark 0")
 
 
-def test_runbooks_run_under_rabbitmqs_names(
-    cluster: LocalCluster, tools: Tools, tmp_path: Path
-) -> None:
+def test_runbooks_run_under_rabbitmqs_names(tools: Tools, tmp_path: Path) -> None:
+    cluster = tools.cluster
     tools.run("ctl", "--install-names", tmp_path)
     script = """
         set -e
@@ -295,7 +310,8 @@ def test_runbooks_run_under_rabbitmqs_names(
         rabbitmq-queues -q check_if_node_is_quorum_critical
         rabbitmq-upgrade await_online_quorum_plus_one -t 20 > /dev/null
         rabbitmqctl list_users -s | cut -f1 | sort | tr '\\n' ' '
-        if rabbitmqctl -q delete_user nobody 2> /dev/null; then exit 1; fi
+        rabbitmqctl -q delete_user app
+        if rabbitmqctl -q delete_user app 2> /dev/null; then exit 1; fi
     """
     done = subprocess.run(
         ["bash", "-c", script],
@@ -318,7 +334,8 @@ def test_runbooks_run_under_rabbitmqs_names(
     ]
 
 
-def test_a_frozen_node_is_a_time_out(cluster: LocalCluster, tools: Tools) -> None:
+def test_a_frozen_node_is_a_time_out(tools: Tools) -> None:
+    cluster = tools.cluster
     cluster.kill(2, signal.SIGSTOP)
     data = str(cluster.data / "node-2" / "data")
     try:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from convoymq.cli.cluster import LocalCluster
 from convoymq.cli.ctl.main import main
-from tests.faults.conftest import StartCluster
-from tests.faults.test_tools import node_names
+from tests.faults.conftest import BASE_PORT
+from tests.faults.test_tools import START_TIMEOUT_S, node_names
 from tests.rabbitmq_tools import RECORDED, SUBJECTS, commands, lines
 
 TOOLS = {"rabbitmqctl": "ctl", "rabbitmq-diagnostics": "diagnostics", "rabbitmq-queues": "queues"}
@@ -22,15 +24,22 @@ def test_the_recording_is_of_these_commands() -> None:
         assert recorded == [(tool, words) for _, tool, words in commands(subject)]
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One node for all subjects; they leave nothing that others see."""
+    with LocalCluster(tmp_path_factory.mktemp("compared"), 1, BASE_PORT) as made:
+        made.wait_ready(START_TIMEOUT_S)
+        yield made
+
+
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_the_tools_print_what_rabbitmqs_print(
-    start_cluster: StartCluster,
+    cluster: LocalCluster,
     subject: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    cluster = start_cluster(1)
     (node,) = node_names(cluster).values()
     monkeypatch.setenv("CONVOY_DATA_DIR", str(cluster.data))
     monkeypatch.delenv("RABBITMQ_NODENAME", raising=False)
