@@ -343,7 +343,8 @@ class FakeCluster:
     def round(self) -> None:
         self._woken = False
         for node in self.nodes.values():
-            node.broker.end_of_round()
+            for begin in node.broker.round_ends:
+                begin()
         frames, self.frames = self.frames, []
         for sender, receiver, data in frames:
             if sender in self.down or receiver in self.down:
