@@ -203,18 +203,7 @@ class Declarations:
         await self.queue_admin.until_gone(vhost, name)
 
         def exists() -> bool:
-            topology = self._vhost(vhost).topology
-            if topology.find_queue(name) is None:
-                return False
-            check_queue(
-                topology,
-                name,
-                exclusive_owner=owner_name,
-                arguments=arguments,
-                relaxed=self.settings.relaxed_redeclaration,
-                **properties,
-            )
-            return True
+            return self._exists(vhost, name, owner_name, arguments, properties)
 
         group = None
         if not exists():
@@ -239,6 +228,28 @@ class Declarations:
         self.counters.queues_created += 1
         await self._wait_until_open(vhost, name, owner, group)
         return name, 0, 0
+
+    def _exists(
+        self,
+        vhost: str,
+        name: str,
+        owner: str | None,
+        arguments: Table,
+        properties: _QueueProperties,
+    ) -> bool:
+        """Whether there is such a queue; raises what `check_queue` has against the one there is."""
+        topology = self._vhost(vhost).topology
+        if topology.find_queue(name) is None:
+            return False
+        check_queue(
+            topology,
+            name,
+            exclusive_owner=owner,
+            arguments=arguments,
+            relaxed=self.settings.relaxed_redeclaration,
+            **properties,
+        )
+        return True
 
     async def _wait_until_open(self, vhost: str, name: str, owner: int | None, group: int) -> None:
         """Waits until a new queue serves; deletes it where that takes too long: its name would be
