@@ -8,6 +8,7 @@ cdef class Backlog:
     cdef public int64_t delivery_limit
     cdef public Fifo fresh, returned
     cdef public Tail requeued
+    cdef public CheckedOut dead_letters
     cdef public object levels
     cdef public bint timed, bounded, refuses, refusing
     cdef public int64_t message_ttl_ms, max_length, max_bytes
