@@ -41,7 +41,8 @@ def make_app(broker: str, queue: str, kind: str, exchange_type: str = "direct") 
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         broker_connection_timeout=3,
-        broker_heartbeat=10,
+        # A worker is silent while it declares the queues of native delayed delivery at each node.
+        broker_heartbeat=60,
         result_expires=60,
     )
     made.task(square, name="interop.square")

@@ -25,8 +25,8 @@ from tests.interop.helpers import eventually
 ROOT = Path(__file__).resolve().parents[2]
 TASKS = 300
 RESULT_LIMIT_S = 40
-WORKER_LIMIT_S = 90
-TEST_LIMIT_S = 180
+WORKER_LIMIT_S = 180
+TEST_LIMIT_S = 300
 LADDER = [f"celery_delayed_{level}" for level in range(28)]
 DELAY_S = 3
 
