@@ -189,7 +189,7 @@ def consume(channel: Channel, method: spec.BasicConsume) -> None:
             drop_consumer(channel, consumer)
             raise as_broker_error(error)
         consumer.active = True
-        if is_timed(consumer, queue):
+        if is_timed(deliveries, queue):
             channel.timeouts.watch(consumer, asked_ms)
         if not method.nowait:
             channel.send(spec.BasicConsumeOk(consumer_tag=tag))
