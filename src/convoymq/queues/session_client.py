@@ -229,7 +229,9 @@ class SessionClient(QueueClient):
         """Called every `TICK_MS` while nobody leads the queue, since then: refuses publishes whose
         time is over."""
         timeout_ms = self.queue.limits.leaderless_publish_timeout_ms
-        if not timeout_ms or now_ms - self.answered_ms < timeout_ms or self.closed:
+        # A leader that was known a moment ago may be known again in the next.
+        waited_ms = now_ms - max(since_ms, self.answered_ms)
+        if not timeout_ms or waited_ms < timeout_ms or self.closed:
             return
         self.answered_ms = now_ms
         refused = [
