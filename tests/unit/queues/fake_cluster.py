@@ -343,8 +343,7 @@ class FakeCluster:
     def round(self) -> None:
         self._woken = False
         for node in self.nodes.values():
-            for begin in node.broker.round_ends:
-                begin()
+            node.broker.end_of_round()
         frames, self.frames = self.frames, []
         for sender, receiver, data in frames:
             if sender in self.down or receiver in self.down:
