@@ -23,8 +23,6 @@ from convoymq.transport.control import (
 
 LIST_TIMEOUT_S = 1.0
 LIST_QUEUES_TIMEOUT_S = 5.0
-RAFT_OF = "raft of "
-"""Asks for the replica of a group, whose number follows."""
 
 
 class ClusterQueries:
@@ -121,11 +119,6 @@ class ClusterQueries:
             found[place] = found.get(place, True) and row.get("voter", True)
         return found
 
-    async def raft_states(self, group: int) -> dict[int, Row]:
-        """The replica of a group on each node that answers, by node."""
-        rows = await self._gather(f"{RAFT_OF}{group}")
-        return {row["node"]: row for row in rows}
-
     async def leaderships(self) -> list[Row]:
         """A row for each group of a queue that has a leader (`leadership.leadership_rows`)."""
         return await self._gather("leaders")
@@ -212,9 +205,6 @@ class ClusterQueries:
                 return [row async for row in in_slices(self._local.leader_rows())]
             case "node":
                 return [self._node_row()]
-            case str() if what.startswith(RAFT_OF) and what.removeprefix(RAFT_OF).isdecimal():
-                row = self._local.raft_row(int(what.removeprefix(RAFT_OF)))
-                return [] if row is None else [row]
             case _:
                 return []
 

@@ -475,25 +475,6 @@ class LocalQueues:
                     if peer.silent or not peer.voter:
                         yield {"group": group, "node": peer.node, "voter": peer.voter}
 
-    def raft_row(self, group: int) -> Row | None:
-        """This node's replica of a group; None without one."""
-        if group not in self.host.groups and group not in self.host.stopped:
-            return None
-        status = self.host.status(group)
-        return {
-            "node": self.node,
-            "state": status.role,
-            "voter": self.node in status.voters,
-            "last_index": status.last_index,
-            "written_index": status.written_index,
-            "last_applied": status.last_applied,
-            "commit_index": status.commit_index,
-            "snapshot_index": status.snapshot_index,
-            "term": status.term,
-            "version": status.version,
-            "stopped": status.stopped,
-        }
-
     def leader_rows(self) -> Iterator[Row]:
         """What rebalancing must know of the groups of queues that this node leads."""
         for group, replica in list(self.host.groups.items()):

@@ -265,11 +265,12 @@ async def test_what_quorum_queues_drop_is_in_the_metrics(cluster: FakeCluster) -
     publisher = channel(cluster, 1, "q")
     await until(lambda: machine.backlog.max_length == 1)
     publisher.publish(b"a", b"b", b"c")
-    await until(lambda: node.broker.local.drops()["maxlen"] == 2)
+    left = ("disabled", "maxlen")
+    await until(lambda: node.broker.local.dead_lettered()[left] == 2)
     text = await render(node.broker, {})
     assert 'dead_lettered_maxlen_total{queue_type="rabbit_quorum_queue"' in text
     await node.broker.queue_admin.delete_queue("/", "q")
-    assert node.broker.local.drops()["maxlen"] == 2
+    assert node.broker.local.dead_lettered()[left] == 2
 
 
 async def test_a_different_redeclare_is_refused(cluster: FakeCluster) -> None:
