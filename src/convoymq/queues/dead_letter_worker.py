@@ -73,6 +73,10 @@ class DeadLetterWorker:
         self.next_number = number + 1
         self._moving[number] = _Moving(now_ms)
 
+    def skip_to(self, number: int) -> None:
+        """Nothing that waits has a number below this one."""
+        self.next_number = max(self.next_number, number)
+
     def due(self, now_ms: int) -> list[int]:
         """Messages that are to be routed now, ascending."""
         return sorted(n for n, moving in self._moving.items() if moving.due_ms <= now_ms)

@@ -260,6 +260,9 @@ class DeadLetterMover(NullEvents):
                 for i in range(count):
                     worker.take(first + i, now)
                     self._places[first + i] = _Place(index, command, record + i, reason)
+            if worker.room:
+                # Whatever has a number above these is settled: by a leader before this one.
+                worker.skip_to(letters.next_number)
         for number in worker.due(now):
             self._move_one(worker, number, now)
         self._propose_settled(replica, worker)
@@ -267,8 +270,6 @@ class DeadLetterMover(NullEvents):
         due = worker.next_due_ms()
         if due is not None:
             self._soon(max(0, due - now) + 1)
-        elif held.messages and worker.room and worker.next_number < letters.next_number:
-            self._soon(0)
 
     def _move_one(self, worker: DeadLetterWorker, number: int, now: int) -> None:
         letter = self._read(self._places[number])

@@ -495,3 +495,27 @@ def test_settles_of_the_leader_name_ranges() -> None:
         if command[0] == batch.CMD_SETTLE and command[2] == 0
     ]
     assert settle[4] == 1, "one range"
+
+
+def test_a_new_leader_that_misses_later_letters_has_nothing_to_do_for_them() -> None:
+    """They were settled before those that are left; the worker waits without looking again."""
+    cluster = MovingCluster(LEAST)
+    cluster.reject(*numbered(3))
+    cluster.work()
+    client = cluster.targets[0].clients[0]
+    first = client.pending.pop(0)
+    client.answer()
+    cluster.work()
+    assert (cluster.kept(), client.pending) == (1, [])
+    assert first
+    cluster.lead(2)
+    cluster.work()
+    cluster.targets[0].clients[1].answer()
+    # It is settled, and its SETTLE is under way: until then only the repetition is due.
+    mover = cluster.nodes[2].queue.mover
+    cluster.clock.advance(1)
+    assert mover._worker is not None
+    assert (len(mover._worker), mover._worker.next_number) == (0, 3)
+    assert mover._timer_due_ms >= cluster.clock.monotonic_ms() + SETTLE_AGAIN_MS - 1
+    cluster.work()
+    assert cluster.kept() == 0
