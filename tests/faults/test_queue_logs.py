@@ -83,14 +83,14 @@ def test_checks_before_a_node_is_stopped(cluster: LocalCluster) -> None:
     assert done.stdout == f"Node {node} reported no queues with promotable replicas\n"
     leaders = ("queues", "check_for_quorum_queues_without_an_elected_leader")
     done = convoy(cluster, *leaders, ".*", "-q", at=1)
-    assert done.stdout == f"Node {node} reported all quorum queues as healthy\n"
+    assert done.stdout == "There are no quorum queues without an elected leader\n"
 
     cluster.kill(3)
     until(lambda: convoy(cluster, *check, at=1, code=None).returncode == 69, "nothing is critical")
     done = convoy(cluster, *check, at=1, code=69)
     line = f"queue '{QUEUE}' in vhost '/' will become unavailable if node {node} stops"
     assert line in done.stderr.splitlines()
-    found = json.loads(convoy(cluster, *check, "--format", "json", at=1, code=69).stdout)
+    found = json.loads(convoy(cluster, *check, "--format", "json", at=1, code=69).stderr)
     assert found["result"] == "error"
     assert found["message"] == f"Node {node} reported local queues with minimum online quorum"
     assert {
@@ -103,8 +103,8 @@ def test_checks_before_a_node_is_stopped(cluster: LocalCluster) -> None:
         lambda: convoy(cluster, *leaders, "ord", at=1, code=None).returncode == 69,
         "the queue still has a leader",
     )
-    done = convoy(cluster, *leaders, "--across-all-vhosts", at=1, code=69)
-    assert f"queue '{QUEUE}' in vhost '/' has no elected leader" in done.stderr
+    done = convoy(cluster, *leaders, ".*", "--across-all-vhosts", at=1, code=69)
+    assert f"queue '{QUEUE}' in vhost '/'" in done.stderr.splitlines()
     convoy(cluster, *leaders, "^other", at=1)
 
 
@@ -144,7 +144,7 @@ def test_snapshots_are_saved_when_asked_for(cluster: LocalCluster) -> None:
         after = snapshots(cluster)
         assert all(new > old for new, old in zip(after, before, strict=True)), (before, after)
         done = convoy(cluster, "queues", "force_checkpoint", "--queue-pattern", "^none$")
-        assert done.stdout.splitlines()[1:] == ["vhost\tname\tresult"]
+        assert done.stdout.splitlines()[1:] == []
 
         # A member dies in the middle: the row says so, and the others have theirs.
         traffic.goes_on()

@@ -1,7 +1,7 @@
 """The Celery application of the tests; the worker process loads `app`, made from its environment:
 
-`CELERY_TEST_BROKER` (nodes, separated by `;`), `CELERY_TEST_QUEUE`, `CELERY_TEST_QUEUE_TYPE`,
-`CELERY_TEST_EXCHANGE_TYPE`.
+`CELERY_TEST_BROKER` (nodes, separated by `;`), `CELERY_TEST_QUEUE`, `CELERY_TEST_QUEUE_TYPE`
+and, where it is not `direct`, `CELERY_TEST_EXCHANGE_TYPE`.
 """
 
 from __future__ import annotations
@@ -63,5 +63,5 @@ if "CELERY_TEST_BROKER" in os.environ:
         os.environ["CELERY_TEST_BROKER"],
         os.environ["CELERY_TEST_QUEUE"],
         os.environ["CELERY_TEST_QUEUE_TYPE"],
-        os.environ["CELERY_TEST_EXCHANGE_TYPE"],
+        os.environ.get("CELERY_TEST_EXCHANGE_TYPE", "direct"),
     )

@@ -470,8 +470,10 @@ class DeliveryModel:
         return bool(self.returned or self.fresh or any(self.levels.values()))
 
     def _expire(self) -> None:
-        """What stands at a head and whose time is over leaves, until there is no such message."""
-        for source in self._sources():
+        """What stands at a head and whose time is over leaves, until there is no such message:
+        first what came back, last the default level."""
+        beside = [self.levels[level] for level in sorted(self.levels, reverse=True)]
+        for source in (self.returned, *beside, self.fresh):
             while source:
                 due = source[0].due_ms
                 if due is None or due > self.time_ms:

@@ -150,10 +150,6 @@ class MixedWorld(World):
                 if machine.version != NEXT:
                     raise NotLive(f"group {group} on node {number} has version {machine.version}")
 
-    def on_restored(self, node: SimNode, group: int, machine: IndexedMachine) -> None:
-        """See `World`. A snapshot may be younger than the machine's last entry by the one that
-        raised the version: what is applied next is compared."""
-
     def _unfinished(self) -> list[str]:
         waiting = super()._unfinished()
         for number, node in self.nodes.items():
