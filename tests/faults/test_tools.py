@@ -216,7 +216,7 @@ def test_checks_see_what_a_dead_node_means(cluster: LocalCluster) -> None:
     assert "queue 'q' in vhost '/' will become unavailable if node" in err
     tools.run("upgrade", "await_online_quorum_plus_one", "-t", "1", code=69)
     states = tools.json("queues", "quorum_status", "q")
-    assert sorted(row["Raft State"] for row in states) == ["follower", "leader", "noproc"]
+    assert sorted(row["Raft State"] for row in states) == ["follower", "leader", "nodedown"]
     # Whoever still runs is asked; the dead node itself cannot be.
     cluster.kill(1)
     assert tools.run("diagnostics", "-q", "ping") == "Ping succeeded\n"
