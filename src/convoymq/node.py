@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,13 +31,13 @@ from convoymq.groups.host import ReplicaHost
 from convoymq.groups.sessions import SessionNumbers
 from convoymq.idle_memory import IdleMemory
 from convoymq.kernels.link_frames import FRAME_CONTROL
-from convoymq.kernels.sockets import trim_malloc, tune_malloc
+from convoymq.kernels.sockets import trim_malloc
 from convoymq.loop_clock import LoopClock
 from convoymq.metadata.async_store import AsyncMetadataStore
 from convoymq.metadata.machine import MetadataMachine
 from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.store import MetadataSink
-from convoymq.model.config import Address, Config, ConfigError
+from convoymq.model.config import Address, Config
 from convoymq.model.errors import (
     BrokerError,
     InvariantViolated,
@@ -778,37 +777,3 @@ def host_config(config: Config) -> HostConfig:
         quorum_timeout_ms=config.raft.quorum_timeout_ms,
         hold_versions=config.raft.hold_versions,
     )
-
-
-# -- the process ------------------------------------------------------------------------------
-
-
-UMASK = 0o027
-
-
-def run(config: Config) -> int:
-    """Runs a node in this process until it is told to stop; returns the exit code."""
-    try:
-        output = logs.set_up(config.log)
-    except OSError as error:
-        print(f"convoy node: log.file: {error}", file=sys.stderr)
-        return 1
-    # What a node writes holds messages and secrets: nothing of it is for everybody.
-    os.umask(os.umask(UMASK) | UMASK)
-    tune_malloc()
-    log = structlog.get_logger().bind(node=config.node.id)
-    node = Node(config, output)
-    try:
-        if config.node.loop == "uvloop":
-            import uvloop
-
-            uvloop.run(node.run())
-        else:
-            asyncio.run(node.run())
-    except (BrokerError, ConfigError) as error:
-        log.error("node.failed", reason=error.text)
-        return EXIT_FAULT if isinstance(error, ReplicaStopped) else 1
-    except OSError as error:
-        log.error("node.failed", reason=str(error))
-        return 1
-    return 0

@@ -19,8 +19,8 @@ from convoymq.node import (
     CONGESTED_SHARE,
     EXIT_FAULT,
     Node,
-    run,
 )
+from convoymq.node_process import run
 from convoymq.replication.versions import announced
 from convoymq.resources import free_disk_bytes, machine_memory_bytes, memory_limit
 from convoymq.transport.listening import addresses_of

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     # Nothing that is made while starting is garbage; `Node` freezes it and turns this on again.
     gc.disable()
     _import_lean()
-    from convoymq.node import run
+    from convoymq.node_process import run
 
     return run(config)
 

@@ -15,46 +15,19 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import NoReturn, TypedDict, cast
+from typing import NoReturn, cast
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
 from convoymq.queues.classic.records import traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
+from convoymq.sim.command_bodies import CheckoutSpec, ReservationOp
 
 Key = tuple[int, int, int]
 """Place of a message in the log: entry index, command offset, record."""
 
 HandOut = tuple[int, int, int, Key, int, int]
 """(session, consumer, message id, message, acquired, failed): one message is given out."""
-
-
-class CheckoutSpec(TypedDict, total=False):
-    """What a consumer asks for."""
-
-    prefetch: int
-    no_ack: bool
-    priority: int
-
-
-ReservationOp = TypedDict(
-    "ReservationOp",
-    {
-        "op": str,
-        "reservation": str,
-        "owner": str,
-        "ttl_ms": int,
-        "max": int,
-        "after": int,
-        "epoch": int,
-        "fencing_token": int,
-        "from": int,
-        "upto": int,
-        "failed": bool,
-    },
-    total=False,
-)
-"""An op on a reservation (ADR 0008)."""
 
 Answer = tuple[int, int, int, object]
 """(session, seq, status, reply) of a command that asked something."""

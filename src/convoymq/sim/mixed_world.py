@@ -21,7 +21,7 @@ import msgspec
 from convoymq.queues.quorum.machine import COMMAND_TYPES
 from convoymq.replication.versions import command_table
 from convoymq.sim.nodes import SimNode, WatchedMachine
-from convoymq.sim.referee import IndexedMachine, Referee
+from convoymq.sim.referee import Referee
 from convoymq.sim.world import NotLive, World
 
 PRESENT = WatchedMachine.VERSION

@@ -41,12 +41,12 @@ from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.replication.machine import Machine
 from convoymq.sim.clients import ClientConfig, Workload
 from convoymq.sim.clock import Process, Scheduler
+from convoymq.sim.command_bodies import ReservationOp
 from convoymq.sim.delivery_model import (
     DeliveryModel,
     InvariantBroken,
     Key,
     Place,
-    ReservationOp,
     Session,
     identity_of,
 )

@@ -92,7 +92,7 @@ cdef class CheckedOut:
         words=object, start=Py_ssize_t, at=Py_ssize_t, end=Py_ssize_t, spare=Py_ssize_t,
         i=Py_ssize_t, removed=list, kept=list, run_id=uint64_t, index=uint64_t, place=uint64_t,
         amount=uint64_t, counts=uint64_t, count=uint64_t, size=uint64_t, part=uint64_t,
-        part_size=uint64_t, right=uint64_t, right_size=uint64_t, taken=uint64_t,
+        part_size=uint64_t, right=uint64_t, taken=uint64_t,
         marked=bint, mark=uint64_t,
     )
     cpdef list remove(self, uint64_t first_id, uint64_t last_id)

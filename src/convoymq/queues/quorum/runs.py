@@ -546,22 +546,13 @@ class CheckedOut:
                 place += part
                 count -= part
                 size -= part_size
-            right = 0
-            right_size = 0
             if run_id + count - 1 > last_id:
                 taken = last_id - run_id + 1
                 part_size = size * taken // count
-                right = count - taken
-                right_size = size - part_size
+                right = (count - taken) << 32 | (size - part_size)
+                kept += [run_id + taken, index, place + taken, right, counts]
                 count = taken
                 size = part_size
-                kept += [
-                    run_id + count,
-                    index,
-                    place + count,
-                    right << 32 | right_size,
-                    counts,
-                ]
                 if marked:
                     kept.append(mark)
             removed.append(
