@@ -181,7 +181,7 @@ class QuorumQueue(GroupQueue):
     def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
         unserved = settings.get("overflow") == REJECT_PUBLISH_DLX
         if unserved and not self._warned_overflow:
-            self._log("quorum.overflow_unserved", {"overflow": REJECT_PUBLISH_DLX})
+            self.note("quorum.overflow_unserved", {"overflow": REJECT_PUBLISH_DLX})
         self._warned_overflow = unserved
         return machine_settings(settings)
 
