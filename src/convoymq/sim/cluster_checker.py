@@ -91,10 +91,10 @@ class ClusterChecker(GroupChecker):
         for at in [at for at in self.committed if at > index]:
             del self.committed[at]
         self.commit_index = min(self.commit_index, index)
+        for at in [at for at in self.hashes if at > index]:
+            del self.hashes[at]
         for at in [at for at in self.effects if at > index]:
             del self.effects[at]
-        for state in [state for state in self.hashes if state[0] > index]:
-            del self.hashes[state]
         self.leaders = {at: node for at, node in self.leaders.items() if at < term}
         self.led = {(node, at) for node, at in self.led if at < term}
         self.owed = {node: min(owed, index) for node, owed in self.owed.items()}
