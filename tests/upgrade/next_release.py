@@ -71,9 +71,7 @@ def next_machine() -> Any:
         def _clear(self) -> None:
             super()._clear()
             self.marks = 0
-            self.deliveries = NextDeliveries(
-                self, self.backlog, self.consumers, self.dead_letters
-            )
+            self.deliveries = NextDeliveries(self, self.backlog, self.consumers, self.dead_letters)
             holder = ReservationHolder(self, self.backlog, self.consumers, self.deliveries)
             self.reservations = Reservations(holder)
 
