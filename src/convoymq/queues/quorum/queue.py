@@ -529,6 +529,9 @@ class QuorumQueue(GroupQueue):
         replica = self.replica()
         if replica is None or self.deleted:
             return True
+        if replica.machine.version < self._host.floor_of(QuorumMachine.KIND):
+            # Its first messages may need what the newer version brings.
+            return False
         known: Mapping[str, int] = {**SINCE_VERSION_2, **replica.machine.settings}
         return all(known.get(name) == value for name, value in self._wanted.items())
 
