@@ -6,8 +6,8 @@ import itertools
 import os
 
 FIRST = 6000
-PORTS_PER_CLUSTER = 80
-CLUSTERS = 20
+PORTS_PER_CLUSTER = 50
+CLUSTERS = 30
 WORKERS_MAX = 4
 """Links listen 20,000 above the base port: all stay below 32,768, where the system's own choice for
 outgoing connections begins."""
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 def cluster_ports() -> int:
     """Returns a base port, as of `LocalCluster`, that no other caller of any process gets.
 
-    The 80 ports from there on belong to the caller, and those 10,000 and 20,000 above them.
+    The 50 ports from there on belong to the caller, and those 10,000 and 20,000 above them.
     """
     number = next(_numbers)
     assert number < CLUSTERS, "more clusters than tests have ports for"
