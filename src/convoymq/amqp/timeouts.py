@@ -56,12 +56,12 @@ class _Timed:
     """A consumer whose deliveries have a time-out of their own; also when it is cancelled, for as
     long as it holds something."""
 
-    __slots__ = ("asked_ms", "queue", "returned", "slot", "tag")
+    __slots__ = ("asked_ms", "deliveries", "queue", "returned", "tag")
 
     def __init__(self, consumer: Consumer, asked_ms: int | None) -> None:
         self.asked_ms = asked_ms
         self.queue = consumer.queue
-        self.slot = consumer.deliveries
+        self.deliveries = consumer.deliveries
         self.tag = consumer.tag
         #: Message ids below this were returned.
         self.returned = 0
@@ -119,8 +119,8 @@ class AcknowledgementTimeouts:
         runs = codec.take(0, True) or []
         codec.put_back(runs)
         late: dict[int, list[int]] = {}
-        for tag, count, slot, first_id in runs:
-            timed = self._timed.get(slot.number)
+        for tag, count, deliveries, first_id in runs:
+            timed = self._timed.get(deliveries.number)
             timeout_ms = self._configured_ms if timed is None else self._timeout_ms(timed)
             if timeout_ms is None:
                 continue
@@ -132,7 +132,7 @@ class AcknowledgementTimeouts:
                 return
             first, last = max(first_id, timed.returned), first_id + count - 1
             if first <= last:
-                late.setdefault(slot.number, []).extend((first, last))
+                late.setdefault(deliveries.number, []).extend((first, last))
         for number, ranges in late.items():
             self._return(number, self._timed[number], ranges)
 
@@ -154,7 +154,7 @@ class AcknowledgementTimeouts:
             count=sum(ranges[1::2]) - sum(ranges[::2]) + len(ranges) // 2,
         )
         timed.returned = ranges[-1] + 1
-        client = timed.slot.client
+        client = timed.deliveries.client
         if found is not None and found.active and not found.cancelling:
             # First: otherwise the messages could come to this consumer again.
             client.end_consumer(number)
@@ -188,12 +188,12 @@ class AcknowledgementTimeouts:
 
     def _forget_gone(self) -> None:
         channel = self._channel
-        left = {slot.number for slot in channel.leaving}
+        left = {deliveries.number for deliveries in channel.leaving}
         gone = [n for n in self._timed if n not in channel.by_number and n not in left]
         for number in gone:
             del self._timed[number]
 
 
-def is_timed(slot: ConsumerDeliveries, queue: Queue) -> bool:
+def is_timed(deliveries: ConsumerDeliveries, queue: Queue) -> bool:
     """Whether a consumer's deliveries have a time-out of their own."""
-    return queue.features.times_consumers and not slot.no_ack
+    return queue.features.times_consumers and not deliveries.no_ack

@@ -23,14 +23,13 @@ EFFECT_TIMER = 5
 """(kind, due ms): the leader proposes TICK at that time. Leader only."""
 EFFECT_NOTE = 6
 """(kind, event name, fields dict): something for the log file. Leader only."""
-EFFECT_DEAD_LETTERS = 9
-"""(kind, strategy, reason, index, command offset in the entry, first record, count): these messages
-left the queue other than by acknowledgement (`queues.quorum.dead_letters`). Leader only."""
-
 EFFECT_REFUSING = 7
 """(kind, whether): publishers are to be refused from now on, or no more. Every replica."""
 EFFECT_UNUSED = 8
 """(kind,): the queue was not used for as long as it may be, and is to be deleted. Leader only."""
+EFFECT_DEAD_LETTERS = 9
+"""(kind, strategy, reason, index, command offset in the entry, first record, count): these messages
+left the queue other than by acknowledgement (`queues.quorum.dead_letters`). Leader only."""
 
 NEVER = 1 << 62
 """An entry index that no log reaches."""

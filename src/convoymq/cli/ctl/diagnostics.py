@@ -195,6 +195,20 @@ def check_virtual_hosts(invocation: Invocation) -> Output:
     return Text(f"Node {invocation.node} reported all vhosts as running", {"result": "ok"})
 
 
+def _check_queues(invocation: Invocation, check: str, message: str, line: str) -> None:
+    """Asks the node for a health check that names queues. Raises Failure with a line for each."""
+    answer = invocation.api.request("GET", f"health/checks/{check}")
+    if answer.status < 300:
+        return
+    queues = object_of(answer.content).get("queues")
+    rows = [row for row in queues if isinstance(row, dict)] if isinstance(queues, list) else []
+    if not rows:
+        raise _unhealthy(answer.reason)
+    lines = [line.format(queue=row["readable_name"], node=invocation.node) for row in rows]
+    shown: JsonObject = {"result": "error", "queues": rows, "message": message}
+    raise Failure(UNAVAILABLE, "\n".join(lines), document=shown)
+
+
 def check_quorum_critical(invocation: Invocation) -> Output:
     """Fails when queues would lose their majority without the node."""
     node = invocation.node
@@ -202,19 +216,26 @@ def check_quorum_critical(invocation: Invocation) -> Output:
         text = "seems to be the only one in a single node cluster, the check does not apply"
         document: JsonObject = {"result": "ok", "message": f"Target node {text}"}
         return Text(f"Node {node} {text}", document)
-    answer = invocation.api.request("GET", "health/checks/node-is-quorum-critical")
-    if answer.status >= 300:
-        queues = object_of(answer.content).get("queues")
-        rows = queues if isinstance(queues, list) else []
-        if not rows:
-            raise _unhealthy(answer.reason)
-        lines = [f"{row['readable_name']} will become unavailable if node {node} stops"
-                 for row in rows]  # fmt: skip
-        message = f"Node {node} reported local queues with minimum online quorum"
-        shown: JsonObject = {"result": "error", "queues": rows, "message": message}
-        raise Failure(UNAVAILABLE, "\n".join(lines), document=shown)
+    _check_queues(
+        invocation,
+        "node-is-quorum-critical",
+        f"Node {node} reported local queues with minimum online quorum",
+        "{queue} will become unavailable if node {node} stops",
+    )
     text = f"Node {node} reported no queues/streams with minimum quorum"
     return Text(text, {"result": "ok"})
+
+
+def check_initial_sync(invocation: Invocation) -> Output:
+    """Fails while new replicas on the node have no vote yet."""
+    node = invocation.node
+    _check_queues(
+        invocation,
+        "quorum-queue-replicas-initial-sync",
+        f"Node {node} reported local queues promotable replicas",
+        "{queue} hasn't finished synchronization with target node {node}.",
+    )
+    return Text(f"Node {node} reported no queues with promotable replicas", {"result": "ok"})
 
 
 def check_leaders(invocation: Invocation) -> Output:
@@ -343,6 +364,14 @@ COMMANDS = (
         tools=(DIAGNOSTICS, QUEUES),
         banner="Checking if node {node} is critical for quorum of any queues/streams ...",
         run=check_quorum_critical,
+    ),
+    Command(
+        name="check_if_new_quorum_queue_replicas_have_finished_initial_sync",
+        summary="Health check that exits with a non-zero code while replicas on the target node "
+        "are not full members yet",
+        tools=(QUEUES, DIAGNOSTICS),
+        banner="Checking if node {node} runs promotable replicas of any queues ...",
+        run=check_initial_sync,
     ),
     Command(
         name="check_for_quorum_queues_without_an_elected_leader",

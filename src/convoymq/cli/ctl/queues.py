@@ -17,7 +17,7 @@ from convoymq.cli.ctl.command import (
     rows_of,
 )
 from convoymq.cli.ctl.failures import DATA, UNAVAILABLE, Failure, Misused, Problem
-from convoymq.cli.ctl.outputs import Output, Rows, Text
+from convoymq.cli.ctl.outputs import Output, Rows
 from convoymq.model.json import Json, JsonObject
 
 POLL_S = 0.2
@@ -139,26 +139,6 @@ def _prefetch_in_body(invocation: Invocation) -> Json:
 def _check_prefetch(invocation: Invocation) -> None:
     if not invocation.word("prefetch_count").isdecimal():
         raise Misused("Bad argument: prefetch_count is not a number", DATA)
-
-
-def check_initial_sync(invocation: Invocation) -> Output:
-    """Fails while new replicas on the node have no vote yet."""
-    node = invocation.node
-    answer = invocation.api.request("GET", "health/checks/quorum-queue-replicas-initial-sync")
-    if answer.status >= 300:
-        queues = object_of(answer.content).get("queues")
-        rows = queues if isinstance(queues, list) else []
-        if not rows:
-            raise Failure(UNAVAILABLE, answer.reason)
-        lines = [
-            f"{row['readable_name']} hasn't finished synchronization with target node {node}."
-            for row in rows
-            if isinstance(row, dict)
-        ]
-        message = f"Node {node} reported local queues promotable replicas"
-        shown: JsonObject = {"result": "error", "queues": rows, "message": message}
-        raise Failure(UNAVAILABLE, "\n".join(lines), document=shown)
-    return Text(f"Node {node} reported no queues with promotable replicas", {"result": "ok"})
 
 
 def _node_in_body(invocation: Invocation) -> Json:
@@ -320,13 +300,5 @@ COMMANDS = (
             "PUT", "convoy/consumers/{vhost}/{queue}/{consumer_tag}/prefetch", _prefetch_in_body
         ),
         problems=NOT_FOUND,
-    ),
-    Command(
-        name="check_if_new_quorum_queue_replicas_have_finished_initial_sync",
-        summary="Health check that exits with a non-zero code while replicas on the target node "
-        "are not full members yet",
-        tools=(QUEUES, DIAGNOSTICS),
-        banner="Checking if node {node} runs promotable replicas of any queues ...",
-        run=check_initial_sync,
     ),
 )
