@@ -252,6 +252,11 @@ class QuorumQueue(GroupQueue):
         super().on_restored()
         self._follow_refusing()
 
+    def on_replica_gone(self) -> None:
+        """See `EffectSink`: what the replica said last would stay for ever."""
+        super().on_replica_gone()
+        self._follow_refusing()
+
     def on_node_down(self, node: int, *, definite: bool) -> None:
         """See `GroupQueue`."""
         super().on_node_down(node, definite=definite)
