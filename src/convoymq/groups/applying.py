@@ -59,6 +59,7 @@ class Applying:
         machine = self.machine
         commit = core.commit_index
         index = core.applied_index
+        assert index <= commit <= log.last_index, "applied what is not committed"
         room = self.host.config.apply_bytes_max
         term = 0
         try:

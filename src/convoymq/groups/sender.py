@@ -42,6 +42,7 @@ class EntrySender:
         """Appends an own entry and sends it at once; the own flush runs beside the followers'."""
         core = self.core
         config = self.host.config
+        assert core.role == LEADER, "only a leader appends entries of its own"
         core.append_own(entry)
         if config.deferral_ms:
             # Who has a session here waits for what is committed, to deliver or to confirm it.
@@ -129,6 +130,9 @@ class EntrySender:
     def _send_append(self, peer: Progress, bodies: list[bytes], last: int, size: int) -> None:
         core = self.core
         previous = peer.next_index - 1
+        assert core.role == LEADER, "only a leader sends entries"
+        assert peer.match <= previous, "the follower has them"
+        assert last - previous == len(bodies), "entries without a gap"
         commit = core.commit_index
         head = frame(
             link_frames.FRAME_APPEND,

@@ -134,6 +134,7 @@ class Serving:
         core = self.core
         if not core.leader or self.established == (core.leader, core.term):
             return
+        assert core.term >= self.established[1], "a leader of an older term"
         self.established = (core.leader, core.term)
         if self.serving[0]:
             # Clients here know the leader.

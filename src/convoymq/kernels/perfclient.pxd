@@ -42,6 +42,8 @@ cdef class Publisher(_Socket):
     cdef unsigned char* template
     cdef Py_ssize_t template_size
     cdef Py_ssize_t stamp_at
+    cdef Py_ssize_t number_at
+    cdef uint32_t distinct
     cdef uint64_t* times
     cdef uint32_t* seqs
     cdef uint64_t ring

@@ -312,6 +312,17 @@ def _be64(p: cython.p_uchar) -> uint64_t:
     return cext.be64toh(v)
 
 
+@cython.cfunc
+@cython.exceptval(check=False)
+def _write_number(p: cython.p_uchar, number: uint32_t) -> cython.void:
+    """Eight hexadecimal digits."""
+    i: cython.int
+    digit: cython.int
+    for i in range(8):
+        digit = (number >> (28 - 4 * i)) & 15
+        p[i] = digit + (48 if digit < 10 else 87)
+
+
 @cython.cclass
 class Publisher(_Socket):
     def __cinit__(self):
@@ -343,8 +354,12 @@ class Publisher(_Socket):
         stdlib.free(self.times)
         stdlib.free(self.seqs)
 
-    def connect(self, fd, template: bytes, stamp_at):
-        """Starts on a fresh channel; what was not confirmed is sent again, in order."""
+    def connect(self, fd, template: bytes, stamp_at, number_at, distinct):
+        """Starts on a fresh channel; what was not confirmed is sent again, in order.
+
+        At `number_at` (-1 = nowhere) each message gets its number in eight hexadecimal digits,
+        modulo `distinct` unless that is 0.
+        """
         n: cython.Py_ssize_t = len(template)
         stdlib.free(self.template)
         self.template = cython.cast(cython.p_uchar, stdlib.malloc(n))
@@ -359,6 +374,8 @@ class Publisher(_Socket):
             self.out_size = 2 * n
         self.template_size = n
         self.stamp_at = stamp_at
+        self.number_at = number_at
+        self.distinct = distinct
         again = []
         tag: uint64_t
         for tag in range(self.low_tag, self.next_tag):
@@ -411,6 +428,9 @@ class Publisher(_Socket):
                 string.memcpy(p + self.stamp_at + 8, cython.address(seq), 4)
                 string.memcpy(p + self.stamp_at + 12, cython.address(self.publisher), 2)
                 string.memcpy(p + self.stamp_at + 14, cython.address(self.run), 2)
+            if self.number_at >= 0:
+                number: uint32_t = seq % self.distinct if self.distinct else seq
+                _write_number(p + self.number_at, number)
             slot: cython.Py_ssize_t = self.next_tag & (self.ring - 1)
             self.times[slot] = at
             self.seqs[slot] = seq

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from convoymq.amqp._spec import Properties
 from convoymq.cli.perf.connection import Address, BrokerSaid
 from convoymq.cli.perf.run import Plan, Progress, Run, install_signal_handlers
+from convoymq.model.tables import Table
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -27,6 +29,11 @@ TypeOption = Annotated[
 ArgumentsOption = Annotated[
     list[str] | None, typer.Option(help="Further queue arguments, key=value.")
 ]
+PriorityOption = Annotated[int | None, typer.Option(min=0, max=255, help="Of all messages.")]
+MessageIdOption = Annotated[
+    str, typer.Option(help="Of all messages; ######## in it, or in a header, is their number.")
+]
+DistinctOption = Annotated[int, typer.Option(help="Numbers begin again after so many; 0 = never.")]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Check order, loss and duplicates.")]
 
 
@@ -34,13 +41,13 @@ def _addresses(texts: list[str] | None, fallback: list[Address]) -> list[Address
     return [Address.parse(text) for text in texts] if texts else fallback
 
 
-def _arguments(texts: list[str] | None) -> dict[str, bool | int | str]:
+def _pairs(option: str, texts: list[str] | None) -> dict[str, bool | int | str]:
     """Reads k=v pairs: integers and booleans as such, everything else as text."""
     found: dict[str, bool | int | str] = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ValueError(f"--declare-args takes key=value, not {text!r}")
+            raise ValueError(f"{option} takes key=value, not {text!r}")
         if value in ("true", "false"):
             found[key] = value == "true"
         else:
@@ -64,6 +71,11 @@ def perf(
     queue_prefix: Annotated[str, typer.Option(help="Queues are called PREFIX-k.")] = "perf",
     size: Annotated[int, typer.Option(help="Body size in bytes.")] = 1024,
     persistent: bool = False,
+    priority: PriorityOption = None,
+    expiration: Annotated[str, typer.Option(help="Time to live of messages, ms.")] = "",
+    message_id: MessageIdOption = "",
+    header: Annotated[list[str] | None, typer.Option(help="Message headers, key=value.")] = None,
+    distinct: DistinctOption = 0,
     in_flight: Annotated[int, typer.Option(help="Unconfirmed messages per publisher.")] = 1000,
     prefetch: int = 1000,
     ack_every: Annotated[int, typer.Option(help="Multiple ack after N; 0 = no ack.")] = 50,
@@ -95,13 +107,20 @@ def perf(
             consumer_uris=_addresses(cons_uri, every),
             declare_uris=_addresses(decl_uri, every),
             queue_type=queue_type,
-            declare_arguments=_arguments(declare_args),
+            declare_arguments=_pairs("--declare-args", declare_args),
             queues=queues,
             publishers=publishers,
             consumers=consumers,
             queue_prefix=queue_prefix,
             size=size,
-            persistent=persistent,
+            properties=Properties(
+                delivery_mode=2 if persistent else None,
+                priority=priority,
+                expiration=expiration or None,
+                message_id=message_id or None,
+                headers=Table.of(_pairs("--header", header)) if header else None,
+            ),
+            distinct=distinct,
             in_flight=in_flight,
             prefetch=prefetch,
             ack_every=ack_every,

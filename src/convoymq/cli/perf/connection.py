@@ -179,9 +179,10 @@ class Connection:
             self.socket.close()
 
 
-def publish_template(queue: str, size: int, *, persistent: bool, frame_bytes_max: int) -> bytes:
+def publish_template(
+    queue: str, size: int, properties: _spec.Properties, *, frame_bytes_max: int
+) -> bytes:
     """The frames of one publish to `queue` through the default exchange, body all zero."""
-    properties = _spec.Properties(delivery_mode=2) if persistent else _spec.Properties()
     return codec.content_frames(
         1,
         _spec.BasicPublish(exchange="", routing_key=queue),
@@ -189,6 +190,15 @@ def publish_template(queue: str, size: int, *, persistent: bool, frame_bytes_max
         bytes(size),
         frame_bytes_max=frame_bytes_max,
     )
+
+
+NUMBER = b"#" * 8
+"""In a message id or header: stands for the number of the message."""
+
+
+def number_position(template: bytes) -> int:
+    """Offset of `NUMBER` in the template; -1 when it is not there."""
+    return template.find(NUMBER)
 
 
 def stamp_position(template: bytes, size: int) -> int:

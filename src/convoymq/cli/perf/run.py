@@ -22,6 +22,7 @@ from convoymq.cli.perf.connection import (
     Address,
     BrokerSaid,
     Connection,
+    number_position,
     publish_template,
     stamp_position,
 )
@@ -42,12 +43,13 @@ class Plan:
     declare_uris: Sequence[Address]
     queue_type: str = "quorum"
     declare_arguments: Mapping[str, bool | int | str] = field(default_factory=dict)
+    properties: _spec.Properties = field(default_factory=_spec.Properties)
+    distinct: int = 0
     queues: int = 1
     publishers: int = 1
     consumers: int = 1
     queue_prefix: str = "perf"
     size: int = 1024
-    persistent: bool = False
     in_flight: int = 1000
     prefetch: int = 1000
     ack_every: int = 50
@@ -196,12 +198,16 @@ class Run:
         template = publish_template(
             self.plan.queue_name(client.number),
             self.plan.size,
-            persistent=self.plan.persistent,
+            self.plan.properties,
             frame_bytes_max=connection.frame_bytes_max,
         )
         connection.socket.setblocking(False)
         publisher.connect(
-            connection.socket.fileno(), template, stamp_position(template, self.plan.size)
+            connection.socket.fileno(),
+            template,
+            stamp_position(template, self.plan.size),
+            number_position(template),
+            self.plan.distinct,
         )
         client.connection = connection
 

@@ -134,8 +134,10 @@ class MembershipChanges:
     def drop_forced(self) -> None:
         """Goes back to the configuration before the forced one, which is not in the log."""
         core = self.core
+        assert self.forced is not None, "no configuration is forced"
         self.forced = None
         core.memberships.pop()
+        assert core.memberships, "a group has a configuration"
         core.members = core.latest()[1]
 
     def new_learner(self, node: int, replica_number: int = 0, promote_at: int = 0) -> Learner:

@@ -76,6 +76,7 @@ class LostData:
         """Once the log is whole: over when that is durable (`on_vote_written`). In this term it
         still does not vote: it cannot know whether it has before."""
         core = self.core
+        assert not (core.quarantined and core.lost_state), "a loss is of one kind"
         if (
             core.quarantined
             and core.voted_for == QUARANTINED
@@ -111,6 +112,7 @@ class LostData:
     def accept_rejoin(self, node: int, replica_number: int) -> None:
         """Leader: tells a member that its new place in the group is committed."""
         core = self.core
+        assert core.latest()[0] <= core.commit_index, "its place is not committed yet"
         core.changes.rejoining.pop(node, None)
         core.effects.append((SEND, node, (REJOIN_ACCEPTED, core.term, replica_number)))
         core.progress[node].match = 0

@@ -49,6 +49,7 @@ class Membership:
 
     def promoted(self, node: int) -> Membership:
         """This with that non-voter as a voter."""
+        assert self.learner(node) is not None, "only a member is promoted"
         others = tuple(other for other in self.learners if other.node != node)
         return Membership(self.voters | {node}, others)
 

@@ -64,6 +64,7 @@ class Progress:
 
     def sent(self, last: int, size: int) -> None:
         """An append from `next_index` up to `last` (bytes `size`; 0 = no entries) went out."""
+        assert last >= self.next_index if size else last == self.next_index - 1, "a gap in appends"
         self.waiting = True
         self._probed = self.next_index - 1
         if size:
@@ -78,6 +79,7 @@ class Progress:
         sent = self._sent
         while sent and sent[0][0] <= index:
             self.in_flight_bytes -= sent.popleft()[1]
+        assert self.in_flight_bytes >= 0, "more was acknowledged than sent"
         if self.state == PROBE:
             self.state = REPLICATE
         if index >= self.next_index:
@@ -85,6 +87,7 @@ class Progress:
         if index <= self.match:
             return False
         self.match = index
+        assert self.match < self.next_index, "it holds what it was not sent"
         return True
 
     def rejected(self, previous: int, hint: int, was_reset: bool) -> bool:
@@ -105,6 +108,7 @@ class Progress:
 
     def probe(self, next_index: int) -> None:
         """Finds out anew where the logs agree, beginning before `next_index`."""
+        assert next_index > 0, "entries count from 1"
         self.state = PROBE
         self.next_index = next_index
         self.forget_sent()
