@@ -33,7 +33,7 @@ demo: setup ## A three-node cluster, 336,776 real events, a killed leader, a rep
 	$(BIN)/python examples/demo.py
 
 test: setup lint types ## Everything that must be green
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup ## Format, lint and import directions
 	$(BIN)/ruff format --check .
