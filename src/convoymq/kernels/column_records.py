@@ -75,10 +75,16 @@ from cython.cimports.convoymq.kernels.columns import (
     VALUE_NULLS,
     VALUES,
 )
-from cython.cimports.convoymq.kernels.content import walk_table, walk_value
+from cython.cimports.convoymq.kernels.content import (
+    RECORD_HEADERS,
+    walk_properties,
+    walk_table,
+    walk_value,
+)
 from cython.cimports.convoymq.kernels.layout import (
     COMMAND_HEADER_SIZE,
     ENQUEUE_EXPIRATION,
+    ENQUEUE_HEADERS,
     ENQUEUE_PRIORITY,
     ENQUEUE_RECORDS,
     ENQUEUE_SAME_SIZE,
@@ -449,6 +455,30 @@ def encode_enqueue(
     return data, count, at + COMMAND_HEADER_SIZE
 
 
+@cython.cfunc
+@cython.exceptval(check=False)
+def _is_queue_header(p: cython.p_uchar, k: cython.Py_ssize_t) -> cython.bint:
+    """Whether queues act on a header of this name: see RECORD_HEADERS."""
+    if k == 7:
+        return string.memcmp(p, b"x-delay", 7) == 0
+    if k == 10:
+        return string.memcmp(p, b"x-group-id", 10) == 0
+    return k == 12 and string.memcmp(p, b"x-deliver-at", 12) == 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _has_queue_headers(frame: ColumnFrame, row: cython.Py_ssize_t) -> cython.bint:
+    """Whether the column of headers has one for queues in a row."""
+    names: cython.p_uchar = frame.body + frame.at[NAMES]
+    i: cython.Py_ssize_t
+    for i in range(ends_at(frame, LIST_ENDS, row), ends_at(frame, LIST_ENDS, row + 1)):
+        low: cython.Py_ssize_t = ends_at(frame, NAME_ENDS, i)
+        if _is_queue_header(names + low, ends_at(frame, NAME_ENDS, i + 1) - low):
+            return True
+    return False
+
+
 def enqueue_flags(frame: ColumnFrame, first: cython.Py_ssize_t, count: cython.Py_ssize_t):
     if frame is None or first < 0 or count < 1 or first > frame.rows - count:
         raise ValueError("rows lie outside the frame")
@@ -462,12 +492,22 @@ def enqueue_flags(frame: ColumnFrame, first: cython.Py_ssize_t, count: cython.Py
         if size >= 0 and n != size:
             flags &= ~ENQUEUE_SAME_SIZE
         size = n
+        # These headers take the place of those in the properties.
+        own: cython.bint = frame.columns & HEADERS != 0 and not is_null(frame, HEADER_NULLS, i)
+        if own and not flags & ENQUEUE_HEADERS and _has_queue_headers(frame, i):
+            flags |= ENQUEUE_HEADERS
         if frame.columns & PROPERTIES:
             low: cython.Py_ssize_t = ends_at(frame, PROPERTY_ENDS, i)
-            if ends_at(frame, PROPERTY_ENDS, i + 1) - low >= HEADER_PROPERTIES:
-                bits: uint32_t = load16(frame.body + frame.at[PROPERTY_BYTES] + low + HEADER_FLAGS)
+            length: cython.Py_ssize_t = ends_at(frame, PROPERTY_ENDS, i + 1) - low
+            if length >= HEADER_PROPERTIES:
+                p: cython.p_uchar = frame.body + frame.at[PROPERTY_BYTES] + low
+                bits: uint32_t = load16(p + HEADER_FLAGS)
                 if bits & HAS_PRIORITY:
                     flags |= ENQUEUE_PRIORITY
                 if bits & HAS_EXPIRATION:
                     flags |= ENQUEUE_EXPIRATION
+                if bits & HAS_HEADERS and not own and not flags & ENQUEUE_HEADERS:
+                    notes: cython.int = walk_properties(p, length)
+                    if notes > 0 and notes & RECORD_HEADERS:
+                        flags |= ENQUEUE_HEADERS
     return flags

@@ -24,9 +24,11 @@ from convoymq.kernels.amqp cimport (
 from convoymq.kernels.bytes cimport load16, load32
 
 cpdef enum:
-    # What `walk_properties` notes of a message. The first two are flags of ENQUEUE, too.
+    # What `walk_properties` notes of a message. The first three are flags of ENQUEUE, too.
     RECORD_PRIORITY = 2
     RECORD_EXPIRATION = 4
+    # A header that queues act on: x-delay, x-deliver-at, x-group-id.
+    RECORD_HEADERS = 8
     RECORD_EXAMINE = 256
 
 # Bytes of the field value at p (type code included) or, for a table without its length, notes on
@@ -35,8 +37,8 @@ cdef Py_ssize_t walk_value(unsigned char* p, Py_ssize_t n, int depth) noexcept
 cdef int walk_table(unsigned char* p, Py_ssize_t n, int depth) noexcept
 
 # What the content header payload at p says: RECORD_* flags, with RECORD_EXAMINE when the message
-# needs a closer look (copies, a named producer, expiration, a priority above the default, user-id,
-# reply-to pseudo queue); -1 when it is broken. Inlined: it runs for every message.
+# needs a closer look (copies, a named producer, a delay, expiration, a priority above the default,
+# user-id, reply-to pseudo queue); -1 when it is broken. Inlined: it runs for every message.
 cdef inline int walk_properties(unsigned char* p, Py_ssize_t n) noexcept:
     if n < HEADER_PROPERTIES:
         return -1

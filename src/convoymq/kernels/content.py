@@ -91,6 +91,13 @@ def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
             notes |= RECORD_EXAMINE
         elif key == 17 and string.memcmp(q, b"x-stream-producer", 17) == 0:
             notes |= RECORD_EXAMINE
+        elif key == 7 and string.memcmp(q, b"x-delay", 7) == 0:
+            # Not every queue can let a message wait.
+            notes |= RECORD_HEADERS | RECORD_EXAMINE
+        elif key == 12 and string.memcmp(q, b"x-deliver-at", 12) == 0:
+            notes |= RECORD_HEADERS | RECORD_EXAMINE
+        elif key == 10 and string.memcmp(q, b"x-group-id", 10) == 0:
+            notes |= RECORD_HEADERS
         at += 1 + key
         step: cython.Py_ssize_t = walk_value(p + at, n - at, depth)
         if step < 0:

@@ -2,6 +2,7 @@
 
 RECORD_PRIORITY: int
 RECORD_EXPIRATION: int
+RECORD_HEADERS: int
 RECORD_EXAMINE: int
 
 def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:

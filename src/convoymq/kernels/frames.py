@@ -77,6 +77,7 @@ from cython.cimports.convoymq.kernels.connection_buffer import (
 from cython.cimports.convoymq.kernels.content import (
     RECORD_EXAMINE,
     RECORD_EXPIRATION,
+    RECORD_HEADERS,
     RECORD_PRIORITY,
     walk_properties,
 )
@@ -127,7 +128,7 @@ def _publish_complete(
     if notes < 0:
         return _publish_fault(codec, REPLY_SYNTAX_ERROR, "content header is broken")
     codec.published += 1
-    flags: cython.int = notes & (RECORD_PRIORITY | RECORD_EXPIRATION)
+    flags: cython.int = notes & (RECORD_PRIORITY | RECORD_EXPIRATION | RECORD_HEADERS)
     tag: uint64_t = 0
     targets: tuple = None
     if notes & RECORD_EXAMINE == 0 and bits & PUBLISH_IMMEDIATE == 0 and codec.mode != MODE_TX:

@@ -42,6 +42,7 @@ cdef enum:
     ENQUEUE_SAME_SIZE = 1
     ENQUEUE_PRIORITY = 2
     ENQUEUE_EXPIRATION = 4
+    ENQUEUE_HEADERS = 8
 
 cdef enum:
     LINK_HEADER_SIZE = 48

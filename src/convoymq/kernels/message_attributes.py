@@ -1,6 +1,7 @@
-"""Priorities and expirations of the records of an ENQUEUE command, as runs of equal ones.
+"""What the records of an ENQUEUE command ask of their queue, as runs of records that ask the same:
+priority, expiration, and by headers a time before which they wait, and a group.
 
-A record that cannot be read has neither: what it is was decided when it was published, and every
+A record that cannot be read has none: what it is was decided when it was published, and every
 replica must come to the same.
 """
 
@@ -14,7 +15,9 @@ from cython.cimports.convoymq.kernels.amqp import (
     BIT_HEADERS,
     BIT_PRIORITY,
     BIT_TIMESTAMP,
+    HAS_CONTENT_ENCODING,
     HAS_CONTENT_TYPE,
+    HAS_HEADERS,
     HAS_MASK,
     HEADER_BODY_SIZE,
     HEADER_FLAGS,
@@ -23,12 +26,24 @@ from cython.cimports.convoymq.kernels.amqp import (
     PRIORITY_DEFAULT,
 )
 from cython.cimports.convoymq.kernels.batch import record_table
-from cython.cimports.convoymq.kernels.bytes import bytes_pointer, get32, load16, load32, load64
+from cython.cimports.convoymq.kernels.bytes import (
+    bytes_pointer,
+    copy_bytes,
+    get32,
+    load16,
+    load32,
+    load64,
+)
+from cython.cimports.convoymq.kernels.content import walk_value
+from cython.cimports.libc import string
 from cython.cimports.libc.stdint import int64_t, uint32_t, uint64_t
 
 LEVEL_MAX = 31
 LEVEL_DEFAULT = 4
 EXPIRATION_MS_MAX = 315_360_000_000
+DUE_NONE = 0
+DUE_DELAY = 1
+DUE_TIME = 2
 
 _LEVEL_MAX = cython.declare(cython.int, 31)
 _EXPIRATION_MS_MAX = cython.declare(int64_t, 315360000000)
@@ -111,6 +126,122 @@ def _properties(
 
 @cython.cfunc
 @cython.exceptval(check=False)
+def _integer(p: cython.p_uchar, number: cython.pointer(int64_t)) -> cython.bint:
+    """Whether the whole field value at p is an integer; fills it in."""
+    code: cython.int = p[0]
+    if code == b"b":
+        number[0] = p[1] if p[1] < 128 else cython.cast(int64_t, p[1]) - 256
+    elif code == b"B":
+        number[0] = p[1]
+    elif code == b"s":
+        number[0] = load16(p + 1)
+        if number[0] >= 32768:
+            number[0] -= 65536
+    elif code == b"u":
+        number[0] = load16(p + 1)
+    elif code == b"I":
+        number[0] = load32(p + 1)
+        if number[0] >= 2147483648:
+            number[0] -= 4294967296
+    elif code == b"i":
+        number[0] = load32(p + 1)
+    elif code == b"l" or code == b"L":
+        number[0] = cython.cast(int64_t, load64(p + 1))
+    else:
+        return False
+    return True
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _headers(p: cython.p_uchar, n: cython.Py_ssize_t, found: cython.pointer(Asked)) -> cython.void:
+    """Reads the n bytes of fields of a table, up to where it is broken. The first header counts of
+    several with one name, and of the two that say when."""
+    at: cython.Py_ssize_t = 0
+    key: cython.Py_ssize_t
+    step: cython.Py_ssize_t
+    q: cython.p_uchar
+    value: cython.p_uchar
+    timed: cython.bint = False
+    grouped: cython.bint = False
+    while at < n:
+        q = p + at + 1
+        key = p[at]
+        at += 1 + key
+        if at >= n:
+            return
+        value = p + at
+        step = walk_value(value, n - at, 1)
+        if step < 0:
+            return
+        at += step
+        if not timed and key == 7 and string.memcmp(q, b"x-delay", 7) == 0:
+            timed = True
+            if _integer(value, cython.address(found.number)):
+                found.kind = 1
+        elif not timed and key == 12 and string.memcmp(q, b"x-deliver-at", 12) == 0:
+            timed = True
+            if _integer(value, cython.address(found.number)):
+                found.kind = 2
+        elif not grouped and key == 10 and string.memcmp(q, b"x-group-id", 10) == 0:
+            grouped = True
+            if value[0] == b"S" or value[0] == b"x":
+                found.group = value + 5
+                found.group_length = step - 5
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _find_headers(
+    p: cython.p_uchar, n: cython.Py_ssize_t, found: cython.pointer(Asked)
+) -> cython.void:
+    """Headers of one record."""
+    found.kind = 0
+    found.number = 0
+    found.group = cython.NULL
+    found.group_length = -1
+    at: cython.Py_ssize_t = 0
+    i: cython.int
+    for i in range(2):
+        if at >= n:
+            return
+        at += 1 + p[at]
+    if n - at < AMQP_FRAME_HEAD + HEADER_PROPERTIES:
+        return
+    size: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
+    at += AMQP_FRAME_HEAD
+    if size > n - at or size < HEADER_PROPERTIES:
+        return
+    end: cython.Py_ssize_t = at + size
+    flags: uint32_t = load16(p + at + HEADER_FLAGS)
+    if flags & MORE_FLAGS or not flags & HAS_HEADERS:
+        return
+    at += HEADER_PROPERTIES
+    for i in range(2):
+        if flags & (HAS_CONTENT_TYPE if i == 0 else HAS_CONTENT_ENCODING):
+            if at >= end:
+                return
+            at += 1 + p[at]
+    if end - at < 4:
+        return
+    size = load32(p + at)
+    if size <= end - at - 4:
+        _headers(p + at + 4, size, found)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _same(a: cython.pointer(Asked), b: cython.pointer(Asked)) -> cython.bint:
+    """Whether two records ask the same by headers."""
+    if a.kind != b.kind or a.number != b.number or a.group_length != b.group_length:
+        return False
+    if a.group_length <= 0:
+        return True
+    return string.memcmp(a.group, b.group, a.group_length) == 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
 def _read(
     p: cython.p_uchar,
     n: cython.Py_ssize_t,
@@ -189,3 +320,43 @@ def attribute_runs(
     if count:
         made += (began, first + count - began, size, last_level, last_expiration)
     return made
+
+
+def header_runs(
+    data: bytes, command: cython.Py_ssize_t, first: cython.Py_ssize_t, count: cython.Py_ssize_t
+):
+    p: cython.p_uchar = bytes_pointer(data)
+    known: uint32_t = 0
+    table: cython.Py_ssize_t = record_table(p, len(data), command, cython.address(known))
+    if table < 0 or first < 0 or count < 0 or first + count > known:
+        raise ValueError("records lie outside their command")
+    length: cython.Py_ssize_t = get32(p + command)
+    found: Asked
+    last: Asked
+    began: cython.Py_ssize_t = first
+    low: cython.Py_ssize_t
+    high: cython.Py_ssize_t
+    i: cython.Py_ssize_t
+    made: list = []
+    for i in range(first, first + count):
+        low = get32(p + table + 4 * i)
+        high = get32(p + table + 4 * i + 4)
+        if low > high or high > length:
+            # As a record that is empty.
+            low = high = 0
+        _find_headers(p + command + low, high - low, cython.address(found))
+        if i > began and not _same(cython.address(found), cython.address(last)):
+            made.append(_run(cython.address(last), began, i - began))
+            began = i
+        last = found
+    if count:
+        made.append(_run(cython.address(last), began, first + count - began))
+    return made
+
+
+@cython.cfunc
+def _run(asked: cython.pointer(Asked), first: cython.Py_ssize_t, count: cython.Py_ssize_t) -> tuple:
+    group: object = None
+    if asked.group_length >= 0:
+        group = copy_bytes(asked.group, asked.group_length)
+    return first, count, asked.kind, asked.number, group

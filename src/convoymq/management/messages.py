@@ -24,7 +24,9 @@ from convoymq.model.refusals import (
 from convoymq.model.tables import Decimal, Field, Table, decode_table, encode_table
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
 from convoymq.queues.message_properties import (
+    QUEUE_HEADERS,
     RECORD_EXPIRATION,
+    RECORD_HEADERS,
     RECORD_PRIORITY,
     asked_property,
     check_expiration,
@@ -350,6 +352,8 @@ async def publish(
     flags = RECORD_EXPIRATION if properties.get("expiration") is not None else 0
     if properties.get("priority") is not None:
         flags |= RECORD_PRIORITY
+    if any(name in headers for name in QUEUE_HEADERS):
+        flags |= RECORD_HEADERS
     refused = any(queue.refuses_publishes for queue in route.queues)
     shots = [OneShot(broker, queue) for queue in route.queues if not queue.refuses_publishes]
     try:

@@ -29,6 +29,13 @@ from convoymq.model.tables import (
     decode_table,
     encode_table,
 )
+from convoymq.queues.message_properties import (
+    DELAY,
+    DELIVER_AT,
+    GROUP_ID,
+    RECORD_HEADERS,
+    RECORD_PRIORITY,
+)
 from convoymq.routing.copies import COPY
 
 REJECTED = "rejected"
@@ -54,8 +61,6 @@ _REPLY_TO = 1 << 9
 _EXPIRATION = 1 << 8
 _MESSAGE_ID = 1 << 7
 _TIMESTAMP = 1 << 6
-FLAG_PRIORITY = 2
-"""Of ENQUEUE: a record carries a priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,11 @@ def dead_letter(record: bytes, death: Death) -> DeadLetter:
     exchange, at = decode_short_string(names, 0, len(names))
     routing_key, _ = decode_short_string(names, at, len(names))
     properties = Properties(content_parts(content)[0])
+    # It has waited: a dead letter goes at once.
+    properties.headers = properties.headers.without(DELAY).without(DELIVER_AT)
+    flags = RECORD_PRIORITY if properties.flags & _PRIORITY else 0
+    if GROUP_ID in properties.headers:
+        flags |= RECORD_HEADERS
     own = (routing_key, *_copies(properties.headers))
     headers, deaths = _with_death(
         properties, death, exchange, own, written_here=content[1:3] == _CHANNEL
@@ -180,7 +190,7 @@ def dead_letter(record: bytes, death: Death) -> DeadLetter:
         headers=headers,
         parts=(_short(death.exchange) + _short(keys[0]), content),
         body_size=properties.body_size,
-        flags=FLAG_PRIORITY if properties.flags & _PRIORITY else 0,
+        flags=flags,
         deaths=deaths,
     )
 

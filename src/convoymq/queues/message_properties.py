@@ -21,6 +21,13 @@ EXPIRATION_MS_MAX = 315_360_000_000
 RECORD_PRIORITY = 2
 RECORD_EXPIRATION = 4
 """Flags of ENQUEUE: some record carries the property."""
+RECORD_HEADERS = 8
+"""Some record carries one of `QUEUE_HEADERS`."""
+DELAY = "x-delay"
+DELIVER_AT = "x-deliver-at"
+GROUP_ID = "x-group-id"
+QUEUE_HEADERS = (DELAY, DELIVER_AT, GROUP_ID)
+"""Headers that queues act on."""
 
 
 def asked_property(expiration: object, priority: int | None) -> str | None:

@@ -69,7 +69,7 @@ fields = st.recursive(
     ),
     max_leaves=10,
 )
-names = short | st.just("x-key")
+names = short | st.sampled_from(("x-key", "x-delay", "x-deliver-at", "x-group-id"))
 headers = st.none() | st.lists(st.tuples(names, fields), max_size=5).map(Table.from_fields)
 octet = st.none() | st.integers(0, 255)
 optional = st.none() | short
@@ -455,7 +455,10 @@ def test_rows_at_the_bound_are_read_and_one_more_is_not() -> None:
 
 text = st.text(max_size=12).map(str.encode)
 pairs = st.lists(
-    st.tuples(text | st.just(b"x-key"), st.none() | text | st.binary(max_size=12)), max_size=4
+    st.tuples(
+        text | st.sampled_from((b"x-key", b"x-delay")), st.none() | text | st.binary(max_size=12)
+    ),
+    max_size=4,
 )
 clean = properties.map(lambda p: structs.replace(p, user_id=None))
 rows_to_produce = st.builds(
@@ -524,6 +527,7 @@ def test_produced_rows_become_the_records_of_the_reference(rows: list[Row], data
     assert flags & 1 == (len({len(item.body) for item in expected}) == 1)
     assert bool(flags & 2) == any(item.properties.priority is not None for item in expected)
     assert bool(flags & 4) == any(item.properties.expiration is not None for item in expected)
+    assert bool(flags & 8) == any(has_queue_header(item.properties) for item in expected)
     twin = reference.enqueue(0, 0, [batch.record(command, 0, i) for i in range(n)], [0] * n, 0)
     assert command[40:] == twin[40:]
 
@@ -541,6 +545,12 @@ def only(row: Row, wanted: int) -> Row:
     if not wanted & columns.PROPERTIES:
         row = replace(row, properties=None)
     return row
+
+
+def has_queue_header(properties: Properties) -> bool:
+    """Whether a message has a header that queues act on."""
+    names = () if properties.headers is None else properties.headers
+    return any(name in names for name in ("x-delay", "x-deliver-at", "x-group-id"))
 
 
 def channel_zero(record: bytes) -> list[Any]:

@@ -1,0 +1,143 @@
+"""What records ask of their queue, against a naive reading by the AMQP codec."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convoymq.amqp import _spec as spec
+from convoymq.amqp import codec
+from convoymq.kernels import batch
+from convoymq.kernels.message_attributes import DUE_DELAY, DUE_NONE, DUE_TIME, header_runs
+from convoymq.model.tables import INTEGER_CODES, Field, Table
+from tests.unit.kernels import reference
+from tests.unit.kernels.columns_reference import Message
+from tests.unit.kernels.test_columns import fields, properties, short
+from tests.unit.kernels.test_frames import make_buffer
+
+NAMES = ("x-delay", "x-deliver-at", "x-group-id")
+BOUNDS = {
+    "b": (-(1 << 7), (1 << 7) - 1),
+    "B": (0, (1 << 8) - 1),
+    "s": (-(1 << 15), (1 << 15) - 1),
+    "u": (0, (1 << 16) - 1),
+    "I": (-(1 << 31), (1 << 31) - 1),
+    "i": (0, (1 << 32) - 1),
+    "l": (-(1 << 63), (1 << 63) - 1),
+    "L": (-(1 << 63), (1 << 63) - 1),
+}
+numbers = st.sampled_from(sorted(BOUNDS)).flatmap(
+    lambda code: st.builds(Field, st.just(code), st.integers(*BOUNDS[code]))
+)
+groups = st.builds(Field, st.sampled_from("Sx"), st.sampled_from([b"", b"a", b"b", b"\xff" * 9]))
+tables = st.lists(
+    st.tuples(st.sampled_from(NAMES), numbers | groups | fields) | st.tuples(short, fields),
+    max_size=5,
+).map(Table.from_fields)
+messages = st.builds(
+    Message,
+    exchange=short,
+    routing_key=short,
+    properties=st.builds(
+        spec.Properties,
+        content_type=st.none() | short,
+        content_encoding=st.none() | short,
+        headers=st.none() | tables,
+        priority=st.none() | st.integers(0, 255),
+    )
+    | properties,
+    body=st.binary(max_size=9),
+)
+
+
+def naive(message: Message) -> tuple[int, int, bytes | None]:
+    """(kind, number, group) of one message."""
+    headers = codec.decode_header(message.header).properties.headers
+    when: tuple[int, int] | None = None
+    group: Field | None = None
+    for name, field in () if headers is None else headers.items():
+        if name in NAMES[:2] and when is None:
+            when = DUE_NONE, 0
+            if field.code in INTEGER_CODES:
+                assert isinstance(field.value, int)
+                when = (DUE_DELAY if name == "x-delay" else DUE_TIME), field.value
+        if name == "x-group-id" and group is None:
+            group = field
+    found = group.value if group is not None and group.code in "Sx" else None
+    assert found is None or isinstance(found, bytes)
+    return *(when or (DUE_NONE, 0)), found
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(messages, min_size=1, max_size=8), st.data())
+def test_headers_are_what_the_codec_reads(items: list[Message], data: st.DataObject) -> None:
+    items = [item for item in items for _ in range(data.draw(st.integers(1, 2)))]
+    command = reference.enqueue(
+        1, 1, [item.record() for item in items], [len(item.body) for item in items], 0
+    )
+    first = data.draw(st.integers(0, len(items)))
+    count = data.draw(st.integers(0, len(items) - first))
+    runs = header_runs(bytes(48) + command, 48, first, count)
+    at = first
+    for start, length, kind, number, group in runs:
+        assert start == at
+        assert length > 0
+        at += length
+        for i in range(start, at):
+            assert naive(items[i]) == (kind, number, group)
+    assert at == first + count
+    assert all(one[2:] != other[2:] for one, other in pairwise(runs))
+
+
+@settings(max_examples=100, deadline=None)
+@given(messages, st.integers(0, 200), st.integers(0, 255))
+def test_a_damaged_record_is_read_within_its_bounds(
+    message: Message, place: int, octet: int
+) -> None:
+    record = bytearray(message.record())
+    record[place % len(record)] = octet
+    command = reference.enqueue(1, 1, [bytes(record)], [0], 0)
+    ((first, count, kind, _, group),) = header_runs(command, 0, 0, 1)
+    assert (first, count) == (0, 1)
+    assert kind in (DUE_NONE, DUE_DELAY, DUE_TIME)
+    assert group is None or group in bytes(record)
+
+
+def test_records_outside_the_command_are_refused() -> None:
+    message = Message("", "q", spec.Properties(), b"")
+    command = reference.enqueue(1, 1, [message.record()], [0], 0)
+    for first, count in ((0, 2), (1, 1), (-1, 1), (0, -1)):
+        with pytest.raises(ValueError, match="outside"):
+            header_runs(command, 0, first, count)
+
+
+@settings(max_examples=100, deadline=None)
+@given(messages)
+def test_the_scanner_flags_headers_that_queues_act_on(message: Message) -> None:
+    """Either the command says so that the message was put in, or the owner of the channel that is
+    to look at it hears so."""
+    builder = batch.CommandBuilder()
+    target = batch.PublishTarget(builder, 1 << 56, None)
+    ear, (channel,) = make_buffer([1], (target,))
+    method = spec.BasicPublish(exchange=message.exchange, routing_key=message.routing_key)
+    heard: list[int] = []
+    channel.owner.on_publish = lambda key, bits, content, size, flags, tag: heard.append(flags)
+    ear.buffer.feed(
+        codec.content_frames(1, method, message.properties, message.body, frame_bytes_max=4096)
+    )
+    assert not ear.events
+    if not heard:
+        entry = builder.take_entry(7, 1, 1, 1)
+        ((_, flags, *_),) = batch.commands(entry.data)
+        heard.append(flags)
+    names = (
+        {name for name, _ in message.properties.headers.items()}
+        if (message.properties.headers is not None)
+        else set()
+    )
+    assert bool(heard[0] & 8) == bool(names.intersection(NAMES))
+    assert bool(heard[0] & 2) == (message.properties.priority is not None)
+    assert bool(heard[0] & 4) == (message.properties.expiration is not None)
