@@ -36,7 +36,7 @@ from convoymq.amqp.transactions import Transaction
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget
 from convoymq.kernels.channel_codec import ChannelCodec, ConsumerDeliveries
-from convoymq.kernels.content import content_parts
+from convoymq.kernels.content import RECORD_ASKS, content_parts
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject
@@ -280,7 +280,11 @@ class Channel:
             )
             if not route.cacheable or any(queue.refuses_publishes for queue in route.queues):
                 return None
-            return tuple(self.client_of(queue).target for queue in route.queues)
+            targets = tuple(self.client_of(queue).target for queue in route.queues)
+            for queue, target in zip(route.queues, targets, strict=True):
+                # For good: a machine's version never falls.
+                target.serves = RECORD_ASKS if queue.serves_attributes else 0
+            return targets
         except BrokerError as error:
             self.refuse(error, spec.BASIC, spec.BasicPublish.METHOD_ID)
             return None

@@ -32,6 +32,8 @@ cdef class PublishTarget:
     cdef public Py_ssize_t pending_commands_max
     cdef public PendingBudget budget
     cdef public object owner
+    # Of RECORD_ASKS: what the queue serves.
+    cdef public int serves
     # The next record has a producer and a sequence; the open command begins with this one.
     cdef bint named
     cdef bytes producer

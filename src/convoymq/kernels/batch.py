@@ -99,6 +99,7 @@ class PublishTarget:
         self.pending_commands_max = _UNBOUNDED
         self.budget = PendingBudget()
         self.owner = owner
+        self.serves = 0
         self.named = False
         self.producer = b""
         self.sequence = 0

@@ -23,6 +23,10 @@ from convoymq.kernels.amqp cimport (
 )
 from convoymq.kernels.bytes cimport load16, load32
 
+cdef enum:
+    # Below the ten years that an expiration may last.
+    EXPIRATION_DIGITS_MAX = 11
+
 cpdef enum:
     # What `walk_properties` notes of a message. The first three are flags of ENQUEUE, too.
     RECORD_PRIORITY = 2
@@ -30,15 +34,27 @@ cpdef enum:
     # A header that queues act on: x-delay, x-deliver-at, x-group-id.
     RECORD_HEADERS = 8
     RECORD_EXAMINE = 256
+    # An expiration that can be read, or a priority above the default: not every queue serves it.
+    RECORD_ASKS = 512
 
 # Bytes of the field value at p (type code included) or, for a table without its length, notes on
 # what its keys say; -1 when it is broken, nested too deeply or cut off within n bytes.
 cdef Py_ssize_t walk_value(unsigned char* p, Py_ssize_t n, int depth) noexcept
 cdef int walk_table(unsigned char* p, Py_ssize_t n, int depth) noexcept
 
+# Whether an expiration is a number of milliseconds that needs no closer look.
+cdef inline bint is_short_number(unsigned char* p, Py_ssize_t n) noexcept:
+    cdef Py_ssize_t i
+    if n == 0 or n > EXPIRATION_DIGITS_MAX:
+        return False
+    for i in range(n):
+        if p[i] < 48 or p[i] > 57:
+            return False
+    return True
+
 # What the content header payload at p says: RECORD_* flags, with RECORD_EXAMINE when the message
-# needs a closer look (copies, a named producer, a delay, expiration, a priority above the default,
-# user-id, reply-to pseudo queue); -1 when it is broken. Inlined: it runs for every message.
+# needs a closer look (copies, a named producer, a delay, an odd expiration, user-id, reply-to pseudo
+# queue); -1 when it is broken. Inlined: it runs for every message.
 cdef inline int walk_properties(unsigned char* p, Py_ssize_t n) noexcept:
     if n < HEADER_PROPERTIES:
         return -1
@@ -77,8 +93,7 @@ cdef inline int walk_properties(unsigned char* p, Py_ssize_t n) noexcept:
             if bit == BIT_PRIORITY:
                 notes |= RECORD_PRIORITY
                 if p[at] > PRIORITY_DEFAULT:
-                    # Not every queue takes it.
-                    notes |= RECORD_EXAMINE
+                    notes |= RECORD_ASKS
             at += 1
             continue
         if bit == BIT_TIMESTAMP:
@@ -92,7 +107,8 @@ cdef inline int walk_properties(unsigned char* p, Py_ssize_t n) noexcept:
         if size > n - at - 1:
             return -1
         if bit == BIT_EXPIRATION:
-            notes |= RECORD_EXPIRATION | RECORD_EXAMINE
+            notes |= RECORD_EXPIRATION
+            notes |= RECORD_ASKS if is_short_number(p + at + 1, size) else RECORD_EXAMINE
         elif bit == BIT_USER_ID:
             notes |= RECORD_EXAMINE
         elif bit == BIT_REPLY_TO and size == 21:

@@ -4,6 +4,7 @@ RECORD_PRIORITY: int
 RECORD_EXPIRATION: int
 RECORD_HEADERS: int
 RECORD_EXAMINE: int
+RECORD_ASKS: int
 
 def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
     """The content header payload with x-acquired-count and x-delivery-count set (0 = absent).

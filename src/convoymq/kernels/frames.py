@@ -75,6 +75,7 @@ from cython.cimports.convoymq.kernels.connection_buffer import (
     ConnectionBuffer,
 )
 from cython.cimports.convoymq.kernels.content import (
+    RECORD_ASKS,
     RECORD_EXAMINE,
     RECORD_EXPIRATION,
     RECORD_HEADERS,
@@ -109,6 +110,17 @@ def _publish_fault(codec: ChannelCodec, code: cython.int, text: str) -> cython.i
     """The same, in a publish."""
     codec.buffer.owner.on_fault(code, text, codec.number, CLASS_BASIC, METHOD_PUBLISH)
     return 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _all_serve(targets: tuple) -> cython.bint:
+    """Whether every queue serves what a message asks for."""
+    i: cython.Py_ssize_t
+    for i in range(len(targets)):
+        if not cython.cast(PublishTarget, targets[i]).serves & RECORD_ASKS:
+            return False
+    return True
 
 
 @cython.cfunc
@@ -147,6 +159,8 @@ def _publish_complete(
             if found is not None:
                 targets = found
                 add_route(cache, hash, key, key_length, targets)
+        if notes & RECORD_ASKS and targets is not None and not _all_serve(targets):
+            targets = None
     if codec.mode == MODE_CONFIRM:
         tag = allocate_confirm(codec)
     if targets is None or (bits & PUBLISH_MANDATORY and len(targets) == 0):

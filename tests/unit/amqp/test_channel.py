@@ -11,6 +11,7 @@ import pytest
 
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec, declarations
+from convoymq.amqp.channel import Channel
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.states import State
 from convoymq.kernels import batch
@@ -264,6 +265,31 @@ async def test_other_queues_take_every_priority_and_expiration(client: Client, k
     await fill(client, "q", b"x", priority=9, expiration="1000")
     await fill(client, "q", b"x", priority=255)
     assert len(queue.ready) == 2
+
+
+async def test_what_the_queues_serve_is_published_without_a_closer_look(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await client.declare("q", **queue_type("quorum"))
+    looked_at: list[bytes] = []
+    publish = Channel.publish
+
+    def observed(self: Channel, *arguments: Any) -> None:
+        looked_at.append(arguments[0])
+        publish(self, *arguments)
+
+    monkeypatch.setattr(Channel, "publish", observed)
+    await fill(client, "q", b"x", priority=9, expiration="99999999999")
+    assert not looked_at
+    # What RabbitMQ takes as well, and what may be too long.
+    await fill(client, "q", b"x", expiration="+1")
+    await fill(client, "q", b"x", expiration="100000000000")
+    queue.serves_attributes = False
+    client.broker.route_cache_version.bump()
+    client.publish("", "q", b"x", priority=9)
+    await refused(client, 406, unserved("priority", "quorum"))
+    assert len(looked_at) == 3
+    assert len(queue.ready) == 3
 
 
 async def test_no_queue_gets_a_message_that_one_of_them_refuses(client: Client) -> None:
