@@ -125,8 +125,12 @@ PLAIN = Feature(name="plain", title="plain queue")
 FEATURES = (
     Feature(name="policy", title="a policy without features", prepare=policy, share=0.98),
     Feature(name="ttl", title="message TTL of the queue", arguments={"x-message-ttl": 3_600_000}),
-    Feature(name="expiration", title="expiration of messages", options={"expiration": 3_600_000}),
-    Feature(name="priority", title="priority 7", options={"priority": 7}),
+    Feature(
+        name="expiration",
+        title="expiration of messages",
+        options={"property": "expiration=3600000"},
+    ),
+    Feature(name="priority", title="priority 7", options={"property": "priority=7"}),
     Feature(
         name="limits",
         title="length limits",
@@ -141,7 +145,7 @@ FEATURES = (
         name="deduplication",
         title="duplicate window of 100,000 message ids",
         arguments={"x-deduplication-count": 100_000},
-        options={"message-id": "m-########"},
+        options={"property": "message_id=m-########"},
     ),
     Feature(
         name="groups",

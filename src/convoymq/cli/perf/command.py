@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from convoymq.amqp._spec import Properties
@@ -29,16 +30,20 @@ TypeOption = Annotated[
 ArgumentsOption = Annotated[
     list[str] | None, typer.Option(help="Further queue arguments, key=value.")
 ]
-PriorityOption = Annotated[int | None, typer.Option(min=0, max=255, help="Of all messages.")]
-MessageIdOption = Annotated[
-    str, typer.Option(help="Of all messages; ######## in it, or in a header, is their number.")
+PropertyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Message properties, name=value (priority, message_id …); ######## in one, or in a "
+        "header, is the message's number."
+    ),
 ]
+HeaderOption = Annotated[list[str] | None, typer.Option(help="Message headers, key=value.")]
 DistinctOption = Annotated[int, typer.Option(help="Numbers begin again after so many; 0 = never.")]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Check order, loss and duplicates.")]
 
 
-def _addresses(texts: list[str] | None, fallback: list[Address]) -> list[Address]:
-    return [Address.parse(text) for text in texts] if texts else fallback
+def _addresses(texts: list[str] | None, fallback: list[str] | None) -> list[Address]:
+    return [Address.parse(text) for text in texts or fallback or (DEFAULT_URI,)]
 
 
 def _pairs(option: str, texts: list[str] | None) -> dict[str, bool | int | str]:
@@ -58,6 +63,22 @@ def _pairs(option: str, texts: list[str] | None) -> dict[str, bool | int | str]:
     return found
 
 
+def _properties(
+    properties: list[str] | None, headers: list[str] | None, *, persistent: bool
+) -> Properties:
+    """Properties of the messages. Raises ValueError."""
+    found: dict[str, object] = {"delivery_mode": 2} if persistent else {}
+    found |= _pairs("--property", properties)
+    if headers:
+        found["headers"] = Table.of(_pairs("--header", headers))
+    names = {name for name, _ in Properties.FIELDS}
+    for name in found.keys() - names:
+        raise ValueError(f"there is no message property {name!r}")
+    if "expiration" in found:
+        found["expiration"] = str(found["expiration"])
+    return msgspec.convert(found, Properties)
+
+
 def perf(
     uri: Annotated[list[str] | None, typer.Option(help="Node for every role; repeatable.")] = None,
     pub_uri: Annotated[list[str] | None, typer.Option(help="Nodes of the publishers.")] = None,
@@ -71,10 +92,8 @@ def perf(
     queue_prefix: Annotated[str, typer.Option(help="Queues are called PREFIX-k.")] = "perf",
     size: Annotated[int, typer.Option(help="Body size in bytes.")] = 1024,
     persistent: bool = False,
-    priority: PriorityOption = None,
-    expiration: Annotated[str, typer.Option(help="Time to live of messages, ms.")] = "",
-    message_id: MessageIdOption = "",
-    header: Annotated[list[str] | None, typer.Option(help="Message headers, key=value.")] = None,
+    property: PropertyOption = None,
+    header: HeaderOption = None,
     distinct: DistinctOption = 0,
     in_flight: Annotated[int, typer.Option(help="Unconfirmed messages per publisher.")] = 1000,
     prefetch: int = 1000,
@@ -96,16 +115,12 @@ def perf(
     label: str = "",
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Publish and consume with confirms and acknowledgements; measure and check.
-
-    Works against any AMQP 0-9-1 broker. Exit code 1 when a check failed (table format).
-    """
+    """Publish and consume at an AMQP 0-9-1 broker; measure and check (exit code 1 with a table)."""
     with _refused():
-        every = _addresses(uri, [Address.parse(DEFAULT_URI)])
         plan = Plan(
-            publisher_uris=_addresses(pub_uri, every),
-            consumer_uris=_addresses(cons_uri, every),
-            declare_uris=_addresses(decl_uri, every),
+            publisher_uris=_addresses(pub_uri, uri),
+            consumer_uris=_addresses(cons_uri, uri),
+            declare_uris=_addresses(decl_uri, uri),
             queue_type=queue_type,
             declare_arguments=_pairs("--declare-args", declare_args),
             queues=queues,
@@ -113,13 +128,7 @@ def perf(
             consumers=consumers,
             queue_prefix=queue_prefix,
             size=size,
-            properties=Properties(
-                delivery_mode=2 if persistent else None,
-                priority=priority,
-                expiration=expiration or None,
-                message_id=message_id or None,
-                headers=Table.of(_pairs("--header", header)) if header else None,
-            ),
+            properties=_properties(property, header, persistent=persistent),
             distinct=distinct,
             in_flight=in_flight,
             prefetch=prefetch,
