@@ -226,6 +226,11 @@ _ROWS: tuple[Key, ...] = (
         with_operator=_lower,
         with_argument=_lower,
     ),
+    Key(
+        name="requeue-position",
+        check=_one_of("original", "front", "tail"),
+        noun="requeue position",
+    ),
     Key(name="max-age", check=_max_age, noun="max age"),
     Key(
         name="stream-max-segment-size-bytes",

@@ -145,6 +145,10 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("x-single-active-consumer", _boolean),
     # Ours: when the next consumer becomes active (docs/adr/0027-refused-until-served.md).
     Argument(TAKE_OVER_ARGUMENT, _one_of("invalid_single_active_take_over", STRICT, IMMEDIATE)),
+    # Ours: where a message goes that comes back (docs/adr/0050-order-of-delivery.md).
+    Argument(
+        "x-requeue-position", _one_of("invalid_requeue_position", "original", "front", "tail")
+    ),
     Argument(TYPE_ARGUMENT, _queue_type),
     Argument("x-quorum-initial-group-size", _integer(1)),
     Argument("x-quorum-target-group-size", _integer(1)),

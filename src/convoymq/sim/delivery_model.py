@@ -12,7 +12,6 @@ than those it computes with: `_check_turn` and `_check_activation`.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NoReturn, cast
@@ -22,6 +21,7 @@ from convoymq.kernels.entries import Entry
 from convoymq.queues.classic.records import traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim.command_bodies import CheckoutSpec, ReservationOp
+from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines
 
 Key = tuple[int, int, int]
 """Place of a message in the log: entry index, command offset, record."""
@@ -34,7 +34,6 @@ Answer = tuple[int, int, int, object]
 
 SESSION_OPEN = batch.CMD_SESSION_OPEN
 
-LEVEL_DEFAULT = 4
 LEVEL_MAX = 31
 AT_LEAST_ONCE = 2
 WINDOW_UNLIMITED = 2000
@@ -66,6 +65,7 @@ class Message:
 
     __slots__ = (
         "acquired",
+        "at_tail",
         "due_ms",
         "failed",
         "holder",
@@ -86,6 +86,8 @@ class Message:
         """(session, consumer, message id)"""
         self.acquired = 0
         self.failed = 0
+        self.at_tail = False
+        """It came back to the tail: its place in the log says nothing any more."""
         self.outs = 0
         """How often it was given to somebody."""
 
@@ -154,7 +156,7 @@ def identity_of(record: bytes) -> bytes:
     return record[at + 7 : at + 19]
 
 
-class DeliveryModel:
+class DeliveryModel(ReadyLines):
     """One queue.
 
     Args:
@@ -163,14 +165,13 @@ class DeliveryModel:
     """
 
     def __init__(self, group: int, settings: Mapping[str, int]) -> None:
+        super().__init__()
         self.group = group
         self.delivery_limit: int = settings.get("delivery_limit", 20)
         self.disconnect_timeout_ms: int = settings.get("disconnect_timeout_ms", 60_000)
         self.single_active = bool(settings.get("single_active", False))
         self.strict = self.single_active and bool(settings.get("single_active_strict", True))
         self.in_order = self.strict
-        """Everybody took one message at a time so far, so they are given in the order of the log,
-        repeats included."""
         self.index = 0
         self.time_ms = 0
         self.messages: dict[Key, Message] = {}
@@ -180,14 +181,9 @@ class DeliveryModel:
         self.names_messages = True
         """Bodies begin with what makes a message one of a kind."""
         self.limits = dict.fromkeys(LIMITS, -1)
-        """Those that CONFIG may set; -1 = none."""
         self.attributes_from: int | None = None
         """The entry from which priorities and expirations mean something."""
         self.refusing = False
-        self.levels: dict[int, deque[Message]] = {}
-        """What is fresh, and what went to the tail, of priorities other than the default one."""
-        self.fresh: deque[Message] = deque()
-        self.returned: deque[Message] = deque()
         self.sessions: dict[int, Session] = {}
         """In the order in which they began."""
         self.over: set[int] = set()
@@ -421,27 +417,6 @@ class DeliveryModel:
         if times:
             message.due_ms = self.time_ms + max(1, min(times))
 
-    def _append(self, message: Message) -> None:
-        """Behind all of its level."""
-        if message.level == LEVEL_DEFAULT:
-            self.fresh.append(message)
-        else:
-            self.in_order = False
-            self.levels.setdefault(message.level, deque()).append(message)
-
-    def _sources(self) -> list[deque[Message]]:
-        """Where messages wait, in the order in which they are served."""
-        by_level = {**self.levels, LEVEL_DEFAULT: self.fresh}
-        found = [self.returned, *(by_level[level] for level in sorted(by_level, reverse=True))]
-        return [source for source in found if source]
-
-    def ready(self) -> list[Message]:
-        """All that waits, in the order in which it would be delivered."""
-        return [message for source in self._sources() for message in source]
-
-    def _has_ready(self) -> bool:
-        return bool(self.returned or self.fresh or any(self.levels.values()))
-
     def _expire(self) -> None:
         """What stands at a head and whose time is over leaves, until there is no such message:
         first what came back, last the default level."""
@@ -520,18 +495,16 @@ class DeliveryModel:
         message.failed += failed
         if 0 <= self.delivery_limit < message.failed:
             self._leave(message, Place.LIMIT)
-        else:
-            self._move(message, Place.READY)
-            self.returned.append(message)
+            return
+        self._move(message, Place.READY)
+        self._put_back(message)
 
     def _requeue(self, message: Message) -> None:
         """Without a limit: behind all that is in the queue."""
-        self.in_order = False
         self.returns += 1
         message.acquired += 1
         self._move(message, Place.READY)
-        message.level = LEVEL_DEFAULT
-        self.fresh.append(message)
+        self._append_last(message)
 
     def _return_held(self, consumer: Consumer, failed: int) -> None:
         for message_id in sorted(consumer.held):
@@ -545,7 +518,8 @@ class DeliveryModel:
             ids = sorted(i for i in consumer.held if first <= i <= last)
         for message_id in ids:
             message = consumer.held.pop(message_id)
-            if kind == batch.CMD_RETURN and not failed and self.delivery_limit < 0:
+            by_rule = not self.limits.get("requeue_position", 0)
+            if kind == batch.CMD_RETURN and by_rule and not failed and self.delivery_limit < 0:
                 self._requeue(message)
                 continue
             if kind == batch.CMD_RETURN:
@@ -650,6 +624,7 @@ class DeliveryModel:
 
     def _settle_down(self) -> None:
         """After every command: who is active, who waits to be served, and serving them."""
+        self._put_front()
         if self.single_active:
             self._activate()
         for session in self.sessions.values():

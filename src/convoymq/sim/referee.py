@@ -207,7 +207,7 @@ class Referee:
         totals = machine.totals()
         seen = {
             "ready": len(model.ready()),
-            "returned_ready": sum(1 for m in (*model.returned, *model.fresh) if m.outs),
+            "returned_ready": sum(1 for m in model.ready() if m.outs),
             "unacked": places[Place.HELD] + places[Place.RESERVED],
             "consumers": model.consumer_count() + model.reservation_count(),
             "published": len(model.messages),

@@ -46,6 +46,14 @@ POLICY_PAUSE = 0.8
 """Share of these times at which no policy changes."""
 LIMITED = 0.4
 """Share of the policies, where messages have attributes, with a limit of each kind."""
+ORDERS: tuple[dict[str, object], ...] = (
+    {},
+    {},
+    {"requeue-position": "original"},
+    {"requeue-position": "front"},
+    {"requeue-position": "tail"},
+)
+"""What policies say of the order of deliveries."""
 EVENTS_MAX = 3_000_000
 RESERVATION_SHARE = 0.4
 """Of the channels of a plan with reservations, those that own one."""
@@ -212,6 +220,8 @@ class World:
             policy["overflow"] = more.choice(("drop-head", "reject-publish"))
         if self.plan.clients.attribute_chance and more.random() < LIMITED:
             policy["expires"] = more.choice((1, 500))
+        order = Random(self.scheduler.now_us ^ self.plan.seed ^ 0x50)
+        policy |= order.choice(ORDERS)
         self.policies[group] = {**policy, **self.dead_letter_rng.choice(POLICIES)}
         for node in self.nodes.values():
             if node.alive and group in node.queues:

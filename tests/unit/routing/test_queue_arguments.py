@@ -109,6 +109,15 @@ def test_classic_and_quorum_queues_are_limited_by_the_same_arguments(
     assert default_type(arguments, durable=False) == "classic"
 
 
+def test_where_a_message_goes_that_comes_back_can_be_said() -> None:
+    key = "x-requeue-position"
+    for value in ("original", "front", "tail"):
+        assert accepted({"x-queue-type": "quorum", key: value}) is QueueType.QUORUM
+    assert "invalid_requeue_position" in refusal({"x-queue-type": "quorum", key: "middle"})
+    for queue_type in ("classic", "stream"):
+        assert key in refusal({"x-queue-type": queue_type, key: "tail"})
+
+
 def test_when_the_next_single_active_consumer_begins_can_be_said() -> None:
     key = "x-single-active-take-over"
     for queue_type in ("quorum", "classic"):

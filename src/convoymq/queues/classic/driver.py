@@ -37,6 +37,7 @@ class ClassicDriver(HomeDriver):
                 "x-max-in-memory-bytes",
                 "x-quorum-initial-group-size",
                 "x-delivery-limit",
+                "x-requeue-position",
                 "x-consumer-timeout",
                 "x-consumer-disconnected-timeout",
                 "x-delayed-retry-type",

@@ -9,7 +9,9 @@ cdef class Backlog:
     cdef public Fifo fresh, returned
     cdef public Tail requeued
     cdef public CheckedOut dead_letters
-    cdef public object levels
+    cdef public object levels, order
+    cdef public list fronted
+    cdef public int requeue_position
     cdef public bint timed, bounded, refuses, refusing
     cdef public int64_t message_ttl_ms, max_length, max_bytes
     cdef public uint64_t beside

@@ -9,13 +9,15 @@ What has a priority other than the default one is in `levels`: a higher level co
 a lower one behind it. With `timed`, messages may expire: at the head of what came back or of a
 level, never behind one that does not (ADR 0043).
 
+The setting `requeue_position` says otherwise where what comes back goes (ADR 0050): to its place in
+the log (`levels.restored`), to the head, or to the tail.
+
 Invariants: published = ready + unacked + acked + purged + dropped; `fresh` is in the order of the
 log.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 from convoymq.queues.quorum import runs
@@ -26,6 +28,8 @@ from convoymq.queues.quorum.levels import (
     Levels,
     due_of,
 )
+from convoymq.queues.quorum.order import Order
+from convoymq.queues.quorum.restored import place_of
 from convoymq.replication.machine import NEVER
 
 OVER_DELIVERY_LIMIT = "delivery_limit"
@@ -33,24 +37,11 @@ REJECTED = "rejected"
 EXPIRED = "expired"
 OVER_LENGTH = "maxlen"
 
-
-class _Cutter:
-    """Hands runs out by the number of messages."""
-
-    def __init__(self, found: list[runs.Run]) -> None:
-        self._left = deque(found)
-
-    def take(self, count: int) -> Iterator[runs.Run]:
-        """At most `count` of the next messages."""
-        while count and self._left:
-            run = self._left.popleft()
-            if run[3] > count:
-                size = run[4] * count // run[3]
-                rest = (run[2] + count, run[3] - count, run[4] - size)
-                self._left.appendleft((*run[:2], *rest, *run[5:]))
-                run = (*run[:3], count, size, *run[5:])
-            count -= run[3]
-            yield run
+#: Values of the setting `requeue_position`: where a message goes that comes back.
+AS_RABBITMQ = 0
+ORIGINAL = 1
+FRONT = 2
+TAIL = 3
 
 
 class Backlog:
@@ -65,15 +56,18 @@ class Backlog:
         "delivery_limit",
         "dropped",
         "fresh",
+        "fronted",
         "levels",
         "max_bytes",
         "max_length",
         "message_ttl_ms",
+        "order",
         "published",
         "purged",
         "redelivered",
         "refuses",
         "refusing",
+        "requeue_position",
         "requeued",
         "returned",
         "returns",
@@ -92,6 +86,10 @@ class Backlog:
         #: entered there.
         self.levels = Levels()
         self.beside = 0
+        self.order = Order(self)
+        self.requeue_position = AS_RABBITMQ
+        #: What came back to the head with the command that is being applied: see `put_front`.
+        self.fronted: list[runs.Run] = []
         #: Some message has a time at which it expires: a short cut, for queues without.
         self.timed = False
         self.message_ttl_ms = -1
@@ -133,24 +131,14 @@ class Backlog:
     def ready_runs(self) -> list[runs.Run]:
         """All that is ready, FIFO by FIFO. Cost: O(runs)."""
         beside = [run for fifo in self.levels.fifos() for run in fifo.runs()]
+        beside += self.levels.restored.all_runs()
         return [*self.returned.runs(), *self.requeued.runs(), *self.fresh.runs(), *beside]
 
     def in_order(self) -> Iterator[runs.Run]:
         """All that is ready, in the order in which it would be delivered if nothing happened
         meanwhile. Cost: O(runs listed)."""
         yield from self.returned.runs()
-        beside = dict(zip(self.levels.with_messages(), self.levels.fifos(), strict=True))
-        for level in [level for level in beside if level > LEVEL_DEFAULT]:
-            yield from beside[level].runs()
-        fresh, requeued = _Cutter(self.fresh.runs()), _Cutter(self.requeued.runs())
-        left = self._entered() - self.fresh.messages
-        for entered, count in self.requeued.groups():
-            yield from fresh.take(max(0, entered - left))
-            left = max(left, entered)
-            yield from requeued.take(count)
-        yield from fresh.take(self.fresh.messages)
-        for level in [level for level in beside if level < LEVEL_DEFAULT]:
-            yield from beside[level].runs()
+        yield from self.order.runs()
 
     def enqueue(
         self, index: int, offset: int, first: int, count: int, size: int, mark: int
@@ -178,12 +166,14 @@ class Backlog:
         source = self.returned
         if not source.messages:
             if self.levels.messages:
+                if self.levels.restored.messages:
+                    return self.order.take(limit)
                 level = self.levels.highest()
                 if level > LEVEL_DEFAULT or not (self.fresh.messages or self.requeued.messages):
-                    return self.levels.take(level, limit)
+                    return self.levels.take(level, limit, restored=False)
             source = self.fresh
             if self.requeued.messages:
-                ahead = self._ahead()
+                ahead = self.ahead()
                 if ahead:
                     limit = min(limit, ahead)
                 else:
@@ -191,11 +181,11 @@ class Backlog:
         assert source.messages, "nothing is ready"
         return source.take(limit)
 
-    def _ahead(self) -> int:
+    def ahead(self) -> int:
         """How many messages of the default level come before the next one that went to the tail."""
-        return self.requeued.ahead(self._entered() - self.fresh.messages)
+        return self.requeued.ahead(self.entered() - self.fresh.messages)
 
-    def _entered(self) -> int:
+    def entered(self) -> int:
         """How many messages have entered the default level."""
         return self.published - self.beside
 
@@ -209,6 +199,8 @@ class Backlog:
                 run = self._remove(limit - taken)
                 held.add(first_id + taken, *run)
                 taken += run[3]
+                if run[5]:
+                    again += run[3]
                 pieces += 1
                 continue
             moved, parts = held.take_from(
@@ -226,16 +218,17 @@ class Backlog:
 
     def _next_source(self) -> tuple[runs.Fifo | None, int]:
         """Where the next message is, and how many of them may be taken there in a row; None = in
-        one of the levels. There must be one."""
+        one of the levels, or at its place. There must be one."""
         if self.returned.messages:
             return self.returned, self.returned.messages
         if self.levels.messages and (
-            self.levels.highest() > LEVEL_DEFAULT
+            self.levels.restored.messages
+            or self.levels.highest() > LEVEL_DEFAULT
             or not (self.fresh.messages or self.requeued.messages)
         ):
             return None, self.levels.messages
         if self.requeued.messages:
-            ahead = self._ahead()
+            ahead = self.ahead()
             return (self.fresh, ahead) if ahead else (self.requeued, self.requeued.together())
         return self.fresh, self.fresh.messages
 
@@ -256,6 +249,8 @@ class Backlog:
     def may_expire(self) -> bool:
         """Whether something that is ready will expire. Cost: O(runs) with marks."""
         fifos = (self.fresh, self.returned, self.requeued, *self.levels.fifos())
+        if any(due_of(run[7]) for run in self.levels.restored.all_runs()):
+            return True
         return any(due_of(run[7]) for fifo in fifos if fifo.has_marks for run in fifo.runs())
 
     def due_ms(self) -> int:
@@ -269,22 +264,20 @@ class Backlog:
 
     def _head_marks(self) -> list[int]:
         """Of the oldest run of every level."""
-        marks = [self.levels.head_mark(level) for level in self.levels.with_messages()]
-        if self.requeued.messages and not self._ahead():
-            marks.append(self.requeued.head_mark())
-        elif self.fresh.messages:
-            marks.append(self.fresh.head_mark())
-        return marks
+        if self.levels.messages:
+            return self.order.head_marks()
+        if self.requeued.messages and not self.ahead():
+            return [self.requeued.head_mark()]
+        return [self.fresh.head_mark()]
 
     def take_expired(self, now_ms: int) -> runs.Run | None:
         """Takes a run out that stands at a head, and whose time is over; None = there is none."""
         if 0 < due_of(self.returned.head_mark()) <= now_ms:
             return self.returned.take(runs.LOW)
-        for level in self.levels.with_messages():
-            if 0 < due_of(self.levels.head_mark(level)) <= now_ms:
-                return self.levels.take(level, runs.LOW)
+        if self.levels.messages:
+            return self.order.take_expired(now_ms)
         if self.requeued.messages:
-            ahead = self._ahead()
+            ahead = self.ahead()
             if not ahead:
                 if 0 < due_of(self.requeued.head_mark()) <= now_ms:
                     return self.requeued.take(runs.LOW)
@@ -332,9 +325,7 @@ class Backlog:
     def _next_amount(self) -> tuple[int, int]:
         """(messages, body bytes) of the run that would be delivered next."""
         source, _ = self._next_source()
-        if source is None:
-            return self.levels.head_amount(self.levels.highest())
-        return source.head_amount()
+        return self.order.next_amount() if source is None else source.head_amount()
 
     # ---------------------------------------------------------------- checked-out messages
 
@@ -364,28 +355,37 @@ class Backlog:
         failed_delivery_count += failed
         if 0 <= self.delivery_limit < failed_delivery_count:
             return (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
-        self.returned.push(
-            index, offset, first, count, size, acquired_count, failed_delivery_count, mark
-        )
+        back = (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
+        if self.requeue_position == AS_RABBITMQ:
+            self.returned.push(*back)
+        elif self.requeue_position == ORIGINAL:
+            self.levels.restore(back)
+        elif self.requeue_position == FRONT:
+            self.fronted.append(back)
+        else:
+            self._push_tail(back)
         return None
+
+    def goes_to_tail(self) -> bool:
+        """Whether what a client gives back unfailed goes to the tail by RabbitMQ's rule."""
+        return self.delivery_limit < 0 and self.requeue_position == AS_RABBITMQ
 
     def requeue(self, run: runs.Run) -> None:
         """Takes a run back, behind all that is in the queue, at the default level."""
-        index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
-        self._came_back(count, size)
-        if mark:
+        self._came_back(run[3], run[4])
+        if run[7]:
             self.timed = True
-        self.requeued.requeue(
-            self._entered(),
-            index,
-            offset,
-            first,
-            count,
-            size,
-            acquired_count + 1,
-            failed_delivery_count,
-            due_of(mark) << LEVEL_BITS,
-        )
+        self._push_tail((*run[:5], run[5] + 1, *run[6:]))
+
+    def _push_tail(self, run: runs.Run) -> None:
+        self.requeued.requeue(self.entered(), *run[:7], due_of(run[7]) << LEVEL_BITS)
+
+    def put_front(self) -> None:
+        """Puts what came back to the head with one command there, in the order of the log."""
+        self.fronted.sort(key=place_of)
+        for run in reversed(self.fronted):
+            self.returned.push_front(run)
+        self.fronted.clear()
 
     def _came_back(self, count: int, size: int) -> None:
         self.unacked -= count
@@ -415,6 +415,7 @@ class Backlog:
         entries that lie between, and so is every level; everything else is named entry by entry.
         """
         needed = set(self.returned.indexes())
+        needed.update(self.levels.restored.indexes())
         needed.update(self.requeued.indexes())
         for part in held:
             needed.update(part.indexes())
@@ -445,6 +446,9 @@ class Backlog:
         for waiting in (self.fresh, self.returned, self.requeued, *self.levels.fifos()):
             if waiting.messages:
                 oldest = min(oldest, waiting.first_index())
+        for level in self.levels.restored.levels():
+            place = self.levels.restored.head_place(level)
+            oldest = min(oldest, place[0] if place is not None else oldest)
         for part in held:
             if part.messages:
                 oldest = min(oldest, part.first_index())
@@ -455,6 +459,7 @@ class Backlog:
     def run_count(self) -> int:
         """Runs that are ready."""
         beside = sum(fifo.run_count() for fifo in self.levels.fifos())
+        beside += self.levels.restored.run_count()
         came_back = self.returned.run_count() + self.requeued.run_count()
         return int(self.fresh.run_count() + came_back + beside)
 
@@ -462,4 +467,5 @@ class Backlog:
         """Bytes of the packed index of what is ready."""
         ready = self.fresh.memory_bytes() + self.returned.memory_bytes()
         beside = sum(fifo.memory_bytes() for fifo in self.levels.fifos())
+        beside += self.levels.restored.memory_bytes()
         return int(ready + self.requeued.memory_bytes() + beside)

@@ -11,6 +11,7 @@ What leaves is dropped or dead-lettered (`DeadLetters.leave`).
 
 Returns: to the end of `returned`, which is served before fresh messages. Without a delivery limit
 what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
+The setting `requeue_position` says otherwise (`Backlog.give_back`).
 
 Invariants: after `assign` there is no message to serve or nobody to serve; nothing that has expired
 is handed out.
@@ -183,7 +184,7 @@ class Deliveries:
             for run in consumer.checked_out.remove(first, last):
                 if self.machine.trace is not None:
                     self._trace(words.RETURNED, words.FAILED if failed else 0, 0, consumer, run)
-                if not failed and self.backlog.delivery_limit < 0:
+                if not failed and self.backlog.goes_to_tail():
                     self.backlog.requeue(run)
                 else:
                     self.give_back(run, failed)

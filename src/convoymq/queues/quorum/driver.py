@@ -25,8 +25,9 @@ SINCE_VERSION_2 = (
     "x-dead-letter-strategy",
     "x-consumer-timeout",
     "x-consumer-disconnected-timeout",
+    "x-requeue-position",
 )
-"""Arguments that the first version of the machine does not know (ADR 0043, ADR 0044)."""
+"""Arguments that the first version of the machine does not know (ADR 0043, ADR 0044, ADR 0050)."""
 
 
 class QuorumDriver(GroupDriver):
@@ -80,6 +81,7 @@ class QuorumDriver(GroupDriver):
                 "overflow",
                 "consumer-timeout",
                 "consumer-disconnected-timeout",
+                "requeue-position",
                 "target-group-size",
             )
         ),

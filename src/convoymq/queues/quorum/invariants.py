@@ -16,7 +16,7 @@ from convoymq.queues.quorum.consumers import (
     Consumer,
     Consumers,
 )
-from convoymq.queues.quorum.levels import LEVEL_DEFAULT, LEVEL_MAX, level_of
+from convoymq.queues.quorum.levels import LEVEL_DEFAULT, LEVEL_MAX, Levels, level_of
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.quorum.runs import MARKED, Fifo, Run
 from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings, check_written
@@ -55,6 +55,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     places += returned
     places += _check_tail(backlog)
     places += _check_levels(machine)
+    assert not backlog.fronted, "what came back to the head is not there"
     places += machine.dead_letters.check()
     live = list(machine.live_ranges())
     _check_fresh(backlog.fresh, places, live)
@@ -151,15 +152,17 @@ def _check_levels(machine: QuorumMachine) -> list[Run]:
     runs: list[Run] = []
     for level in backlog.levels.with_messages():
         assert 0 <= level <= LEVEL_MAX
+    for level, fifo in backlog.levels.by_level().items():
         assert level != LEVEL_DEFAULT
-    for level, fifo in zip(backlog.levels.with_messages(), backlog.levels.fifos(), strict=True):
         found = fifo.runs()
         assert all(level_of(run[7]) == level for run in found)
         assert all(one[:3] < other[:3] for one, other in pairwise(found))
         assert sum(map(COUNT, found)) == fifo.messages
         assert sum(map(SIZE, found)) == fifo.size
         runs += found
-    assert sum(map(COUNT, runs)) == backlog.levels.messages <= backlog.beside
+    assert sum(map(COUNT, runs)) <= backlog.beside
+    runs += _check_restored(backlog.levels)
+    assert sum(map(COUNT, runs)) == backlog.levels.messages
     assert sum(map(SIZE, runs)) == backlog.levels.size
     assert backlog.timed or not backlog.may_expire()
     due = backlog.due_ms()
@@ -167,6 +170,21 @@ def _check_levels(machine: QuorumMachine) -> list[Run]:
     assert backlog.refuses or not backlog.exceeds(), "the queue is longer than it may be"
     assert not backlog.refuses or backlog.refusing or not backlog.exceeds()
     assert backlog.refuses or not backlog.refusing
+    return runs
+
+
+def _check_restored(levels: Levels) -> list[Run]:
+    """What stands at its place is counted, at the level of its mark; its runs."""
+    restored = levels.restored
+    runs: list[Run] = []
+    for level in restored.levels():
+        found = restored.runs(level)
+        assert all(level_of(run[7]) == level for run in found)
+        assert sum(map(COUNT, found)) == restored.count(level) > 0
+        runs += found
+    assert sum(map(COUNT, runs)) == restored.messages
+    assert sum(map(SIZE, runs)) == restored.size
+    assert sum(run[3] for run in runs if run[5]) == restored.again
     return runs
 
 

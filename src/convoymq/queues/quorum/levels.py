@@ -1,6 +1,6 @@
 # cython: annotation_typing=False
 """Ready messages of priority levels beside the default one, each a FIFO that begins with its first
-message.
+message; and what came back to its place (`restored`), at any level.
 
 A run's mark says when it expires and at which level it is: `due ms << 5 | (level ^ 4)`, so that a
 message without a time limit at the default level has none (0).
@@ -9,6 +9,7 @@ message without a time limit at the default level has none (0).
 from __future__ import annotations
 
 from convoymq.kernels import message_attributes
+from convoymq.queues.quorum.restored import Restored
 from convoymq.queues.quorum.runs import Fifo, Run
 
 LEVEL_DEFAULT: int = message_attributes.LEVEL_DEFAULT
@@ -32,13 +33,14 @@ def level_of(mark: int) -> int:
 
 
 class Levels:
-    """The FIFOs of the levels beside the default one."""
+    """The FIFOs of the levels beside the default one, and what stands at its place."""
 
-    __slots__ = ("_by_level", "_descending", "messages", "size")
+    __slots__ = ("_by_level", "_descending", "messages", "restored", "size")
 
     def __init__(self) -> None:
         self._by_level: dict[int, Fifo] = {}
         self._descending: list[int] = []
+        self.restored = Restored()
         self.messages = 0
         self.size = 0
 
@@ -48,63 +50,86 @@ class Levels:
         fifo = self._by_level.get(level)
         if fifo is None:
             fifo = self._by_level[level] = Fifo(False)
-            self._descending = sorted(self._by_level, reverse=True)
+            self._know(level)
         fifo.push(index, offset, first, count, size, 0, 0, mark)
         self.messages += count
         self.size += size
+
+    def restore(self, run: Run) -> None:
+        """Puts a run where it was published."""
+        level = level_of(run[7])
+        self._know(level)
+        self.restored.add(level, run)
+        self.messages += run[3]
+        self.size += run[4]
+
+    def _know(self, level: int) -> None:
+        if level not in self._descending:
+            self._descending = sorted((*self._descending, level), reverse=True)
 
     def highest(self) -> int:
         """The highest level with messages; -1 = there is none."""
         if self.messages:
             for level in self._descending:
-                if self._by_level[level].messages:
+                if self.count(level):
                     return level
         return -1
 
     def with_messages(self) -> list[int]:
         """Levels with messages, the highest first."""
-        return [level for level in self._descending if self._by_level[level].messages]
+        return [level for level in self._descending if self.count(level)]
 
     def count(self, level: int) -> int:
         """Messages of a level."""
-        return self._by_level[level].messages if level in self._by_level else 0
+        fifo = self._by_level.get(level)
+        return (fifo.messages if fifo is not None else 0) + self.restored.count(level)
 
-    def take(self, level: int, limit: int) -> Run:
-        """Removes at most `limit` messages from the head run of a level that has some."""
-        run = self._by_level[level].take(limit)
+    def fifo(self, level: int) -> Fifo | None:
+        """What was never handed out of a level beside the default one; None = nothing."""
+        fifo = self._by_level.get(level)
+        return fifo if fifo is not None and fifo.messages else None
+
+    def take(self, level: int, limit: int, *, restored: bool) -> Run:
+        """Removes at most `limit` messages from the oldest run of a level: of those at their
+        places, or of those that were never handed out."""
+        if restored:
+            run = self.restored.take(level, limit)
+        else:
+            run = self._by_level[level].take(limit)
         self.messages -= run[3]
         self.size -= run[4]
         return run
 
-    def head_mark(self, level: int) -> int:
-        """The mark of the oldest run of a level."""
-        return self._by_level[level].head_mark()
-
-    def head_amount(self, level: int) -> tuple[int, int]:
-        """(messages, body bytes) of the oldest run of a level that has some."""
-        return self._by_level[level].head_amount()
-
     def fifos(self) -> list[Fifo]:
-        """All that have messages, the highest level first."""
-        return [self._by_level[level] for level in self.with_messages()]
+        """FIFOs that have messages, the highest level first."""
+        return list(self.by_level().values())
+
+    def by_level(self) -> dict[int, Fifo]:
+        """FIFOs that have messages, by level, the highest first."""
+        known = self._by_level
+        return {n: known[n] for n in self._descending if n in known and known[n].messages}
 
     def clear(self) -> None:
         """Drops everything."""
         self._by_level.clear()
         self._descending = []
+        self.restored.clear()
         self.messages = 0
         self.size = 0
 
     def pack(self) -> list[tuple[int, bytes]]:
         """Plain values: level and packed runs, the highest first."""
-        return [(level, self._by_level[level].pack()) for level in self.with_messages()]
+        return [(level, fifo.pack()) for level, fifo in self.by_level().items()]
 
-    def unpack(self, packed: list[tuple[int, bytes]]) -> None:
-        """Replaces the content by that of `pack`. Raises ValueError."""
+    def unpack(self, packed: list[tuple[int, bytes]], restored: list[tuple[int, bytes]]) -> None:
+        """Replaces the content by that of `pack`, and of `Restored.pack`. Raises ValueError."""
         self.clear()
         for level, runs in packed:
             fifo = self._by_level[level] = Fifo(False)
             fifo.unpack(runs)
             self.messages += fifo.messages
             self.size += fifo.size
-        self._descending = sorted(self._by_level, reverse=True)
+        self.restored.unpack(restored)
+        self.messages += self.restored.messages
+        self.size += self.restored.size
+        self._descending = sorted({*self._by_level, *self.restored.levels()}, reverse=True)

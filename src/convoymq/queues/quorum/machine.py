@@ -46,7 +46,7 @@ from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.quorum import runs, snapshot, tracing, views
-from convoymq.queues.quorum.backlog import Backlog
+from convoymq.queues.quorum.backlog import AS_RABBITMQ, Backlog
 from convoymq.queues.quorum.consumers import CANCELLED, POLLER, Consumers, QueueSession
 from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.queues.quorum.deliveries import Deliveries
@@ -153,6 +153,8 @@ class QuorumMachine(GroupMachine):
                 self._session_command(session, kind, flags, count, arg, data, offset)
             else:
                 self._leader_command(kind, flags, count, arg, data, offset)
+            if backlog.fronted:
+                backlog.put_front()
             if backlog.timed:
                 deliveries.expire()
             if consumers.priorities and backlog.ready():
@@ -387,6 +389,7 @@ class QuorumMachine(GroupMachine):
         backlog.max_length = settings.get("max_length", NONE)
         backlog.max_bytes = settings.get("max_length_bytes", NONE)
         backlog.refuses = settings.get("reject_publish", NONE) > 0
+        backlog.requeue_position = settings.get("requeue_position", AS_RABBITMQ)
         limited = backlog.max_length >= 0 or backlog.max_bytes >= 0
         backlog.bounded = limited or backlog.refusing
 

@@ -435,6 +435,7 @@ def ready_runs(
             for fifo in machine.backlog.levels.fifos()
             for run in fifo.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
         ]
+        beside += machine.backlog.levels.restored.all_runs()
         sources = [sorted([*returned, *fresh, *beside])]
     for source in sources:
         for run in source:

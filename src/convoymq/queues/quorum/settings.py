@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from convoymq.queues.group_machine import Settings
+from convoymq.queues.quorum.backlog import AS_RABBITMQ, FRONT, ORIGINAL, TAIL
 
 REJECT_PUBLISH = "reject-publish"
 DELIVERY_LIMIT_DEFAULT = 20
@@ -12,6 +13,8 @@ DELIVERY_LIMIT_MAX = 0xFFFFFFFF
 """A message's failed deliveries are counted in 32 bits."""
 DISCONNECT_TIMEOUT_MS_DEFAULT = 60_000
 DISCONNECTED_TIMEOUT = "consumer_disconnected_timeout_ms"
+POSITIONS = {"original": ORIGINAL, "front": FRONT, "tail": TAIL}
+"""Of the setting `requeue_position`, as users write them."""
 NONE = -1
 """No limit; also what a setting is that no CONFIG ever named."""
 
@@ -45,6 +48,8 @@ SINCE_VERSION_2: Mapping[str, int] = {
     "reject_publish": NONE,
     # Comes before disconnect_timeout_ms.
     DISCONNECTED_TIMEOUT: NONE,
+    # Where a message goes that comes back: `Backlog.give_back`.
+    "requeue_position": AS_RABBITMQ,
 }
 #: Settings that CONFIG may change.
 CHANGEABLE = frozenset(("delivery_limit", *SINCE_VERSION_2))
@@ -72,6 +77,7 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
         "reject_publish": 1 if settings.get("overflow") == REJECT_PUBLISH else NONE,
         "dead_letters": dead_letter_strategy(settings)[0],
         DISCONNECTED_TIMEOUT: _number(settings, "consumer-disconnected-timeout"),
+        "requeue_position": POSITIONS.get(str(settings.get("requeue-position")), AS_RABBITMQ),
     }
 
 

@@ -64,6 +64,7 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
     if machine.version >= 2:
         levels, beside = backlog.levels.pack(), backlog.beside
         packed["attributes"] = [levels, beside, backlog.refusing, machine.announced_due_ms]
+        packed["order"] = [backlog.levels.restored.pack()]
         packed["dead_letters"] = machine.dead_letters.pack()
     return packed
 
@@ -80,7 +81,7 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
     backlog.requeued.unpack_tail(known["requeued"])
     if machine.version >= 2:
         levels, backlog.beside, backlog.refusing, machine.announced_due_ms = known["attributes"]
-        backlog.levels.unpack(levels)
+        backlog.levels.unpack(levels, *known["order"])
         backlog.timed = backlog.may_expire()
         machine._follow_settings()
     for session_id, seq, replies, packed_consumers, producer in known["sessions"]:

@@ -24,7 +24,9 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
         "unacked": backlog.unacked,
         "ready_bytes": backlog.ready_bytes(),
         "unacked_bytes": backlog.unacked_bytes,
-        "returned_ready": backlog.returned.messages + backlog.requeued.messages,
+        "returned_ready": (
+            backlog.returned.messages + backlog.requeued.messages + backlog.levels.restored.again
+        ),
         "consumers": machine.consumers.count,
         "published": backlog.published,
         "delivered": backlog.delivered,
@@ -42,12 +44,12 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
 
 
 def messages_by_priority(machine: QuorumMachine) -> dict[str, int]:
-    """Ready messages that were never handed out, by priority level."""
+    """Ready messages by priority level, without those that came back to the head."""
     backlog = machine.backlog
     made = {level: backlog.levels.count(level) for level in backlog.levels.with_messages()}
     plain = backlog.fresh.messages + backlog.requeued.messages
     if plain:
-        made[LEVEL_DEFAULT] = plain
+        made[LEVEL_DEFAULT] = made.get(LEVEL_DEFAULT, 0) + plain
     return {str(level): made[level] for level in sorted(made)}
 
 

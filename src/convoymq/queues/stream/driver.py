@@ -44,6 +44,7 @@ class StreamDriver(GroupDriver):
                 "x-queue-version",
                 "x-single-active-consumer",
                 TAKE_OVER_ARGUMENT,
+                "x-requeue-position",
                 "x-quorum-initial-group-size",
                 "x-quorum-target-group-size",
                 "x-queue-master-locator",

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convoymq.kernels import batch
+from convoymq.queues.quorum.backlog import FRONT, ORIGINAL, TAIL
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import EFFECT_DELIVER, EFFECT_REFUSING
@@ -29,6 +30,7 @@ class Message:
     due: int | None
     acquired: int = 0
     failed: int = 0
+    at_tail: bool = False
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Naive:
         self.now = 0
         self.ttl = self.length = self.bytes = -1
         self.limit = 20
+        self.position = 0
         self.rejects = self.refusing = False
         self.published = 0
         self.returned: list[Message] = []
@@ -121,16 +124,37 @@ class Naive:
         taker.next_id += 1
         self.expire()
 
-    def come_back(self, message: Message, failed: bool) -> None:
-        message.acquired += 1
-        message.failed += failed
-        if not failed and self.limit < 0:
-            message.level = 4
-            self.waiting.append(message)
-        elif 0 <= self.limit < message.failed:
-            self.failed += 1
+    def come_back(self, batch_of: list[Message], failed: bool) -> None:
+        """What one command brings back."""
+        kept: list[Message] = []
+        for message in batch_of:
+            message.acquired += 1
+            message.failed += failed
+            if 0 <= self.limit < message.failed:
+                self.failed += 1
+            else:
+                kept.append(message)
+        if self.position == TAIL or (not self.position and not failed and self.limit < 0):
+            for message in kept:
+                message.level, message.at_tail = 4, True
+            self.waiting += kept
+        elif self.position == FRONT:
+            self.returned = sorted(kept, key=lambda message: message.number) + self.returned
+        elif self.position == ORIGINAL:
+            for message in kept:
+                self.restore(message)
         else:
-            self.returned.append(message)
+            self.returned += kept
+
+    def restore(self, message: Message) -> None:
+        """Before the first of its level that was published later, or went to the tail."""
+        message.at_tail = False
+        later = [
+            i
+            for i, other in enumerate(self.waiting)
+            if other.level == message.level and (other.at_tail or other.number > message.number)
+        ]
+        self.waiting.insert(later[0] if later else len(self.waiting), message)
 
 
 messages = st.tuples(
@@ -152,6 +176,7 @@ steps = st.one_of(
     st.tuples(st.just("config"), st.just("max_length_bytes"), st.sampled_from((-1, 5, 35, 90))),
     st.tuples(st.just("config"), st.just("reject_publish"), st.sampled_from((-1, 1))),
     st.tuples(st.just("config"), st.just("delivery_limit"), st.sampled_from((-1, 1, 20))),
+    st.tuples(st.just("config"), st.just("requeue_position"), st.sampled_from((0, 1, 1, 2, 3))),
     st.tuples(st.just("time"), st.sampled_from((1, 1, 4, 30, 250))),
     st.tuples(st.just("restore")),
 )  # fmt: skip
@@ -228,8 +253,7 @@ class Bench:
         if number in self.naive.takers:
             self.log.return_(B, number, first, first + more, failed=failed)
             self.seal()
-            for message in self._back(number, first, more):
-                self.naive.come_back(message, failed)
+            self.naive.come_back(self._back(number, first, more), failed)
             self.naive.settle_down()
 
     def _fail(self, number: int, first: int, more: int) -> None:
@@ -247,6 +271,8 @@ class Bench:
             naive.bytes = value
         elif name == "reject_publish":
             naive.rejects = value > 0
+        elif name == "requeue_position":
+            naive.position = value
         else:
             naive.limit = value
         naive.settle_down()
@@ -277,6 +303,8 @@ class Bench:
         backlog = machine.backlog
         returned = [self.numbers[place] for place in expand(backlog.returned.runs())]
         assert returned == [message.number for message in naive.returned]
+        order = [self.numbers[place] for place in expand(backlog.in_order())]
+        assert order == [message.number for message in naive.ready()]
         ready = [self.numbers[place] for place in expand(backlog.ready_runs())]
         assert sorted(ready) == sorted(message.number for message in naive.ready())
         totals = machine.totals()
@@ -289,7 +317,7 @@ class Bench:
         self.effects = []
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(steps, max_size=50))
 def test_the_machine_does_what_the_rules_say(taken: list[tuple[Any, ...]]) -> None:
     bench = Bench()

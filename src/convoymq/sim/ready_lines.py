@@ -1,0 +1,88 @@
+"""What is ready in the model of a queue, and which message of it is next.
+
+Part of `sim.delivery_model`: lines of messages, and rules that look at the messages themselves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from convoymq.sim.delivery_model import Message
+
+LEVEL_DEFAULT = 4
+ORIGINAL, FRONT, TAIL = 1, 2, 3
+"""Where the setting `requeue_position` puts what comes back; 0 = RabbitMQ's rule."""
+
+
+class ReadyLines:
+    """The messages that wait to be given."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+        """Those that CONFIG may set; -1 = none."""
+        self.in_order = False
+        """Everybody took one message at a time so far, so they are given in the order of the log,
+        repeats included."""
+        self.fronted: list[Message] = []
+        """What came back to the head with the command that is being applied."""
+        self.levels: dict[int, deque[Message]] = {}
+        """What is fresh, and what went to the tail, of priorities other than the default one."""
+        self.fresh: deque[Message] = deque()
+        self.returned: deque[Message] = deque()
+
+    def _put_back(self, message: Message) -> None:
+        """Where the queue says that a message goes that comes back."""
+        position = self.limits.get("requeue_position", 0)
+        if position == ORIGINAL:
+            self._restore(message)
+        elif position == FRONT:
+            self.fronted.append(message)
+        elif position == TAIL:
+            self._append_last(message)
+        else:
+            self.returned.append(message)
+
+    def _append(self, message: Message) -> None:
+        """Behind all of its level."""
+        if message.level == LEVEL_DEFAULT:
+            self.fresh.append(message)
+        else:
+            self.in_order = False
+            self.levels.setdefault(message.level, deque()).append(message)
+
+    def _sources(self) -> list[deque[Message]]:
+        """Where messages wait, in the order in which they are served."""
+        by_level = {**self.levels, LEVEL_DEFAULT: self.fresh}
+        found = [self.returned, *(by_level[level] for level in sorted(by_level, reverse=True))]
+        return [source for source in found if source]
+
+    def ready(self) -> list[Message]:
+        """All that waits, in the order in which it would be delivered."""
+        return [message for source in self._sources() for message in source]
+
+    def _has_ready(self) -> bool:
+        return bool(self.returned or self.fresh or any(self.levels.values()))
+
+    def _append_last(self, message: Message) -> None:
+        self.in_order = False
+        message.level = LEVEL_DEFAULT
+        message.at_tail = True
+        self.fresh.append(message)
+
+    def _restore(self, message: Message) -> None:
+        """Where it was published, among those of its level."""
+        message.at_tail = False
+        line = self.fresh
+        if message.level != LEVEL_DEFAULT:
+            line = self.levels.setdefault(message.level, deque())
+        at = 0
+        while at < len(line) and not line[at].at_tail and line[at].key < message.key:
+            at += 1
+        line.insert(at, message)
+
+    def _put_front(self) -> None:
+        """What one command brought back to the head is there in the order of the log."""
+        self.returned.extendleft(sorted(self.fronted, key=lambda m: m.key, reverse=True))
+        self.fronted.clear()

@@ -1,0 +1,126 @@
+"""The order of deliveries of quorum queues, by pika on three nodes, while a leader is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from convoymq.cli.cluster import LocalCluster
+from tests.faults.test_administration import answers, connect, until
+from tests.faults.test_limits import FAILURES, QUORUM, leader_of, publish
+from tests.faults.test_policies import call, has_policies, length
+from tests.ports import cluster_ports
+
+pytestmark = pytest.mark.cluster
+
+Open: TypeAlias = Callable[[int], Any]
+BASE_PORT = cluster_ports()
+LEADER = 2
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes, on which the second version of the machines is in force."""
+    path: Path = tmp_path_factory.mktemp("order")
+    with LocalCluster(path / "cluster", 3, BASE_PORT) as made:
+        made.wait_ready(50.0)
+        until(lambda: answers(made))
+        until(lambda: has_policies(made))
+        yield made
+
+
+@pytest.fixture
+def opened(cluster: LocalCluster) -> Iterator[Open]:
+    """A channel with confirms on a node; connections are closed at the end."""
+    made: list[Any] = []
+
+    def channel(node: int) -> Any:
+        made.append(connect(cluster, "guest", node=node))
+        found = made[-1].channel()
+        found.confirm_delivery()
+        return found
+
+    yield channel
+    for connection in made:
+        try:
+            connection.close()
+        except FAILURES:
+            continue
+
+
+def declare(opened: Open, queue: str, **arguments: object) -> Any:
+    """A queue that is led by LEADER; a channel to that node."""
+    channel = opened(LEADER)
+    spelt = {name.replace("_", "-"): value for name, value in arguments.items()}
+    channel.queue_declare(queue, durable=True, arguments={**QUORUM, **spelt})
+    return channel
+
+
+def take(channel: Any, queue: str, count: int) -> list[bytes]:
+    """Takes that many messages and acknowledges each."""
+    taken: list[bytes] = []
+
+    def more() -> bool:
+        method, _, body = channel.basic_get(queue)
+        if method is not None:
+            channel.basic_ack(method.delivery_tag)
+            taken.append(body)
+        return len(taken) == count
+
+    until(more)
+    return taken
+
+
+def restart(cluster: LocalCluster) -> None:
+    cluster.start_node(LEADER)
+    cluster.wait_ready(50.0)
+
+
+def test_what_comes_back_goes_where_the_queue_says(cluster: LocalCluster, opened: Open) -> None:
+    """The second message comes back, then the first; then the leader is killed."""
+    expected = {
+        "original": [b"0", b"1", b"2", b"3"],
+        "front": [b"0", b"1", b"2", b"3"],
+        "tail": [b"2", b"3", b"1", b"0"],
+        "rabbitmq": [b"1", b"0", b"2", b"3"],
+    }
+    holder = opened(1)
+    for queue in expected:
+        arguments = {} if queue == "rabbitmq" else {"x_requeue_position": queue}
+        channel = declare(opened, queue, **arguments)
+        for number in range(4):
+            publish(channel, queue, b"%d" % number)
+        until(lambda queue=queue: length(holder, queue) == 4)  # type: ignore[misc]
+        tags = [holder.basic_get(queue)[0].delivery_tag for _ in range(2)]
+        for tag in reversed(tags):
+            holder.basic_nack(tag, requeue=True)
+        until(lambda queue=queue: length(holder, queue) == 4)  # type: ignore[misc]
+    before = leader_of(cluster, "tail")
+    assert before
+    cluster.kill(LEADER)
+    for queue, order in expected.items():
+        until(lambda queue=queue: leader_of(cluster, queue) not in ("", before))  # type: ignore[misc]
+        assert take(holder, queue, 4) == order
+    policy = {"pattern": "^rabbitmq$", "definition": {"requeue-position": "tail"}}
+    assert call(cluster, "PUT", "policies/%2F/order", policy)[0] in (201, 204)
+    assert (
+        call(
+            cluster,
+            "PUT",
+            "policies/%2F/wrong",
+            {**policy, "definition": {"requeue-position": "middle"}},
+        )[0]
+        == 400
+    )
+
+    def goes_to_the_tail() -> bool:
+        for body in (b"a", b"b"):
+            publish(holder, "rabbitmq", body)
+        holder.basic_nack(holder.basic_get("rabbitmq")[0].delivery_tag, requeue=True)
+        return take(holder, "rabbitmq", 2) == [b"b", b"a"]
+
+    until(goes_to_the_tail)
+    restart(cluster)
