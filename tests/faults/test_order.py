@@ -79,6 +79,35 @@ def restart(cluster: LocalCluster) -> None:
     cluster.wait_ready(50.0)
 
 
+def test_two_classes_of_priorities_and_a_new_leader(cluster: LocalCluster, opened: Open) -> None:
+    """The turns go on under the next leader, and a policy changes the rule of a live queue."""
+    channel = declare(opened, "classes", x_priority_mode="two-classes")
+    declare(opened, "strict")
+    published = {b"a": 0, b"b": 1, b"c": 9, b"d": 5, b"e": 31, b"f": 6, b"g": 2}
+    for body, priority in published.items():
+        publish(channel, "classes", body, priority=priority)
+    holder = opened(1)
+    until(lambda: length(holder, "classes") == 7)
+    assert take(holder, "classes", 1) == [b"c"]
+    before = leader_of(cluster, "classes")
+    assert before
+    cluster.kill(LEADER)
+    until(lambda: leader_of(cluster, "classes") not in ("", before))
+    assert take(holder, "classes", 6) == [b"d", b"a", b"e", b"f", b"b", b"g"]
+    until(lambda: leader_of(cluster, "strict") not in ("", before))
+
+    def strictly() -> bool:
+        for body, priority in ((b"low", 0), (b"1", 9), (b"2", 9), (b"3", 9)):
+            publish(holder, "strict", body, priority=priority)
+        return take(holder, "strict", 4) == [b"1", b"2", b"3", b"low"]
+
+    assert strictly()
+    policy = {"pattern": "^strict$", "definition": {"priority-mode": "two-classes"}}
+    assert call(cluster, "PUT", "policies/%2F/classes", policy)[0] in (201, 204)
+    until(lambda: not strictly())
+    restart(cluster)
+
+
 def test_what_comes_back_goes_where_the_queue_says(cluster: LocalCluster, opened: Open) -> None:
     """The second message comes back, then the first; then the leader is killed."""
     expected = {

@@ -231,6 +231,7 @@ _ROWS: tuple[Key, ...] = (
         check=_one_of("original", "front", "tail"),
         noun="requeue position",
     ),
+    Key(name="priority-mode", check=_one_of("strict", "two-classes"), noun="priority mode"),
     Key(name="max-age", check=_max_age, noun="max age"),
     Key(
         name="stream-max-segment-size-bytes",

@@ -149,6 +149,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument(
         "x-requeue-position", _one_of("invalid_requeue_position", "original", "front", "tail")
     ),
+    Argument("x-priority-mode", _one_of("invalid_priority_mode", "strict", "two-classes")),
     Argument(TYPE_ARGUMENT, _queue_type),
     Argument("x-quorum-initial-group-size", _integer(1)),
     Argument("x-quorum-target-group-size", _integer(1)),

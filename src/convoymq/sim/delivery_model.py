@@ -311,6 +311,7 @@ class DeliveryModel(ReadyLines):
             self.returned.clear()
             self.fresh.clear()
             self.levels.clear()
+            self.turn = 0
             self.kept.clear()
         elif kind == batch.CMD_SESSION_CLOSE:
             self._end(session)
@@ -357,6 +358,8 @@ class DeliveryModel(ReadyLines):
             elif name == "dead_letters":
                 self.strategy = int(value)
             else:
+                if name == "two_priority_classes" and self.limits.get(name, 0) != int(value):
+                    self.turn = 0
                 self.limits[name] = int(value)
         if self.strategy != AT_LEAST_ONCE:
             self.kept.clear()
@@ -439,14 +442,14 @@ class DeliveryModel(ReadyLines):
             return
         self.refusing = False
         while 0 <= self.limits["max_length"] < len(self.ready()):
-            self._leave(self._sources()[0].popleft(), Place.OVER_LENGTH)
+            self._leave(self._pop(), Place.OVER_LENGTH)
             self._expire()
 
     def _take(self) -> Message:
         """The next message: what came back goes before what is fresh, then by priority."""
         if self.in_order:
             self._check_order()
-        message = self._sources()[0].popleft()
+        message = self._pop()
         if message.outs != message.acquired:
             self.fail(
                 f"{name_of(message.identity)} was out {message.outs} times,"

@@ -25,6 +25,8 @@ class ReadyLines:
         self.in_order = False
         """Everybody took one message at a time so far, so they are given in the order of the log,
         repeats included."""
+        self.turn = 0
+        """Two classes of priority: messages that were taken, modulo 3."""
         self.fronted: list[Message] = []
         """What came back to the head with the command that is being applied."""
         self.levels: dict[int, deque[Message]] = {}
@@ -58,8 +60,32 @@ class ReadyLines:
         found = [self.returned, *(by_level[level] for level in sorted(by_level, reverse=True))]
         return [source for source in found if source]
 
+    def _has_classes(self) -> bool:
+        """Whether priorities make two classes, and not 32 levels."""
+        return self.limits.get("two_priority_classes", 0) > 0
+
+    def _source(self) -> deque[Message]:
+        """Where the next message is."""
+        sources = self._sources()
+        if self.returned or not self._has_classes():
+            return sources[0]
+        # Of each class the oldest head; two of the higher class before one of the other.
+        high = [source for source in sources if source[0].level > LEVEL_DEFAULT]
+        normal = [source for source in sources if source[0].level <= LEVEL_DEFAULT]
+        oldest = [min(c, key=lambda source: source[0].key) for c in (high, normal) if c]
+        if len(oldest) < 2 or self.turn < 2:
+            return oldest[0]
+        return min(oldest, key=lambda source: source[0].key)
+
+    def _pop(self) -> Message:
+        """Takes the next message out."""
+        source = self._source()
+        if source is not self.returned and self._has_classes():
+            self.turn = (self.turn + 1) % 3
+        return source.popleft()
+
     def ready(self) -> list[Message]:
-        """All that waits, in the order in which it would be delivered."""
+        """All that waits; with 32 levels, in the order in which it would be delivered."""
         return [message for source in self._sources() for message in source]
 
     def _has_ready(self) -> bool:

@@ -51,7 +51,8 @@ ORDERS: tuple[dict[str, object], ...] = (
     {},
     {"requeue-position": "original"},
     {"requeue-position": "front"},
-    {"requeue-position": "tail"},
+    {"requeue-position": "tail", "priority-mode": "two-classes"},
+    {"priority-mode": "two-classes"},
 )
 """What policies say of the order of deliveries."""
 EVENTS_MAX = 3_000_000

@@ -85,6 +85,7 @@ def quorum_serves_all() -> Iterator[None]:
         ("delayed-retry-min", 1, -1, "-1 is not a valid delayed retry minimum"),
         ("delayed-retry-max", 1, -1, "-1 is not a valid delayed retry maximum"),
         ("requeue-position", "front", "x", '<<"x">> is not a valid requeue position'),
+        ("priority-mode", "two-classes", "x", '<<"x">> is not a valid priority mode'),
         ("max-age", "7D", "7d", '<<"7d">> is not a valid max age'),
         ("stream-max-segment-size-bytes", 1, 1 << 40, "1099511627776 is not a valid segment size"),
         ("stream-filter-size-bytes", 16, 15, "15 is not a valid filter size"),

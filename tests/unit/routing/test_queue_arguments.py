@@ -118,6 +118,15 @@ def test_where_a_message_goes_that_comes_back_can_be_said() -> None:
         assert key in refusal({"x-queue-type": queue_type, key: "tail"})
 
 
+def test_how_priorities_are_served_can_be_said() -> None:
+    key = "x-priority-mode"
+    for value in ("strict", "two-classes"):
+        assert accepted({"x-queue-type": "quorum", key: value}) is QueueType.QUORUM
+    assert "invalid_priority_mode" in refusal({"x-queue-type": "quorum", key: "fair"})
+    for queue_type in ("classic", "stream"):
+        assert key in refusal({"x-queue-type": queue_type, key: "strict"})
+
+
 def test_when_the_next_single_active_consumer_begins_can_be_said() -> None:
     key = "x-single-active-take-over"
     for queue_type in ("quorum", "classic"):

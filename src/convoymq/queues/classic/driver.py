@@ -38,6 +38,7 @@ class ClassicDriver(HomeDriver):
                 "x-quorum-initial-group-size",
                 "x-delivery-limit",
                 "x-requeue-position",
+                "x-priority-mode",
                 "x-consumer-timeout",
                 "x-consumer-disconnected-timeout",
                 "x-delayed-retry-type",

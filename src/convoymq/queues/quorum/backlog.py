@@ -72,6 +72,7 @@ class Backlog:
         "returned",
         "returns",
         "timed",
+        "two_classes",
         "unacked",
         "unacked_bytes",
     )
@@ -87,6 +88,8 @@ class Backlog:
         self.levels = Levels()
         self.beside = 0
         self.order = Order(self)
+        #: Priorities make two classes, not 32 levels (ADR 0050).
+        self.two_classes = False
         self.requeue_position = AS_RABBITMQ
         #: What came back to the head with the command that is being applied: see `put_front`.
         self.fronted: list[runs.Run] = []
@@ -165,9 +168,9 @@ class Backlog:
         """Takes at most `limit` messages of the next run out, wherever they go."""
         source = self.returned
         if not source.messages:
+            if self.two_classes or (self.levels.messages and self.levels.restored.messages):
+                return self.order.take(limit)
             if self.levels.messages:
-                if self.levels.restored.messages:
-                    return self.order.take(limit)
                 level = self.levels.highest()
                 if level > LEVEL_DEFAULT or not (self.fresh.messages or self.requeued.messages):
                     return self.levels.take(level, limit, restored=False)
@@ -221,6 +224,8 @@ class Backlog:
         one of the levels, or at its place. There must be one."""
         if self.returned.messages:
             return self.returned, self.returned.messages
+        if self.two_classes:
+            return None, 0
         if self.levels.messages and (
             self.levels.restored.messages
             or self.levels.highest() > LEVEL_DEFAULT
@@ -240,6 +245,7 @@ class Backlog:
         self.returned.clear()
         self.requeued.clear()
         self.levels.clear()
+        self.order.turn = 0
         assert self.purged <= self.published, "more was purged than published"
         assert not self.ready(), "messages were left by a purge"
         return count
@@ -379,6 +385,12 @@ class Backlog:
 
     def _push_tail(self, run: runs.Run) -> None:
         self.requeued.requeue(self.entered(), *run[:7], due_of(run[7]) << LEVEL_BITS)
+
+    def use_classes(self, two_classes: bool) -> None:
+        """From now on priorities make two classes, or 32 levels."""
+        if two_classes != self.two_classes:
+            self.two_classes = two_classes
+            self.order.turn = 0
 
     def put_front(self) -> None:
         """Puts what came back to the head with one command there, in the order of the log."""

@@ -26,6 +26,7 @@ SINCE_VERSION_2 = (
     "x-consumer-timeout",
     "x-consumer-disconnected-timeout",
     "x-requeue-position",
+    "x-priority-mode",
 )
 """Arguments that the first version of the machine does not know (ADR 0043, ADR 0044, ADR 0050)."""
 
@@ -82,6 +83,7 @@ class QuorumDriver(GroupDriver):
                 "consumer-timeout",
                 "consumer-disconnected-timeout",
                 "requeue-position",
+                "priority-mode",
                 "target-group-size",
             )
         ),

@@ -390,6 +390,7 @@ class QuorumMachine(GroupMachine):
         backlog.max_bytes = settings.get("max_length_bytes", NONE)
         backlog.refuses = settings.get("reject_publish", NONE) > 0
         backlog.requeue_position = settings.get("requeue_position", AS_RABBITMQ)
+        backlog.use_classes(settings.get("two_priority_classes", 0) > 0)
         limited = backlog.max_length >= 0 or backlog.max_bytes >= 0
         backlog.bounded = limited or backlog.refusing
 

@@ -5,20 +5,27 @@ ADR 0050). What came back to the head (`Backlog.returned`) goes before all of th
 A level's messages are served by their places in the log, whether they were handed out before or
 not; what went to the tail of the default level comes when its turn there has come, and behind what
 stands at its place.
+
+With `Backlog.two_classes` levels above the default one are a class, and the others are: see
+`choose`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, due_of
-from convoymq.queues.quorum.restored import place_of
+from convoymq.queues.quorum.restored import Place, place_of
 from convoymq.queues.quorum.runs import LOW, Fifo, Run
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.backlog import Backlog
+
+
+HIGH_IN_A_ROW = 2
+TURNS = HIGH_IN_A_ROW + 1
 
 
 class _Cutter:
@@ -46,22 +53,58 @@ def cut(run: Run, count: int) -> tuple[Run, Run]:
     return (*run[:3], count, size, *run[5:]), (*run[:2], *rest, *run[5:])
 
 
+def choose(places: Mapping[int, Place], turn: int) -> tuple[int, int]:
+    """The next level by RabbitMQ's rule of 4.0 to 4.2, and how many of its messages may be taken in
+    a row. `places`: where the next message of each level was published, of one level at least.
+
+    Each class is served in the order of the log. Where both have messages, two of the higher class
+    are followed by one of the other, unless the next one of the higher class is the older one.
+    """
+    high = _oldest({level: place for level, place in places.items() if level > LEVEL_DEFAULT})
+    normal = _oldest({level: place for level, place in places.items() if level <= LEVEL_DEFAULT})
+    if high is None or normal is None:
+        level = high if high is not None else normal
+        assert level is not None, "nothing is ready"
+        return level, LOW
+    if turn < HIGH_IN_A_ROW:
+        return high, HIGH_IN_A_ROW - turn
+    return (high if places[high] < places[normal] else normal), 1
+
+
+def _oldest(places: Mapping[int, Place]) -> int | None:
+    return min(places, key=lambda level: places[level]) if places else None
+
+
 class Order:
     """What is next in a backlog, behind what came back to the head."""
 
-    __slots__ = ("_backlog",)
+    __slots__ = ("_backlog", "turn")
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
+        #: Two classes: messages that were taken, modulo TURNS.
+        self.turn = 0
 
     # ---------------------------------------------------------------- levels
 
-    def _next_level(self) -> int:
-        """The level of the next message. There must be one."""
+    def _next_level(self) -> tuple[int, int]:
+        """The level of the next message, and how many may be taken there in a row. There must be
+        one."""
+        if self._backlog.two_classes:
+            return choose({level: self._place(level) for level in self._levels()}, self.turn)
         highest = self._backlog.levels.highest()
         if highest < LEVEL_DEFAULT and self._has_plain():
-            return LEVEL_DEFAULT
-        return highest
+            return LEVEL_DEFAULT, LOW
+        return highest, LOW
+
+    def _place(self, level: int) -> Place:
+        """Where the next message of a level that has some was published."""
+        own, _ = self._own(level)
+        place = self._backlog.levels.restored.head_place(level)
+        if place is not None and self._is_restored(level, own):
+            return place
+        assert own is not None, "nothing is ready at a level"
+        return own.head_place()
 
     def _has_plain(self) -> bool:
         """Whether the default level has messages beside those at their places."""
@@ -90,7 +133,11 @@ class Order:
 
     def take(self, limit: int) -> Run:
         """Removes at most `limit` messages of the next run. There must be one."""
-        return self._take_at(self._next_level(), limit)
+        level, room = self._next_level()
+        run = self._take_at(level, min(limit, room))
+        if self._backlog.two_classes:
+            self.turn = (self.turn + run[3]) % TURNS
+        return run
 
     def _take_at(self, level: int, limit: int) -> Run:
         own, room = self._own(level)
@@ -103,7 +150,7 @@ class Order:
 
     def next_amount(self) -> tuple[int, int]:
         """(messages, body bytes) of the next run."""
-        level = self._next_level()
+        level, _ = self._next_level()
         own, _ = self._own(level)
         head = self._backlog.levels.restored.head(level)
         if head is not None and self._is_restored(level, own):
@@ -144,8 +191,27 @@ class Order:
     def runs(self) -> Iterator[Run]:
         """All runs, in the order in which they would be delivered if nothing happened
         meanwhile."""
+        if self._backlog.two_classes:
+            yield from self._runs_of_classes()
+            return
         for level in sorted(self._levels(), reverse=True):
             yield from self._level_runs(level)
+
+    def _runs_of_classes(self) -> Iterator[Run]:
+        lines = {level: self._level_runs(level) for level in self._levels()}
+        heads = {level: next(line) for level, line in lines.items()}
+        turn = self.turn
+        while heads:
+            level, room = choose({n: place_of(run) for n, run in heads.items()}, turn)
+            run = heads.pop(level)
+            rest = None
+            if run[3] > room:
+                run, rest = cut(run, room)
+            following = rest or next(lines[level], None)
+            if following is not None:
+                heads[level] = following
+            turn = (turn + run[3]) % TURNS
+            yield run
 
     def _level_runs(self, level: int) -> Iterator[Run]:
         restored = deque(self._backlog.levels.restored.runs(level))

@@ -15,6 +15,7 @@ DISCONNECT_TIMEOUT_MS_DEFAULT = 60_000
 DISCONNECTED_TIMEOUT = "consumer_disconnected_timeout_ms"
 POSITIONS = {"original": ORIGINAL, "front": FRONT, "tail": TAIL}
 """Of the setting `requeue_position`, as users write them."""
+TWO_CLASSES = "two-classes"
 NONE = -1
 """No limit; also what a setting is that no CONFIG ever named."""
 
@@ -50,6 +51,8 @@ SINCE_VERSION_2: Mapping[str, int] = {
     DISCONNECTED_TIMEOUT: NONE,
     # Where a message goes that comes back: `Backlog.give_back`.
     "requeue_position": AS_RABBITMQ,
+    # 1: priorities make two classes, served 2:1 (RabbitMQ 4.0 to 4.2); 0: 32 strict levels.
+    "two_priority_classes": 0,
 }
 #: Settings that CONFIG may change.
 CHANGEABLE = frozenset(("delivery_limit", *SINCE_VERSION_2))
@@ -78,6 +81,7 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
         "dead_letters": dead_letter_strategy(settings)[0],
         DISCONNECTED_TIMEOUT: _number(settings, "consumer-disconnected-timeout"),
         "requeue_position": POSITIONS.get(str(settings.get("requeue-position")), AS_RABBITMQ),
+        "two_priority_classes": int(settings.get("priority-mode") == TWO_CLASSES),
     }
 
 

@@ -64,7 +64,7 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
     if machine.version >= 2:
         levels, beside = backlog.levels.pack(), backlog.beside
         packed["attributes"] = [levels, beside, backlog.refusing, machine.announced_due_ms]
-        packed["order"] = [backlog.levels.restored.pack()]
+        packed["order"] = [backlog.levels.restored.pack(), backlog.order.turn]
         packed["dead_letters"] = machine.dead_letters.pack()
     return packed
 
@@ -81,7 +81,8 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
     backlog.requeued.unpack_tail(known["requeued"])
     if machine.version >= 2:
         levels, backlog.beside, backlog.refusing, machine.announced_due_ms = known["attributes"]
-        backlog.levels.unpack(levels, *known["order"])
+        restored, backlog.order.turn = known["order"]
+        backlog.levels.unpack(levels, restored)
         backlog.timed = backlog.may_expire()
         machine._follow_settings()
     for session_id, seq, replies, packed_consumers, producer in known["sessions"]:

@@ -45,6 +45,7 @@ class StreamDriver(GroupDriver):
                 "x-single-active-consumer",
                 TAKE_OVER_ARGUMENT,
                 "x-requeue-position",
+                "x-priority-mode",
                 "x-quorum-initial-group-size",
                 "x-quorum-target-group-size",
                 "x-queue-master-locator",

@@ -23,7 +23,7 @@ A, B = session_id(1), session_id(2)
 SIZE = 10
 
 
-@dataclass
+@dataclass(order=True)
 class Message:
     number: int
     level: int
@@ -48,6 +48,8 @@ class Naive:
         self.ttl = self.length = self.bytes = -1
         self.limit = 20
         self.position = 0
+        self.classes = False
+        self.turn = 0
         self.rejects = self.refusing = False
         self.published = 0
         self.returned: list[Message] = []
@@ -60,7 +62,19 @@ class Naive:
 
     def ready(self) -> list[Message]:
         """In the order in which they would be delivered."""
-        return self.returned + sorted(self.waiting, key=lambda message: -message.level)
+        if not self.classes:
+            return self.returned + sorted(self.waiting, key=lambda message: -message.level)
+        lines = [[m for m in self.waiting if m.level == level] for level in range(32)]
+        made, turn = list(self.returned), self.turn
+        while any(lines):
+            high = sorted((line[0].number, line) for line in lines[5:] if line)
+            normal = sorted((line[0].number, line) for line in lines[:5] if line)
+            both = high[:1] + normal[:1]
+            # Two of the higher class, then the older of both.
+            line = both[0][1] if turn < 2 else min(both)[1]
+            made.append(line.pop(0))
+            turn = (turn + 1) % 3
+        return made
 
     def publish(self, priority: int | None, expiration: int | None) -> None:
         level = 4 if priority is None else min(priority, 31)
@@ -68,6 +82,13 @@ class Naive:
         due = self.now + max(1, min(times)) if times else None
         self.published += 1
         self.waiting.append(Message(self.published, level, due))
+
+    def take_next(self) -> Message:
+        message = self.ready()[0]
+        if self.classes and message not in self.returned:
+            self.turn = (self.turn + 1) % 3
+        self.remove(message)
+        return message
 
     def remove(self, message: Message) -> None:
         (self.returned if message in self.returned else self.waiting).remove(message)
@@ -101,8 +122,7 @@ class Naive:
         else:
             self.refusing = False
             while self.too_long():
-                message = self.ready()[0]
-                self.remove(message)
+                message = self.take_next()
                 self.over.append(message.number)
                 self.expire()
 
@@ -116,8 +136,7 @@ class Naive:
         return fits and (self.bytes < 0 or count * SIZE <= self.bytes * 0.8)
 
     def give(self, priority: int) -> None:
-        message = self.ready()[0]
-        self.remove(message)
+        message = self.take_next()
         taker = self.takers[priority]
         self.given.append((priority, taker.next_id, message.number, message.acquired))
         taker.held[taker.next_id] = message
@@ -177,6 +196,7 @@ steps = st.one_of(
     st.tuples(st.just("config"), st.just("reject_publish"), st.sampled_from((-1, 1))),
     st.tuples(st.just("config"), st.just("delivery_limit"), st.sampled_from((-1, 1, 20))),
     st.tuples(st.just("config"), st.just("requeue_position"), st.sampled_from((0, 1, 1, 2, 3))),
+    st.tuples(st.just("config"), st.just("two_priority_classes"), st.sampled_from((0, 1, 1))),
     st.tuples(st.just("time"), st.sampled_from((1, 1, 4, 30, 250))),
     st.tuples(st.just("restore")),
 )  # fmt: skip
@@ -273,6 +293,9 @@ class Bench:
             naive.rejects = value > 0
         elif name == "requeue_position":
             naive.position = value
+        elif name == "two_priority_classes":
+            naive.turn = naive.turn if naive.classes == bool(value) else 0
+            naive.classes = bool(value)
         else:
             naive.limit = value
         naive.settle_down()

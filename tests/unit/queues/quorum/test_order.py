@@ -255,14 +255,106 @@ def test_the_setting_comes_from_the_queue(value: str | None, expected: int) -> N
     assert SINCE_VERSION_2["requeue_position"] == AS_RABBITMQ
 
 
+# Two classes of priorities.
+
+
+def classes(queue: Queue, *priorities: int | None) -> list[int]:
+    """Publishes messages of these priorities; their entries."""
+    return [publish(queue, 1, priority=priority)[0] for priority in priorities]
+
+
+def test_two_of_the_higher_class_are_followed_by_one_of_the_other() -> None:
+    queue = second(two_priority_classes=1)
+    entries = classes(queue, None, 0, 4, 9, 5, 31, 5, 6)
+    given = [entries.index(entry) for entry in take_all(queue)]
+    # Strictly: 5, 3, 7, 4, 6, then 0, 2, 1.
+    assert given == [3, 4, 0, 5, 6, 1, 7, 2]
+
+
+def test_an_older_message_of_the_higher_class_goes_before_the_other_class() -> None:
+    queue = second(two_priority_classes=1)
+    entries = classes(queue, 9, 9, 9, 0, 9, 9, 0)
+    assert [entries.index(entry) for entry in take_all(queue)] == [0, 1, 2, 4, 5, 3, 6]
+
+
+def test_one_class_alone_is_first_in_first_out_and_counts() -> None:
+    queue = second(two_priority_classes=1)
+    classes(queue, 0, 4)
+    for _ in range(2):
+        queue.log.get(B)
+    queue.step()
+    restored(queue)
+    # Two were taken: the next turn is that of the other class.
+    entries = classes(queue, 1, 9, 9)
+    assert [entries.index(entry) for entry in take_all(queue)] == [0, 1, 2]
+
+
+def test_what_came_back_goes_before_both_classes_and_does_not_count() -> None:
+    queue = second(two_priority_classes=1)
+    entries = classes(queue, 0)
+    queue.log.get(B)
+    queue.step()
+    entries += classes(queue, 9, 1, 9)
+    queue.log.return_(B, 0, 0, 0)
+    queue.step()
+    # One was taken; after another one of the higher class it is the other's turn.
+    assert [entries.index(entry) for entry in take_all(queue)] == [0, 1, 2, 3]
+
+
+def test_a_changed_mode_acts_on_what_waits() -> None:
+    queue = second()
+    entries = classes(queue, 0, 1, 31, 9, 30, 8)
+    queue.log.configure(two_priority_classes=1)
+    queue.step()
+    restored(queue)
+    assert [entries.index(entry) for entry in take_all(queue)] == [2, 3, 0, 4, 5, 1]
+    queue = second(two_priority_classes=1)
+    entries = classes(queue, 0, 1, 31, 9)
+    queue.log.configure(two_priority_classes=0)
+    queue.step()
+    assert [entries.index(entry) for entry in take_all(queue)] == [2, 3, 1, 0]
+
+
+def test_drop_head_and_reservations_follow_the_classes() -> None:
+    queue = second(two_priority_classes=1)
+    entries = classes(queue, 0, 9, 9, 0)
+    queue.log.reservation(B, "lease", owner="x", ttl_ms=10_000, max=3)
+    queue.step()
+    held = queue.machine.reservations.by_name["s"].held.held()
+    assert [entries.index(run[0]) for _, run in held] == [1, 2, 0]
+    queue = second(two_priority_classes=1)
+    entries = classes(queue, 0, 9, 9, 0)
+    queue.log.configure(max_length=1)
+    queue.step()
+    assert [entries.index(run[0]) for run in queue.machine.backlog.ready_runs()] == [3]
+
+
+def test_a_purge_begins_the_turns_anew() -> None:
+    queue = second(two_priority_classes=1)
+    classes(queue, 9, 9, 0)
+    for _ in range(2):
+        queue.log.get(B)
+    queue.log.command(C, batch.CMD_PURGE)
+    queue.step()
+    entries = classes(queue, 0, 9, 9)
+    assert [entries.index(entry) for entry in take_all(queue)] == [1, 2, 0]
+
+
+@pytest.mark.parametrize(("value", "expected"), [("strict", 0), ("two-classes", 1), (None, 0)])
+def test_the_mode_comes_from_the_queue(value: str | None, expected: int) -> None:
+    settings = {} if value is None else {"priority-mode": value}
+    assert machine_settings(settings)["two_priority_classes"] == expected
+
+
 # Looking ahead.
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("position", [AS_RABBITMQ, *POSITIONS])
+@pytest.mark.parametrize("seed", range(12))
 def test_what_would_be_delivered_next_is_known_before(seed: int, position: int) -> None:
     rng = Random(seed)
-    queue = second(requeue_position=position, delivery_limit=rng.choice((-1, 20)))
+    settings = {"delivery_limit": rng.choice((-1, 20)), "two_priority_classes": seed % 2}
+    queue = second(requeue_position=position, **settings)
     held: list[int] = []
     for _ in range(30):
         for _ in range(rng.randrange(4)):
