@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -105,6 +106,87 @@ def test_two_classes_of_priorities_and_a_new_leader(cluster: LocalCluster, opene
     policy = {"pattern": "^strict$", "definition": {"priority-mode": "two-classes"}}
     assert call(cluster, "PUT", "policies/%2F/classes", policy)[0] in (201, 204)
     until(lambda: not strictly())
+    restart(cluster)
+
+
+class Workers:
+    """Consumers on several connections that take one message of a group at a time, or fail."""
+
+    def __init__(self, opened: Open, queue: str, nodes: tuple[int, ...]) -> None:
+        self.inbox: deque[tuple[Any, Any, str, int]] = deque()
+        #: Group -> who has a message of it, and which.
+        self.out: dict[str, tuple[Any, int]] = {}
+        self.done: dict[str, list[int]] = defaultdict(list)
+        self.tried: set[tuple[str, int]] = set()
+        self.channels = [opened(node) for node in nodes]
+        for channel in self.channels:
+            channel.basic_qos(prefetch_count=2)
+            channel.basic_consume(queue, self._deliver)
+
+    def _deliver(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        group = (properties.headers or {}).get("x-group-id", "")
+        if group:
+            assert group not in self.out, f"{self.out[group]} and {body!r} are out"
+            self.out[group] = (channel, int(body))
+        self.inbox.append((channel, method, group, int(body)))
+
+    def work(self) -> None:
+        """Each second message of a group fails once."""
+        for channel in self.channels:
+            channel.connection.process_data_events(time_limit=0.02)
+        if not self.inbox:
+            return
+        channel, method, group, number = self.inbox.popleft()
+        self.out.pop(group, None)
+        if group and number % 2 and (group, number) not in self.tried:
+            self.tried.add((group, number))
+            channel.basic_nack(method.delivery_tag, requeue=True)
+        else:
+            self.done[group].append(number)
+            channel.basic_ack(method.delivery_tag)
+
+    def leave(self, channel: Any) -> None:
+        """One goes, with what it has."""
+        self.channels.remove(channel)
+        self.inbox = deque(each for each in self.inbox if each[0] is not channel)
+        self.out = {group: held for group, held in self.out.items() if held[0] is not channel}
+        channel.connection.close()
+
+    def count(self) -> int:
+        return sum(len(done) for done in self.done.values())
+
+
+def test_groups_keep_their_order_when_a_leader_is_killed(
+    cluster: LocalCluster, opened: Open
+) -> None:
+    """Three consumers, of which one goes; messages that fail; a new leader."""
+    declare(opened, "groups", x_requeue_position="tail")
+    publisher = opened(1)
+    groups = ("a", "b", "c")
+    for number in range(8):
+        for group in groups:
+            publish(publisher, "groups", b"%d" % number, headers={"x-group-id": group})
+        publish(publisher, "groups", b"%d" % number)
+    before = leader_of(cluster, "groups")
+    assert before
+    workers = Workers(opened, "groups", (1, 3, 3))
+
+    def has(count: int) -> bool:
+        workers.work()
+        return workers.count() >= count
+
+    until(lambda: has(6))
+    workers.leave(workers.channels[-1])
+    until(lambda: has(10))
+    cluster.kill(LEADER)
+    until(lambda: has(32))
+    assert {group: workers.done[group] for group in groups} == {
+        group: list(range(8)) for group in groups
+    }
+    assert sorted(workers.done[""]) == list(range(8))
+    assert len(workers.tried) == 12, "some message did not fail"
+    assert leader_of(cluster, "groups") != before
+    until(lambda: length(publisher, "groups") == 0)
     restart(cluster)
 
 

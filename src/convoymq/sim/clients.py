@@ -28,8 +28,12 @@ from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.session_client import SessionClient
 from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.delivery_model import InvariantBroken, identity_of
+from convoymq.sim.ready_lines import group_of
 from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
+
+GROUPS = (b"a", b"b", b"c", b"d", b"e")
+"""Message groups, of all publishers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,8 @@ class ClientConfig:
     purge_chance: float = 0.0
     close_chance: float = 0.01
     attribute_chance: float = 0.0
-    """Of messages: they carry a priority or an expiration, where their queue serves these."""
+    """Of messages: they carry a priority, an expiration or a group, where their queue serves
+    these."""
     lose_chance: float = 0.0
     """Of those that close: their session is left behind."""
 
@@ -140,7 +145,7 @@ class Channel:
         """Number -> no_ack, of consumers that are subscribed."""
         self._asked: set[int] = set()
         self._last_id: dict[int, int] = {}
-        self._last_fresh: dict[tuple[int, int, int | None], int] = {}
+        self._last_fresh: dict[tuple[int, int, int | None, bytes | None], int] = {}
         self._paused: set[int] = set()
         """Consumers whose deliveries the client drops for now."""
         self._seen: dict[bytes, int] = {}
@@ -258,20 +263,22 @@ class Channel:
                 continue
             self.unconfirmed[self._tag] = identity
             self._workload.published += 1
-            priority = expiration = None
+            priority = expiration = group = None
             if config.attribute_chance and self.client.queue.serves_attributes:
-                priority, expiration = self._draw_attributes()
-            record = record_of(body, priority, expiration)
+                priority, expiration, group = self._draw_attributes()
+            record = record_of(body, priority, expiration, group)
             flags = (priority is not None) << 1 | (expiration is not None) << 2
+            flags |= (group is not None) << 3
             self.client.target.publish(record, len(body), self._tag, flags)
 
-    def _draw_attributes(self) -> tuple[int | None, int | None]:
-        """Priority and expiration in ms of a message; None = it has none."""
+    def _draw_attributes(self) -> tuple[int | None, int | None, bytes | None]:
+        """Priority, expiration in ms and group of a message; None = it has none."""
         draw = self._attributes
         chance = self.config.attribute_chance
         priority = draw.choice((0, 3, 4, 5, 31, 200)) if draw.random() < chance else None
         expiration = draw.choice((0, 5, 100, 2_000)) if draw.random() < chance else None
-        return priority, expiration
+        group = draw.choice(GROUPS) if draw.random() < chance else None
+        return priority, expiration, group
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """Confirms."""
@@ -346,8 +353,10 @@ class Channel:
             if not acquired:
                 publisher = int.from_bytes(identity[:4], "big")
                 number = int.from_bytes(identity[4:], "big")
-                # Messages of one priority keep their order.
-                line = (consumer, publisher, traits_of(record).priority)
+                # Messages of one group, or of none and one priority, keep their order.
+                group = group_of(record)
+                priority = traits_of(record).priority if group is None else None
+                line = (consumer, publisher, priority, group)
                 if number <= self._last_fresh.get(line, 0):
                     raise InvariantBroken(
                         f"{self.name}: consumer {consumer} got {publisher}:{number} after"
@@ -494,14 +503,23 @@ class Channel:
 
 
 def record_of(
-    body: bytes, priority: int | None = None, expiration: int | None = None
+    body: bytes,
+    priority: int | None = None,
+    expiration: int | None = None,
+    group: bytes | None = None,
 ) -> tuple[bytes, ...]:
     """The parts of a message as the edge hands them over (docs/formats/entries-and-frames.md)."""
-    properties = b"" if priority is None else bytes((priority,))
+    properties = b""
+    if group is not None:
+        field = b"\x0ax-group-idS" + len(group).to_bytes(4, "big") + group
+        properties += len(field).to_bytes(4, "big") + field
+    if priority is not None:
+        properties += bytes((priority,))
     if expiration is not None:
         text = str(expiration).encode()
         properties += bytes((len(text),)) + text
     bits = (priority is not None) << 11 | (expiration is not None) << 8
+    bits |= (group is not None) << 13
     header = (
         b"\x02\x00\x01"
         + (14 + len(properties)).to_bytes(4, "big")

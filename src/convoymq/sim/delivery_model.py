@@ -21,7 +21,7 @@ from convoymq.kernels.entries import Entry
 from convoymq.queues.classic.records import traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim.command_bodies import CheckoutSpec, ReservationOp
-from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines
+from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines, group_of
 
 Key = tuple[int, int, int]
 """Place of a message in the log: entry index, command offset, record."""
@@ -60,6 +60,9 @@ class Place(Enum):
     PURGED = "purged"
 
 
+STILL_THERE = (Place.READY, Place.HELD, Place.RESERVED)
+
+
 class Message:
     """One message."""
 
@@ -68,6 +71,7 @@ class Message:
         "at_tail",
         "due_ms",
         "failed",
+        "group",
         "holder",
         "identity",
         "key",
@@ -81,6 +85,7 @@ class Message:
         self.level = LEVEL_DEFAULT
         self.due_ms: int | None = None
         self.identity = identity
+        self.group: bytes | None = None
         self.place = Place.READY
         self.holder: tuple[int, int, int] | None = None
         """(session, consumer, message id)"""
@@ -305,8 +310,10 @@ class DeliveryModel(ReadyLines):
         elif kind == batch.CMD_GET:
             self._get(session, settled=bool(flags & 1))
         elif kind == batch.CMD_PURGE:
-            self._answer(session, APPLIED_OK, len(self.ready()))
-            for message in self.ready():
+            purged = self.ready()
+            self._answer(session, APPLIED_OK, len(purged))
+            self.blocked.clear()
+            for message in purged:
                 self._move(message, Place.PURGED)
             self.returned.clear()
             self.fresh.clear()
@@ -391,6 +398,8 @@ class DeliveryModel(ReadyLines):
         message.place = place
         if place is not Place.HELD:
             message.holder = None
+        if place not in STILL_THERE:
+            self._make_way(message)
 
     def _enqueue(self, data: bytes, offset: int, count: int) -> None:
         for i in range(count):
@@ -405,7 +414,7 @@ class DeliveryModel(ReadyLines):
             self.messages[key] = message
             self.places[Place.READY] += 1
             self._give_attributes(message, record)
-            self._append(message)
+            self._enter(message)
 
     def _give_attributes(self, message: Message, record: bytes) -> None:
         """Its priority, and when it expires: both stay as they are now."""
@@ -417,19 +426,24 @@ class DeliveryModel(ReadyLines):
                 message.level = min(traits.priority, LEVEL_MAX)
             if traits.expiration_ms is not None:
                 times.append(traits.expiration_ms)
+            message.group = group_of(record)
         if times:
             message.due_ms = self.time_ms + max(1, min(times))
 
     def _expire(self) -> None:
         """What stands at a head and whose time is over leaves, until there is no such message:
-        first what came back, last the default level."""
-        beside = [self.levels[level] for level in sorted(self.levels, reverse=True)]
-        for source in (self.returned, *beside, self.fresh):
-            while source:
-                due = source[0].due_ms
-                if due is None or due > self.time_ms:
-                    break
-                self._leave(source.popleft(), Place.EXPIRED)
+        first what came back, last the default level. One that leaves may make way for another."""
+        while True:
+            beside = [self.levels[level] for level in sorted(self.levels, reverse=True)]
+            heads = [source for source in (self.returned, *beside, self.fresh) if source]
+            late = [
+                source
+                for source in heads
+                if source[0].due_ms is not None and source[0].due_ms <= self.time_ms
+            ]
+            if not late:
+                return
+            self._leave(late[0].popleft(), Place.EXPIRED)
 
     def _keep_length(self) -> None:
         """Drops what would be next, or has publishers refused."""
@@ -455,11 +469,18 @@ class DeliveryModel(ReadyLines):
                 f"{name_of(message.identity)} was out {message.outs} times,"
                 f" and counts {message.acquired}"
             )
+        self._check_group(message)
         message.outs += 1
         self.delivered += 1
         if message.acquired:
             self.redelivered += 1
         return message
+
+    def _check_group(self, message: Message) -> None:
+        """A message of a group is given when all that were published before it are gone."""
+        first = message if message.group is None else self.in_group[message.group][0]
+        if first is not message:
+            self.fail(f"{name_of(message.identity)} is given before {name_of(first.identity)}")
 
     def _check_order(self) -> None:
         """What single active consumer with prefetch 1 promises: the next message is the oldest that
@@ -503,11 +524,14 @@ class DeliveryModel(ReadyLines):
         self._put_back(message)
 
     def _requeue(self, message: Message) -> None:
-        """Without a limit: behind all that is in the queue."""
+        """Without a limit: behind all that is in the queue, unless it is in a group."""
         self.returns += 1
         message.acquired += 1
         self._move(message, Place.READY)
-        self._append_last(message)
+        if message.group is None:
+            self._append_last(message)
+        else:
+            self._restore(message)
 
     def _return_held(self, consumer: Consumer, failed: int) -> None:
         for message_id in sorted(consumer.held):
@@ -665,7 +689,7 @@ class DeliveryModel(ReadyLines):
         highest = max(consumer.priority for consumer in queue)
         rivals = [consumer for consumer in queue if consumer.priority == highest]
         consumer = min(rivals, key=lambda c: c.waits_since)
-        ready = len(self.ready())
+        ready = self._available()
         share = ready
         if len(rivals) > 1:
             share = min(max(ready // (TURN_SHARE * len(rivals)), 1), TURN_MESSAGES_MAX)

@@ -16,6 +16,16 @@ ORIGINAL, FRONT, TAIL = 1, 2, 3
 """Where the setting `requeue_position` puts what comes back; 0 = RabbitMQ's rule."""
 
 
+def group_of(record: bytes) -> bytes | None:
+    """The message group of a record whose only header is `x-group-id`; None = it has none."""
+    at = 1 + record[0]
+    at += 1 + record[at] + 7
+    if not int.from_bytes(record[at + 12 : at + 14], "big") & 1 << 13:
+        return None
+    header = record[at + 18 : at + 18 + int.from_bytes(record[at + 14 : at + 18], "big")]
+    return header[16:] if header.startswith(b"\x0ax-group-idS") else None
+
+
 class ReadyLines:
     """The messages that wait to be given."""
 
@@ -33,11 +43,17 @@ class ReadyLines:
         """What is fresh, and what went to the tail, of priorities other than the default one."""
         self.fresh: deque[Message] = deque()
         self.returned: deque[Message] = deque()
+        self.first_of: dict[bytes, Message] = {}
+        """Of each message group, the one that is ready or that somebody has."""
+        self.blocked: dict[bytes, deque[Message]] = {}
+        """Of message groups, what waits for the one before it, by who began to wait first."""
+        self.in_group: dict[bytes, deque[Message]] = {}
+        """All of a group that are not gone, as they were published."""
 
     def _put_back(self, message: Message) -> None:
         """Where the queue says that a message goes that comes back."""
         position = self.limits.get("requeue_position", 0)
-        if position == ORIGINAL:
+        if position == ORIGINAL or message.group is not None:
             self._restore(message)
         elif position == FRONT:
             self.fronted.append(message)
@@ -45,6 +61,36 @@ class ReadyLines:
             self._append_last(message)
         else:
             self.returned.append(message)
+
+    def _enter(self, message: Message) -> None:
+        """A message is published."""
+        group = message.group
+        if group is not None:
+            self.in_group.setdefault(group, deque()).append(message)
+            if group in self.first_of:
+                self.blocked.setdefault(group, deque()).append(message)
+                return
+            self.first_of[group] = message
+        self._append(message)
+
+    def _make_way(self, message: Message) -> None:
+        """A message is gone: the next one of its group is where it was published."""
+        group = message.group
+        if group is not None:
+            self.in_group[group].remove(message)
+        if group is None or self.first_of.get(group) is not message:
+            return
+        del self.first_of[group]
+        if group in self.blocked:
+            self.first_of[group] = following = self._unblock(group)
+            self._restore(following)
+
+    def _unblock(self, group: bytes) -> Message:
+        line = self.blocked[group]
+        message = line.popleft()
+        if not line:
+            del self.blocked[group]
+        return message
 
     def _append(self, message: Message) -> None:
         """Behind all of its level."""
@@ -78,20 +124,29 @@ class ReadyLines:
         return min(oldest, key=lambda source: source[0].key)
 
     def _pop(self) -> Message:
-        """Takes the next message out."""
+        """Takes the next message out, or one that is blocked when there is no other."""
+        if not self._has_ready():
+            return self._unblock(next(iter(self.blocked)))
         source = self._source()
         if source is not self.returned and self._has_classes():
             self.turn = (self.turn + 1) % 3
         return source.popleft()
 
     def ready(self) -> list[Message]:
-        """All that waits; with 32 levels, in the order in which it would be delivered."""
-        return [message for source in self._sources() for message in source]
+        """All that waits; with 32 levels, in the order in which it would be delivered. What is
+        blocked comes last."""
+        sources = [*self._sources(), *self.blocked.values()]
+        return [message for source in sources for message in source]
+
+    def _available(self) -> int:
+        """How many messages wait for nothing but a consumer."""
+        return sum(len(source) for source in self._sources())
 
     def _has_ready(self) -> bool:
         return bool(self.returned or self.fresh or any(self.levels.values()))
 
     def _append_last(self, message: Message) -> None:
+        """Behind all that wait, whatever its priority."""
         self.in_order = False
         message.level = LEVEL_DEFAULT
         message.at_tail = True

@@ -12,8 +12,11 @@ level, never behind one that does not (ADR 0043).
 The setting `requeue_position` says otherwise where what comes back goes (ADR 0050): to its place in
 the log (`levels.restored`), to the head, or to the tail.
 
-Invariants: published = ready + unacked + acked + purged + dropped; `fresh` is in the order of the
-log.
+Messages in a group of which another one is ready or held are blocked: neither ready nor held
+(`groups`, ADR 0051).
+
+Invariants: published = ready + blocked + unacked + acked + purged + dropped; `fresh` is in the
+order of the log.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from convoymq.queues.quorum import runs
+from convoymq.queues.quorum.groups import Groups
 from convoymq.queues.quorum.levels import (
     LEVEL_BITS,
     LEVEL_DEFAULT,
@@ -57,6 +61,7 @@ class Backlog:
         "dropped",
         "fresh",
         "fronted",
+        "groups",
         "levels",
         "max_bytes",
         "max_length",
@@ -87,6 +92,7 @@ class Backlog:
         #: entered there.
         self.levels = Levels()
         self.beside = 0
+        self.groups = Groups(self.levels)
         self.order = Order(self)
         #: Priorities make two classes, not 32 levels (ADR 0050).
         self.two_classes = False
@@ -131,17 +137,27 @@ class Backlog:
         """Body bytes of the messages that wait."""
         return int(self.fresh.size + self.returned.size + self.requeued.size + self.levels.size)
 
+    def stored(self) -> int:
+        """Messages that nobody holds: ready ones, and those that are blocked in their groups."""
+        return self.ready() + int(self.groups.messages)
+
+    def stored_bytes(self) -> int:
+        """Body bytes of the messages that nobody holds."""
+        return self.ready_bytes() + int(self.groups.size)
+
     def ready_runs(self) -> list[runs.Run]:
-        """All that is ready, FIFO by FIFO. Cost: O(runs)."""
+        """All that nobody holds, FIFO by FIFO. Cost: O(runs)."""
         beside = [run for fifo in self.levels.fifos() for run in fifo.runs()]
         beside += self.levels.restored.all_runs()
+        beside += self.groups.blocked_runs()
         return [*self.returned.runs(), *self.requeued.runs(), *self.fresh.runs(), *beside]
 
     def in_order(self) -> Iterator[runs.Run]:
-        """All that is ready, in the order in which it would be delivered if nothing happened
-        meanwhile. Cost: O(runs listed)."""
+        """All that nobody holds, in the order in which it would be delivered if nothing happened
+        meanwhile; what is blocked comes last. Cost: O(runs listed)."""
         yield from self.returned.runs()
         yield from self.order.runs()
+        yield from self.groups.blocked_runs()
 
     def enqueue(
         self, index: int, offset: int, first: int, count: int, size: int, mark: int
@@ -237,9 +253,11 @@ class Backlog:
             return (self.fresh, ahead) if ahead else (self.requeued, self.requeued.together())
         return self.fresh, self.fresh.messages
 
-    def purge(self) -> int:
-        """Drops what is ready; returns how many messages."""
+    def purge(self, held: Iterable[runs.Run] = ()) -> int:
+        """Drops what is not `held`; returns how many messages."""
         count = self.ready()
+        if self.groups.heads:
+            count += self.groups.purge(held)
         self.purged += count
         self.fresh.clear()
         self.returned.clear()
@@ -278,32 +296,35 @@ class Backlog:
 
     def take_expired(self, now_ms: int) -> runs.Run | None:
         """Takes a run out that stands at a head, and whose time is over; None = there is none."""
+        # One by one where each may make room for another one of its group.
+        limit = 1 if self.groups.heads else runs.LOW
         if 0 < due_of(self.returned.head_mark()) <= now_ms:
-            return self.returned.take(runs.LOW)
+            return self.returned.take(limit)
         if self.levels.messages:
-            return self.order.take_expired(now_ms)
+            return self.order.take_expired(now_ms, limit)
         if self.requeued.messages:
             ahead = self.ahead()
             if not ahead:
                 if 0 < due_of(self.requeued.head_mark()) <= now_ms:
-                    return self.requeued.take(runs.LOW)
+                    return self.requeued.take(limit)
                 return None
             if 0 < due_of(self.fresh.head_mark()) <= now_ms:
-                return self.fresh.take(ahead)
+                return self.fresh.take(min(ahead, limit))
             return None
         if 0 < due_of(self.fresh.head_mark()) <= now_ms:
-            return self.fresh.take(runs.LOW)
+            return self.fresh.take(limit)
         return None
 
     # ---------------------------------------------------------------- length
 
     def length(self) -> int:
-        """Messages that count toward the limit: ready ones and dead letters that are kept."""
-        return self.ready() + int(self.dead_letters.messages)
+        """Messages that count toward the limit: those that nobody holds, and dead letters that are
+        kept."""
+        return self.stored() + int(self.dead_letters.messages)
 
     def length_bytes(self) -> int:
         """Body bytes that count toward the limit."""
-        return self.ready_bytes() + int(self.dead_letters.size)
+        return self.stored_bytes() + int(self.dead_letters.size)
 
     def exceeds(self) -> bool:
         """Whether there is more than a limit allows."""
@@ -317,19 +338,25 @@ class Backlog:
 
     def take_excess(self) -> runs.Run:
         """Takes messages out that would be delivered next, of one run, so that what is left comes
-        nearer to the limits and not below them. Some limit must be exceeded."""
-        excess = self.ready() - self.max_length if self.max_length >= 0 else 0
-        over = self.ready_bytes() - self.max_bytes if self.max_bytes >= 0 else 0
+        nearer to the limits and not below them. Some limit must be exceeded. What is blocked goes
+        when nothing is ready."""
+        excess = self.stored() - self.max_length if self.max_length >= 0 else 0
+        over = self.stored_bytes() - self.max_bytes if self.max_bytes >= 0 else 0
         assert excess > 0 or over > 0, "no limit is exceeded"
         limit = max(excess, 0)
         if over > 0:
             count, size = self._next_amount()
             # At most as many as it takes, one at least: sizes are averages within a run.
             limit = max(limit, count if size <= over else max(1, count * over // size))
-        return self._remove(limit)
+        if self.groups.heads:
+            # Each may make room for another one of its group.
+            limit = 1
+        return self._remove(limit) if self.ready() else self.groups.take_blocked(limit)
 
     def _next_amount(self) -> tuple[int, int]:
-        """(messages, body bytes) of the run that would be delivered next."""
+        """(messages, body bytes) of the run that would be delivered next, or of what is blocked."""
+        if not self.ready():
+            return self.groups.blocked_amount()
         source, _ = self._next_source()
         return self.order.next_amount() if source is None else source.head_amount()
 
@@ -362,15 +389,22 @@ class Backlog:
         if 0 <= self.delivery_limit < failed_delivery_count:
             return (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
         back = (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
-        if self.requeue_position == AS_RABBITMQ:
-            self.returned.push(*back)
-        elif self.requeue_position == ORIGINAL:
-            self.levels.restore(back)
-        elif self.requeue_position == FRONT:
-            self.fronted.append(back)
+        if self.groups.heads:
+            for part, grouped in self.groups.parts(back):
+                self._put_back(part, ORIGINAL if grouped else self.requeue_position)
         else:
-            self._push_tail(back)
+            self._put_back(back, self.requeue_position)
         return None
+
+    def _put_back(self, run: runs.Run, position: int) -> None:
+        if position == AS_RABBITMQ:
+            self.returned.push(*run)
+        elif position == ORIGINAL:
+            self.levels.restore(run)
+        elif position == FRONT:
+            self.fronted.append(run)
+        else:
+            self._push_tail(run)
 
     def goes_to_tail(self) -> bool:
         """Whether what a client gives back unfailed goes to the tail by RabbitMQ's rule."""
@@ -381,7 +415,9 @@ class Backlog:
         self._came_back(run[3], run[4])
         if run[7]:
             self.timed = True
-        self._push_tail((*run[:5], run[5] + 1, *run[6:]))
+        back = (*run[:5], run[5] + 1, *run[6:])
+        for part, grouped in self.groups.parts(back) if self.groups.heads else ((back, False),):
+            self._put_back(part, ORIGINAL if grouped else TAIL)
 
     def _push_tail(self, run: runs.Run) -> None:
         self.requeued.requeue(self.entered(), *run[:7], due_of(run[7]) << LEVEL_BITS)
@@ -406,6 +442,12 @@ class Backlog:
         assert self.unacked >= 0, "more came back than is checked out"
         assert self.unacked_bytes >= 0, "more bytes came back than are checked out"
 
+    def gone(self, run: runs.Run) -> None:
+        """Messages that were ready or held are in the queue no more: what was blocked by them is
+        ready. To be called where some message is in a group."""
+        if self.groups.leave(run):
+            self.timed = True
+
     def let_go(self, run: runs.Run) -> None:
         """A run that was held is held no more, and does not come back."""
         self.unacked -= run[3]
@@ -428,6 +470,7 @@ class Backlog:
         """
         needed = set(self.returned.indexes())
         needed.update(self.levels.restored.indexes())
+        needed.update(self.groups.indexes())
         needed.update(self.requeued.indexes())
         for part in held:
             needed.update(part.indexes())
@@ -461,6 +504,9 @@ class Backlog:
         for level in self.levels.restored.levels():
             place = self.levels.restored.head_place(level)
             oldest = min(oldest, place[0] if place is not None else oldest)
+        blocked = self.groups.oldest_index()
+        if blocked is not None:
+            oldest = min(oldest, blocked)
         for part in held:
             if part.messages:
                 oldest = min(oldest, part.first_index())
@@ -471,7 +517,7 @@ class Backlog:
     def run_count(self) -> int:
         """Runs that are ready."""
         beside = sum(fifo.run_count() for fifo in self.levels.fifos())
-        beside += self.levels.restored.run_count()
+        beside += self.levels.restored.run_count() + self.groups.run_count()
         came_back = self.returned.run_count() + self.requeued.run_count()
         return int(self.fresh.run_count() + came_back + beside)
 
@@ -479,5 +525,5 @@ class Backlog:
         """Bytes of the packed index of what is ready."""
         ready = self.fresh.memory_bytes() + self.returned.memory_bytes()
         beside = sum(fifo.memory_bytes() for fifo in self.levels.fifos())
-        beside += self.levels.restored.memory_bytes()
+        beside += self.levels.restored.memory_bytes() + self.groups.memory_bytes()
         return int(ready + self.requeued.memory_bytes() + beside)

@@ -94,6 +94,8 @@ class DeadLetters:
             machine.effects.append((EFFECT_NOTE, "quorum.delivery_limit", {"count": count}))
         if strategy == AT_LEAST_ONCE:
             self._keep(run, REASONS.index(reason))
+        if self.backlog.groups.heads:
+            self.backlog.gone(run)
 
     def _keep(self, run: runs.Run, reason: int) -> None:
         reasons = self._reasons

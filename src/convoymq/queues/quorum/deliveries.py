@@ -7,7 +7,8 @@ Messages:  ready or returned --assign--> checked out --settle--> gone
            ready --time is over, at a head--> leaves (`expired`)
            ready --the queue is too long----> leaves (`maxlen`)
 
-What leaves is dropped or dead-lettered (`DeadLetters.leave`).
+What leaves is dropped or dead-lettered (`DeadLetters.leave`). Of a group at most one message is
+ready or checked out (`Groups`).
 
 Returns: to the end of `returned`, which is served before fresh messages. Without a delivery limit
 what a client gives back unfailed goes to the tail instead, behind all that is in the queue by then.
@@ -114,6 +115,8 @@ class Deliveries:
             backlog.hold(count, size)
         else:
             backlog.acked += count
+            if backlog.groups.heads:
+                backlog.gone(run)
         self.machine.effects.append(
             (
                 EFFECT_DELIVER,
@@ -180,6 +183,8 @@ class Deliveries:
                 if self.machine.trace is not None:
                     self._trace(words.ACKED, 0, 0, consumer, run)
                 self.backlog.settle(run[3], run[4])
+                if self.backlog.groups.heads:
+                    self.backlog.gone(run)
         elif kind == RETURN:
             for run in consumer.checked_out.remove(first, last):
                 if self.machine.trace is not None:

@@ -18,6 +18,7 @@ from convoymq.queues.quorum.consumers import (
 )
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, LEVEL_MAX, Levels, level_of
 from convoymq.queues.quorum.machine import QuorumMachine
+from convoymq.queues.quorum.restored import place_of
 from convoymq.queues.quorum.runs import MARKED, Fifo, Run
 from convoymq.queues.sessions import REPLIES_KEPT_MAX, check_openings, check_written
 
@@ -57,11 +58,13 @@ def check_invariants(machine: QuorumMachine) -> None:
     places += _check_levels(machine)
     assert not backlog.fronted, "what came back to the head is not there"
     places += machine.dead_letters.check()
+    places += backlog.groups.blocked_runs()
     live = list(machine.live_ranges())
     _check_fresh(backlog.fresh, places, live)
     _check_places(places, live)
+    _check_groups(machine)
     gone = backlog.acked + backlog.purged + sum(backlog.dropped.values())
-    assert backlog.ready() + unacked + gone == backlog.published, "messages appeared or vanished"
+    assert backlog.stored() + unacked + gone == backlog.published, "messages appeared or vanished"
 
 
 def _check_held(consumer: Consumer) -> list[Run]:
@@ -171,6 +174,37 @@ def _check_levels(machine: QuorumMachine) -> list[Run]:
     assert not backlog.refuses or backlog.refusing or not backlog.exceeds()
     assert backlog.refuses or not backlog.refusing
     return runs
+
+
+def _check_groups(machine: QuorumMachine) -> None:
+    """Each group has one head, which is ready or held, and what is blocked of it is younger."""
+    backlog = machine.backlog
+    groups = backlog.groups
+    heads = groups.keys()
+    keys = {key: place for place, key in heads.items()}
+    assert len(keys) == len(heads), "a group has two heads"
+    blocked = groups.blocked_runs()
+    assert sum(map(COUNT, blocked)) == groups.messages
+    assert sum(map(SIZE, blocked)) == groups.size
+    for key, found in groups.blocked_by_key().items():
+        assert found, "a group blocks nothing"
+        places = [keys[key], *map(place_of, found)]
+        assert places == sorted(set(places)), "a group is not in the order of the log"
+    if not heads:
+        return
+    somewhere = [
+        *backlog.returned.runs(), *backlog.requeued.runs(), *backlog.fresh.runs(),
+        *backlog.levels.restored.all_runs(),
+        *(run for fifo in backlog.levels.fifos() for run in fifo.runs()),
+        *(run for consumer in machine.consumers.all() for _, run in consumer.checked_out.held()),
+        *(run for each in machine.reservations.by_name.values() for _, run in each.held.held()),
+    ]  # fmt: skip
+    known = {
+        (index, (offset << 32 | first) + i)
+        for index, offset, first, count, *_ in somewhere
+        for i in range(count)
+    }
+    assert heads.keys() <= known, "the head of a group is neither ready nor held"
 
 
 def _check_restored(levels: Levels) -> list[Run]:

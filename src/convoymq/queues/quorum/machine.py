@@ -11,6 +11,7 @@ The machine takes a command to the part that it is about:
 |----------------------|-------------------------------------------------------------|
 | `sessions`           | which commands count, and what they are answered            |
 | `backlog`            | which message is next; what becomes of one that comes back  |
+| `groups`             | which messages wait for another one of their group          |
 | `consumers`          | which consumer is served next, which one is active          |
 | `deliveries`         | how many messages a consumer gets in its turn               |
 | `dead_letters`       | what becomes of messages that leave unacknowledged          |
@@ -26,7 +27,9 @@ Versions (ADR 0016): 1 is the queue of release 0.2. An ENQUEUE's flags for prior
 (2, 4) mean nothing in it: whatever carries them is served first in, first out, and stays until it
 is settled. 2 has CONFIG, by which the leader changes settings while the queue runs; time limits,
 lengths and priorities (ADR 0043); dead letters: a setting for their strategy, and SETTLE from the
-leader for those that were published (ADR 0044); and judges conditions of queue.delete.
+leader for those that were published (ADR 0044); and judges conditions of queue.delete. The order of
+delivery is a setting (ADR 0050). ENQUEUE's flag 8, that records carry headers for the queue, means
+message groups (ADR 0051).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -45,7 +48,7 @@ from convoymq.kernels.message_attributes import attribute_runs
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.group_machine import GroupMachine
-from convoymq.queues.quorum import runs, snapshot, tracing, views
+from convoymq.queues.quorum import groups, runs, snapshot, tracing, views
 from convoymq.queues.quorum.backlog import AS_RABBITMQ, Backlog
 from convoymq.queues.quorum.consumers import CANCELLED, POLLER, Consumers, QueueSession
 from convoymq.queues.quorum.dead_letters import DeadLetters
@@ -66,8 +69,10 @@ from convoymq.replication.machine import EFFECT_NOTE, EFFECT_TIMER, EFFECT_UNUSE
 
 UNUSED_AGAIN_MS = 5_000
 """How often the leader is asked to delete a queue that nobody uses."""
-FLAGS_ATTRIBUTES = 2 | 4
-"""Of ENQUEUE: records carry a priority, an expiration."""
+FLAG_HEADERS = 8
+"""Of ENQUEUE: records carry headers that queues act on."""
+FLAGS_ATTRIBUTES = 2 | 4 | FLAG_HEADERS
+"""Of ENQUEUE: records carry a priority, an expiration, such headers."""
 FLAG_FAILED = 1
 FLAG_GET_SETTLED = 1
 
@@ -208,15 +213,21 @@ class QuorumMachine(GroupMachine):
                 mark = mark_of(LEVEL_DEFAULT, self.time_ms + max(ttl, 1))
                 backlog.enqueue(index, offset, first, count, size, mark)
             return
+        if flags & self._attributes & FLAG_HEADERS:
+            groups.enqueue(backlog, self.mark_for, data, index, offset, first, count)
+            return
         found = attribute_runs(data, offset, first, count)
         for at in range(0, len(found), 5):
-            level, expiration = found[at + 3], found[at + 4]
-            if expiration < 0 or 0 <= ttl < expiration:
-                expiration = ttl
-            # Time limit 0: for a consumer that waits already.
-            due = self.time_ms + max(expiration, 1) if expiration >= 0 else 0
-            mark = mark_of(level, due)
+            mark = self.mark_for(found[at + 3], found[at + 4])
             backlog.enqueue(index, offset, found[at], found[at + 1], found[at + 2], mark)
+
+    def mark_for(self, level: int, expiration: int) -> int:
+        """The mark of a message that is published now; `expiration`: its own, -1 = none."""
+        ttl = self.backlog.message_ttl_ms
+        if expiration < 0 or 0 <= ttl < expiration:
+            expiration = ttl
+        # Time limit 0: for a consumer that waits already.
+        return mark_of(level, self.time_ms + max(expiration, 1) if expiration >= 0 else 0)
 
     def _announce_due(self) -> None:
         """Asks for a TICK when the next message expires or the queue, once for each such time."""
@@ -294,7 +305,7 @@ class QuorumMachine(GroupMachine):
         message_id = poller.next_id
         self.deliveries.hand_out(poller, 1, not settled)
         assert poller.next_id == message_id + 1, "basic.get took more than one message"
-        self._reply(session, APPLIED_OK, [message_id, self.backlog.ready()])
+        self._reply(session, APPLIED_OK, [message_id, self.backlog.stored()])
 
     def _checkout(self, session: QueueSession, number: int, spec: Packed) -> None:
         refusal = self.consumers.refusal(session, number, spec)
@@ -311,7 +322,9 @@ class QuorumMachine(GroupMachine):
             for run in self.backlog.ready_runs():
                 tracing.left(self.trace, words.DROPPED, 0, words.PURGED, 0, 0, run)
         self.dead_letters.drop_all()
-        self._reply(session, APPLIED_OK, self.backlog.purge())
+        grouped = self.backlog.groups.heads
+        held = [run for part in self._held() for _, run in part.held()] if grouped else []
+        self._reply(session, APPLIED_OK, self.backlog.purge(held))
 
     def _reservation(self, session: QueueSession, body: bytes, length: int) -> None:
         """RESERVATION: one op of `queues.reservations`; answered with its map, or refused with a
@@ -335,7 +348,7 @@ class QuorumMachine(GroupMachine):
 
     def _check_delete(self, session: QueueSession, op: Packed) -> None:
         """Whether the queue may be deleted on a condition, by what is in it at this entry."""
-        ready = self.backlog.ready()
+        ready = self.backlog.stored()
         if op.get("if_unused") is True and self.consumers.count:
             self._reply(session, APPLIED_REJECTED, IN_USE)
         elif op.get("if_empty") is True and ready:
@@ -506,8 +519,9 @@ class QuorumMachine(GroupMachine):
         return COMMAND_TYPES[version]
 
     def at_rest(self) -> bool:
-        """No message waits for a consumer's window, so a settle can wait a little."""
-        return not self.backlog.ready()
+        """No message waits for a consumer's window, or for another one of its group, so a settle
+        can wait a little."""
+        return not self.backlog.stored()
 
     def _held(self) -> list[runs.CheckedOut]:
         held = [consumer.checked_out for consumer in self.consumers.all()]

@@ -178,12 +178,12 @@ class Order:
         """Of the next run of every level."""
         return [self._head_mark(level) for level in self._levels()]
 
-    def take_expired(self, now_ms: int) -> Run | None:
-        """Takes a run out that is next at its level, and whose time is over; None = there is
-        none."""
+    def take_expired(self, now_ms: int, limit: int) -> Run | None:
+        """Takes at most `limit` messages of a run out that is next at its level, and whose time is
+        over; None = there is none."""
         for level in self._levels():
             if 0 < due_of(self._head_mark(level)) <= now_ms:
-                return self._take_at(level, LOW)
+                return self._take_at(level, limit)
         return None
 
     # ---------------------------------------------------------------- looking at it

@@ -548,7 +548,7 @@ class QuorumQueue(GroupQueue):
         if replica is None:
             return (0, 0)
         machine: QuorumMachine = replica.machine
-        return (machine.backlog.ready(), machine.consumers.count)
+        return (machine.backlog.stored(), machine.consumers.count)
 
     def info(self) -> Row:
         """What the management API shows, from local knowledge."""
@@ -556,12 +556,12 @@ class QuorumQueue(GroupQueue):
         replica = self._host.replica(self.group)
         if replica is not None:
             machine: QuorumMachine = replica.machine
-            made["messages_ready"] = machine.backlog.ready()
+            made["messages_ready"] = machine.backlog.stored()
             made["messages_unacknowledged"] = machine.backlog.unacked
-            made["messages"] = machine.backlog.ready() + machine.backlog.unacked
-            made["message_bytes_ready"] = machine.backlog.ready_bytes()
+            made["messages"] = machine.backlog.stored() + machine.backlog.unacked
+            made["message_bytes_ready"] = machine.backlog.stored_bytes()
             made["message_bytes_unacknowledged"] = machine.backlog.unacked_bytes
-            made["message_bytes"] = machine.backlog.ready_bytes() + machine.backlog.unacked_bytes
+            made["message_bytes"] = machine.backlog.stored_bytes() + machine.backlog.unacked_bytes
             made["consumers"] = machine.consumers.count
             made["consumer_details"] = machine.consumers.infos() + machine.reservations.infos()
             made["memory"] = made["index_bytes"] = machine.memory_bytes()

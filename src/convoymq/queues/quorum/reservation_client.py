@@ -429,13 +429,14 @@ def ready_runs(
     listed = 0
     fresh = machine.backlog.fresh.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
     sources = [returned, fresh]
-    if machine.backlog.levels.messages:
+    if machine.backlog.levels.messages or machine.backlog.groups.messages:
         beside = [
             run
             for fifo in machine.backlog.levels.fifos()
             for run in fifo.runs_from(*place, max(1, limit), PAGE_RUNS_MAX)
         ]
         beside += machine.backlog.levels.restored.all_runs()
+        beside += machine.backlog.groups.blocked_runs()
         sources = [sorted([*returned, *fresh, *beside])]
     for source in sources:
         for run in source:

@@ -79,9 +79,13 @@ class ReservationHolder:
     def reservation_settle(self, reservation: Reservation, first: int, last: int) -> None:
         """See `reservations.Holder`."""
         self._trace_held(reservation, first, last)
+        heads = self._backlog.groups.heads
+        left = reservation.held.between(first, last + 1, last + 1 - first) if heads else ()
         messages, size = reservation.held.drop_oldest(last)
         assert messages == last - first + 1, "a reservation has a gap"
         self._backlog.settle(messages, size)
+        for _, run in left:
+            self._backlog.gone(run)
 
     def _trace_held(self, reservation: Reservation, first: int, last: int) -> None:
         rows = self._machine.trace

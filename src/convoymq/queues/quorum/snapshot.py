@@ -65,6 +65,7 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         levels, beside = backlog.levels.pack(), backlog.beside
         packed["attributes"] = [levels, beside, backlog.refusing, machine.announced_due_ms]
         packed["order"] = [backlog.levels.restored.pack(), backlog.order.turn]
+        packed["groups"] = backlog.groups.pack()
         packed["dead_letters"] = machine.dead_letters.pack()
     return packed
 
@@ -83,6 +84,7 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
         levels, backlog.beside, backlog.refusing, machine.announced_due_ms = known["attributes"]
         restored, backlog.order.turn = known["order"]
         backlog.levels.unpack(levels, restored)
+        backlog.groups.unpack(*known["groups"])
         backlog.timed = backlog.may_expire()
         machine._follow_settings()
     for session_id, seq, replies, packed_consumers, producer in known["sessions"]:

@@ -20,9 +20,10 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
     """Counters and gauges for metrics."""
     backlog = machine.backlog
     made = {
-        "ready": backlog.ready(),
+        "ready": backlog.stored(),
+        "blocked": backlog.groups.messages,
         "unacked": backlog.unacked,
-        "ready_bytes": backlog.ready_bytes(),
+        "ready_bytes": backlog.stored_bytes(),
         "unacked_bytes": backlog.unacked_bytes,
         "returned_ready": (
             backlog.returned.messages + backlog.requeued.messages + backlog.levels.restored.again
