@@ -527,6 +527,31 @@ def window_overrun_after_credit() -> None:
     machine._session_command = planted
 
 
+@plant("a message of a group is given while another one is out", "none", unaided=True)
+def groups_are_not_blocked() -> None:
+    from convoymq.queues.quorum.groups import Groups
+
+    Groups.enter = lambda self, name, run: run[3]  # type: ignore[method-assign]
+
+
+@plant("a message of a group that comes back goes behind the others", "none", unaided=True)
+def groups_return_as_others() -> None:
+    from convoymq.queues.quorum.groups import Groups
+
+    def planted(self: Any, run: Any) -> Any:
+        yield run, False
+
+    Groups.parts = planted  # type: ignore[method-assign]
+
+
+@plant("two classes of priorities are served one to one", "none", unaided=True)
+def classes_in_turn() -> None:
+    from convoymq.queues.quorum import order
+
+    order.HIGH_IN_A_ROW = 1
+    order.TURNS = 2
+
+
 def _fresh_first() -> Any:
     """`Backlog.take` that serves what is fresh before what came back."""
     take = _backlog().take

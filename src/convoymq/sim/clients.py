@@ -135,6 +135,7 @@ class Channel:
         self.name = f"chan{self.publisher}"
         #: Draws of its own: runs without attributes stay as they were.
         self._attributes = Random(self.publisher)
+        self._groups = Random(self.publisher ^ 0x6709)
         self._count = 0
         self._tag = 0
         self.unconfirmed: dict[int, bytes] = {}
@@ -277,7 +278,7 @@ class Channel:
         chance = self.config.attribute_chance
         priority = draw.choice((0, 3, 4, 5, 31, 200)) if draw.random() < chance else None
         expiration = draw.choice((0, 5, 100, 2_000)) if draw.random() < chance else None
-        group = draw.choice(GROUPS) if draw.random() < chance else None
+        group = self._groups.choice(GROUPS) if self._groups.random() < chance else None
         return priority, expiration, group
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
