@@ -184,9 +184,11 @@ class Backlog:
         """Takes at most `limit` messages of the next run out, wherever they go."""
         source = self.returned
         if not source.messages:
-            if self.two_classes or (self.levels.messages and self.levels.restored.messages):
+            if self.two_classes:
                 return self.order.take(limit)
             if self.levels.messages:
+                if self.levels.restored.messages:
+                    return self.order.take(limit)
                 level = self.levels.highest()
                 if level > LEVEL_DEFAULT or not (self.fresh.messages or self.requeued.messages):
                     return self.levels.take(level, limit, restored=False)
@@ -397,14 +399,28 @@ class Backlog:
         return None
 
     def _put_back(self, run: runs.Run, position: int) -> None:
+        # Without an asterisk: calls of compiled containers have none.
+        index, offset, first, count, size, acquired_count, failed_delivery_count, mark = run
         if position == AS_RABBITMQ:
-            self.returned.push(*run)
+            self.returned.push(
+                index, offset, first, count, size, acquired_count, failed_delivery_count, mark
+            )
         elif position == ORIGINAL:
             self.levels.restore(run)
         elif position == FRONT:
             self.fronted.append(run)
         else:
-            self._push_tail(run)
+            self.requeued.requeue(
+                self.entered(),
+                index,
+                offset,
+                first,
+                count,
+                size,
+                acquired_count,
+                failed_delivery_count,
+                due_of(mark) << LEVEL_BITS,
+            )
 
     def goes_to_tail(self) -> bool:
         """Whether what a client gives back unfailed goes to the tail by RabbitMQ's rule."""
@@ -418,9 +434,6 @@ class Backlog:
         back = (*run[:5], run[5] + 1, *run[6:])
         for part, grouped in self.groups.parts(back) if self.groups.heads else ((back, False),):
             self._put_back(part, ORIGINAL if grouped else TAIL)
-
-    def _push_tail(self, run: runs.Run) -> None:
-        self.requeued.requeue(self.entered(), *run[:7], due_of(run[7]) << LEVEL_BITS)
 
     def use_classes(self, two_classes: bool) -> None:
         """From now on priorities make two classes, or 32 levels."""

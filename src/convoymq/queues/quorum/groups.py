@@ -259,7 +259,9 @@ def enqueue(
         while messages:
             if record >= end:
                 at += 5
-                low, length, total = found[at : at + 3]
+                low = found[at]
+                length = found[at + 1]
+                total = found[at + 2]
                 end = low + length
                 if ready:
                     backlog.enqueue(index, offset, began, ready, size, mark)
