@@ -247,6 +247,7 @@ class Client:
         producer: str | None = None,
         sequence: int = 0,
         digest: bytes | None = None,
+        mandatory: bool = False,
     ) -> ProduceResult:
         """Publishes the rows of a columnar frame and returns when all are safe.
 
@@ -259,11 +260,13 @@ class Client:
             digest: 16 bytes that stand for the rows and their place, for rows whose order may
                 change when they are sent again: then only rows are dropped that a request of this
                 name and digest has brought, whatever their numbers are.
+            mandatory: publish nothing of a frame of which a row has no queue to go to.
 
         Raises:
             MaybeProduced: without a producer, the connection broke before the answer.
+            PreconditionFailed: among others, with `mandatory`, for a row without a queue.
         """
-        fields = {
+        fields: dict[str, object] = {
             "stream": stream,
             "queue": queue,
             "exchange": exchange,
@@ -272,12 +275,26 @@ class Client:
             "sequence": sequence,
             "digest": digest,
         }
+        if mandatory:
+            fields["mandatory"] = True
         answer = self._call(Op.PRODUCE, fields, frame, again=producer is not None)
         return ProduceResult(
             count=_int(answer, "count"),
             duplicates=_int(answer, "duplicates"),
             unroutable=_int(answer, "unroutable"),
         )
+
+    def check_produce(
+        self, frame: bytes | memoryview, *, producer: str | None = None, mandatory: bool = False
+    ) -> int:
+        """Raises what `produce` would raise for a frame whose columns say where its rows go, and
+        publishes nothing. Returns how many rows have no queue to go to.
+
+        Raises:
+            ClientError: among others NOT_IMPLEMENTED, by a server of release 0.2.
+        """
+        fields: dict[str, object] = {"producer": producer, "mandatory": mandatory}
+        return _int(self._call(Op.CHECK_PRODUCE, fields, frame), "unroutable")
 
     def store_offset(self, stream: str, consumer: str, offset: int) -> None:
         """Stores how far a named consumer is; the last write wins."""

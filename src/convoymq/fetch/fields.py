@@ -62,7 +62,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Produce(msgspec.Struct, frozen=True, kw_only=True):
-    """PRODUCE."""
+    """PRODUCE, and CHECK_PRODUCE."""
 
     stream: Name | None = None
     queue: Name | None = None
@@ -71,6 +71,7 @@ class Produce(msgspec.Struct, frozen=True, kw_only=True):
     producer: Name | None = None
     sequence: Offset = 0
     digest: Digest | None = None
+    mandatory: bool = False
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):

@@ -158,6 +158,19 @@ class Producing(NullEvents):
         self._edge.counters.rows_in += rows
         return {"count": rows, "duplicates": batch.duplicates, "unroutable": unroutable}
 
+    async def check(self, frame: Frame) -> dict[str, object]:
+        """Answers CHECK_PRODUCE: whether PRODUCE would take these rows now. Publishes nothing.
+
+        Raises:
+            ColumnarError, BrokerError: it would not.
+        """
+        request = read(Produce, frame.map)
+        _check(request)
+        columns = await self._open(frame.payload)
+        segments, unroutable = await self._route(request, columns)
+        await self._encode(columns, segments)
+        return {"count": int(columns.rows), "unroutable": unroutable}
+
     async def _append_all(self, request: Produce, frame: Frame, batch: _Batch) -> tuple[int, int]:
         """Checks and appends; returns (unroutable rows, rows)."""
         await self._until_calm()
@@ -243,6 +256,8 @@ class Producing(NullEvents):
                 if chosen is None:
                     chosen = self._route_row(request, columns, at, exchange, key)
                 if not chosen:
+                    if request.mandatory:
+                        raise _unroutable(exchange, key)
                     unroutable += length
                     continue
                 last = found[-1] if found else None
@@ -504,6 +519,13 @@ def _records(body: bytes, count: int, position: int) -> Iterator[bytes]:
         begin = int.from_bytes(body[at : at + 4], "little") - COMMAND_HEAD
         end = int.from_bytes(body[at + 4 : at + 8], "little") - COMMAND_HEAD
         yield body[begin:end]
+
+
+def _unroutable(exchange: bytes, key: bytes) -> PreconditionFailed:
+    names = exchange.decode(errors="replace"), key.decode(errors="replace")
+    return PreconditionFailed(
+        f"exchange '{names[0]}' has no queue for routing key '{names[1]}'; nothing was published"
+    )
 
 
 def _refused(error: ValueError) -> ColumnarError:

@@ -83,6 +83,7 @@ class Requests:
             Op.OFFSETS: self._offsets,
             Op.FETCH: self._fetch,
             Op.PRODUCE: self._producing.produce,
+            Op.CHECK_PRODUCE: self._producing.check,
             Op.RESERVATION: self._reservation,
             Op.RESERVATION_FETCH: self._reservation_fetch,
             Op.BROWSE: self._browse,
@@ -102,7 +103,7 @@ class Requests:
             text = "AUTHENTICATE comes once" if known else f"operation {frame.op} is not known"
             raise ColumnarError(ErrorCode.NOT_IMPLEMENTED, text)
         self._edge.counters.requests[Op(frame.op)] += 1
-        if frame.payload.nbytes and frame.op != Op.PRODUCE:
+        if frame.payload.nbytes and frame.op not in (Op.PRODUCE, Op.CHECK_PRODUCE):
             text = f"{Op(frame.op).name} has no payload"
             raise ColumnarError(ErrorCode.PRECONDITION_FAILED, text)
         try:

@@ -50,6 +50,7 @@ class Op(IntEnum):
     BROWSE = 8
     STORE_OFFSET = 9
     QUERY_OFFSET = 10
+    CHECK_PRODUCE = 11
 
 
 class ErrorCode(IntEnum):

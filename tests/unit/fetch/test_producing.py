@@ -406,3 +406,37 @@ async def test_a_connection_that_goes_closes_its_sessions(rig: Rig, client: Peer
     client.transport.close()
     await until(lambda: not rig.edge.connections)
     assert client.connection.sessions() == []
+
+
+async def test_a_mandatory_frame_is_published_whole_or_not_at_all(rig: Rig, client: Peer) -> None:
+    """Rows of a refused frame may be sent again: nothing of it counts for its producer."""
+    await rig.queue("q")
+    rows = [("", "q", "1"), ("", "none", "2"), ("", "q", "3")]
+    named: dict[str, Any] = {"producer": "p", "sequence": 0, "mandatory": True}
+    code, text = await client.refusal(Op.PRODUCE, keyed(rows), **named)
+    assert code == ErrorCode.PRECONDITION_FAILED
+    assert "exchange '' has no queue for routing key 'none'; nothing was published" in text
+    assert await rig.count("q") == 0
+    await rig.queue("none")
+    assert result(await client.ask(Op.PRODUCE, keyed(rows), **named)) == (3, 0, 0)
+    assert [await rig.count(name) for name in ("q", "none")] == [2, 1]
+
+
+async def test_a_check_says_what_produce_would_say_and_publishes_nothing(
+    rig: Rig, client: Peer
+) -> None:
+    await rig.queue("q")
+    await rig.queue("plain", "classic")
+    rows = [("", "q", "1"), ("", "none", "2")]
+    answer = await client.ask(Op.CHECK_PRODUCE, keyed(rows), producer="p")
+    assert (answer.status, answer.map["count"], answer.map["unroutable"]) == (0, 2, 1)
+    for wanted, given, named in (
+        ("no queue for routing key 'none'", rows, {"mandatory": True}),
+        ("no exchange 'gone'", [("gone", "q", "1")], {}),
+        ("cannot tell a producer's repeats", [("", "plain", "1")], {"producer": "p"}),
+    ):
+        _, text = await client.refusal(Op.CHECK_PRODUCE, keyed(given), **named)
+        assert wanted in text
+    assert [await rig.count(name) for name in ("q", "plain")] == [0, 0]
+    assert rig.broker.counters.published == 0
+    assert result(await client.ask(Op.PRODUCE, keyed(rows[:1]), producer="p")) == (1, 0, 0)
