@@ -18,7 +18,9 @@ from convoymq.spark.writer import _frame
 from tests.spark.fakes import T0_MS, Message, frame_of, headers_of, messages_of
 
 ALL = full_schema(STREAM_COLUMNS, include_headers=True, include_properties=True)
-QUEUE_ALL = full_schema(QUEUE_COLUMNS, include_headers=True, include_properties=True)
+QUEUE_ALL = full_schema(
+    QUEUE_COLUMNS, include_headers=True, include_properties=True, include_content_header=True
+)
 CONSTANTS = {"topic": "flights", "partition": 0}
 
 cells = st.none() | st.binary(max_size=20)

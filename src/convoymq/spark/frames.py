@@ -94,6 +94,8 @@ class BatchMaker:
                 return _fixed(frame.buffers(bits.REDELIVERED)[0], rows, wanted)
             case "properties":
                 return _properties(frame, rows, wanted)
+            case "content_header":
+                return _text(frame.buffers(bits.PROPERTIES), rows, wanted)
             case _:
                 return self._repeat(name, constants[name], wanted, rows)
 

@@ -343,6 +343,14 @@ QUEUE_OPTIONS = (
         "fail when the reservation was lost, so that messages of the last batches may come again; "
         "`false` goes on",
     ),
+    _option(
+        "includeContentHeader",
+        Use.READ,
+        parse.boolean,
+        False,
+        "adds the column `content_header`: properties and header table as AMQP writes them, in the "
+        "payload of a content header frame",
+    ),
     *FETCH_OPTIONS,
     _option(
         "exchange",

@@ -84,14 +84,23 @@ QUEUE_COLUMNS: Mapping[str, Column] = {
     "redelivered": Column(IntegerType(), bits.REDELIVERED),
     "headers": STREAM_COLUMNS["headers"],
     "properties": STREAM_COLUMNS["properties"],
+    "content_header": Column(BinaryType(), bits.PROPERTIES, option="includeContentHeader"),
 }
 
 
 def full_schema(
-    columns: Mapping[str, Column], *, include_headers: bool, include_properties: bool
+    columns: Mapping[str, Column],
+    *,
+    include_headers: bool,
+    include_properties: bool,
+    include_content_header: bool = False,
 ) -> StructType:
     """The schema of a read without a schema of the user's."""
-    added = {"includeHeaders": include_headers, "includeProperties": include_properties}
+    added = {
+        "includeHeaders": include_headers,
+        "includeProperties": include_properties,
+        "includeContentHeader": include_content_header,
+    }
     return StructType(
         [
             StructField(name, column.type)

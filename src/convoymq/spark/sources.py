@@ -103,4 +103,5 @@ def _schema(columns: Mapping[str, Column], values: OptionValues) -> StructType:
         columns,
         include_headers=values["includeHeaders"],
         include_properties=values["includeProperties"],
+        include_content_header=values.get("includeContentHeader", False),
     )
