@@ -91,3 +91,14 @@ def test_the_page_on_audits_runs(tmp_path: Path, quick_spark: dict[str, str]) ->
         )
     assert "Exception" not in output, output[-6000:]
     assert (tmp_path / "audit.html").exists()
+
+
+def test_the_page_on_triage_runs(tmp_path: Path, quick_spark: dict[str, str]) -> None:
+    with LocalCluster(tmp_path / "data", 3, BASE_PORT) as cluster:
+        cluster.wait_ready()
+        output = run_page(
+            "docs/triage.md", tmp_path, replaced=PORTS, environment=quick_spark, timeout_s=300
+        )
+    assert "Exception" not in output, output[-6000:]
+    for page in ("dry-run.html", "triage.html"):
+        assert "<svg" in (tmp_path / page).read_text()

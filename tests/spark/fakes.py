@@ -119,6 +119,8 @@ class FakeQueue:
         self.time_ms = 0
         self.commands: list[str] = []
         self.arguments: dict[str, Any] = {}
+        self.producers: dict[str, int] = {}
+        """The last sequence of each."""
 
     def add(self, *values: bytes) -> None:
         self.ready += [Message(value=value) for value in values]
@@ -318,6 +320,7 @@ class FakeClient:
         producer: str | None = None,
         sequence: int = 0,
         digest: bytes | None = None,
+        mandatory: bool = False,
     ) -> ProduceResult:
         self._called("produce")
         parsed = ColumnFrame(frame)
@@ -336,14 +339,32 @@ class FakeClient:
                 message.time_ms = T0_MS + kept.end
                 kept.messages.append(message)
             return ProduceResult(count=len(messages), duplicates=duplicates, unroutable=0)
-        unroutable = 0
-        for message in messages:
-            name = queue if queue is not None else message.routing_key
-            if name in self.broker.queues:
-                self.broker.queues[name].ready.append(message)
-            else:
-                unroutable += 1
-        return ProduceResult(count=len(messages), duplicates=0, unroutable=unroutable)
+        names = [queue if queue is not None else message.routing_key for message in messages]
+        unroutable = sum(name not in self.broker.queues for name in names)
+        if mandatory and unroutable:
+            raise errors.PreconditionFailed(f"{unroutable} rows without a queue")
+        duplicates = 0
+        for i, (name, message) in enumerate(zip(names, messages, strict=True)):
+            found = self.broker.queues.get(name)
+            if found is None:
+                continue
+            if producer is not None and digest is None:
+                if sequence + i <= found.producers.get(producer, -1):
+                    duplicates += 1
+                    continue
+                found.producers[producer] = sequence + i
+            found.ready.append(message)
+        return ProduceResult(count=len(messages), duplicates=duplicates, unroutable=unroutable)
+
+    def check_produce(
+        self, frame: bytes, *, producer: str | None = None, mandatory: bool = False
+    ) -> int:
+        self._called("check_produce")
+        keys = [message.routing_key for message in messages_of(ColumnFrame(frame), None)]
+        unroutable = [key for key in keys if key not in self.broker.queues]
+        if mandatory and unroutable:
+            raise errors.PreconditionFailed(f"no queue for routing key {unroutable[0]!r}")
+        return len(unroutable)
 
     def store_offset(self, stream: str, consumer: str, offset: int) -> None:
         self._called("store_offset")

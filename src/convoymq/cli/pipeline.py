@@ -236,6 +236,65 @@ def apply(
     _show("apply", asdict(report), format)
 
 
+@pipeline_app.command()
+def triage(
+    queue: Annotated[str, typer.Option(help="The queue that dead letters go to.")],
+    rules: Annotated[Path, typer.Option(help="Rule file (docs/triage.md).")],
+    target: Annotated[Path, typer.Option(help="Directory of the Delta table.")],
+    servers: ServersOption = "127.0.0.1:5672",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Decide and report; change nothing in the broker.")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Default: _checkpoint in the target.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Writes the report as a page with plots.")
+    ] = None,
+    option: MoreOption = None,
+    user: UserOption = "guest",
+    password: PasswordOption = "guest",
+    vhost: VhostOption = "/",
+    master: MasterOption = "",
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Republishes, drops or parks dead letters by rules, exactly once, and keeps a Delta table.
+
+    Decisions are recorded before they are carried out; started again after a crash, it carries
+    out what is recorded. Exit code 2 when the rule file can't be used.
+    """
+    need_spark("deltalake")
+    from rich.console import Console
+
+    from convoymq.spark.pipelines import triage as pipeline
+    from convoymq.spark.pipelines.triage.report import html_page, tables
+
+    try:
+        known = pipeline.Rules.load(rules)
+    except pipeline.RuleError as error:
+        raise fail(str(error), 2) from None
+    report = _run(
+        "triage",
+        master,
+        lambda spark: pipeline.triage(
+            spark,
+            servers=servers,
+            queue=queue,
+            rules=known,
+            target=target,
+            checkpoint=checkpoint,
+            options=_options(option, user, password, vhost),
+            dry_run=dry_run,
+        ),
+    )
+    if html is not None:
+        html.write_text(html_page(report), "utf-8")
+    if format is Format.JSON:
+        print(json.dumps(asdict(report), indent=2, default=str))
+    else:
+        Console().print(tables(report))
+
+
 def _options(more: list[str] | None, user: str, password: str, vhost: str) -> dict[str, str]:
     options = {"user": user, "password": password, "vhost": vhost}
     for each in more or ():
@@ -253,6 +312,7 @@ def _run(name: str, master: str, work: Callable[[SparkSession], Result]) -> Resu
 
     from convoymq.spark import LagListener, session
     from convoymq.spark.errors import SourceError
+    from convoymq.spark.pipelines.triage.rules import RuleError
 
     console = Console(stderr=True)
     with console.status("starting"):
@@ -263,7 +323,7 @@ def _run(name: str, master: str, work: Callable[[SparkSession], Result]) -> Resu
         with listener.live(console):
             return work(spark)
     except SourceError as error:
-        raise fail(str(error), 1) from None
+        raise fail(str(error), 2 if isinstance(error, RuleError) else 1) from None
     except PySparkException as error:
         raise fail(_reason(error), 1) from None
     finally:

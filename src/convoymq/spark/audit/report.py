@@ -1,14 +1,10 @@
-"""The report for people: tables in the terminal, and one HTML page with plots, without a network.
-
-Plots are SVG text, drawn here: a few polylines and bars need no plotting library.
-"""
+"""The report for people: tables in the terminal, and one HTML page with plots."""
 
 from __future__ import annotations
 
 import html
 import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
@@ -18,6 +14,7 @@ from rich.text import Text
 from convoymq.spark.audit.findings import METRICS
 from convoymq.spark.audit.invariants import PROMISES
 from convoymq.spark.audit.result import AuditReport, QueueReport, Verdict
+from convoymq.spark.html_report import hour_text, page, plot, row
 
 METRIC_TITLES = {
     "published_delivered": "published → delivered",
@@ -25,8 +22,6 @@ METRIC_TITLES = {
     "published_settled": "published → settled",
     "delivered_sent": "decided → sent",
 }
-COLOURS = ("#2563eb", "#d97706", "#dc2626", "#475569")
-WIDTH, HEIGHT, LEFT, BOTTOM = 640, 220, 56, 28
 
 
 def verdict_text(report: AuditReport) -> str:
@@ -103,19 +98,11 @@ def html_page(report: AuditReport) -> str:
         _invariants(report.verdicts),
     ]
     body += [_queue(queue) for queue in report.queues]
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Audit</title>"
-        f"<style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
-    )
-
-
-def _row(cells: Iterable[object], tag: str = "td", style: str = "") -> str:
-    inner = "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
-    return f"<tr class='{style}'>{inner}</tr>"
+    return page("Audit", body)
 
 
 def _invariants(verdicts: Iterable[Verdict]) -> str:
-    rows = [_row(("#", "promise", "violations", "messages", "not proved"), "th")]
+    rows = [row(("#", "promise", "violations", "messages", "not proved"), "th")]
     for verdict in verdicts:
         promise = PROMISES[verdict.invariant]
         text = f"<b>{html.escape(promise.title)}</b><br>{html.escape(promise.meaning)}"
@@ -126,7 +113,7 @@ def _invariants(verdicts: Iterable[Verdict]) -> str:
         style = "bad" if verdict.rows else ("unsure" if verdict.unproved else "good")
         numbers = (verdict.rows, verdict.messages, verdict.unproved)
         cells = (int(verdict.invariant), text, *(f"{n:,}" for n in numbers))
-        rows.append(_row(cells, style=style))
+        rows.append(row(cells, style=style))
     return f"<table>{''.join(rows)}</table>"
 
 
@@ -144,8 +131,8 @@ def _queue(queue: QueueReport) -> str:
             " No state snapshot of the queue: what is still queued is known from the log alone."
         )
     lines.append("</p>")
-    fates = [_row(("what became of them", "messages"), "th")]
-    fates += [_row((html.escape(name), f"{n:,}")) for name, n in queue.fates.items()]
+    fates = [row(("what became of them", "messages"), "th")]
+    fates += [row((html.escape(name), f"{n:,}")) for name, n in queue.fates.items()]
     lines.append(f"<table>{''.join(fates)}</table>")
     if facts.gaps or facts.lost or facts.missing:
         told = [
@@ -169,16 +156,16 @@ def _queue(queue: QueueReport) -> str:
                 key: [each.percentiles[key] for each in found] for key in found[0].percentiles
             }
             series["max"] = [each.largest for each in found]
-            lines.append(f"<h3>{METRIC_TITLES[metric]}, ms</h3>{_plot(hours, series)}")
+            lines.append(f"<h3>{METRIC_TITLES[metric]}, ms</h3>{plot(hours, series)}")
     if queue.shares:
         hours = [each.hour for each in queue.shares]
         fair = {"fairness (1 = equal)": [each.fairness for each in queue.shares]}
-        lines.append(f"<h3>Consumers</h3>{_plot(hours, fair, logarithmic=False)}")
-        rows = [_row(("hour", "consumers", "messages", "least", "most", "fairness"), "th")]
+        lines.append(f"<h3>Consumers</h3>{plot(hours, fair, logarithmic=False)}")
+        rows = [row(("hour", "consumers", "messages", "least", "most", "fairness"), "th")]
         rows += [
-            _row(
+            row(
                 (
-                    _hour(each.hour),
+                    hour_text(each.hour),
                     each.consumers,
                     f"{each.messages:,}",
                     f"{each.smallest:,}",
@@ -194,67 +181,3 @@ def _queue(queue: QueueReport) -> str:
 
 def _time(us: int) -> str:
     return datetime.fromtimestamp(us / 1e6, UTC).isoformat(timespec="milliseconds")
-
-
-def _hour(hour: int) -> str:
-    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%m-%d %H:00")
-
-
-def _plot(hours: Sequence[int], series: dict[str, list[float]], *, logarithmic: bool = True) -> str:
-    """Lines over hours. Values of 0 lie on the lower edge of a logarithmic axis."""
-    values = [value for line in series.values() for value in line]
-    low = min((v for v in values if v > 0), default=1.0) if logarithmic else 0.0
-    high = max([*values, low])
-
-    def scale(value: float) -> float:
-        if logarithmic:
-            span = math.log10(high / low) or 1.0
-            share = math.log10(max(value, low) / low) / span
-        else:
-            share = value / (high or 1.0)
-        return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - 16)
-
-    first, last = min(hours), max(hours)
-
-    def across(hour: int) -> float:
-        return LEFT + (hour - first) / max(last - first, 1) * (WIDTH - LEFT - 120)
-
-    parts = [
-        f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' height='{HEIGHT}' role='img'>"
-        f"<line x1='{LEFT}' y1='{HEIGHT - BOTTOM}' x2='{WIDTH - 112}' y2='{HEIGHT - BOTTOM}' "
-        "stroke='#94a3b8'/>"
-    ]
-    for value in {low, high}:
-        parts.append(
-            f"<text x='{LEFT - 6}' y='{scale(value) + 4:.1f}' text-anchor='end'>{value:g}</text>"
-        )
-    for hour in {first, last}:
-        parts.append(f"<text x='{across(hour):.1f}' y='{HEIGHT - 8}'>{_hour(hour)}</text>")
-    for k, (name, line) in enumerate(series.items()):
-        colour = COLOURS[k % len(COLOURS)]
-        points = " ".join(
-            f"{across(h):.1f},{scale(v):.1f}" for h, v in zip(hours, line, strict=True)
-        )
-        dots = "".join(
-            f"<circle cx='{p.split(',')[0]}' cy='{p.split(',')[1]}' r='2.5' fill='{colour}'/>"
-            for p in points.split()
-        )
-        parts.append(
-            f"<polyline points='{points}' fill='none' stroke='{colour}' stroke-width='1.5'/>{dots}"
-            f"<text x='{WIDTH - 106}' y='{20 + 16 * k}' fill='{colour}'>{html.escape(name)}</text>"
-        )
-    return "".join(parts) + "</svg>"
-
-
-_STYLE = """
-body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;
-color:#0f172a}
-table{border-collapse:collapse;margin:1rem 0}
-td,th{border-bottom:1px solid #e2e8f0;padding:.3rem .7rem;text-align:left;vertical-align:top}
-tr.good td:first-child{border-left:4px solid #16a34a}
-tr.bad td:first-child{border-left:4px solid #dc2626}
-tr.unsure td:first-child{border-left:4px solid #d97706}
-p.good{color:#15803d;font-weight:600}p.bad{color:#b91c1c;font-weight:600}p.unsure{color:#b45309}
-pre{white-space:pre-wrap;font-size:12px;background:#f8fafc;padding:.5rem}
-svg text{font-size:11px;fill:#334155}
-"""

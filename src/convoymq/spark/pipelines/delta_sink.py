@@ -36,7 +36,7 @@ HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
-class _Commit:
+class Commit:
     """What a version adds to a Delta table."""
 
     actions: Sequence[AddAction]
@@ -88,13 +88,13 @@ class DeltaSink(Sink):
         if self._table() is not None:
             self._transact(self._take)
 
-    def _take(self, table: DeltaTable) -> _Commit:
+    def _take(self, table: DeltaTable) -> Commit:
         last = table.transaction_version(self._run_id) or 0
         if self._begun and last:
             # Another run made the table.
             raise self._superseded()
         self._epoch = last + 1
-        return _Commit((), {}, {})
+        return Commit((), {}, {})
 
     def is_fenced(self) -> bool:
         if not self._epoch and self._table() is not None:
@@ -155,16 +155,16 @@ class DeltaSink(Sink):
             for source, file in zip(staged, files, strict=True)
         ]
 
-        def change(table: DeltaTable) -> _Commit:
+        def change(table: DeltaTable) -> Commit:
             self._check_run(table)
             last = table.transaction_version(self.app)
             if last is not None and last >= batch_id:
                 raise self._superseded()
-            return _Commit(actions, {self.app: batch_id}, ranges, plan)
+            return Commit(actions, {self.app: batch_id}, ranges, plan)
 
         self._transact(change)
 
-    def _transact(self, change: Callable[[DeltaTable], _Commit]) -> None:
+    def _transact(self, change: Callable[[DeltaTable], Commit]) -> None:
         """Makes the next version. Each names the run and the ranges as transactions, so that Delta
         refuses a version that was made meanwhile by another run, or by another pipeline that could
         overlap; then `change` looks at the table again."""
