@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RESERVATION = "triage"
+"""With the checkpoint's id behind it: another checkpoint must not get what this one has begun."""
 RESERVATION_TTL = "7d"
 """As long as the broker remembers a producer's sequences."""
 DRY_RUN = "dry-run"
@@ -112,15 +113,16 @@ def _run(
     checkpoint: str | os.PathLike[str] | None,
     probe: Probe | None,
 ) -> TriageReport:
+    place = Path(checkpoint) if checkpoint is not None else root / "_checkpoint"
+    root.mkdir(parents=True, exist_ok=True)
+    app = app_id(place)
     known = {name.lower() for name in given}
-    own = {"reservation": RESERVATION, "reservationTtl": RESERVATION_TTL}
+    own = {"reservation": f"{RESERVATION}-{app}", "reservationTtl": RESERVATION_TTL}
     wanted = {**{n: v for n, v in own.items() if n.lower() not in known}, **given}
     read = QueueReadOptions.of(parse_options("convoymq_queue", wanted), Use.STREAM_READ)
     if read.mode != "reservation":
         raise OptionError("a triage needs mode=reservation: a lease may be delivered twice")
-    place = Path(checkpoint) if checkpoint is not None else root / "_checkpoint"
-    root.mkdir(parents=True, exist_ok=True)
-    table = TriageTable(root, app_id(place))
+    table = TriageTable(root, app)
     report = TriageReport(queue=read.queue, target=str(root), rules_hash=rules.hash)
     batches = _Batches(read, rules, table, place, report, probe)
     query = (
