@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from convoymq.client.errors import ClientError
 from convoymq.kernels import columns as bits
@@ -114,10 +115,8 @@ def _frames(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[bytes, int, str
     for batch in batches:
         columns = {name: batch.column(name) for name in _COLUMNS}
         headers = pa.array([_header(row) for row in _rows(columns)], pa.binary())
-        sizes = [
-            len(header) + len(value)
-            for header, value in zip(headers.to_pylist(), columns["value"].to_pylist(), strict=True)
-        ]
+        lengths = pc.add(pc.binary_length(columns["value"]), pc.binary_length(headers))
+        sizes = pc.fill_null(lengths, 0).to_pylist()
         for start, end in _cuts(sizes):
             buffers: list[pa.Buffer | bytes] = [
                 *binary_buffers(plain_binary(columns["value"].slice(start, end - start)))
