@@ -342,7 +342,10 @@ class FakeClient:
         names = [queue if queue is not None else message.routing_key for message in messages]
         unroutable = sum(name not in self.broker.queues for name in names)
         if mandatory and unroutable:
-            raise errors.PreconditionFailed(f"{unroutable} rows without a queue")
+            key = next(name for name in names if name not in self.broker.queues)
+            raise errors.PreconditionFailed(
+                f"exchange '{exchange}' has no queue for routing key '{key}'; nothing was published"
+            )
         duplicates = 0
         for i, (name, message) in enumerate(zip(names, messages, strict=True)):
             found = self.broker.queues.get(name)

@@ -32,7 +32,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from convoymq.client.errors import MaybeProduced
+from convoymq.client.errors import MaybeProduced, PreconditionFailed
 from convoymq.kernels import columns as bits
 from convoymq.kernels.column_frame import build_frame
 from convoymq.spark import clients
@@ -65,6 +65,8 @@ _FLAG_DELIVERY_MODE = 1 << 12
 _FLAG_MESSAGE_ID = 1 << 7
 _MESSAGE_ID_BYTES_MAX = 255
 _ROW_DIGITS = 10
+UNROUTABLE = "has no queue for routing key"
+"""In the broker's refusal of a mandatory frame."""
 _MAYBE_TRIES_MAX = 5
 """Requests of which nobody knows whether they were carried out are made anew this often."""
 # A length byte is looked up here, so that no row is touched in Python.
@@ -186,6 +188,8 @@ class _Request:
     producer: str | None
     sequence: int
     digest: bytes | None
+    mandatory: bool
+    """Refused whole when a row has no queue: rows that went on would make it a repeat."""
 
     def send(self, client: Client) -> ProduceResult:
         """Until it is confirmed. Without a producer, at least once."""
@@ -195,13 +199,19 @@ class _Request:
         return self._send(client)
 
     def _send(self, client: Client) -> ProduceResult:
-        return client.produce(
-            self.frame,
-            **self.target,
-            producer=self.producer,
-            sequence=self.sequence,
-            digest=self.digest,
-        )
+        try:
+            return client.produce(
+                self.frame,
+                **self.target,
+                producer=self.producer,
+                sequence=self.sequence,
+                digest=self.digest,
+                mandatory=self.mandatory,
+            )
+        except PreconditionFailed as error:
+            if self.mandatory and UNROUTABLE in error.text:
+                raise SourceError(f"{error.text}; onUnroutable=drop lets such rows go") from error
+            raise
 
 
 class _Sending:
@@ -232,7 +242,11 @@ class _Sending:
             yield from self._cut(name, target, chosen)
 
     def add(self, result: ProduceResult) -> None:
-        """Counts what a request has done. Raises SourceError for messages that went nowhere."""
+        """Counts what a request has done.
+
+        Raises:
+            SourceError: messages went nowhere; only a node of release 0.2 does not refuse them.
+        """
         if result.unroutable and self._options.fail_on_unroutable:
             raise SourceError(
                 f"{result.unroutable} of {result.count} messages have no queue to go to from "
@@ -293,6 +307,7 @@ class _Sending:
                 producer=self._producer if named else None,
                 sequence=sequence,
                 digest=_digest(sequence, frame) if named else None,
+                mandatory="exchange" in target and self._options.fail_on_unroutable,
             )
 
     def _message_ids(self, columns: Mapping[str, pa.Array], rows: int) -> pa.Array | None:
