@@ -46,10 +46,10 @@ from convoymq.metadata.machine import Change, ChangeKind, QueueRecord
 from convoymq.metadata.members import MembershipManager
 from convoymq.metadata.reads import MetadataReads
 from convoymq.model.clock import Clock, Timer
+from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import HostParts, QueueHost, home_drivers
 from convoymq.queues.group_queue import TICK_MS, FlowLimits
 from convoymq.queues.interface import Row
-from convoymq.queues.quorum.dead_letter_mover import DeadLetterOptions
 from convoymq.storage.types import Directory
 from convoymq.trace.recorder import Traces
 from convoymq.transport.control import ControlPlane

@@ -17,10 +17,10 @@ from convoymq.metadata.machine import QueueRecord
 from convoymq.model.clock import Clock
 from convoymq.model.errors import BrokerError, StorageFault
 from convoymq.model.tables import Table
+from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_queue import FlowLimits, GroupQueue, Host
 from convoymq.queues.interface import Queue, Row
 from convoymq.queues.large_answers import LargeAnswers
-from convoymq.queues.quorum.dead_letter_mover import DeadLetterOptions
 from convoymq.queues.reservation_reads import Ask
 from convoymq.replication.machine import Machine
 from convoymq.routing.queue_types import TypeRules, add_type

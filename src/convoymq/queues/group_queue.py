@@ -37,6 +37,7 @@ from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import ClientEvents, Queue, Row
 from convoymq.queues.reservation_reads import Fields
+from convoymq.queues.summed_notes import SummedNotes
 from convoymq.replication.machine import (
     EFFECT_APPLIED,
     EFFECT_DELIVER,
@@ -60,9 +61,6 @@ RESEND_AFTER_MS = 1000
 RESEND_DOUBLINGS_MAX = 4
 """A queue may be silent because its disks are behind: every resend without an answer doubles the
 wait for the next one, or the repeats would be what the disks cannot keep up with."""
-NOTE_EVERY_MS = 10_000
-"""Notes of a queue that may come with every message are logged this often, with their sum by
-reason."""
 READY_POLL_S = 0.05
 TICK_MS = 250
 """How often `tick` wants to be called."""
@@ -249,8 +247,7 @@ class GroupQueue(Queue):
         #: proposed is applied.
         self._wanted: dict[str, int] = {}
         self._proposed: tuple[int, dict[str, int]] = (0, {})
-        #: (event, reason) -> messages that were noted since it was logged last.
-        self._noted: dict[tuple[str, object], int] = {}
+        self._notes = SummedNotes(clock, self._log)
         self._block_index = -1
         self._block = b""
         #: Since when nobody leads the queue; None: somebody does. Kept by `tick`.
@@ -325,7 +322,7 @@ class GroupQueue(Queue):
                 elif leads and kind == EFFECT_TIMER:
                     self._arm(effect[1])
                 elif leads and kind == EFFECT_NOTE:
-                    self._on_note(effect[1], effect[2])
+                    self._notes.note(effect[1], effect[2])
                 continue
             session: int = effect[1]
             target = session >> 56
@@ -582,29 +579,6 @@ class GroupQueue(Queue):
         replica = self._host.replica(self.group)
         if replica is not None and replica.is_leader:
             replica.propose(batch.CMD_TICK, 0, 0, 0, b"")
-
-    def _on_note(self, event: str, fields: Mapping[str, object]) -> None:
-        """Logs what the machine notes. Counts of messages are summed over NOTE_EVERY_MS."""
-        count = fields.get("count")
-        if not isinstance(count, int):
-            self._log(event, fields)
-            return
-        reason = fields.get("reason")
-        if (event, reason) in self._noted:
-            self._noted[event, reason] += count
-        else:
-            self._log(event, fields)
-            self._noted[event, reason] = 0
-            self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event, reason)
-
-    def _log_sum(self, event: str, reason: object) -> None:
-        count = self._noted.pop((event, reason))
-        if count:
-            self._log(
-                event, {"count": count} if reason is None else {"count": count, "reason": reason}
-            )
-            self._noted[event, reason] = 0
-            self.clock.call_later(NOTE_EVERY_MS, self._log_sum, event, reason)
 
     def _log(self, event: str, fields: Mapping[str, object]) -> None:
         self._host.note(event, vhost=self.vhost, queue=self.name, group=self.group, **fields)

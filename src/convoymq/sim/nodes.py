@@ -15,9 +15,9 @@ import msgspec
 from convoymq.groups.host import ReplicaHost
 from convoymq.kernels.link_frames import FRAME_CONTROL, HEADER_SIZE, frame, frame_header
 from convoymq.model.errors import Unavailable
+from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_queue import TICK_MS, GroupQueue
 from convoymq.queues.large_answers import LargeAnswers
-from convoymq.queues.quorum.dead_letter_mover import DeadLetterOptions
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.queues.session_audit import SessionWatch
 from convoymq.queues.stream.machine import StreamMachine

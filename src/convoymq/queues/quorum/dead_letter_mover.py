@@ -3,37 +3,35 @@
     effect DEAD_LETTERS, at most once ─▶ line ─▶ route ─▶ clients of the targets
     machine's FIFO, at least once ─▶ DeadLetterWorker ─▶ route ─▶ clients ─▶ confirms ─▶ SETTLE
 
-Nothing is published from within an apply: work is done in calls of its own, some messages at a
-time. Clients of targets are sessions of this node, opened when they are first needed and closed
-when they have been idle for a while. They send again by themselves; confirms come once.
+How they are published: `dead_letter_publisher`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from convoymq.kernels import batch
-from convoymq.model.clock import Timer
 from convoymq.model.errors import BrokerError, NotFound
+from convoymq.queues.dead_letter_publisher import (
+    AT_LEAST_ONCE_NAME,
+    AT_MOST_ONCE_NAME,
+    DISABLED_NAME,
+    DeadLetterOptions,
+    DeadLetterPublisher,
+    is_gone,
+)
 from convoymq.queues.dead_letter_worker import DeadLetterWorker, ranges_of
-from convoymq.queues.deaths import DeadLetter, Death, dead_letter
 from convoymq.queues.interface import Queue, QueueClient
-from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.dead_letters import AT_LEAST_ONCE, AT_MOST_ONCE, OFF
 from convoymq.queues.quorum.settings import dead_letter_strategy
 from convoymq.replication.machine import Effect
-from convoymq.routing.choosing import HashProperties
 
 if TYPE_CHECKING:
-    from convoymq.model.tables import Table
     from convoymq.queues.group_queue import Replica
     from convoymq.queues.quorum.queue import QuorumQueue
 
-IDLE_MS = 60_000
-"""A target's client that nobody used for so long is closed."""
 LINE_RUNS_MAX = 10_000
 """At most once: more runs that wait for their targets are lost."""
 SLICE_MESSAGES = 64
@@ -41,32 +39,12 @@ SLICE_MESSAGES = 64
 SETTLE_AGAIN_MS = 1_000
 """What is done and still kept after this time is proposed again: a leader that was about to hand
 over, and stayed, may have dropped the command."""
-NAMES = {OFF: "disabled", AT_MOST_ONCE: "at_most_once", AT_LEAST_ONCE: "at_least_once"}
+NAMES = {
+    OFF: DISABLED_NAME,
+    AT_MOST_ONCE: AT_MOST_ONCE_NAME,
+    AT_LEAST_ONCE: AT_LEAST_ONCE_NAME,
+}
 """What metrics call a strategy."""
-
-
-class DeadLetterRoutes(Protocol):
-    """Where dead letters go, by the bindings as this node knows them."""
-
-    def route_dead_letter(
-        self,
-        vhost: str,
-        exchange: str,
-        routing_keys: Sequence[str],
-        headers: Table,
-        properties: HashProperties,
-    ) -> tuple[Queue, ...]:
-        """The queues that get a message. Raises NotFound: there is no such exchange; Unavailable:
-        a queue cannot be used yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterOptions:
-    """What a mover is made with."""
-
-    routes: DeadLetterRoutes
-    prefetch: int = 32
-    confirm_timeout_ms: int = 180_000
 
 
 class _Place(NamedTuple):
@@ -78,49 +56,28 @@ class _Place(NamedTuple):
     reason: str
 
 
-class _Target:
-    """A queue to which dead letters go."""
-
-    __slots__ = ("blocked", "client", "open", "used_ms")
-
-    def __init__(self, client: QueueClient, now_ms: int) -> None:
-        self.client = client
-        self.blocked = False
-        self.open = 0
-        """Publishes without an answer."""
-        self.used_ms = now_ms
-
-
-class DeadLetterMover(NullEvents):
-    """Part of a `QuorumQueue`; see the module text. Events of its clients end here."""
+class DeadLetterMover(DeadLetterPublisher):
+    """Part of a `QuorumQueue`; see the module text."""
 
     def __init__(self, queue: QuorumQueue, options: DeadLetterOptions | None) -> None:
+        super().__init__(queue, options)
         self._queue = queue
-        self._options = options
-        self._exchange = ""
-        self._routing_key: str | None = None
         self.warning = ""
         """Why the strategy is another one than was asked for; empty: it is not."""
         self._line: deque[Effect] = deque()
         self._worker: DeadLetterWorker | None = None
         self._places: dict[int, _Place] = {}
         """Of the messages that the worker has, by number."""
-        self._targets: dict[int, _Target] = {}
         self._tags: dict[int, tuple[int, int]] = {}
         """Publish tag -> (number, group of the target)."""
         self._tag = 0
         self._proposed_ms = 0
-        self._timer: Timer | None = None
-        self._timer_due_ms = 0
-        self._idle_timer: Timer | None = None
 
     # --- what the queue says -------------------------------------------------------------
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        """The effective settings of the queue: they apply to what waits already, too."""
-        self._exchange = str(settings.get("dead-letter-exchange", ""))
-        key = settings.get("dead-letter-routing-key")
-        self._routing_key = key if isinstance(key, str) else None
+        """See `DeadLetterPublisher`; and whether the strategy is the one that was asked for."""
+        super().configure(settings)
         warning = dead_letter_strategy(settings)[1]
         if warning and warning != self.warning:
             self._queue.note("queue.dead_letter_fallback", {"reason": warning})
@@ -161,28 +118,15 @@ class DeadLetterMover(NullEvents):
         self._worker = None
         self._places.clear()
         self._tags.clear()
-        targets, self._targets = self._targets, {}
-        for target in targets.values():
-            target.client.close()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._close()
 
     # --- time ----------------------------------------------------------------------------
 
-    def _soon(self, delay_ms: int) -> None:
-        """Works in `delay_ms`, or earlier."""
-        now = self._queue.clock.monotonic_ms()
-        due = now + delay_ms
-        if self._timer is not None:
-            if self._timer_due_ms <= due:
-                return
-            self._timer.cancel()
-        self._timer_due_ms = due
-        self._timer = self._queue.clock.call_later(delay_ms, self._work)
+    @property
+    def _waits(self) -> bool:
+        return bool(self._line)
 
     def _work(self) -> None:
-        self._timer = None
         queue = self._queue
         replica = queue.replica()
         if queue.deleted or self._options is None or queue.leader != queue.node:
@@ -200,7 +144,7 @@ class DeadLetterMover(NullEvents):
     def _publish_line(self) -> None:
         left = SLICE_MESSAGES
         while self._line and left > 0:
-            if any(each.blocked and not _is_gone(each.client) for each in self._targets.values()):
+            if self._is_blocked:
                 # `on_flow` goes on.
                 return
             effect = self._line.popleft()
@@ -211,32 +155,9 @@ class DeadLetterMover(NullEvents):
                 rest = (effect[0], strategy, reason, index, command, first + taken, count - taken)
                 self._line.appendleft(rest)
             for record in range(first, first + taken):
-                self._publish_once(_Place(index, command, record, reason))
+                self._publish_once(self._record(_Place(index, command, record, reason)), reason)
         if self._line:
             self._soon(0)
-
-    def _publish_once(self, place: _Place) -> None:
-        letter = self._read(place)
-        if letter is None:
-            self._lose(1, "not readable")
-            return
-        try:
-            route = self._route(letter)
-        except BrokerError:
-            self._lose(1, f"no exchange '{self._exchange}'")
-            return
-        queues = [queue for queue in route if not letter.is_cycle(queue.name)]
-        if not queues:
-            if route:
-                self._queue.note("queue.dead_letter_cycle", {"count": 1})
-            else:
-                self._lose(1, "no route")
-        for queue in queues:
-            target = self._target(queue)
-            target.client.target.publish(letter.parts, letter.body_size, 0, letter.flags)
-
-    def _lose(self, count: int, reason: str) -> None:
-        self._queue.note("queue.dead_letters_lost", {"count": count, "reason": reason})
 
     # --- at least once -------------------------------------------------------------------
 
@@ -272,7 +193,8 @@ class DeadLetterMover(NullEvents):
             self._soon(max(0, due - now) + 1)
 
     def _move_one(self, worker: DeadLetterWorker, number: int, now: int) -> None:
-        letter = self._read(self._places[number])
+        place = self._places[number]
+        letter = self._letter(self._record(place), place.reason)
         route: tuple[Queue, ...] = ()
         reason = "not readable"
         if letter is not None:
@@ -339,7 +261,7 @@ class DeadLetterMover(NullEvents):
         worker = self._worker
         if worker is None:
             return
-        gone = _is_gone(client)
+        gone = is_gone(client)
         now = self._queue.clock.monotonic_ms()
         for first, last in zip(tags[::2], tags[1::2], strict=True):
             for tag in range(first, last + 1):
@@ -356,65 +278,12 @@ class DeadLetterMover(NullEvents):
                     target.open -= 1
         self._soon(0)
 
-    # --- messages and targets ------------------------------------------------------------
-
-    def _read(self, place: _Place) -> DeadLetter | None:
-        """What becomes of a message; None when this node cannot read it."""
+    def _record(self, place: _Place) -> bytes | None:
+        """A message; None when this node cannot read it."""
         block = self._queue.entry_bytes(place.entry)
         if block is None:
             return None
-        death = Death(
-            queue=self._queue.name,
-            reason=place.reason,
-            time_s=self._queue.clock.now_ms() // 1000,
-            exchange=self._exchange,
-            routing_key=self._routing_key,
-        )
         try:
-            return dead_letter(batch.record(block, place.command, place.record), death)
-        except (BrokerError, ValueError):
+            return batch.record(block, place.command, place.record)
+        except ValueError:
             return None
-
-    def _route(self, letter: DeadLetter) -> tuple[Queue, ...]:
-        """Raises BrokerError."""
-        assert self._options is not None
-        return self._options.routes.route_dead_letter(
-            self._queue.vhost, self._exchange, letter.keys, letter.headers, letter.properties
-        )
-
-    def _target(self, queue: Queue) -> _Target:
-        now = self._queue.clock.monotonic_ms()
-        target = self._targets.get(queue.group)
-        if target is None or target.client.queue is not queue:
-            if target is not None:
-                target.client.close()
-            target = _Target(queue.client(self._queue.new_session(), self), now)
-            self._targets[queue.group] = target
-            if self._idle_timer is None:
-                self._idle_timer = self._queue.clock.call_later(IDLE_MS, self._close_idle)
-        target.used_ms = now
-        return target
-
-    def on_flow(self, client: QueueClient, blocked: bool) -> None:
-        """See `PublisherEvents`."""
-        for target in self._targets.values():
-            if target.client is client:
-                target.blocked = blocked
-        if not blocked and self._line:
-            self._soon(0)
-
-    def _close_idle(self) -> None:
-        self._idle_timer = None
-        now = self._queue.clock.monotonic_ms()
-        for group, target in list(self._targets.items()):
-            pending = target.open or target.blocked or target.client.target.pending
-            if not pending and now - target.used_ms >= IDLE_MS:
-                del self._targets[group]
-                target.client.close()
-        if self._targets:
-            self._idle_timer = self._queue.clock.call_later(IDLE_MS, self._close_idle)
-
-
-def _is_gone(client: QueueClient) -> bool:
-    """Whether a client's queue was deleted, or lost."""
-    return client.queue.ended is not None or bool(getattr(client.queue, "deleted", False))

@@ -32,6 +32,7 @@ from convoymq.kernels import batch, link_frames
 from convoymq.kernels.entries import Entry
 from convoymq.model.errors import ReservationRefused, StorageFault, Unavailable
 from convoymq.model.refusals import conditional_delete, in_use, not_empty, queue_subject
+from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.group_machine import GroupMachine
 from convoymq.queues.group_queue import GroupQueue, Replica, effects_of
 from convoymq.queues.interface import (
@@ -43,7 +44,7 @@ from convoymq.queues.interface import (
     Row,
 )
 from convoymq.queues.quorum.client import QuorumClient
-from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover, DeadLetterOptions
+from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover
 from convoymq.queues.quorum.machine import DELETE_CHECK, IN_USE, NOT_EMPTY, QuorumMachine
 from convoymq.queues.quorum.peeking import peek
 from convoymq.queues.quorum.reservation_client import ReservationClient
@@ -504,7 +505,7 @@ class QuorumQueue(GroupQueue):
 
     def note(self, event: str, fields: Mapping[str, object]) -> None:
         """Logs an event of this queue; counts of messages are summed for a while."""
-        self._on_note(event, fields)
+        self._notes.note(event, fields)
 
     def entry_bytes(self, index: int) -> bytes | None:
         """As `entry`: its bytes. The last one is remembered."""

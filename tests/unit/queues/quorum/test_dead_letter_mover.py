@@ -9,13 +9,9 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.model.errors import NotFound, Unavailable
+from convoymq.queues.dead_letter_publisher import IDLE_MS, DeadLetterOptions
 from convoymq.queues.quorum.client import QuorumClient
-from convoymq.queues.quorum.dead_letter_mover import (
-    IDLE_MS,
-    LINE_RUNS_MAX,
-    SETTLE_AGAIN_MS,
-    DeadLetterOptions,
-)
+from convoymq.queues.quorum.dead_letter_mover import LINE_RUNS_MAX, SETTLE_AGAIN_MS
 from convoymq.queues.quorum.queue import QuorumQueue
 from tests.unit.queues.quorum.cluster import GROUP, Cluster, Node
 from tests.unit.queues.quorum.cluster import spec as consumer

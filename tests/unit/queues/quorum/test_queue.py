@@ -9,7 +9,7 @@ import pytest
 
 from convoymq.kernels import link_frames
 from convoymq.model.errors import Unavailable
-from convoymq.queues.group_queue import NOTE_EVERY_MS
+from convoymq.queues.summed_notes import NOTE_EVERY_MS
 from tests.unit.queues.quorum.cluster import GROUP, NODES, Cluster, damage, publish, spec, tags
 
 

@@ -1,0 +1,239 @@
+"""What publishing dead letters is in every queue type: their headers, route and targets (ADR 0044,
+ADR 0055).
+
+Nothing is published from within an apply: work is done in calls of its own, some messages at a
+time. Clients of targets are sessions of this node, opened when they are first needed and closed
+when they have been idle for a while. They send again by themselves; confirms come once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from convoymq.model.clock import Clock, Timer
+from convoymq.model.errors import BrokerError
+from convoymq.queues.deaths import DeadLetter, Death, dead_letter
+from convoymq.queues.interface import Queue, QueueClient
+from convoymq.queues.null_events import NullEvents
+from convoymq.routing.choosing import HashProperties
+
+if TYPE_CHECKING:
+    from convoymq.model.tables import Table
+
+IDLE_MS = 60_000
+"""A target's client that nobody used for so long is closed."""
+DISABLED_NAME = "disabled"
+AT_MOST_ONCE_NAME = "at_most_once"
+AT_LEAST_ONCE_NAME = "at_least_once"
+STRATEGIES = (DISABLED_NAME, AT_MOST_ONCE_NAME, AT_LEAST_ONCE_NAME)
+"""What metrics call what becomes of messages that leave unacknowledged."""
+
+
+class DeadLetterRoutes(Protocol):
+    """Where dead letters go, by the bindings as this node knows them."""
+
+    def route_dead_letter(
+        self,
+        vhost: str,
+        exchange: str,
+        routing_keys: Sequence[str],
+        headers: Table,
+        properties: HashProperties,
+    ) -> tuple[Queue, ...]:
+        """The queues that get a message. Raises NotFound: there is no such exchange; Unavailable:
+        a queue cannot be used yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterOptions:
+    """What a publisher is made with."""
+
+    routes: DeadLetterRoutes
+    prefetch: int = 32
+    confirm_timeout_ms: int = 180_000
+
+
+class DeadLetterSource(Protocol):
+    """The queue whose messages are published."""
+
+    vhost: str
+    name: str
+
+    @property
+    def clock(self) -> Clock:
+        """This node's clock."""
+
+    def new_session(self) -> int:
+        """A fresh session id of this node."""
+
+    def note(self, event: str, fields: Mapping[str, object]) -> None:
+        """Logs an event of the queue; counts of messages are summed for a while."""
+
+
+class Target:
+    """A queue to which dead letters go."""
+
+    __slots__ = ("blocked", "client", "open", "used_ms")
+
+    def __init__(self, client: QueueClient, now_ms: int) -> None:
+        self.client = client
+        self.blocked = False
+        self.open = 0
+        """Publishes without an answer."""
+        self.used_ms = now_ms
+
+
+class DeadLetterPublisher(NullEvents):
+    """Publishes one queue's dead letters at most once. Events of its clients end here.
+
+    Args:
+        source: the queue.
+        options: None: nothing can be published.
+    """
+
+    def __init__(self, source: DeadLetterSource, options: DeadLetterOptions | None) -> None:
+        self._source = source
+        self._options = options
+        self._exchange = ""
+        self._routing_key: str | None = None
+        self._targets: dict[int, Target] = {}
+        self._timer: Timer | None = None
+        self._timer_due_ms = 0
+        self._idle_timer: Timer | None = None
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """The effective settings of the queue: they apply to what waits already, too."""
+        self._exchange = str(settings.get("dead-letter-exchange", ""))
+        key = settings.get("dead-letter-routing-key")
+        self._routing_key = key if isinstance(key, str) else None
+
+    # --- time ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _work(self) -> None:
+        """Publishes some of what waits; called by the timer, which has gone off."""
+
+    @property
+    @abstractmethod
+    def _waits(self) -> bool:
+        """Whether something waits that a blocked target may hold up."""
+
+    def _soon(self, delay_ms: int) -> None:
+        """Works in `delay_ms`, or earlier."""
+        now = self._source.clock.monotonic_ms()
+        due = now + delay_ms
+        if self._timer is not None:
+            if self._timer_due_ms <= due:
+                return
+            self._timer.cancel()
+        self._timer_due_ms = due
+        self._timer = self._source.clock.call_later(delay_ms, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._work()
+
+    def _close(self) -> None:
+        """Ends the clients of all targets, and the timer."""
+        targets, self._targets = self._targets, {}
+        for target in targets.values():
+            target.client.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- messages ------------------------------------------------------------------------
+
+    def _publish_once(self, record: bytes | None, reason: str) -> None:
+        """Publishes a record without waiting for confirms; None: it cannot be read."""
+        letter = self._letter(record, reason)
+        if letter is None:
+            self._lose(1, "not readable")
+            return
+        try:
+            route = self._route(letter)
+        except BrokerError:
+            self._lose(1, f"no exchange '{self._exchange}'")
+            return
+        queues = [queue for queue in route if not letter.is_cycle(queue.name)]
+        if not queues:
+            if route:
+                self._source.note("queue.dead_letter_cycle", {"count": 1})
+            else:
+                self._lose(1, "no route")
+        for queue in queues:
+            target = self._target(queue)
+            target.client.target.publish(letter.parts, letter.body_size, 0, letter.flags)
+
+    def _lose(self, count: int, reason: str) -> None:
+        self._source.note("queue.dead_letters_lost", {"count": count, "reason": reason})
+
+    def _letter(self, record: bytes | None, reason: str) -> DeadLetter | None:
+        """What becomes of a record; None when it is broken or cannot be read."""
+        if record is None:
+            return None
+        death = Death(
+            queue=self._source.name,
+            reason=reason,
+            time_s=self._source.clock.now_ms() // 1000,
+            exchange=self._exchange,
+            routing_key=self._routing_key,
+        )
+        try:
+            return dead_letter(record, death)
+        except (BrokerError, ValueError):
+            return None
+
+    def _route(self, letter: DeadLetter) -> tuple[Queue, ...]:
+        """Raises BrokerError."""
+        assert self._options is not None
+        return self._options.routes.route_dead_letter(
+            self._source.vhost, self._exchange, letter.keys, letter.headers, letter.properties
+        )
+
+    # --- targets -------------------------------------------------------------------------
+
+    def _target(self, queue: Queue) -> Target:
+        now = self._source.clock.monotonic_ms()
+        target = self._targets.get(queue.group)
+        if target is None or target.client.queue is not queue:
+            if target is not None:
+                target.client.close()
+            target = Target(queue.client(self._source.new_session(), self), now)
+            self._targets[queue.group] = target
+            if self._idle_timer is None:
+                self._idle_timer = self._source.clock.call_later(IDLE_MS, self._close_idle)
+        target.used_ms = now
+        return target
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether a target cannot keep up; when it can again, the work goes on by itself."""
+        return any(each.blocked and not is_gone(each.client) for each in self._targets.values())
+
+    def on_flow(self, client: QueueClient, blocked: bool) -> None:
+        """See `PublisherEvents`."""
+        for target in self._targets.values():
+            if target.client is client:
+                target.blocked = blocked
+        if not blocked and self._waits:
+            self._soon(0)
+
+    def _close_idle(self) -> None:
+        self._idle_timer = None
+        now = self._source.clock.monotonic_ms()
+        for group, target in list(self._targets.items()):
+            pending = target.open or target.blocked or target.client.target.pending
+            if not pending and now - target.used_ms >= IDLE_MS:
+                del self._targets[group]
+                target.client.close()
+        if self._targets:
+            self._idle_timer = self._source.clock.call_later(IDLE_MS, self._close_idle)
+
+
+def is_gone(client: QueueClient) -> bool:
+    """Whether a client's queue was deleted, or lost."""
+    return client.queue.ended is not None or bool(getattr(client.queue, "deleted", False))
