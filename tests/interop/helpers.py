@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import urlsplit
+
+from tests.clusters import Cluster
 
 PATIENCE_S = 30.0
 
@@ -104,3 +109,21 @@ def assert_in_order_without_loss(
         last = max(last, number)
     lost = [number for number in confirmed if number not in seen]
     assert not lost, f"{len(lost)} confirmed messages are lost, first {lost[:5]}"
+
+
+def api(cluster: Cluster, method: str, path: str, body: object = None) -> Any:
+    """A request to ConvoyMQ's HTTP API, on the first node."""
+    port = (urlsplit(cluster.uris[0]).port or 0) + 20
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/api/{path}",
+        data=None if body is None else json.dumps(body).encode(),
+        method=method,
+        headers={"content-type": "application/json", "authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="},
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+def set_policy(cluster: Cluster, path: str, body: object) -> None:
+    """Sets a policy; None removes it."""
+    api(cluster, "DELETE" if body is None else "PUT", path, body)

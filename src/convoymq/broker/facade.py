@@ -245,6 +245,8 @@ class Broker:
             call_soon=self._call_soon,
             wanted=wake,
             await_room=self.host.await_room,
+            note=self.host.note,
+            dead_letters=self.local.ask.dead_letters,
         )
         return {driver.rules.name: driver.make_host(parts) for driver in home_drivers()}
 

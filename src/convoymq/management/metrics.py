@@ -10,6 +10,7 @@ from convoymq.management.json_values import count_in
 from convoymq.management.metric_help import HELP
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
+from convoymq.queues.dead_letter_publisher import AT_LEAST_ONCE_NAME, STRATEGIES
 from convoymq.queues.slices import in_slices
 
 if TYPE_CHECKING:
@@ -155,25 +156,25 @@ def _edges(text: _Text, broker: Broker) -> None:
     text.gauge("global_consumers", consumers, labels)
     text.counter("convoy_direct_replies_dropped_total", counters.dropped_replies)
     _dead_letters(text, broker)
-    for name, host in broker.local.hosts.items():
-        expired, over_length = host.dropped()
-        kind = {"queue_type": f"rabbit_{name}_queue", "dead_letter_strategy": "disabled"}
-        text.counter("global_messages_dead_lettered_expired_total", expired, kind)
-        text.counter("global_messages_dead_lettered_maxlen_total", over_length, kind)
     text.counter("auth_attempts_total", counters.auth_attempts)
     text.counter("auth_attempts_succeeded_total", counters.auth_succeeded)
     text.counter("auth_attempts_failed_total", counters.auth_failed)
 
 
 def _dead_letters(text: _Text, broker: Broker) -> None:
-    """What left quorum queues unacknowledged."""
-    left = broker.local.dead_lettered()
+    """What left queues unacknowledged."""
+    left = {"quorum": broker.local.dead_lettered()}
+    left |= {name: host.dead_lettered() for name, host in broker.local.hosts.items()}
     for reason in ("rejected", "delivery_limit", "expired", "maxlen"):
-        for strategy in ("disabled", "at_most_once", "at_least_once"):
-            labels = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": strategy}
-            name = f"global_messages_dead_lettered_{reason}_total"
-            text.counter(name, left[strategy, reason], labels)
-    labels = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": "at_least_once"}
+        for name, counts in left.items():
+            for strategy in STRATEGIES:
+                labels = {"queue_type": f"rabbit_{name}_queue", "dead_letter_strategy": strategy}
+                text.counter(
+                    f"global_messages_dead_lettered_{reason}_total",
+                    counts[strategy, reason],
+                    labels,
+                )
+    labels = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": AT_LEAST_ONCE_NAME}
     moved = broker.local.dead_letters_moved()
     text.counter("global_messages_dead_lettered_confirmed_total", moved, labels)
 

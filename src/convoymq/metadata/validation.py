@@ -150,7 +150,7 @@ def _declare_queue(command: DeclareQueue, tree: MetadataMachine) -> DeclareQueue
     for name, first in rules.first_versions.items() if rules is not None else ():
         if tree.version < first and name in arguments:
             subject = queue_subject(command.vhost, command.name)
-            by = unreplicated_type_with(name)
+            by = unreplicated_type_with(name, tree.version)
             raise unserved_argument(name, subject, queue_type.value, served_by=by)
     check_queue_limit(tree, command.vhost, command.name)
     members = command.members if queue_type.is_replicated else command.members[:1]

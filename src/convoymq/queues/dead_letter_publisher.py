@@ -105,8 +105,11 @@ class DeadLetterPublisher(NullEvents):
         self._idle_timer: Timer | None = None
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        """The effective settings of the queue: they apply to what waits already, too."""
-        self._exchange = str(settings.get("dead-letter-exchange", ""))
+        """The effective settings of the queue: they apply to what waits already, too. Without an
+        exchange that goes where it was to go."""
+        if "dead-letter-exchange" not in settings:
+            return
+        self._exchange = str(settings["dead-letter-exchange"])
         key = settings.get("dead-letter-routing-key")
         self._routing_key = key if isinstance(key, str) else None
 

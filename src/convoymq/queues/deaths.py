@@ -39,6 +39,8 @@ from convoymq.queues.message_properties import (
 from convoymq.routing.copies import COPY
 
 REJECTED = "rejected"
+EXPIRED = "expired"
+OVER_LENGTH = "maxlen"
 X_DEATH = "x-death"
 _PARTS = ("reason", "queue", "exchange")
 _FIRST = tuple(f"x-first-death-{part}" for part in _PARTS)

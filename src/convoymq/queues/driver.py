@@ -8,6 +8,7 @@ queues are either Raft groups (`GroupDriver`), or kept on one node, their home (
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
@@ -64,7 +65,7 @@ class GroupQuestions:
     reservation: Ask | None = None
     """Answered by `Queue.serve_reservation`."""
     dead_letters: DeadLetterOptions | None = None
-    """How quorum queues publish dead letters."""
+    """How dead letters are published."""
     node: AskNode | None = None
     """Answered by `GroupQueue.serve`."""
 
@@ -108,6 +109,10 @@ class HostParts:
     """To be called when there is work for `end_of_round`."""
     await_room: Callable[[int, Waiting], None]
     """`ReplicaHost.await_room`."""
+    note: Callable[..., None]
+    """(event, fields by name): logs an event of a queue."""
+    dead_letters: DeadLetterOptions | None = None
+    """How dead letters are published; None: they are not."""
 
 
 class QueueHost(Protocol):
@@ -153,9 +158,9 @@ class QueueHost(Protocol):
     def backlog_bytes(self) -> int:
         """What waits for the disk."""
 
-    def dropped(self) -> tuple[int, int]:
-        """Messages that have expired, and that were dropped because their queue was full, since
-        the node started."""
+    def dead_lettered(self) -> Counter[tuple[str, str]]:
+        """(strategy, reason) -> messages that left queues unacknowledged since the node started;
+        strategies and reasons as metrics name them."""
 
     def end_of_round(self) -> None:
         """Carries out what clients appended in this round."""

@@ -88,10 +88,12 @@ def own_arguments() -> Iterator[Argument]:
         yield from rules.own
 
 
-def unreplicated_type_with(argument: str) -> str | None:
-    """The first type that serves an argument and is not replicated."""
+def unreplicated_type_with(argument: str, version: int | None = None) -> str | None:
+    """The first type that serves an argument and is not replicated. `version`: of the metadata
+    machine; None: the newest."""
     for rules in _TYPES.values():
-        if not rules.is_replicated and argument in rules.serves:
+        is_new = version is not None and rules.first_versions.get(argument, 0) > version
+        if not rules.is_replicated and argument in rules.serves and not is_new:
             return rules.name
     return None
 

@@ -5,6 +5,7 @@ declare x-queue-type=ring ─▶ RingDriver.rules ─▶ tree ─▶ RingHost.op
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from convoymq.metadata.machine import QueueRecord
@@ -96,9 +97,10 @@ class RingHost:
         """Nothing waits for a disk."""
         return 0
 
-    def dropped(self) -> tuple[int, int]:
+    def dead_lettered(self) -> Counter[tuple[str, str]]:
         """Messages that made room for newer ones."""
-        return 0, sum(ring.dropped for ring in self._rings.values())
+        dropped = sum(ring.dropped for ring in self._rings.values())
+        return Counter({("disabled", "maxlen"): dropped})
 
     def remove_orphans(self, known: set[int]) -> None:
         """Nothing is kept on disk."""

@@ -171,6 +171,7 @@ async def test_messages_over_the_delivery_limit_are_in_the_metrics(cluster: Fake
     event, fields = node.host.notes[0]
     assert (event, fields["queue"], fields["count"]) == ("quorum.delivery_limit", "q", 1)
     name = "rabbitmq_global_messages_dead_lettered_delivery_limit_total"
+    name += '{queue_type="rabbit_quorum_queue"'
     text = await render(node.broker, {})
     lines = [line for line in text.splitlines() if line.startswith(name)]
     counts = {line.partition("strategy=")[2] for line in lines}
@@ -235,7 +236,7 @@ async def test_what_classic_queues_drop_is_in_the_metrics(cluster: FakeCluster) 
     for name in ("short", "old"):
         channel(cluster, 1, name).publish(b"a", b"b", b"c")
     prefix = "rabbitmq_global_messages_dead_lettered_"
-    wanted = {"expired": "3", "maxlen": "2"}
+    wanted = {"expired": "3", "maxlen": "2", "rejected": "0", "delivery_limit": "0"}
 
     async def counted() -> dict[str, str]:
         samples = (line for line in (await render(node.broker, {})).splitlines())
@@ -246,7 +247,8 @@ async def test_what_classic_queues_drop_is_in_the_metrics(cluster: FakeCluster) 
             if line.startswith(prefix) and labels in line
         }
 
-    await until(lambda: node.broker.local.hosts["classic"].dropped() == (3, 2))
+    left = node.broker.local.hosts["classic"].dead_lettered
+    await until(lambda: left() == {("disabled", "expired"): 3, ("disabled", "maxlen"): 2})
     assert await counted() == wanted
     await node.broker.queue_admin.delete_queue("/", "short")
     await node.broker.queue_admin.delete_queue("/", "old")

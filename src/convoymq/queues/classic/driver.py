@@ -7,6 +7,10 @@ from convoymq.queues.driver import HomeDriver, HostParts
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS, TAKE_OVER_ARGUMENT
 from convoymq.routing.queue_types import TypeRules
 
+SINCE_VERSION_2 = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
+"""Arguments that the first version of the tree's rules refuses: a home of that release would take
+them and do nothing."""
+
 
 class ClassicDriver(HomeDriver):
     """See the module text."""
@@ -21,12 +25,14 @@ class ClassicDriver(HomeDriver):
                 "x-max-length",
                 "x-max-length-bytes",
                 "x-overflow",
+                *SINCE_VERSION_2,
                 "x-single-active-consumer",
                 TAKE_OVER_ARGUMENT,
                 "x-queue-leader-locator",
                 "x-queue-master-locator",
             )
         ),
+        first_versions=dict.fromkeys(SINCE_VERSION_2, 2),
         # The first is kept like any key that classic queues have never heard of. The others are
         # accepted without effect, as RabbitMQ does since 3.12.
         kept=frozenset(("x-quorum-target-group-size", "x-queue-mode", "x-queue-version")),
@@ -59,6 +65,8 @@ class ClassicDriver(HomeDriver):
                 "max-length",
                 "max-length-bytes",
                 "overflow",
+                "dead-letter-exchange",
+                "dead-letter-routing-key",
                 "queue-leader-locator",
                 "queue-master-locator",
                 "queue-mode",
@@ -82,4 +90,6 @@ class ClassicDriver(HomeDriver):
             call_soon=parts.call_soon,
             wanted=parts.wanted,
             await_room=parts.await_room,
+            note=parts.note,
+            dead_letters=parts.dead_letters,
         )

@@ -10,6 +10,7 @@ and cancels its consumers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from convoymq.model.tables import Table
 from convoymq.queues.classic.log_writer import LogWriter
 from convoymq.queues.classic.machine import DELIVER, GOT, Effect
 from convoymq.queues.classic.queue import ClassicQueue, LocalQueue, RemoteQueue
+from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.driver import Reports
 from convoymq.queues.held_back import HeldBack
 from convoymq.queues.interface import Row
@@ -68,10 +70,14 @@ class ClassicHost:
         call_soon: Callable[[Callable[[], None]], None],
         wanted: Callable[[], None],
         await_room: Callable[[int, Waiting], None],
+        note: Callable[..., None],
+        dead_letters: DeadLetterOptions | None = None,
     ) -> None:
         """
         Args:
             await_room: `ReplicaHost.await_room`.
+            dead_letters: how dead letters are published; None: they are not.
+            note: logs an event of a queue, with its fields.
             directory: where the files of the queues lie, one folder per group id.
             call_soon: runs a callback on the loop; called from the writer thread.
             wanted: called when a round must be ended (`end_of_round`).
@@ -81,7 +87,9 @@ class ClassicHost:
         self.damaged: dict[int, StorageFault] = {}
         """Queues whose files could not be read."""
         self._directory = directory
-        self._clock = clock
+        self.clock = clock
+        self.note = note
+        self.dead_letters = dead_letters
         self._control = control
         self.new_session = new_session
         self.node_name = node_name
@@ -95,8 +103,8 @@ class ClassicHost:
         """(group, effect). Their messages are not copied; consumers' windows bound them."""
         self._dirty: list[ClassicQueue] = []
         self._flowing = False
-        #: What queues that are deleted dropped: expired, over the length.
-        self._ended_dropped = (0, 0)
+        #: What left queues that are deleted.
+        self._ended_left: Counter[tuple[str, str]] = Counter()
         self._timer: Timer | None = None
         self.writer = LogWriter(self._on_written)
         control.handle_raw(KIND_CLASSIC, self._on_frame)
@@ -121,7 +129,7 @@ class ClassicHost:
                 self._reports.on_disk_error(record, fault)
                 return None
             if self._timer is None:
-                self._timer = self._clock.call_later(TICK_MS, self._on_tick)
+                self._timer = self.clock.call_later(TICK_MS, self._on_tick)
         else:
             queue = RemoteQueue(self, record, arguments, settings)
         self.queues[record.group] = queue
@@ -168,16 +176,14 @@ class ClassicHost:
         queue = self.queues.pop(group, None)
         self.damaged.pop(group, None)
         if isinstance(queue, LocalQueue):
-            self._ended_dropped = _sum((self._ended_dropped, queue.dropped()))
+            self._ended_left += queue.left()
         if isinstance(queue, LocalQueue | RemoteQueue):
             queue.delete()
 
-    def dropped(self) -> tuple[int, int]:
-        """Messages of queues that live here which expired, and which were dropped because their
-        queue was too long; those of deleted queues included."""
-        queues = self.queues.values()
-        here = (queue.dropped() for queue in queues if isinstance(queue, LocalQueue))
-        return _sum((self._ended_dropped, *here))
+    def dead_lettered(self) -> Counter[tuple[str, str]]:
+        """See `QueueHost`."""
+        here = (queue.left() for queue in self.queues.values() if isinstance(queue, LocalQueue))
+        return sum(here, Counter(self._ended_left))
 
     def remove_orphans(self, known: set[int]) -> None:
         """Deletes the files of queues that the tree does not know any more."""
@@ -207,7 +213,7 @@ class ClassicHost:
         """Seals and passes on every open batch, and what the answers to them caused."""
         if not self._dirty:
             return
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         for _ in range(PASSES_MAX):
             dirty, self._dirty = self._dirty, []
             for queue in dirty:
@@ -253,7 +259,7 @@ class ClassicHost:
 
     def now_ms(self) -> int:
         """Wall clock."""
-        return self._clock.now_ms()
+        return self.clock.now_ms()
 
     def is_up(self, node: int) -> bool:
         """Whether a node can be reached."""
@@ -315,7 +321,7 @@ class ClassicHost:
 
     def on_node_down(self, node: int) -> None:
         """The link to a node broke."""
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
         self._held_back.forget(node)
         for queue in list(self.queues.values()):
             if isinstance(queue, LocalQueue):
@@ -432,8 +438,8 @@ class ClassicHost:
                     client.on_flow(blocked)
 
     def _on_tick(self) -> None:
-        self._timer = self._clock.call_later(TICK_MS, self._on_tick)
-        now = self._clock.now_ms()
+        self._timer = self.clock.call_later(TICK_MS, self._on_tick)
+        now = self.clock.now_ms()
         for queue in list(self.queues.values()):
             limits = queue.limits
             if isinstance(queue, LocalQueue) and (
@@ -442,8 +448,3 @@ class ClassicHost:
                 or queue.machine.reservations
             ):
                 queue.tick(now)
-
-
-def _sum(dropped: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    expired, over_length = map(sum, zip(*dropped, strict=True))
-    return expired, over_length

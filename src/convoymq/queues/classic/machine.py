@@ -5,7 +5,10 @@ format of docs/formats/entries-and-frames.md), output a list of effects. Message
 *runs*, ranges of consecutive records of one ENQUEUE command; a run is cut only where its
 messages part ways.
 
-States of a message: ready → checked out → settled (gone), or back to ready at its old place.
+States of a message: ready → checked out → settled (gone), or back to ready at its old place. What
+is rejected, expires or is too much is gone as well; if the queue has a dead-letter exchange it is
+*leaving* until the shell has published it (ADR 0055). It is neither ready nor unsettled then, and
+no purge or limit concerns it.
 
 Effects (tuples, first item is the kind):
 
@@ -21,7 +24,7 @@ Effects (tuples, first item is the kind):
 
 Invariants (`check_invariants`): positions in `ready` and in `returned` ascend, every returned
 position is below every ready one, a record is in exactly one place, and a block counts the
-records that live.
+records that live. What is leaving is in no other place.
 
 Rules that differ from a quorum queue: a returned message goes back to its original position; a
 consumer can be exclusive; expiry and length limits act on the head only. Nothing is handed out
@@ -58,9 +61,11 @@ from convoymq.kernels.batch import (
     ranges,
     record,
 )
+from convoymq.queues.classic.leaving import Leaving
 from convoymq.queues.classic.records import traits_of
 from convoymq.queues.classic.reservation_holder import ReservationHolder
 from convoymq.queues.classic.runs import Block, Consumer, Run
+from convoymq.queues.deaths import EXPIRED, OVER_LENGTH, REJECTED
 from convoymq.queues.reservations import Answer, Reservations
 
 Effect = tuple[Any, ...]
@@ -96,6 +101,10 @@ class Limits:
     length_max: int | None = None
     bytes_max: int | None = None
     overflow: str = DROP_HEAD
+    dead_letters: bool = False
+    """What leaves unacknowledged is published."""
+    refused_are_dead_letters: bool = False
+    """And so are publishes that the queue refuses because it is full."""
     single_active: bool = False
     single_active_strict: bool = True
     expires_ms: int | None = None
@@ -151,10 +160,7 @@ class ClassicMachine:
         self.published = 0
         self.delivered = 0
         self.acknowledged = 0
-        self.expired = 0
-        """Messages that nobody took in their time."""
-        self.dropped_over_length = 0
-        """Messages dropped at the head because the queue was too long."""
+        self.leaving = Leaving()
         self._load = load
 
     # --- input ---------------------------------------------------------------------------
@@ -182,10 +188,14 @@ class ClassicMachine:
             if kind == CMD_ENQUEUE:
                 if self._overflows() and self.limits.overflow == REJECT_PUBLISH:
                     rejected.setdefault(session_id, []).append(seq)
+                    if self.limits.refused_are_dead_letters and count:
+                        self._leave_refused(data, count, offset, length, now_ms)
                 else:
                     self._enqueue(data, flags, count, offset, length, now_ms)
-            elif kind in (CMD_SETTLE, CMD_DISCARD):
+            elif kind == CMD_SETTLE:
                 self._settle(session, arg, ranges(data, offset, count))
+            elif kind == CMD_DISCARD:
+                self._discard(session, arg, ranges(data, offset, count))
             elif kind == CMD_RETURN:
                 self._return(session, arg, ranges(data, offset, count))
             elif kind == CMD_CHECKOUT:
@@ -455,6 +465,16 @@ class ClassicMachine:
                 self.forget(run)
         self._drop_if_done(session, consumer)
 
+    def _discard(self, session: Session, number: int, ids: list[int]) -> None:
+        consumer = session.consumers.get(number)
+        if consumer is None:
+            return
+        for i in range(0, len(ids), 2):
+            for run in consumer.release(ids[i], ids[i + 1]):
+                self.unsettled_count -= run.count
+                self._leave_unacknowledged(run, REJECTED)
+        self._drop_if_done(session, consumer)
+
     def _return(self, session: Session, number: int, ids: list[int]) -> None:
         consumer = session.consumers.get(number)
         if consumer is None:
@@ -486,9 +506,7 @@ class ClassicMachine:
         self._expire(now_ms)
         if self.limits.overflow == DROP_HEAD:
             while self.ready_count and self._overflows():
-                run = self.take_head(self._excess())
-                self.forget(run)
-                self.dropped_over_length += run.count
+                self._leave_unacknowledged(self.take_head(self._excess()), OVER_LENGTH)
 
     def _hand_out_ready(self) -> None:
         self.drop_late()
@@ -572,10 +590,31 @@ class ClassicMachine:
                 del source[0]
                 self.ready_count -= run.count
                 self.ready_bytes -= run.body_bytes()
-                self.expired += run.count
-                self.forget(run)
+                self._leave_unacknowledged(run, EXPIRED)
         if not self.ready_count:
             self.ready_bytes = 0
+
+    # --- dead letters --------------------------------------------------------------------
+
+    def _leave_unacknowledged(self, run: Run, reason: str) -> None:
+        """Takes a run that is in no place any more."""
+        if not self.leaving.add(run, reason, dead_letters=self.limits.dead_letters):
+            self.forget(run)
+
+    def _leave_refused(
+        self, data: bytes, count: int, offset: int, length: int, now_ms: int
+    ) -> None:
+        """Publishes that the queue refuses: they were never in it, nor will they be on disk."""
+        size = enqueue_bytes(data, offset)
+        block = Block(data, offset, length, count, self.next_position, size, now_ms)
+        self.next_position += count
+        self.memory_bytes += length
+        self._leave_unacknowledged(Run(block, 0, count, 0, 0), OVER_LENGTH)
+
+    def next_expiry_ms(self) -> int:
+        """When the first message at a head expires; 0 = never."""
+        times = [source[0].expires for source in (self.returned, self.ready) if source]
+        return min((time for time in times if time), default=0)
 
     # --- blocks --------------------------------------------------------------------------
 
@@ -613,9 +652,13 @@ class ClassicMachine:
             self.memory_bytes -= block.length
 
     def blocks_behind_head(self, keep_bytes: int) -> Iterator[Block]:
-        """Blocks in memory that may leave it so that `keep_bytes` stay: reserved ones, then ready
-        ones, newest first."""
+        """Blocks in memory that may leave it so that `keep_bytes` stay: those of which messages are
+        leaving, reserved ones, then ready ones, newest first."""
         excess = self.memory_bytes - keep_bytes
+        for run in self.leaving:
+            if run.block.data is not None and excess > 0:
+                excess -= run.block.length
+                yield run.block
         for reservation in self.reservations.by_name.values():
             # Whoever reads a reservation can wait for the disk, and reads it more than once.
             for run in reservation.held.runs:
@@ -651,6 +694,7 @@ class ClassicMachine:
     def _all_runs(self) -> Iterator[Run]:
         yield from self.returned
         yield from self.ready
+        yield from self.leaving
         for session in self.sessions.values():
             for consumer in session.consumers.values():
                 yield from consumer.runs
@@ -688,7 +732,8 @@ class ClassicMachine:
         assert self.unsettled_count == sum(run.count for run in held)
         live: dict[Block, int] = {}
         seen: set[int] = set()
-        for run in [*places, *held]:
+        assert self.leaving.count == sum(run.count for run in self.leaving)
+        for run in [*places, *held, *self.leaving]:
             live[run.block] = live.get(run.block, 0) + run.count
             span = range(run.position, run.position + run.count)
             assert seen.isdisjoint(span)

@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from convoymq.kernels.batch import CommandBuilder, record
 from convoymq.metadata.machine import QueueRecord
+from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import NotFound, Refused, StorageFault, Subject, Unavailable
 from convoymq.model.refusals import home_node_down, missing, queue_subject
 from convoymq.model.tables import Table
 from convoymq.queues.classic.client import ClassicClient
+from convoymq.queues.classic.dead_letter_sender import DeadLetterSender
 from convoymq.queues.classic.log import HANDED_OUT, MESSAGES, SETTLED, ClassicLog
 from convoymq.queues.classic.machine import (
     APPLIED,
@@ -35,6 +37,7 @@ from convoymq.queues.classic.machine import (
 from convoymq.queues.classic.records import Traits, traits_of
 from convoymq.queues.classic.reservation_clients import AwayReservations, HomeReservations
 from convoymq.queues.classic.runs import Block
+from convoymq.queues.dead_letter_publisher import AT_MOST_ONCE_NAME, DISABLED_NAME
 from convoymq.queues.interface import (
     PRIORITY_ARGUMENT,
     SINGLE_ACTIVE,
@@ -44,13 +47,17 @@ from convoymq.queues.interface import (
     QueueFeatures,
     Row,
 )
+from convoymq.queues.summed_notes import SummedNotes
 from convoymq.routing.queue_arguments import takes_over_strictly
 from convoymq.storage.types import Directory
 
 if TYPE_CHECKING:
     from convoymq.queues.classic.host import ClassicHost
 
+REJECT_PUBLISH_DLX = "reject-publish-dlx"
 HOME_POLL_S = 0.02
+EXPIRY_WAIT_MS_MAX = 60_000
+"""The wall clock may jump: no timer for an expiry is set for longer."""
 MEMORY_BYTES_MAX = 32 << 20
 """Message bodies of one queue in memory; what comes behind them waits on disk."""
 
@@ -63,14 +70,16 @@ def limits_from(arguments: Table, settings: Mapping[str, object]) -> Limits:
         return value if isinstance(value, int) else None
 
     single = arguments.get("x-single-active-consumer")
+    overflow = str(settings.get("overflow", ""))
+    dead_letters = "dead-letter-exchange" in settings
     return Limits(
         message_ttl_ms=number("message-ttl"),
         length_max=number("max-length"),
         bytes_max=number("max-length-bytes"),
-        # Without dead-lettering, reject-publish-dlx is reject-publish.
-        overflow=REJECT_PUBLISH
-        if str(settings.get("overflow", "")).startswith(REJECT_PUBLISH)
-        else DROP_HEAD,
+        overflow=REJECT_PUBLISH if overflow.startswith(REJECT_PUBLISH) else DROP_HEAD,
+        dead_letters=dead_letters,
+        # Without an exchange it is reject-publish.
+        refused_are_dead_letters=dead_letters and overflow == REJECT_PUBLISH_DLX,
         single_active=bool(single is not None and single.value),
         single_active_strict=takes_over_strictly(arguments),
         expires_ms=number("expires"),
@@ -177,6 +186,11 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self._writes = 0
         self._writes_done = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._notes = SummedNotes(host.clock, self._log)
+        self._sender = DeadLetterSender(self, host.dead_letters)
+        self._sender.configure(settings)
+        self._expiry_timer: Timer | None = None
+        self._expiry_due_ms = 0
         if self.durable:
             self._recover(host.now_ms())
         else:
@@ -187,6 +201,7 @@ class LocalQueue(HomeReservations, ClassicQueue):
         time."""
         before = self.limits
         super().configure(settings)
+        self._sender.configure(settings)
         if self.limits != before and self.ended is None:
             now_ms = self.host.now_ms()
             self.machine.limits = self.limits
@@ -228,11 +243,58 @@ class LocalQueue(HomeReservations, ClassicQueue):
         self.machine.delete("deleted")
         self._carry_out()
         self.end(missing(self.subject), published_ok=True)
+        self._sender.on_deleted()
+        self._stop_timers()
         self.log.remove()
 
     def stop(self) -> None:
         """The node stops."""
+        self._stop_timers()
         self.log.close()
+
+    def _stop_timers(self) -> None:
+        self._sender.stop()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+            self._expiry_timer = None
+
+    # --- dead letters --------------------------------------------------------------------------
+
+    @property
+    def clock(self) -> Clock:
+        """See `DeadLetterSource`."""
+        return self.host.clock
+
+    def new_session(self) -> int:
+        """See `DeadLetterSource`."""
+        return self.host.new_session()
+
+    def note(self, event: str, fields: Mapping[str, object]) -> None:
+        """See `DeadLetterSource`."""
+        self._notes.note(event, fields)
+
+    def _log(self, event: str, fields: Mapping[str, object]) -> None:
+        self.host.note(event, vhost=self.vhost, queue=self.name, group=self.group, **fields)
+
+    def _dead_letters(self) -> None:
+        """What left is published soon, and what expires next leaves in time."""
+        machine = self.machine
+        if machine.leaving.count or machine.leaving.lost:
+            self._sender.on_left()
+        due = machine.next_expiry_ms() if machine.may_expire else 0
+        if not due or (self._expiry_timer is not None and self._expiry_due_ms <= due):
+            return
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        self._expiry_due_ms = due
+        delay = max(0, due - self.host.now_ms())
+        self._expiry_timer = self.clock.call_later(min(delay, EXPIRY_WAIT_MS_MAX), self._on_expiry)
+
+    def _on_expiry(self) -> None:
+        self._expiry_timer = None
+        if self.ended is None:
+            self.machine.tick(self.host.now_ms())
+            self._carry_out()
 
     # --- reservations --------------------------------------------------------------------------
 
@@ -298,9 +360,9 @@ class LocalQueue(HomeReservations, ClassicQueue):
             for consumer in machine.service
         ]
 
-    def dropped(self) -> tuple[int, int]:
-        """Messages that expired, and that were dropped because the queue was too long."""
-        return self.machine.expired, self.machine.dropped_over_length
+    def left(self) -> Counter[tuple[str, str]]:
+        """(strategy, reason) -> messages that left unacknowledged."""
+        return self.machine.leaving.left
 
     def info(self) -> Row:
         """What the management API shows."""
@@ -311,6 +373,11 @@ class LocalQueue(HomeReservations, ClassicQueue):
             "messages_ready": machine.ready_count,
             "messages_unacknowledged": machine.unsettled_count,
             "message_bytes_ready": machine.ready_bytes,
+            "messages_dlx": machine.leaving.count,
+            "message_bytes_dlx": machine.leaving.bytes,
+            "dead_letter_strategy": (
+                AT_MOST_ONCE_NAME if self.limits.dead_letters else DISABLED_NAME
+            ),
             "consumers": machine.consumer_count,
             "memory": machine.memory_bytes,
             "state": "running" if self.ended is None else "stopped",
@@ -345,6 +412,8 @@ class LocalQueue(HomeReservations, ClassicQueue):
         if applied or wrote:
             self._gated.append((gate, applied))
         self._flush(gate)
+        if self.limits.dead_letters or machine.leaving.count:
+            self._dead_letters()
 
     def _write(self) -> list[Block]:
         """Adds to the log what has to be there; returns the blocks that confirms wait for."""

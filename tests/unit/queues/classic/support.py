@@ -12,12 +12,14 @@ from convoymq.kernels.batch import record
 from convoymq.metadata.machine import QueueRecord
 from convoymq.model.tables import Table
 from convoymq.queues.classic.host import ClassicHost
+from convoymq.queues.dead_letter_publisher import DeadLetterOptions
 from convoymq.queues.interface import ConsumerSpec, Delivery, GetResult, QueueClient
 from convoymq.routing.policies import Policies, effective_settings
 from convoymq.routing.types import Queue as DeclaredQueue
 from convoymq.routing.types import QueueType
 from convoymq.storage.files import RealDirectory
 from convoymq.transport.control import ControlPlane
+from tests.unit.queues.dead_letter_targets import Routes
 
 
 def message(body: bytes, *, persistent: bool = True, expiration: str = "") -> bytes:
@@ -167,6 +169,8 @@ class Node:
         self.lines: dict[int, list[Any]] = {}
         """Node -> who waits for room on the link to it."""
         self.control = ControlPlane(node, self.wire)
+        self.routes = Routes()
+        self.notes: list[tuple[str, dict[str, Any]]] = []
         self.host = ClassicHost(
             node_id=node,
             directory=RealDirectory(directory / f"node-{node}"),
@@ -178,6 +182,8 @@ class Node:
             call_soon=self.later.append,
             wanted=lambda: None,
             await_room=lambda node, item: self.lines.setdefault(node, []).append(item),
+            note=self.note,
+            dead_letters=DeadLetterOptions(routes=self.routes),
         )
         nodes[node] = self
 
@@ -189,6 +195,9 @@ class Node:
 
     def on_disk_error(self, record: QueueRecord, error: Exception) -> None:
         self.reports.append(("disk error", record.group))
+
+    def note(self, event: str, **fields: Any) -> None:
+        self.notes.append((event, fields))
 
     def new_session(self) -> int:
         self.sessions += 1

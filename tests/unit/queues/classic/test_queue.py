@@ -651,7 +651,7 @@ def test_a_lower_length_drops_at_once_and_a_higher_one_lets_in_again(
     channel.publish(*(b"%d" % number for number in range(10)))
     settle(nodes)
     queue.configure({"max-length": 3})
-    assert (queue.machine.ready_count, queue.dropped()) == (3, (0, 7))
+    assert (queue.machine.ready_count, queue.left()) == (3, {("disabled", "maxlen"): 7})
     queue.machine.check_invariants()
     queue.configure({"max-length-bytes": 2})
     assert queue.machine.ready_count == 2

@@ -1,0 +1,90 @@
+"""Publishes the dead letters of a classic queue, at its home (ADR 0055).
+
+    machine.leaving ─▶ record from memory or the queue's log ─▶ route ─▶ clients of the targets
+
+Messages wait in the machine until they are published, on disk if there are many. They are settled
+in the queue's log then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from convoymq.kernels import batch
+from convoymq.model.errors import StorageFault
+from convoymq.queues.classic.runs import Run
+from convoymq.queues.dead_letter_publisher import DeadLetterOptions, DeadLetterPublisher
+
+if TYPE_CHECKING:
+    from convoymq.queues.classic.queue import LocalQueue
+
+SLICE_MESSAGES = 256
+"""So many are published before others have their turn."""
+
+
+BLOCKED_WAIT_MS = 1_000
+"""Who is blocked hears when it may go on (`on_flow`), unless its target is gone meanwhile."""
+
+
+class DeadLetterSender(DeadLetterPublisher):
+    """Part of a `LocalQueue`; see the module text."""
+
+    def __init__(self, queue: LocalQueue, options: DeadLetterOptions | None) -> None:
+        super().__init__(queue, options)
+        self._queue = queue
+
+    def on_left(self) -> None:
+        """Something is leaving, or was lost."""
+        leaving = self._queue.machine.leaving
+        if leaving.lost:
+            self._lose(leaving.lost, "targets are too slow")
+            leaving.lost = 0
+        if leaving.runs:
+            self._soon(BLOCKED_WAIT_MS if self._is_blocked else 0)
+
+    def on_deleted(self) -> None:
+        """The queue is gone."""
+        if self._queue.machine.leaving.count:
+            self._lose(self._queue.machine.leaving.count, "the queue was deleted")
+        self._close()
+
+    def stop(self) -> None:
+        """The node stops: what was not published stays in the queue's log."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self._queue.machine.leaving.runs)
+
+    def _work(self) -> None:
+        queue = self._queue
+        leaving = queue.machine.leaving
+        if queue.ended is not None or not leaving.runs:
+            return
+        left = SLICE_MESSAGES
+        while leaving.runs and left > 0:
+            if self._is_blocked:
+                break
+            run, reason = leaving.take(left)
+            left -= run.count
+            if self._options is None:
+                self._lose(run.count, "no route")
+            else:
+                self._publish(run, reason)
+            queue.machine.forget(run)
+        queue.settle_round(queue.host.now_ms())
+
+    def _publish(self, run: Run, reason: str) -> None:
+        try:
+            data, command = self._queue.machine.body_of(run.block)
+        except (StorageFault, OSError):
+            self._lose(run.count, "not readable")
+            return
+        for i in range(run.first, run.first + run.count):
+            try:
+                record = batch.record(data, command, i)
+            except ValueError:
+                record = None
+            self._publish_once(record, reason)

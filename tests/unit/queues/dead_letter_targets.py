@@ -1,0 +1,73 @@
+"""Fake targets of dead letters, and the way to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from convoymq.model.errors import NotFound, Unavailable
+
+
+class FakeClient:
+    """What is published to a fake queue."""
+
+    def __init__(self, queue: FakeQueue, events: Any) -> None:
+        self.queue = queue
+        self.target = self
+        self.pending: list[int] = []
+        self.events = events
+        self.closed = False
+
+    def publish(self, parts: Sequence[bytes], body_size: int, tag: int, flags: int) -> None:
+        body = b"".join(parts)[-1 - body_size : -1]
+        self.queue.got.append((tag, body))
+        if tag:
+            self.pending.append(tag)
+
+    def answer(self, ok: bool = True) -> None:
+        """Confirms or refuses all that waits."""
+        tags, self.pending = self.pending, []
+        for tag in tags:
+            self.events.on_published(self, [tag, tag], ok)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeQueue:
+    """A target."""
+
+    def __init__(self, group: int, name: str) -> None:
+        self.group = group
+        self.name = name
+        self.ended = None
+        self.deleted = False
+        self.got: list[tuple[int, bytes]] = []
+        self.clients: list[FakeClient] = []
+
+    def client(self, _session: int, events: Any) -> FakeClient:
+        self.clients.append(FakeClient(self, events))
+        return self.clients[-1]
+
+    def bodies(self) -> list[bytes]:
+        return [body for _, body in self.got]
+
+
+class Routes:
+    """Where the exchange `dlx` leads."""
+
+    def __init__(self) -> None:
+        self.queues: list[Any] = []
+        self.exists = True
+        self.usable = True
+        self.asked: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def route_dead_letter(
+        self, vhost: str, exchange: str, keys: Sequence[str], _headers: Any, _properties: Any
+    ) -> tuple[Any, ...]:
+        self.asked.append((vhost, exchange, tuple(keys)))
+        if not self.exists:
+            raise NotFound("no exchange")
+        if not self.usable:
+            raise Unavailable("not open yet")
+        return tuple(self.queues)
