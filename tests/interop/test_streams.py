@@ -14,7 +14,14 @@ from pika import spec
 
 from tests.clusters import Cluster
 from tests.interop.conftest import Names
-from tests.interop.helpers import Inbox, eventually, numbered, publish_confirmed
+from tests.interop.helpers import (
+    Inbox,
+    api,
+    eventually,
+    numbered,
+    publish_confirmed,
+    set_policy,
+)
 from tests.interop.test_error_codes import assert_channel_error, assert_connection_error
 from tests.raw_amqp import RawPeer
 
@@ -529,3 +536,35 @@ def test_offsets_of_other_types_are_refused(raw_stream: tuple[RawPeer, str], val
     closed = peer.expect(spec.Channel.Close, channel=1)
     assert closed.reply_code == 406
     assert closed.reply_text.startswith("PRECONDITION_FAILED - invalid arg 'x-stream-offset' for")
+
+
+def test_a_policy_bounds_a_stream_that_is_in_use(
+    cluster: Cluster, channel: Any, stream: str, only_convoy: None
+) -> None:
+    """Segments of another size first, so that there are some; then a length, which acts at once."""
+    path = f"policies/%2F/{stream}"
+    size = 50_000
+    definition: dict[str, object] = {"stream-max-segment-size-bytes": 2 * size}
+    policy = {"pattern": f"^{stream}$", "apply-to": "streams", "definition": definition}
+    set_policy(cluster, path, policy)
+    try:
+
+        def in_segments() -> bool:
+            publish_confirmed(channel, stream, [bytes(size)] * 3)
+            return int(api(cluster, "GET", f"queues/%2F/{stream}")["segments"]) > 3
+
+        eventually(in_segments)
+        before = int(api(cluster, "GET", f"queues/%2F/{stream}")["messages"])
+        definition["max-length-bytes"] = 4 * size
+        set_policy(cluster, path, policy)
+        eventually(
+            lambda: int(api(cluster, "GET", f"queues/%2F/{stream}")["message_bytes"]) <= 4 * size
+        )
+        row = api(cluster, "GET", f"queues/%2F/{stream}")
+        assert before > row["messages"] > 0
+        assert row["effective_settings"] == definition
+        first = read(channel, stream, "first")
+        first.wait(1)
+        assert offsets(first)[0] == row["first_offset"] > 0
+    finally:
+        set_policy(cluster, path, None)

@@ -19,7 +19,7 @@ here. A node tells other nodes of all of them."""
 Supports = Mapping[str, Sequence[int]]
 """Kind -> (oldest, newest) version."""
 
-FLOORS: dict[tuple[str, int], dict[str, int]] = {("metadata", 2): {"quorum": 2}}
+FLOORS: dict[tuple[str, int], dict[str, int]] = {("metadata", 2): {"quorum": 2, "stream": 2}}
 """(Kind, version) of a machine that every node runs -> versions of others that every release with
 it supports: once it is in force, nobody can come back with an older one."""
 

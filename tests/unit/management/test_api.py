@@ -162,7 +162,7 @@ async def test_machine_versions_and_stopped_replicas_are_shown(
     assert found["versions"]["quorum"] == {
         "oldest": 1, "newest": 2, "in_force_min": 1, "in_force_max": 1
     }  # fmt: skip
-    assert found["versions"]["stream"] == {"oldest": 1, "newest": 1}
+    assert found["versions"]["stream"] == {"oldest": 1, "newest": 2}
     assert found["replicas_stopped"] == []
     queue = await ok(api.get("/queues/%2F/q"))
     assert (queue["machine_version"], queue["stopped"]) == (1, {})

@@ -427,6 +427,19 @@ def test_an_alternate_exchange_acts_by_policy_and_its_argument_comes_first() -> 
     assert topology.route("orders", "k") == []
 
 
+def test_streams_take_age_length_and_segments_by_policy() -> None:
+    definition = {
+        "max-age": "7D",
+        "max-length-bytes": 100,
+        "stream-max-segment-size-bytes": 10,
+    }
+    made = policy(apply_to="streams", definition=definition)
+    check_policy(made)
+    declared = queue(type="stream", x_max_length_bytes=50, x_max_age="1h")
+    found = effective_settings(declared, policies(made))
+    assert found == {**definition, "max-length-bytes": 50, "max-age": "1h"}
+
+
 def test_rules_of_types_name_policies_that_exist() -> None:
     for name in ("classic", "quorum", "stream"):
         rules = rules_of(name)

@@ -57,7 +57,15 @@ class StreamDriver(GroupDriver):
                 "x-delayed-retry-max",
             )
         ),
-        policies=frozenset(("queue-leader-locator", "initial-cluster-size")),
+        policies=frozenset(
+            (
+                "queue-leader-locator",
+                "initial-cluster-size",
+                "max-length-bytes",
+                "max-age",
+                "stream-max-segment-size-bytes",
+            )
+        ),
         policy_scope="streams",
     )
     group_size_argument = "x-initial-cluster-size"

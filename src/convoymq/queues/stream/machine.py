@@ -20,8 +20,9 @@ Invariants: offsets of the index ranges ascend from `first` to below `next`; `by
 segments and over index ranges; every segment begins with an index range; the open segment is empty
 only when the stream is.
 
-Versions (ADR 0016): 1 is all that is described here. An ENQUEUE's flags for priority and expiration
-(2, 4) mean nothing in version 1, for ever.
+Versions (ADR 0016): 1 is all that is described here but CONFIG. 2 has CONFIG, by which the leader
+changes the settings while the stream is in use; retention is looked at when it is applied. An
+ENQUEUE's flags for priority and expiration (2, 4) mean nothing in either, for ever.
 
 Effects may be carried out twice: APPLIED and GAP by the rule of sessions, TIMER asks for a TICK,
 which decides by the state.
@@ -45,6 +46,7 @@ from convoymq.queues.sessions import (
     Session,
     check_openings,
     check_written,
+    decode_map,
 )
 from convoymq.replication import versions as supported
 from convoymq.replication.machine import EFFECT_TIMER, NEVER
@@ -67,13 +69,16 @@ WITHOUT_EFFECT = frozenset(
 REFUSED = frozenset((batch.CMD_CHECKOUT, batch.CMD_GET, batch.CMD_PURGE))
 
 #: Version -> the command types that it knows.
+_SINCE_VERSION_1 = (
+    ENQUEUE, *WITHOUT_EFFECT, *REFUSED, batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN,
+    batch.CMD_NODE_DOWN, batch.CMD_NODE_UP, batch.CMD_TICK, batch.CMD_PRODUCER,
+    batch.CMD_STORE_OFFSET, batch.CMD_SESSION_OPEN,
+)  # fmt: skip
 COMMAND_TYPES = {
-    1: supported.command_table((
-        ENQUEUE, *WITHOUT_EFFECT, *REFUSED, batch.CMD_SESSION_CLOSE, batch.CMD_SESSION_DOWN,
-        batch.CMD_NODE_DOWN, batch.CMD_NODE_UP, batch.CMD_TICK, batch.CMD_PRODUCER,
-        batch.CMD_STORE_OFFSET, batch.CMD_SESSION_OPEN,
-    )),
-}  # fmt: skip
+    1: supported.command_table(_SINCE_VERSION_1),
+    2: supported.command_table((*_SINCE_VERSION_1, batch.CMD_CONFIG)),
+}
+SETTINGS = frozenset(("max_age_ms", "max_bytes", "segment_bytes"))
 
 
 class StreamMachine(GroupMachine):
@@ -84,7 +89,7 @@ class StreamMachine(GroupMachine):
     """
 
     KIND = "stream"
-    VERSION = 1
+    VERSION = 2
     OLDEST_VERSION = 1
     SNAPSHOT_FORMAT = 2
 
@@ -222,6 +227,28 @@ class StreamMachine(GroupMachine):
             self._reply(session, APPLIED_REJECTED, f"a stream has no answer to command {kind}")
         else:
             raise UnknownCommand(f"a session's command of type {kind} is not known")
+
+    def _leader_command(
+        self, kind: int, flags: int, count: int, arg: int, data: bytes, offset: int
+    ) -> None:
+        if kind == batch.CMD_CONFIG and self.version >= 2:
+            self._configure(decode_map(batch.command_body(data, offset), count))
+        else:
+            super()._leader_command(kind, flags, count, arg, data, offset)
+
+    @property
+    def configurable(self) -> bool:
+        """See `GroupMachine`."""
+        return self.version >= 2
+
+    def _configure(self, settings: Mapping[str, int]) -> None:
+        """CONFIG: these settings are other ones from now on. Raises ValueError."""
+        for name, value in settings.items():
+            if name not in SETTINGS or not isinstance(value, int):
+                raise ValueError(f"a stream cannot change its setting '{name}' to {value!r}")
+        self.settings.update(settings)
+        self._retain()
+        self._arm()
 
     def _tick(self) -> None:
         self._forget_producers()

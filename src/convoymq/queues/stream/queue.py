@@ -27,7 +27,7 @@ Requests and their answers are callbacks, so that the simulator runs this code t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
@@ -49,6 +49,7 @@ from convoymq.queues.null_events import NullEvents
 from convoymq.queues.reservation_reads import Fields
 from convoymq.queues.stream.client import StreamClient
 from convoymq.queues.stream.machine import StreamMachine
+from convoymq.queues.stream.settings import machine_settings
 from convoymq.replication.machine import Effect
 from convoymq.routing.queue_arguments import FILTER_ARGUMENTS
 from convoymq.storage.types import EntryGone
@@ -682,6 +683,9 @@ class StreamQueue(GroupQueue):
         """(messages, consumers of this node)."""
         machine = self._own_machine()
         return (0 if machine is None else machine.messages, self.reader_count)
+
+    def _machine_settings(self, settings: Mapping[str, object]) -> dict[str, int]:
+        return machine_settings(settings)
 
     def info(self) -> Row:
         """What the management API shows, from local knowledge."""

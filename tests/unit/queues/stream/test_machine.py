@@ -9,7 +9,7 @@ import pytest
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import HEADER_SIZE
-from convoymq.model.errors import UnsupportedVersion
+from convoymq.model.errors import UnknownCommand, UnsupportedVersion
 from convoymq.queues.stream import machine as machines
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_GAP, EFFECT_TIMER
@@ -323,5 +323,46 @@ def test_a_damaged_snapshot_is_refused() -> None:
 
 
 def test_versions_above_the_own_are_refused() -> None:
-    with pytest.raises(UnsupportedVersion, match="version 2 of the stream machine"):
-        StreamMachine().set_version(2)
+    with pytest.raises(UnsupportedVersion, match="version 3 of the stream machine"):
+        StreamMachine().set_version(3)
+
+
+def test_settings_change_by_the_log_from_the_second_version_on() -> None:
+    bench = Bench(segment_bytes=10)
+    bench.log.configure(max_bytes=5)
+    with pytest.raises(UnknownCommand):
+        apply(StreamMachine(), bench.log.seal())
+    bench = Bench(segment_bytes=10)
+    bench.machine.set_version(2)
+    for _ in range(4):
+        bench.publish(10)
+    assert bench.machine.messages == 4
+    bench.log.configure(max_bytes=15)
+    bench.seal()
+    assert (bench.machine.first, bench.machine.messages) == (3, 1), "closed segments go at once"
+    bench.log.configure(max_bytes=-1, max_age_ms=100, segment_bytes=1_000)
+    bench.publish(10)
+    bench.publish(10)
+    assert bench.machine.messages == 3, "the open segment is not full by the new size"
+    copy = StreamMachine()
+    copy.restore(bench.machine.snapshot())
+    assert copy.settings == {"max_bytes": -1, "max_age_ms": 100, "segment_bytes": 1_000}
+    for wrong in ({"unknown": 1}, {"max_bytes": "much"}):
+        bench.log.configure(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="cannot change"):
+            apply(copy, bench.log.seal())
+
+
+def test_an_age_that_is_set_later_is_looked_at_in_time() -> None:
+    bench = Bench(segment_bytes=1)
+    bench.machine.set_version(2)
+    for _ in range(3):
+        bench.publish(10)
+    assert bench.machine.next_due_ms() is None
+    bench.log.configure(max_age_ms=1_000)
+    effects = bench.seal()
+    due = bench.machine.next_due_ms()
+    assert (EFFECT_TIMER, due) in effects
+    bench.log.leader(batch.CMD_TICK)
+    bench.seal(after_ms=2_000)
+    assert bench.machine.messages == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,9 +35,16 @@ produces = st.tuples(
 stores = st.tuples(
     st.just("store"), st.sampled_from(SESSIONS), st.sampled_from(NAMES), st.integers(0, 1000)
 )
+configs = st.tuples(
+    st.just("config"),
+    st.dictionaries(
+        st.sampled_from(["max_bytes", "max_age_ms", "segment_bytes"]),
+        st.sampled_from([0, 60, 200, 10_000]),
+    ),
+)
 others = st.sampled_from([("tick",), ("settle",), ("repeat",), ("skip",)])
 seals = st.tuples(st.just("seal"), st.integers(0, 40))
-steps = st.lists(st.one_of(publishes, produces, stores, others, seals, seals), max_size=60)
+steps = st.lists(st.one_of(publishes, produces, stores, configs, others, seals, seals), max_size=60)
 limits = st.fixed_dictionaries(
     {
         "max_bytes": st.sampled_from([-1, 0, 150, 400]),
@@ -84,6 +92,9 @@ class Model:
                 self.pending[session] = (body[8 : 8 + count], int.from_bytes(body[:8], "little"))
             elif kind == batch.CMD_STORE_OFFSET:
                 self.stored[body[8 : 8 + count]] = int.from_bytes(body[:8], "little")
+            elif kind == batch.CMD_CONFIG:
+                self.limits = {**self.limits, **msgspec.msgpack.decode(body[:count])}
+                self._retain(time_ms)
             elif kind == batch.CMD_TICK:
                 self._retain(time_ms)
 
@@ -110,6 +121,13 @@ class Model:
             del self.segments[0]
 
 
+def stream(chosen: dict[str, int], kind: type[Any] = StreamMachine) -> Any:
+    """A machine of the newest version."""
+    made = kind(chosen)
+    made.set_version(StreamMachine.VERSION)
+    return made
+
+
 class Run:
     """Steps written to a log."""
 
@@ -132,6 +150,8 @@ class Run:
             _, session, name, offset = step
             body = offset.to_bytes(8, "little") + name
             log.command(session, batch.CMD_STORE_OFFSET, count=len(name), body=body)
+        elif kind == "config":
+            log.configure(**step[1])
         elif kind == "tick":
             log.leader(batch.CMD_TICK)
         elif kind == "settle":
@@ -202,7 +222,7 @@ def test_the_machine_does_what_the_model_does(
     made: list[tuple[Any, ...]], chosen: dict[str, int]
 ) -> None:
     run = Run()
-    machine = StreamMachine(chosen)
+    machine = stream(chosen)
     model = Model(chosen)
     for step in [*made, ("seal", 1)]:
         entry = run.play(step)
@@ -221,8 +241,8 @@ def test_a_snapshot_and_the_rest_is_the_whole_log(
     made: list[tuple[Any, ...]], chosen: dict[str, int], cut: int
 ) -> None:
     entries = Run().all(made)
-    whole = StreamMachine(chosen)
-    other = StreamMachine(chosen)
+    whole = stream(chosen)
+    other = stream(chosen)
     for at, entry in enumerate(entries):
         if at == cut:
             state = other.snapshot()
@@ -247,8 +267,8 @@ PLAIN = interpreted(
 @settings(max_examples=100, deadline=None)
 @given(steps, limits)
 def test_interpreted_equals_compiled(made: list[tuple[Any, ...]], chosen: dict[str, int]) -> None:
-    compiled = StreamMachine(chosen)
-    plain = PLAIN.StreamMachine(chosen)
+    compiled = stream(chosen)
+    plain = stream(chosen, PLAIN.StreamMachine)
     for entry in Run().all(made):
         assert apply(plain, entry) == apply(compiled, entry)
         assert plain.snapshot() == compiled.snapshot()

@@ -353,3 +353,27 @@ def test_info_and_counts() -> None:
     cluster.nodes[4].queue.extent(result)
     cluster.run()
     assert result.found.next == 20
+
+
+def test_a_policy_reaches_the_machine_through_the_leader() -> None:
+    cluster = filled(6, size=100, segment_bytes=100)
+    replicas = [node for node in cluster.nodes.values() if node.own is not None]
+    for node in cluster.nodes.values():
+        node.queue.configure({"max-length-bytes": 250, "max-age": "7D"})
+    cluster.run()
+    assert all(node.own.machine.messages == 6 for node in replicas), "version 1 knows no change"
+    for node in replicas:
+        node.own.machine.set_version(2)
+    for node in cluster.nodes.values():
+        node.queue.configure({"max-length-bytes": 250, "stream-max-segment-size-bytes": 100})
+    cluster.run()
+    for node in replicas:
+        assert node.own.machine.settings == {
+            "max_bytes": 250, "max_age_ms": -1, "segment_bytes": 100,
+        }  # fmt: skip
+        assert node.own.machine.messages == 2
+    applied = replicas[0].own.machine.index
+    for node in cluster.nodes.values():
+        node.queue.configure({"max-length-bytes": 250, "stream-max-segment-size-bytes": 100})
+    cluster.run()
+    assert replicas[0].own.machine.index == applied, "what is in force is not proposed again"
