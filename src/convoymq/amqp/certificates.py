@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from convoymq.edges.edge import Certificate
 
 _ATTRIBUTES = {
@@ -17,11 +19,23 @@ _ATTRIBUTES = {
 }
 
 
-def certificate_user(certificate: Certificate, source: str) -> str | None:
+_ALTERNATIVES = {"dns": "DNS", "ip": "IP Address", "email": "email", "uri": "URI"}
+"""What `ssl` calls kinds of alternative names."""
+
+
+def certificate_user(
+    certificate: Certificate, source: str, san_type: str = "dns", san_index: int = 0
+) -> str | None:
     """Returns the user that a verified peer certificate (as `ssl` decodes it) stands for.
 
-    `source` is `common_name`, or `distinguished_name`: the subject as RFC 4514 writes it.
+    `source` is `common_name`; `subject_alternative_name`: the one with that index among those of a
+    type; or `distinguished_name`: the subject as RFC 4514 writes it.
     """
+    if source == "subject_alternative_name":
+        kind = _ALTERNATIVES[san_type]
+        names = cast("tuple[tuple[str, str], ...]", certificate.get("subjectAltName", ()))
+        found = [value for key, value in names if key == kind]
+        return found[san_index] if san_index < len(found) else None
     subject = certificate.get("subject", ())
     if source == "common_name":
         names = [str(value) for part in subject for key, value in part if key == "commonName"]

@@ -13,7 +13,7 @@ from convoymq.amqp.connection import Connection
 from convoymq.amqp.settings import AmqpSettings
 from convoymq.amqp.sockets import SocketShell, TlsShell
 from convoymq.broker.facade import Broker
-from convoymq.edges.edge import Edge, Incoming, NodeParts, RunInput
+from convoymq.edges.edge import Certificate, Edge, Incoming, NodeParts, RunInput
 from convoymq.kernels.connection_buffer import Outbox
 from convoymq.transport.listening import HangUpWatch
 
@@ -36,6 +36,8 @@ def open_edge(parts: NodeParts) -> AmqpEdge:
         consumers_per_channel_max=amqp.consumer_max_per_channel,
         mechanisms=amqp.auth_mechanisms,
         cert_login_from=amqp.cert_login_from,
+        cert_login_san_type=amqp.cert_login_san_type,
+        cert_login_san_index=amqp.cert_login_san_index,
     )
     outbox = Outbox(parts.wake)
     return AmqpEdge(
@@ -123,13 +125,20 @@ class AmqpEdge(Edge):
             peer=incoming.peer,
             local=incoming.local,
             ssl=incoming.tls,
-            certificate_name=certificate_user(found, self.settings.cert_login_from)
-            if found
-            else None,
+            certificate_name=self._user_of(found) if found else None,
             handshake_left_s=incoming.handshake_left_s(),
         )
         self.connections[connection.id] = connection
         return connection
+
+    def _user_of(self, certificate: Certificate) -> str | None:
+        settings = self.settings
+        return certificate_user(
+            certificate,
+            settings.cert_login_from,
+            settings.cert_login_san_type,
+            settings.cert_login_san_index,
+        )
 
     def connection_count(self) -> int:
         """See `Edge`."""

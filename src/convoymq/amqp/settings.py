@@ -53,7 +53,12 @@ class AmqpSettings:
     mechanisms: tuple[str, ...] = ("PLAIN", "AMQPLAIN", "ANONYMOUS")
     """[auth_mechanisms] SASL mechanisms offered; EXTERNAL needs TLS with client certificates."""
     cert_login_from: str = "distinguished_name"
-    """[ssl_cert_login_from] What names the user of EXTERNAL: that, or `common_name`."""
+    """[ssl_cert_login_from] What names the user of EXTERNAL: that, `common_name`, or
+    `subject_alternative_name`."""
+    cert_login_san_type: str = "dns"
+    """[ssl_cert_login_san_type] Kind of the alternative names that count."""
+    cert_login_san_index: int = 0
+    """[ssl_cert_login_san_index] Which of them."""
     anonymous_user: str = "guest"
     """[anonymous_login_user] Who ANONYMOUS is."""
     anonymous_password: str = "guest"

@@ -26,7 +26,13 @@ from convoymq.metadata.commands import (
 )
 from convoymq.metadata.machine import Vhost
 from convoymq.model.errors import BrokerError, PreconditionFailed, Refused
-from convoymq.model.refusals import feature_not_permitted, queue_subject, vhost_missing
+from convoymq.model.refusals import (
+    cluster_exchange_limit_reached,
+    cluster_queue_limit_reached,
+    feature_not_permitted,
+    queue_subject,
+    vhost_missing,
+)
 from convoymq.model.tables import EMPTY, Table
 from convoymq.queues.driver import driver_of
 from convoymq.routing.declarations import check_exchange, check_queue
@@ -93,6 +99,9 @@ class Declarations:
             check_exchange(topology, name, type, arguments=arguments, **properties)
             self.ignored.warn("exchange", vhost, name, ignored_of_exchange(type, arguments))
             return False
+        limit = self.settings.cluster_exchanges_max
+        if limit and self._exchange_count() >= limit:
+            raise cluster_exchange_limit_reached(vhost, name, limit)
         command = DeclareExchange(
             vhost=vhost, name=name, type=type, arguments=arguments.encoded, **properties
         )
@@ -113,6 +122,10 @@ class Declarations:
         self._vhost(vhost)
         command = DeleteExchange(vhost=vhost, name=name, if_unused=if_unused)
         await self.metadata.execute(command, self.settings.operation_timeout_s)
+
+    def _exchange_count(self) -> int:
+        places = self.metadata.tree.vhosts.values()
+        return sum(1 for place in places for _ in place.topology.exchanges())
 
     # --- bindings ------------------------------------------------------------------------
 
@@ -209,6 +222,9 @@ class Declarations:
         if not exists():
             if not (durable or exclusive or self.settings.permit_transient_queues):
                 raise feature_not_permitted("transient_nonexcl_queues")
+            limit = self.settings.cluster_queues_max
+            if limit and len(self.metadata.tree.queue_index.by_group) >= limit:
+                raise cluster_queue_limit_reached(vhost, name, limit)
             self._check_trace(vhost, name, arguments)
             command = DeclareQueue(
                 vhost=vhost,

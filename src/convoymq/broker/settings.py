@@ -50,6 +50,14 @@ class BrokerSettings:
     permit_transient_queues: bool = True
     """[deprecated_features.permit.transient_nonexcl_queues] Queues that are neither durable nor
     exclusive may be declared."""
+    cluster_queues_max: int = 0
+    """[cluster_queue_limit] Queues of the cluster; 0 = any number."""
+    cluster_exchanges_max: int = 0
+    """[cluster_exchange_limit] Exchanges of the cluster; 0 = any number."""
+    connections_max: int = 65_536
+    """[connection_max] Client connections of this node; the ports refuse more."""
+    certificate_file: str = ""
+    """[ssl_options.certfile] What the ports show to clients; empty: they have no TLS."""
     permit_global_qos: bool = True
     """[deprecated_features.permit.global_qos] basic.qos may set a limit for a whole channel."""
     publish_pending_max_bytes: int = 128 << 20

@@ -301,6 +301,22 @@ def queue_limit_reached(name: str, vhost: str, limit: int) -> PreconditionFailed
     )
 
 
+def cluster_queue_limit_reached(vhost: str, name: str, limit: int) -> PreconditionFailed:
+    """The cluster has as many queues as it may have."""
+    return PreconditionFailed(
+        f"cannot declare queue '{name}': queue limit in cluster ({limit}) is reached",
+        subject=queue_subject(vhost, name),
+    )
+
+
+def cluster_exchange_limit_reached(vhost: str, name: str, limit: int) -> PreconditionFailed:
+    """The cluster has as many exchanges as it may have."""
+    subject = exchange_subject(vhost, name)
+    return PreconditionFailed(
+        f"cannot declare {subject}: exchange limit of {limit} is reached", subject=subject
+    )
+
+
 def in_use(subject: Subject) -> PreconditionFailed:
     """Delete with if-unused of something in use."""
     return PreconditionFailed(f"{subject} in use", subject=subject)

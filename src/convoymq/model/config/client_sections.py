@@ -89,7 +89,21 @@ class AmqpConfig:
         "ssl_cert_login_from",
         "distinguished_name",
         "Which part of a client's certificate is its user name for `EXTERNAL`.",
-        choices=("distinguished_name", "common_name"),
+        choices=("distinguished_name", "common_name", "subject_alternative_name"),
+    )
+    cert_login_san_type: str = key(
+        "ssl_cert_login_san_type",
+        "dns",
+        "With `subject_alternative_name`: which kind of names counts.",
+        choices=("dns", "ip", "email", "uri"),
+    )
+    cert_login_san_index: int = key(
+        "ssl_cert_login_san_index",
+        0,
+        "Which of the names of that kind is the user's, counted from 0.",
+        parse=parse_int,
+        low=0,
+        high=100,
     )
     loopback_users: tuple[str, ...] = key(
         "loopback_users",
@@ -338,6 +352,24 @@ class DefaultsConfig:
         unit="ms",
         low=100,
         high=600_000,
+    )
+    cluster_queues_max: int = key(
+        "cluster_queue_limit",
+        0,
+        """Queues and streams of the whole cluster, beyond which new ones are refused with 406;
+        0 = any number. Set it alike on all nodes: the node that is asked looks at its own.""",
+        parse=parse_int,
+        low=0,
+        high=1_000_000_000,
+    )
+    cluster_exchanges_max: int = key(
+        "cluster_exchange_limit",
+        0,
+        """Exchanges of the whole cluster, those that every virtual host begins with included,
+        beyond which new ones are refused with 406; 0 = any number. Set it alike on all nodes.""",
+        parse=parse_int,
+        low=0,
+        high=1_000_000_000,
     )
     dead_letter_prefetch: int = key(
         "dead_letter_worker_consumer_prefetch",
