@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import Counter
 
 from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.broker.settings import BrokerSettings
@@ -20,6 +21,11 @@ from convoymq.model.refusals import (
 )
 from convoymq.routing.types import ExchangeType
 
+AMQP = "amqp091"
+HTTP = "http"
+COLUMNAR = "columnar"
+"""What `Access.logins` calls protocols."""
+
 
 class Access:
     """Answers from this node's copy of the tree."""
@@ -35,9 +41,17 @@ class Access:
         self._settings = settings
         self._connections = connections
         self._counters = counters
+        self.logins: Counter[tuple[str, bool]] = Counter()
+        """(protocol, let in) -> attempts since the node started, or somebody set them to none."""
 
     async def authenticate(
-        self, user: str, password: bytes, peer_host: str, mechanism: str = "PLAIN"
+        self,
+        user: str,
+        password: bytes,
+        peer_host: str,
+        mechanism: str = "PLAIN",
+        *,
+        protocol: str = AMQP,
     ) -> User:
         """Returns the user when the password is right. Raises AccessRefused."""
         self._counters.auth_attempts += 1
@@ -50,6 +64,7 @@ class Access:
                 )
             else:
                 good = access.verify(password, known.password_hash, known.algorithm)
+        self.logins[protocol, good] += 1
         if not good or known is None:
             self._counters.auth_failed += 1
             raise login_refused(mechanism)
@@ -60,6 +75,7 @@ class Access:
         """Returns a user whose identity a certificate proved. Raises AccessRefused."""
         self._counters.auth_attempts += 1
         known = self._tree.users.get(name)
+        self.logins[AMQP, known is not None] += 1
         if known is None:
             self._counters.auth_failed += 1
             raise login_refused("EXTERNAL")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from convoymq import __version__
+from convoymq.broker.access import COLUMNAR
 from convoymq.fetch.errors import as_error
 from convoymq.fetch.fields import Authenticate, read
 from convoymq.fetch.requests import Requests
@@ -454,7 +455,7 @@ class FetchConnection(asyncio.BufferedProtocol):
                     f"mechanism {request.mechanism!r} is not known; PLAIN is",
                 )
             user = await self.broker.access.authenticate(
-                request.user, request.password.encode(), self.peer[0]
+                request.user, request.password.encode(), self.peer[0], protocol=COLUMNAR
             )
             self.broker.access.open_vhost(user, request.vhost)
             await self.broker.limits.open_connection(

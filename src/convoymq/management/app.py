@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from convoymq.broker.access import HTTP
 from convoymq.broker.facade import Broker
 from convoymq.management import metrics
 from convoymq.management.bodies import (
@@ -158,7 +159,7 @@ class _Api:
         peer = request.client.host if request.client is not None else ""
         try:
             name, password = _credentials(given)
-            user = await self.broker.access.authenticate(name, password, peer)
+            user = await self.broker.access.authenticate(name, password, peer, protocol=HTTP)
         except (ValueError, AccessRefused) as error:
             reason = error.text if isinstance(error, AccessRefused) else "malformed credentials"
             log.warning("management.login_refused", peer=peer, user=name, reason=reason)

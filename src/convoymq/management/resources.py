@@ -17,7 +17,7 @@ from convoymq.model.tables import Table
 from convoymq.queues.group_queue import group_state
 from convoymq.queues.slices import in_slices
 from convoymq.routing.ignored_arguments import ignored_of_exchange, ignored_of_queue
-from convoymq.routing.policies import Chosen
+from convoymq.routing.policies import Chosen, effective_settings
 from convoymq.routing.types import Binding, DestinationKind, Exchange, ExchangeType
 
 RATE_INTERVAL_S = 5.0
@@ -310,6 +310,7 @@ def queue_row(
         "ignored_arguments": ignored_of_queue(record.type.value, declared.arguments),
         "node": broker.node_name_of(record.home),
         **_policies_shown(vhost.policies.for_queue(declared)),
+        "effective_settings": dict(effective_settings(declared, vhost.policies)),
         "state": "down",
     }
     facts = dict(live or {})

@@ -29,7 +29,9 @@ from convoymq.model.json import Json
 NOT_FOUND = Answer(404, {"error": "Object Not Found", "reason": "Not Found"})
 QUEUE = {"name": "q", "vhost": "/", "messages": 3, "state": "running", "node": "n1",
          "arguments": {"x-max-length": 5, "x-a": "b"}, "durable": True, "policy": None,
-         "members": ["n1", "n2"], "leader": "n1"}  # fmt: skip
+         "members": ["n1", "n2"], "leader": "n1", "messages_dlx": 2, "message_bytes_dlx": 9,
+         "dead_letter_strategy": "at_least_once", "messages_by_priority": {"4": 3},
+         "effective_settings": {"message-ttl": 5, "dead-letter-exchange": "x"}}  # fmt: skip
 
 
 class FakeApi:
@@ -246,6 +248,10 @@ def test_formatting_names_what_the_options_allow() -> None:
          '[\n{"arguments":[["x-max-length","signedint",5],["x-a","longstr","b"]]}\n]\n'),
         (["-s", "arguments", "policy", "members"],
          '[{"x-max-length",5},{"x-a","b"}]\t\t[n1, n2]\n'),
+        (["-s", "messages_dlx", "message_bytes_dlx", "dead_letter_strategy", "dead_letter_warning"],
+         "2\t9\tat_least_once\t\n"),
+        (["-s", "messages_by_priority", "effective_settings"],
+         '[{"4",3}]\t[{"message-ttl",5},{"dead-letter-exchange","x"}]\n'),
         (["-s", "--offline"], ""), (["-s", "--online"], "q\t3\n"), (["-s", "--local"], "q\t3\n"),
         (["-p", "missing", "-q"], ""),
     ],
@@ -256,6 +262,22 @@ def test_list_queues(
     api.has("queues/%2F", [QUEUE])
     assert run("list_queues", *arguments) == 0
     assert printed(capsys) == (text, "")
+
+
+def test_feature_flags_rise_by_themselves(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = {"name": "a_2", "state": "enabled"}, {"name": "b_2", "state": "disabled"}
+    api.has("feature-flags", [old, new])
+    assert run("enable_feature_flag", "a_2") == 0
+    assert printed(capsys) == ('Enabling feature flag "a_2" ...\n', "")
+    for name, text in (("all", "b_2: not enabled yet"), ("b_2", "by themselves"), ("c", "unsupp")):
+        assert run("enable_feature_flag", name) == 69
+        assert text in printed(capsys)[1]
+    api.has("feature-flags", [old])
+    assert run("-q", "enable_feature_flag", "all") == 0
+    printed(capsys)
+    api.has("deprecated-features", [{"name": "x", "deprecation_phase": "permitted_by_default"}])
+    assert run("-q", "list_deprecated_features") == 0
+    assert printed(capsys)[0] == "name\tdeprecation_phase\nx\tpermitted_by_default\n"
 
 
 def test_names_are_quoted_in_paths(api: FakeApi) -> None:

@@ -14,6 +14,7 @@ from convoymq.broker.membership import NEVER
 from convoymq.metadata.commands import PutNode
 from convoymq.model.errors import StorageFault
 from convoymq.replication.raft.membership import Learner, Membership
+from tests.unit.edges.test_certificates import certificate
 from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, until
 
@@ -280,3 +281,34 @@ async def metrics_text(api: httpx.AsyncClient) -> str:
 async def test_checks_of_what_there_is_not_are_refused_by_name(api: httpx.AsyncClient) -> None:
     answer = await check(api, "node-is-mirror-sync-critical", 404)
     assert "not served" in answer["reason"]
+
+
+async def test_the_limit_of_connections_is_watched(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    broker = cluster.nodes[1].broker
+    found = await check(api, "below-node-connection-limit")
+    assert found == {**HEALTHY, "current": 0, "limit": 65_536}
+    broker.settings = replace(broker.settings, connections_max=0)
+    found = await check(api, "below-node-connection-limit", 503)
+    assert (found["status"], found["current"], found["limit"]) == ("failed", 0, 0)
+
+
+async def test_certificates_that_end_soon_fail_their_check(
+    cluster: FakeCluster, api: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    broker = cluster.nodes[1].broker
+    assert await check(api, "certificate-expiration/1/weeks") == HEALTHY, "no TLS, no certificate"
+    await announce(cluster, 1, {"amqps": "127.0.0.1:5671", "amqp": "127.0.0.1:5672"})
+    path = tmp_path / "node.pem"
+    path.write_text(certificate(tmp_path, 20))
+    broker.settings = replace(broker.settings, certificate_file=str(path))
+    assert await check(api, "certificate-expiration/2/weeks") == HEALTHY
+    found = await check(api, "certificate-expiration/1/months", 503)
+    assert found["reason"] == "Certificates expiring"
+    (row,) = found["expired"]
+    assert (row["node"], row["port"], row["certfile"]) == ("n1", 5671, str(path))
+    for name in ("certificate-expiration/1/moons", "certificate-expiration/x/days"):
+        assert (await check(api, name, 400))["reason"].startswith("Invalid expiration")
+    path.unlink()
+    assert "cannot be read" in (await check(api, "certificate-expiration/1/days", 503))["reason"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.unit.management.test_api import api, cluster, ok
+from tests.unit.management.test_api import api, client, cluster, ok
 from tests.unit.queues.fake_cluster import FakeCluster
 
 __all__ = ["api", "cluster"]
@@ -75,3 +75,63 @@ async def test_lists_that_tools_expect_are_there(
     memory = await ok(api.get(f"/nodes/{node['name']}/memory"))
     assert memory["memory"]["total"]["rss"] >= 0
     await ok(api.get("/nodes/nobody/memory"), 404)
+
+
+async def test_log_ins_are_counted_by_protocol_until_they_are_forgotten(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    async with client(cluster, "guest", "wrong") as stranger:
+        assert (await stranger.get("/overview")).status_code == 401
+    (row,) = await ok(api.get("/auth/attempts/n1"))
+    assert row["protocol"] == "http"
+    assert (row["auth_attempts_failed"], row["auth_attempts"]) == (
+        1,
+        row["auth_attempts_succeeded"] + 1,
+    )
+    await ok(api.delete("/auth/attempts/n1"), 204)
+    (row,) = await ok(api.get("/auth/attempts/n1"))
+    assert (row["auth_attempts"], row["auth_attempts_failed"]) == (1, 0)
+    assert "by each node" in (await ok(api.get("/auth/attempts/n2"), 400))["reason"]
+    await ok(api.get("/auth/attempts/nowhere"), 404)
+    await ok(api.put("/users/monitor", json={"password": "p", "tags": "monitoring"}), 201)
+    async with client(cluster, "monitor", "p") as monitor:
+        assert (await monitor.get("/auth/attempts/n1")).status_code == 401
+        assert (await monitor.get("/auth/hash_password/p")).status_code == 401
+
+
+async def test_a_hashed_password_lets_in(cluster: FakeCluster, api: httpx.AsyncClient) -> None:
+    made = await ok(api.get("/auth/hash_password/s%2Fecret"))
+    user = {"password_hash": made["ok"], "tags": "monitoring"}
+    await ok(api.put("/users/hashed", json=user), 201)
+    async with client(cluster, "hashed", "s/ecret") as hashed:
+        assert (await hashed.get("/whoami")).json()["name"] == "hashed"
+
+
+async def test_definitions_have_their_second_name(api: httpx.AsyncClient) -> None:
+    document = await ok(api.get("/all-configuration"))
+    assert document.keys() == (await ok(api.get("/definitions"))).keys()
+    await ok(api.post("/all-configuration", json={"vhosts": [{"name": "second"}]}), 204)
+    assert (await ok(api.get("/vhosts/second")))["name"] == "second"
+
+
+async def test_flags_are_enabled_when_they_are(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    flag = "metadata_version_2"
+    rows = {row["name"]: row["state"] for row in await ok(api.get("/feature-flags"))}
+    if rows[flag] == "disabled":
+        refused = await ok(api.put(f"/feature-flags/{flag}/enable"), 400)
+        assert "by itself" in refused["reason"]
+    cluster.raise_versions()
+    await ok(api.put(f"/feature-flags/{flag}/enable"), 204)
+    await ok(api.put("/feature-flags/nothing/enable"), 404)
+
+
+async def test_deprecated_features_that_are_used_are_listed(
+    cluster: FakeCluster, api: httpx.AsyncClient
+) -> None:
+    assert await ok(api.get("/deprecated-features/used")) == []
+    queue = {"durable": False, "arguments": {"x-queue-type": "classic"}}
+    await ok(api.put("/queues/%2F/passing", json=queue), 201)
+    (row,) = await ok(api.get("/deprecated-features/used"))
+    assert (row["name"], row["state"]) == ("transient_nonexcl_queues", "permitted")

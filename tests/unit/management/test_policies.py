@@ -136,6 +136,7 @@ async def test_queues_and_exchanges_show_what_acts(
     keys = ("policy", "operator_policy", "effective_policy_definition")
     row = await ok(api.get("/queues/%2F/orders"))
     assert [row[key] for key in keys] == ["p", "o", {"expires": 60_000, "max-length": 1}]
+    assert row["effective_settings"] == {"expires": 60_000, "max-length": 1}
     rows = {row["name"]: row for row in await ok(api.get("/queues"))}
     assert [rows["other"][key] for key in keys] == ["p", "o", {"expires": 60_000, "max-length": 1}]
     row = await ok(api.get("/exchanges/%2F/orders"))

@@ -310,6 +310,23 @@ def set_disk_watermark(invocation: Invocation) -> Output:
     return None
 
 
+def enable_feature_flag(invocation: Invocation) -> Output:
+    """Succeeds when a flag, or with `all` every one, is enabled."""
+    name = invocation.word("feature_flag")
+    everything = name == "all"
+    which = "all feature flags" if everything else f'feature flag "{name}"'
+    invocation.print_banner(f"Enabling {which} ...")
+    states = {row["name"]: row["state"] for row in invocation.get("feature-flags")}
+    if not everything and name not in states:
+        raise Failure(UNAVAILABLE, f"{name}: feature flag is unsupported")
+    wanted = states if everything else {name: states[name]}
+    waiting = sorted(str(flag) for flag, state in wanted.items() if state != "enabled")
+    if waiting:
+        text = "enabled by themselves when every node and queue can do it"
+        raise Failure(UNAVAILABLE, f"{', '.join(waiting)}: not enabled yet; they are {text}")
+    return None
+
+
 COMMANDS = (
     Command(
         name="set_vm_memory_high_watermark",
@@ -368,5 +385,21 @@ COMMANDS = (
         request=Request("GET", "feature-flags"),
         columns=plain("name", "state", "stability", "provided_by", "desc"),
         shown=("name", "state"),
+    ),
+    Command(
+        name="enable_feature_flag",
+        summary="Says whether a feature flag, or all of them, is enabled: they rise by themselves",
+        arguments=("feature_flag",),
+        run=enable_feature_flag,
+    ),
+    Command(
+        name="list_deprecated_features",
+        summary="Lists deprecated features",
+        tools=BOTH,
+        arguments=("column*",),
+        banner="Listing deprecated features ...",
+        request=Request("GET", "deprecated-features"),
+        columns=plain("name", "deprecation_phase", "state", "provided_by", "desc", "doc_url"),
+        shown=("name", "deprecation_phase"),
     ),
 )

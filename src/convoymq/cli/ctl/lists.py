@@ -49,6 +49,9 @@ QUEUE_COLUMNS: Columns = {
     **plain("leader", "members", "online", "node", "vhost"),
     **plain("messages", "messages_ready", "messages_unacknowledged"),
     **plain("message_bytes", "message_bytes_ready", "message_bytes_unacknowledged"),
+    **plain("messages_dlx", "message_bytes_dlx", "dead_letter_strategy", "dead_letter_warning"),
+    **_table("messages_by_priority"),
+    **_table("effective_settings"),
     **plain("consumers", "memory", "single_active_consumer_tag", "delivery_limit"),
 }
 EXCHANGE_COLUMNS: Columns = {

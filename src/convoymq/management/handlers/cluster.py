@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from convoymq.management import resources
+from convoymq.management.bodies import bad_request
 from convoymq.management.call import DONE, Call, Status, change, object_not_found
 from convoymq.management.fields import text_in
 from convoymq.management.handlers.nodes import machine_versions
 from convoymq.management.routes import Routes
+from convoymq.metadata.access import hash_sha256
 from convoymq.metadata.commands import PutSetting
 from convoymq.model.compatibility import COMPATIBLE_VERSION
 from convoymq.model.json import JsonObject
@@ -52,6 +54,47 @@ async def auth(call: Call) -> JsonObject:
     return {"oauth_enabled": False}
 
 
+@routes.add("GET", "auth/hash_password/{password}")
+async def hash_password(call: Call) -> JsonObject:
+    """A hash that `password_hash` of a user takes here and in RabbitMQ."""
+    call.need(call.is_administrator)
+    return {"ok": hash_sha256(call.path["password"].encode())}
+
+
+@routes.listing("auth/attempts/{node}")
+async def auth_attempts(call: Call) -> list[JsonObject]:
+    """Log-ins by protocol, of this node."""
+    _check_own_node(call)
+    logins = call.broker.access.logins
+    return [
+        {
+            "protocol": protocol,
+            "auth_attempts": logins[protocol, True] + logins[protocol, False],
+            "auth_attempts_failed": logins[protocol, False],
+            "auth_attempts_succeeded": logins[protocol, True],
+        }
+        for protocol in sorted({protocol for protocol, _ in logins})
+    ]
+
+
+@routes.add("DELETE", "auth/attempts/{node}")
+async def forget_auth_attempts(call: Call) -> Status:
+    """Counts anew from now on. Metrics go on."""
+    _check_own_node(call)
+    call.broker.access.logins.clear()
+    return Status(DONE)
+
+
+def _check_own_node(call: Call) -> None:
+    """Administrators only. Raises 404 for a node that there is not, 400 for another one."""
+    call.need(call.is_administrator)
+    own, wanted = call.broker.node_name, call.path["node"]
+    if wanted != own:
+        if all(node.name != wanted for node in call.broker.metadata.tree.nodes.values()):
+            raise object_not_found()
+        raise bad_request(f"this is {own}: log-ins are counted by each node for itself")
+
+
 @routes.listing("feature-flags")
 async def feature_flags(call: Call) -> list[JsonObject]:
     """What waits until every node can do it: the versions of the machines after their first. Those
@@ -68,6 +111,34 @@ async def feature_flags(call: Call) -> list[JsonObject]:
         for kind, known in machine_versions(call.broker).items()
         for version in range(2, known["newest"] + 1)
     ]
+
+
+@routes.add("PUT", "feature-flags/{name}/enable")
+async def enable_feature_flag(call: Call) -> Status:
+    """Done if the flag is enabled. Nobody can hurry it: that waits for the nodes' releases."""
+    call.need(call.is_administrator)
+    for row in await feature_flags(call):
+        if row["name"] == call.path["name"]:
+            if row["state"] == "enabled":
+                return Status(DONE)
+            raise bad_request(
+                f"{row['name']} is enabled by itself when all nodes and queues can do it "
+                "(`convoy cluster status` shows who cannot)"
+            )
+    raise object_not_found()
+
+
+@routes.listing("deprecated-features/used")
+async def deprecated_features_used(call: Call) -> list[JsonObject]:
+    """Those of the list that something makes use of now."""
+    tree = call.broker.metadata.tree
+    used = set()
+    if any(not record.durable and record.owner is None for record in tree.records()):
+        used.add("transient_nonexcl_queues")
+    channels = await call.broker.cluster.list_channels()
+    if any(channel.get("global_prefetch_count") for channel in channels):
+        used.add("global_qos")
+    return [row for row in await deprecated_features(call) if row["name"] in used]
 
 
 @routes.listing("deprecated-features")

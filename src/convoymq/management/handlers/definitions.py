@@ -12,12 +12,14 @@ routes = Routes()
 
 
 @routes.add("GET", "definitions")
+@routes.add("GET", "all-configuration")
 async def get_definitions(call: Call) -> JsonObject:
     call.need(call.is_administrator)
     return definitions.export(call.broker)
 
 
 @routes.add("POST", "definitions")
+@routes.add("POST", "all-configuration")
 async def post_definitions(call: Call) -> JsonObject | Status:
     call.need(call.is_administrator)
     return await _take(call, None)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TypeAlias
 
+from convoymq.edges.certificates import expiry_of
 from convoymq.management import messages, resources
 from convoymq.management.bodies import ApiError, bad_request
 from convoymq.management.call import Call
@@ -16,6 +20,8 @@ from convoymq.model.json import JsonObject
 from convoymq.routing.types import QueueType
 
 ALIVENESS_QUEUE = "aliveness-test"
+DAYS_OF_UNIT = {"days": 1, "weeks": 7, "months": 30, "years": 365}
+CERTIFICATE_UNITS_MAX = 1_000
 
 Verdict: TypeAlias = JsonObject | tuple[int, JsonObject]
 """What a check answers, with a status when it fails."""
@@ -199,6 +205,41 @@ async def check_protocol(call: Call) -> Verdict:
 
 def _own_listeners(call: Call) -> list[JsonObject]:
     return [row for row in resources.listeners(call.broker) if row["node"] == call.broker.node_name]
+
+
+@routes.add("GET", "health/checks/below-node-connection-limit")
+async def check_connection_limit(call: Call) -> Verdict:
+    broker = call.broker
+    current, limit = len(broker.connections), broker.settings.connections_max
+    if current < limit:
+        return {**_healthy(), "current": current, "limit": limit}
+    return _unhealthy("node connection limit is reached", current=current, limit=limit)
+
+
+@routes.add("GET", "health/checks/certificate-expiration/{within}/{unit}")
+async def check_certificates(call: Call) -> Verdict:
+    """Fails when the certificate of a listener of this node ends to be good within a time."""
+    within, days = number(call.path["within"]), DAYS_OF_UNIT.get(call.path["unit"])
+    if days is None:
+        raise bad_request("Invalid expiration unit.")
+    if within is None or not 0 <= within <= CERTIFICATE_UNITS_MAX:
+        raise bad_request("Invalid expiration value.")
+    listeners = [row for row in _own_listeners(call) if row["protocol"] == "amqp/ssl"]
+    path = call.broker.settings.certificate_file
+    if not listeners or not path:
+        return _healthy()
+    try:
+        chain = await asyncio.to_thread(Path(path).read_text)
+        expiry = expiry_of(chain)
+    except (OSError, ValueError) as error:
+        return _unhealthy(f"certificate {path} cannot be read: {error}", expired=[])
+    if expiry > datetime.now(UTC) + timedelta(days=within * days):
+        return _healthy()
+    expired = [
+        {**row, "certfile": path, "certfile_expires_on": f"{expiry:%Y-%m-%d %H:%M:%S}"}
+        for row in listeners
+    ]
+    return _unhealthy("Certificates expiring", expired=expired)
 
 
 @routes.add("GET", "health/checks/quorum-queues-without-elected-leaders/vhost/{vhost}/pattern/{p}")

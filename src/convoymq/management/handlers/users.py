@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from convoymq.broker.access import HTTP
 from convoymq.management import resources
 from convoymq.management.bodies import bad_request
 from convoymq.management.call import (
@@ -92,7 +93,9 @@ async def authenticate(call: Call) -> JsonObject:
     call.need(call.is_administrator)
     password = text_in(await call.json(), "password")
     try:
-        await call.broker.access.authenticate(call.path["user"], password.encode(), "localhost")
+        await call.broker.access.authenticate(
+            call.path["user"], password.encode(), "localhost", protocol=HTTP
+        )
     except AccessRefused:
         return {"authenticated": False}
     return {"authenticated": True}
