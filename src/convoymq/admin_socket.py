@@ -4,6 +4,9 @@ It answers from the moment the node has links, also when no group has a majority
 not open. Whoever may open the socket file (mode 0600) may administer the node: there is no other
 authentication.
 
+A request reaches its handler with `uid` and `pid`: the user and the process that ask, as the system
+says. What a client writes there is replaced.
+
 Protocol: a request is one line of JSON `{"op": name, …}`; answers are lines of JSON, any number of
 `{"progress": text}` and then one of `{"result": value}` or `{"error": text}`. One request a
 connection.
@@ -16,6 +19,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,8 @@ REQUEST_BYTES_MAX = 48 << 20
 """Definitions of a whole cluster fit, as text within a request."""
 REQUEST_TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 16
+_CREDENTIALS = struct.Struct("iii")
+"""`struct ucred` of SO_PEERCRED: pid, uid, gid."""
 
 Progress = Callable[[str], None]
 Handler = Callable[[dict[str, object], Progress], Awaitable[object]]
@@ -101,6 +107,7 @@ class AdminSocket:
                 line = await reader.readline()
             request = json.loads(line)
             handler = self._handlers.get(request["op"])
+            request["pid"], request["uid"] = _peer_of(writer)
         except (TimeoutError, ValueError, KeyError, TypeError, RecursionError):
             say({"error": "not a request: one line of JSON with an op"})
             await writer.drain()
@@ -146,6 +153,15 @@ def ask(
     except (OSError, ValueError) as error:
         raise Unavailable(f"the node in {directory} does not answer: {error}") from None
     raise Unavailable(f"the node in {directory} closed the connection")
+
+
+def _peer_of(writer: asyncio.StreamWriter) -> tuple[int, int]:
+    """(process, user) at the other end, as the system knows them. Raises OSError."""
+    found = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+    )
+    pid, uid, _gid = _CREDENTIALS.unpack(found)
+    return pid, uid
 
 
 @contextlib.contextmanager

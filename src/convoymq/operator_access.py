@@ -7,17 +7,22 @@ nodes trust each other by the cluster's secret. See docs/adr/0045-operator-tools
 Operations of the socket, each with an optional `node` (name or number):
     operator.state   which node this is, and how far it has started
     operator.http    a request to the HTTP API: `method`, `path`, `headers`, `body` (text)
+
+Requests that do more than read are logged as `operator.requested`, with the user and the process
+that the system names, at the node on whose machine they come and at the node that carries them out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+import structlog
+
 from convoymq.admin_socket import Handler, Progress
-from convoymq.model.errors import Misuse, NotFound, PeerError, Unavailable
+from convoymq.model.errors import BrokerError, Misuse, NotFound, PeerError, Unavailable
 from convoymq.model.json import JsonObject
 from convoymq.transport.control import KIND_OPERATOR, ControlPlane
 
@@ -26,6 +31,11 @@ if TYPE_CHECKING:
 
     from convoymq.broker.facade import Broker
 
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+READING = frozenset(("GET", "HEAD", "OPTIONS"))
 TIMEOUT_S = 60.0
 FORWARDED_BYTES_MAX = 16 << 20
 """Of a body that goes to or comes from another node: links carry messages meanwhile."""
@@ -60,13 +70,36 @@ class OperatorAccess:
     async def _ask(self, request: dict[str, object], _progress: Progress) -> object:
         node = self._named(str(request.get("node") or ""))
         if node == self._node.id:
-            return await self._answer(request)
+            return await self._audited(request, self._node.id, self._answer(request))
         body = request.get("body")
         if isinstance(body, str) and len(body) > FORWARDED_BYTES_MAX:
             raise Misuse("too much for a request to another node: ask on that node's machine")
         given = request.get("timeout")
         timeout_s = float(given) if isinstance(given, int | float) else TIMEOUT_S
-        return await self._control.request(node, KIND_OPERATOR, request, timeout_s)
+        asked = self._control.request(node, KIND_OPERATOR, request, timeout_s)
+        return await self._audited(request, node, asked)
+
+    async def _audited(
+        self, request: Mapping[str, object], node: int, work: Awaitable[T], came_to: int = 0
+    ) -> T:
+        """Waits for what a request asks for, and logs who asked for what at which node, with what
+        result. Bodies and queries are not logged: there may be secrets in them."""
+        method = str(request.get("method", "GET")).upper()
+        if request.get("op") != "operator.http" or method in READING:
+            return await work
+        status: object = "failed"
+        try:
+            found = await work
+            if isinstance(found, Mapping):
+                status = found.get("status")
+            return found
+        except BrokerError as error:
+            status = error.text
+            raise
+        finally:
+            log.info("operator.requested", uid=request.get("uid"), pid=request.get("pid"),
+                     method=method, path=urlsplit(str(request.get("path", ""))).path, at=node,
+                     came_to=came_to or self._node.id, result=status)  # fmt: skip
 
     def _named(self, text: str) -> int:
         """The node of that name or number; this one without. Raises NotFound."""
@@ -82,7 +115,7 @@ class OperatorAccess:
     async def _on_request(self, node: int, request: object) -> object:
         if not isinstance(request, dict):
             raise PeerError(f"malformed request of an operator from node {node}")
-        found = await self._answer(request)
+        found = await self._audited(request, self._node.id, self._answer(request), node)
         if len(str(found.get("body", ""))) > FORWARDED_BYTES_MAX:
             raise Misuse("too much for an answer to another node: ask on this node's machine")
         return found

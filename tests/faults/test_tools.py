@@ -21,7 +21,7 @@ import pytest
 from convoymq.cli.cluster import LocalCluster
 from convoymq.cli.ctl.main import main
 from tests.faults.conftest import BASE_PORT, StartCluster
-from tests.faults.traffic import until
+from tests.faults.traffic import log_has, until
 
 DEADLINE_S = 60
 START_TIMEOUT_S = 120
@@ -118,6 +118,10 @@ def test_an_operator_on_the_machine_needs_no_user(start_cluster: StartCluster) -
     tools.run("ctl", "authenticate_user", "boss", "boss", code=65)
     tools.run("ctl", "authenticate_user", "boss", "other")
     connection.close()
+    who = f'"uid": {os.getuid()}'
+    for method, path in (("DELETE", "users/guest"), ("PUT", "vhosts/own")):
+        asked = ("operator.requested", who, f'"method": "{method}"', f'"path": "/api/{path}"')
+        until(lambda asked=asked: log_has(cluster, 1, *asked), f"{path} is not in the log")
 
 
 def test_a_command_goes_to_the_node_that_is_named(tools: Tools) -> None:

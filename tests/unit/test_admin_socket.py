@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -54,6 +55,17 @@ async def test_a_refusal_is_told(directory: Path) -> None:
         await call(directory, {"op": "refuse"})
     with pytest.raises(Misuse, match="unknown op 'nothing'"):
         await call(directory, {"op": "nothing"})
+
+
+async def test_who_asks_is_told_by_the_system(tmp_path: Path) -> None:
+    """Whatever the client writes about itself."""
+
+    async def who(request: dict[str, Any], _progress: Progress) -> Any:
+        return [request["uid"], request["pid"]]
+
+    async with AdminSocket(tmp_path, {"who": who}):
+        found, _ = await call(tmp_path, {"op": "who", "uid": 0, "pid": 1})
+    assert found == [os.getuid(), os.getpid()]
 
 
 async def test_only_the_owner_may_open_it(directory: Path) -> None:

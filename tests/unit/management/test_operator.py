@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 from convoymq import operator_access
 from convoymq.broker.alarms import Watermarks
@@ -186,3 +187,37 @@ async def test_watermarks_that_make_no_sense_are_refused(
 async def test_requests_do_not_wait_for_each_other(accesses: dict[int, OperatorAccess]) -> None:
     asked = (ask(accesses[1], "GET", "overview", node=node) for node in ("", "n2", "n3"))
     assert [row["node"] for row in await asyncio.gather(*asked)] == ["n1", "n2", "n3"]
+
+
+@pytest.mark.provokes("operator.requested")
+async def test_who_asks_for_more_than_reading_is_logged(
+    accesses: dict[int, OperatorAccess],
+) -> None:
+    """At the node of the machine and at the one that does it; secrets stay out."""
+    who: dict[str, Any] = {"uid": 1234, "pid": 99}
+    with structlog.testing.capture_logs() as logged:
+        await ask(accesses[1], "GET", "users", **who)
+        body = {"password": "secret", "tags": ""}
+        await ask(accesses[1], "PUT", "users/new?reason=secret", body, 201, node="n2", **who)
+        await ask(accesses[1], "DELETE", "users/nobody", None, 404, **who)
+        with pytest.raises(NotFound):
+            await ask(accesses[1], "DELETE", "users/new", node="n9", **who)
+    events = [entry for entry in logged if entry["event"] == "operator.requested"]
+    assert "secret" not in str(events)
+    facts = [(e["method"], e["path"], e["at"], e["came_to"], e["result"]) for e in events]
+    assert facts == [
+        ("PUT", "/api/users/new", 2, 1, 201),
+        ("PUT", "/api/users/new", 2, 1, 201),
+        ("DELETE", "/api/users/nobody", 1, 1, 404),
+    ]
+    assert {(entry["uid"], entry["pid"]) for entry in events} == {(1234, 99)}
+
+
+async def test_a_request_that_fails_is_logged_with_its_reason(cluster: FakeCluster) -> None:
+    node = SimpleNamespace(id=1, broker=None, usable=False, shown_name="n1")
+    access = OperatorAccess(node, cluster.nodes[1].control)  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logged, pytest.raises(Unavailable):
+        await ask(access, "PUT", "users/new", {}, uid=7)
+    (event,) = [entry for entry in logged if entry["event"] == "operator.requested"]
+    assert event["uid"] == 7
+    assert "starting" in event["result"]
