@@ -33,8 +33,8 @@ def certificate_user(
     """
     if source == "subject_alternative_name":
         kind = _ALTERNATIVES[san_type]
-        names = cast("tuple[tuple[str, str], ...]", certificate.get("subjectAltName", ()))
-        found = [value for key, value in names if key == kind]
+        pairs = cast("tuple[tuple[str, str], ...]", certificate.get("subjectAltName", ()))
+        found = [value for name, value in pairs if name == kind]
         return found[san_index] if san_index < len(found) else None
     subject = certificate.get("subject", ())
     if source == "common_name":
