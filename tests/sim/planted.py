@@ -359,6 +359,31 @@ def a_new_leader_forgets_dead_letters() -> None:
     DeadLetterMover.on_leader = planted  # type: ignore[method-assign]
 
 
+@plant(
+    "a snapshot leaves out the message-ids that are remembered", "crash,kill,membership", first=20
+)
+def snapshot_without_message_ids() -> None:
+    import msgspec
+
+    machine = _machine()
+    snapshot = machine.snapshot
+
+    def planted(self: Any) -> bytes:
+        state = msgspec.msgpack.decode(snapshot(self))
+        if "deduplication" in state:
+            state["deduplication"][1] = b""
+        return msgspec.msgpack.encode(state)
+
+    machine.snapshot = planted
+
+
+@plant("message-ids are remembered beyond their time", "none", unaided=True)
+def message_ids_outlive_their_time() -> None:
+    from convoymq.queues.quorum.deduplication import Deduplication
+
+    Deduplication.forget_old = lambda self: None  # type: ignore[method-assign]
+
+
 @plant("a reservation takes messages that stay in the queue as well", "none", "reservations")
 def reserved_but_still_ready() -> None:
     from convoymq.queues.quorum.reservation_holder import ReservationHolder

@@ -103,6 +103,7 @@ class LocalQueues:
     _ended: tuple[int, int] = (0, 0)
     _ended_left: Counter[tuple[str, str]] = field(default_factory=Counter)
     _ended_moved: int = 0
+    _ended_deduplicated: int = 0
     _followed: int = 0
     """Index of the tree that was looked at last."""
     watch: SessionWatch | None = None
@@ -218,6 +219,7 @@ class LocalQueues:
             self._ended = (local + queue.delivered_local, proxied + queue.delivered_forwarded)
             self._ended_left += queue.left
             self._ended_moved += queue.moved
+            self._ended_deduplicated += queue.deduplicated
             queue.on_deleted()
             if group in self.member_of:
                 self.host.remove_group(group)
@@ -516,6 +518,11 @@ class LocalQueues:
     def dead_letters_moved(self) -> int:
         """Dead letters that every queue of their route has confirmed to this node."""
         return self._ended_moved + sum(queue.moved for queue in self.queues.values())
+
+    def deduplicated(self) -> int:
+        """Repeats by message-id that quorum queues dropped while this node led them."""
+        ended = self._ended_deduplicated
+        return ended + sum(queue.deduplicated for queue in self.queues.values())
 
 
 __all__ = ["LocalQueues", "make_machine"]

@@ -13,6 +13,7 @@ from cython.cimports.convoymq.kernels.amqp import (
     BIT_DELIVERY_MODE,
     BIT_EXPIRATION,
     BIT_HEADERS,
+    BIT_MESSAGE_ID,
     BIT_PRIORITY,
     BIT_TIMESTAMP,
     HAS_CONTENT_ENCODING,
@@ -72,13 +73,14 @@ def _number(p: cython.p_uchar, n: cython.Py_ssize_t) -> int64_t:
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _properties(
+def read_properties(
     p: cython.p_uchar,
     n: cython.Py_ssize_t,
-    priority: cython.pointer(cython.int),
-    expiration: cython.pointer(int64_t),
+    last: cython.int,
+    found: cython.pointer(Attributes),
 ) -> cython.int:
-    """Reads the properties of a content header payload; 0 = it is broken."""
+    """Reads the properties of a content header payload, up to the one with bit `last`; 0 = it is
+    broken."""
     if n < HEADER_PROPERTIES:
         return 0
     flags: uint32_t = load16(p + HEADER_FLAGS)
@@ -105,7 +107,7 @@ def _properties(
             if at >= n:
                 return 0
             if bit == BIT_PRIORITY:
-                priority[0] = p[at]
+                found.priority = p[at]
             at += 1
         elif bit == BIT_TIMESTAMP:
             if n - at < 8:
@@ -118,10 +120,34 @@ def _properties(
             if size > n - at - 1:
                 return 0
             if bit == BIT_EXPIRATION:
-                expiration[0] = _number(p + at + 1, size)
+                found.expiration = _number(p + at + 1, size)
+            elif bit == BIT_MESSAGE_ID:
+                found.message_id = p + at + 1
+                found.message_id_size = size
+            if bit == last:
                 return 1
             at += 1 + size
     return 1
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def content_header(
+    p: cython.p_uchar, n: cython.Py_ssize_t, size: cython.pointer(cython.Py_ssize_t)
+) -> cython.Py_ssize_t:
+    """Where the content header payload of a record lies, and how many bytes it has; -1 = the record
+    is broken."""
+    at: cython.Py_ssize_t = 0
+    i: cython.int
+    for i in range(2):
+        if at >= n:
+            return -1
+        at += 1 + p[at]
+    if n - at < AMQP_FRAME_HEAD + HEADER_PROPERTIES:
+        return -1
+    size[0] = load32(p + at + AMQP_SIZE)
+    at += AMQP_FRAME_HEAD
+    return -1 if size[0] > n - at else at
 
 
 @cython.cfunc
@@ -200,18 +226,11 @@ def _find_headers(
     found.number = 0
     found.group = cython.NULL
     found.group_length = -1
-    at: cython.Py_ssize_t = 0
+    size: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = content_header(p, n, cython.address(size))
+    if at < 0 or size < HEADER_PROPERTIES:
+        return
     i: cython.int
-    for i in range(2):
-        if at >= n:
-            return
-        at += 1 + p[at]
-    if n - at < AMQP_FRAME_HEAD + HEADER_PROPERTIES:
-        return
-    size: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
-    at += AMQP_FRAME_HEAD
-    if size > n - at or size < HEADER_PROPERTIES:
-        return
     end: cython.Py_ssize_t = at + size
     flags: uint32_t = load16(p + at + HEADER_FLAGS)
     if flags & MORE_FLAGS or not flags & HAS_HEADERS:
@@ -253,24 +272,17 @@ def _read(
     level[0] = PRIORITY_DEFAULT
     expiration[0] = -1
     body[0] = 0
-    at: cython.Py_ssize_t = 0
-    i: cython.int
-    for i in range(2):
-        if at >= n:
-            return
-        at += 1 + p[at]
-    if n - at < AMQP_FRAME_HEAD + HEADER_PROPERTIES:
+    size: cython.Py_ssize_t = 0
+    at: cython.Py_ssize_t = content_header(p, n, cython.address(size))
+    if at < 0:
         return
-    size: cython.Py_ssize_t = load32(p + at + AMQP_SIZE)
-    at += AMQP_FRAME_HEAD
-    if size > n - at:
+    found: Attributes
+    found.priority = PRIORITY_DEFAULT
+    found.expiration = -1
+    if not read_properties(p + at, size, BIT_EXPIRATION, cython.address(found)):
         return
-    priority: cython.int = PRIORITY_DEFAULT
-    own: int64_t = -1
-    if not _properties(p + at, size, cython.address(priority), cython.address(own)):
-        return
-    level[0] = priority if priority < _LEVEL_MAX else _LEVEL_MAX
-    expiration[0] = own
+    level[0] = found.priority if found.priority < _LEVEL_MAX else _LEVEL_MAX
+    expiration[0] = found.expiration
     body[0] = load64(p + at + HEADER_BODY_SIZE)
 
 

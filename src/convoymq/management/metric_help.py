@@ -43,6 +43,8 @@ HELP: dict[str, str] = {
         "Messages that nobody took in their time",
     "rabbitmq_global_messages_dead_lettered_maxlen_total":
         "Messages that left because their queue was too long",
+    "convoy_messages_deduplicated_total":
+        "Messages that quorum queues dropped as repeats by message-id",
     "rabbitmq_global_messages_acknowledged_total": "Messages acknowledged",
     "convoy_direct_replies_dropped_total":
         "Direct replies whose requester was gone or did not read in time",

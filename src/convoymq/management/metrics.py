@@ -177,6 +177,7 @@ def _dead_letters(text: _Text, broker: Broker) -> None:
     labels = {"queue_type": "rabbit_quorum_queue", "dead_letter_strategy": AT_LEAST_ONCE_NAME}
     moved = broker.local.dead_letters_moved()
     text.counter("global_messages_dead_lettered_confirmed_total", moved, labels)
+    text.counter("convoy_messages_deduplicated_total", broker.local.deduplicated())
 
 
 async def _queues(

@@ -104,7 +104,8 @@ QUEUE_DELETED: Final = 4
 EXPIRED: Final = 5
 OVER_LENGTH: Final = 6
 DUPLICATE: Final = 7
-"""published: a named producer had sent these sequences before; they never entered the queue."""
+"""published: a named producer had sent these sequences before, or the queue remembers their
+message-ids; they never entered the queue."""
 RETENTION: Final = 8
 """A stream gave its oldest segment up."""
 

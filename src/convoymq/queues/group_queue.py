@@ -226,6 +226,8 @@ class GroupQueue(Queue):
         self.left: Counter[tuple[str, str]] = Counter()
         #: Dead letters that this node moved at least once.
         self.moved = 0
+        #: Repeats by message-id that were dropped while this node led.
+        self.deduplicated = 0
         self._host = host
         self._transport = transport
         self._incarnations = incarnations

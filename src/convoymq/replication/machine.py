@@ -30,6 +30,8 @@ EFFECT_UNUSED = 8
 EFFECT_DEAD_LETTERS = 9
 """(kind, strategy, reason, index, command offset in the entry, first record, count): these messages
 left the queue other than by acknowledgement (`queues.quorum.dead_letters`). Leader only."""
+EFFECT_DEDUPLICATED = 13
+"""(kind, count): so many messages were repeats by message-id, and dropped. Leader only."""
 
 NEVER = 1 << 62
 """An entry index that no log reaches."""

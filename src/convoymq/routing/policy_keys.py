@@ -14,7 +14,12 @@ from typing import TypeAlias
 
 from convoymq.model.durations import duration_ms
 from convoymq.model.errors import ValidationFailed
-from convoymq.routing.queue_arguments import DURATION_MS_MAX, SEGMENT_BYTES_MAX
+from convoymq.routing.queue_arguments import (
+    DEDUPLICATION_COUNT_MAX,
+    DEDUPLICATION_TIME_MS_MAX,
+    DURATION_MS_MAX,
+    SEGMENT_BYTES_MAX,
+)
 
 Setting: TypeAlias = bool | int | str
 """The value of a key."""
@@ -232,6 +237,16 @@ _ROWS: tuple[Key, ...] = (
         noun="requeue position",
     ),
     Key(name="priority-mode", check=_one_of("strict", "two-classes"), noun="priority mode"),
+    Key(
+        name="deduplication-count",
+        check=_integer(0, DEDUPLICATION_COUNT_MAX),
+        noun=f"number of message-ids. Valid range is 0-{DEDUPLICATION_COUNT_MAX}",
+    ),
+    Key(
+        name="deduplication-time",
+        check=_integer(0, DEDUPLICATION_TIME_MS_MAX),
+        noun=f"deduplication time. Valid range is 0-{DEDUPLICATION_TIME_MS_MAX} ms",
+    ),
     Key(name="max-age", check=_max_age, noun="max age"),
     Key(
         name="stream-max-segment-size-bytes",

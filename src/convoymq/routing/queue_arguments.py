@@ -34,6 +34,8 @@ from convoymq.routing.types import QueueType
 TYPE_ARGUMENT = "x-queue-type"
 DURATION_MS_MAX = 315_360_000_000
 PRIORITY_MAX = 255
+DEDUPLICATION_COUNT_MAX = 1_000_000
+DEDUPLICATION_TIME_MS_MAX = 7 * 24 * 3600 * 1000
 TAKE_OVER_ARGUMENT = "x-single-active-take-over"
 STRICT = "strict"
 IMMEDIATE = "immediate"
@@ -173,6 +175,9 @@ ARGUMENTS: tuple[Argument, ...] = (
     ),
     Argument("x-delayed-retry-min", _DURATION),
     Argument("x-delayed-retry-max", _DURATION),
+    # Ours: repeats by message-id (docs/adr/0052-repeats-by-message-id.md).
+    Argument("x-deduplication-count", _integer(0, DEDUPLICATION_COUNT_MAX)),
+    Argument("x-deduplication-time", _integer(0, DEDUPLICATION_TIME_MS_MAX)),
     # These belong to streams.
     Argument("x-max-age", _max_age),
     Argument("x-stream-max-segment-size-bytes", _COUNT),

@@ -7,6 +7,7 @@ kind: its body begins with the publisher's number and a count.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -27,13 +28,16 @@ from convoymq.queues.interface import (
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.session_client import SessionClient
 from convoymq.sim.clock import Process, Scheduler
-from convoymq.sim.delivery_model import InvariantBroken, identity_of
+from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.ready_lines import group_of
+from convoymq.sim.records import identity_of
 from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
 
 GROUPS = (b"a", b"b", b"c", b"d", b"e")
 """Message groups, of all publishers."""
+MESSAGE_IDS_KEPT = 60
+"""Of one queue, among which a publisher chooses what it repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,9 @@ class ClientConfig:
     attribute_chance: float = 0.0
     """Of messages: they carry a priority, an expiration or a group, where their queue serves
     these."""
+    repeat_chance: float = 0.0
+    """Of messages: they have the message-id of an earlier one of their queue, where these mean
+    something. The others have new ones."""
     lose_chance: float = 0.0
     """Of those that close: their session is left behind."""
 
@@ -80,6 +87,8 @@ class Workload:
         self.channels = 0
         self.read = 0
         """Rows of reservations that were read."""
+        self.message_ids: dict[int, deque[bytes]] = {}
+        """Group -> the latest message-ids that were published to it, by whomever."""
         self.sent_locally = 0
         """Messages that the replica on the consumer's node sent."""
         self.sent_by_leader = 0
@@ -136,6 +145,7 @@ class Channel:
         #: Draws of its own: runs without attributes stay as they were.
         self._attributes = Random(self.publisher)
         self._groups = Random(self.publisher ^ 0x6709)
+        self._repeats = Random(self.publisher ^ 0xDED)
         self._count = 0
         self._tag = 0
         self.unconfirmed: dict[int, bytes] = {}
@@ -267,7 +277,10 @@ class Channel:
             priority = expiration = group = None
             if config.attribute_chance and self.client.queue.serves_attributes:
                 priority, expiration, group = self._draw_attributes()
-            record = record_of(body, priority, expiration, group)
+            message_id = None
+            if config.repeat_chance and self.client.queue.serves_attributes:
+                message_id = self._draw_message_id(identity)
+            record = record_of(body, priority, expiration, group, message_id)
             flags = (priority is not None) << 1 | (expiration is not None) << 2
             flags |= (group is not None) << 3
             self.client.target.publish(record, len(body), self._tag, flags)
@@ -280,6 +293,15 @@ class Channel:
         expiration = draw.choice((0, 5, 100, 2_000)) if draw.random() < chance else None
         group = self._groups.choice(GROUPS) if self._groups.random() < chance else None
         return priority, expiration, group
+
+    def _draw_message_id(self, identity: bytes) -> bytes:
+        """A new message-id, or one that came before: what a publisher sends again."""
+        known = self._workload.message_ids.setdefault(self.group, deque(maxlen=MESSAGE_IDS_KEPT))
+        if known and self._repeats.random() < self.config.repeat_chance:
+            return self._repeats.choice(known)
+        made = identity.hex().encode()
+        known.append(made)
+        return made
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """Confirms."""
@@ -508,6 +530,7 @@ def record_of(
     priority: int | None = None,
     expiration: int | None = None,
     group: bytes | None = None,
+    message_id: bytes | None = None,
 ) -> tuple[bytes, ...]:
     """The parts of a message as the edge hands them over (docs/formats/entries-and-frames.md)."""
     properties = b""
@@ -519,8 +542,11 @@ def record_of(
     if expiration is not None:
         text = str(expiration).encode()
         properties += bytes((len(text),)) + text
+    if message_id is not None:
+        properties += bytes((len(message_id),)) + message_id
     bits = (priority is not None) << 11 | (expiration is not None) << 8
     bits |= (group is not None) << 13
+    bits |= (message_id is not None) << 7
     header = (
         b"\x02\x00\x01"
         + (14 + len(properties)).to_bytes(4, "big")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from convoymq.model.errors import NotFound
 from convoymq.queues.interface import PublisherEvents
 from convoymq.sim.clock import Process, Scheduler
-from convoymq.sim.delivery_model import identity_of
+from convoymq.sim.records import identity_of
 
 TARGET_GROUP = 1 << 30
 """No group of a world has this number."""

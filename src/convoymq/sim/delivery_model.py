@@ -22,6 +22,7 @@ from convoymq.queues.classic.records import traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim.command_bodies import CheckoutSpec, ReservationOp
 from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines, group_of
+from convoymq.sim.records import RememberedIds, identity_of
 
 Key = tuple[int, int, int]
 """Place of a message in the log: entry index, command offset, record."""
@@ -152,15 +153,6 @@ def incarnation_of(session_id: int) -> int:
     return session_id >> 24 & 0xFFFFFFFF
 
 
-def identity_of(record: bytes) -> bytes:
-    """The first 12 bytes of a record's body: publisher and number."""
-    at = 1 + record[0]
-    at += 1 + record[at]
-    header = int.from_bytes(record[at + 3 : at + 7], "big")
-    at += 7 + header + 1
-    return record[at + 7 : at + 19]
-
-
 class DeliveryModel(ReadyLines):
     """One queue.
 
@@ -186,6 +178,7 @@ class DeliveryModel(ReadyLines):
         self.names_messages = True
         """Bodies begin with what makes a message one of a kind."""
         self.limits = dict.fromkeys(LIMITS, -1)
+        self.remembered = RememberedIds()
         self.attributes_from: int | None = None
         """The entry from which priorities and expirations mean something."""
         self.refusing = False
@@ -234,6 +227,7 @@ class DeliveryModel(ReadyLines):
         self.answers = []
         self.released = []
         self.touched = set()
+        self.remembered.forget(self.time_ms)
         self._expire()
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             if session_id:
@@ -364,10 +358,11 @@ class DeliveryModel(ReadyLines):
                 self.delivery_limit = int(value)
             elif name == "dead_letters":
                 self.strategy = int(value)
-            else:
+            elif not self.remembered.configure(name, int(value)):
                 if name == "two_priority_classes" and self.limits.get(name, 0) != int(value):
                     self.turn = 0
                 self.limits[name] = int(value)
+        self.remembered.forget(self.time_ms)
         if self.strategy != AT_LEAST_ONCE:
             self.kept.clear()
 
@@ -405,6 +400,8 @@ class DeliveryModel(ReadyLines):
         for i in range(count):
             record = batch.record(data, offset, i)
             identity = identity_of(record)
+            if self.remembered.drops(record, identity, self.time_ms):
+                continue
             key = (self.index, offset, i)
             known = self.by_identity.get(identity)
             if known is not None and self.names_messages:

@@ -221,6 +221,7 @@ class Referee:
             "dropped_expired": places[Place.EXPIRED],
             "dropped_maxlen": places[Place.OVER_LENGTH],
             "dlx": len(model.kept),
+            "deduplicated": len(model.remembered.dropped),
         }
         if machine.backlog.refusing != model.refusing:
             self.fail(f"the machine refuses publishes: {machine.backlog.refusing}")
@@ -231,6 +232,8 @@ class Referee:
                     f" {totals} against {seen}"
                 )
 
+        if machine.deduplication.count() != len(model.remembered.known):
+            self.fail(f"the machine remembers {machine.deduplication.count()} message-ids")
         self._check_dead_letters(machine)
 
     def _check_dead_letters(self, machine: QuorumMachine) -> None:
@@ -298,7 +301,8 @@ class Referee:
 
     def on_confirmed(self, identity: bytes) -> None:
         """A publisher was told that a message is safe."""
-        if identity not in self.model.by_identity:
+        model = self.model
+        if identity not in model.by_identity and identity not in model.remembered.dropped:
             self.fail(f"{name_of(identity)} was confirmed, but no committed entry holds it")
 
     def open_messages(self) -> list[str]:

@@ -48,8 +48,8 @@ from convoymq.sim.delivery_model import (
     Key,
     Place,
     Session,
-    identity_of,
 )
+from convoymq.sim.records import identity_of
 from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace
 from convoymq.storage.types import EntryGone, StorageFault

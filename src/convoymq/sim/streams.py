@@ -21,7 +21,8 @@ from convoymq.queues.interface import ConsumerSpec, Delivery, QueueClient
 from convoymq.queues.stream.machine import StreamMachine
 from convoymq.replication.machine import Effect, Machine
 from convoymq.sim.clients import Channel, ranges_of, record_of
-from convoymq.sim.delivery_model import InvariantBroken, identity_of
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.records import identity_of
 
 #: Chance of a burst by a named producer, and of repeating all that it published so far.
 NAMED_CHANCE = 0.5

@@ -117,6 +117,8 @@ class World:
         self._policy_rng = Random(plan.seed ^ 0x9011C7)
         #: The same for dead letters.
         self.dead_letter_rng = Random(plan.seed ^ 0xDEAD)
+        #: The same for message-ids.
+        self._window_rng = Random(plan.seed ^ 0xDED1)
         self.moved: set[bytes] = set()
         """Identities of the dead letters that their target has taken."""
         #: Group -> its effective settings, as the metadata would have them.
@@ -200,6 +202,18 @@ class World:
         chosen = self.dead_letter_rng.choice(POLICIES)
         if chosen and not self.plan.cluster:
             self.policies[group] = {"delivery-limit": delivery_limit, **chosen}
+        if self.plan.clients.repeat_chance and not self.plan.cluster:
+            before = self.policies.get(group, {"delivery-limit": delivery_limit})
+            self.policies[group] = {**before, **self._draw_window()}
+
+    def _draw_window(self) -> dict[str, object]:
+        """For how long a queue remembers message-ids."""
+        draw, window = self._window_rng, dict[str, object]()
+        if draw.random() < 0.7:
+            window["deduplication-count"] = draw.choice((0, 1, 5, 40, 1_000))
+        if draw.random() < 0.4:
+            window["deduplication-time"] = draw.choice((1, 50, 1_000, 60_000))
+        return window
 
     def _change_policy(self) -> None:
         """All nodes hear that a policy gives a queue another limit, as from the metadata."""
@@ -223,6 +237,8 @@ class World:
             policy["expires"] = more.choice((1, 500))
         order = Random(self.scheduler.now_us ^ self.plan.seed ^ 0x50)
         policy |= order.choice(ORDERS)
+        if self.plan.clients.repeat_chance:
+            policy.update(self._draw_window())
         self.policies[group] = {**policy, **self.dead_letter_rng.choice(POLICIES)}
         for node in self.nodes.values():
             if node.alive and group in node.queues:

@@ -34,7 +34,7 @@ from convoymq.model.errors import (
 from convoymq.model.tables import Field, Table
 from convoymq.queues.stream.queue import StreamQueue
 from tests.provocation import Observed
-from tests.unit.queues.classic.support import Channel
+from tests.unit.queues.classic.support import Channel, message
 from tests.unit.queues.fake_cluster import INCARNATION, FakeCluster, exchange_end, queue_end, until
 
 
@@ -253,6 +253,27 @@ async def test_what_classic_queues_drop_is_in_the_metrics(cluster: FakeCluster) 
     await node.broker.queue_admin.delete_queue("/", "short")
     await node.broker.queue_admin.delete_queue("/", "old")
     assert await counted() == wanted
+
+
+@pytest.mark.moves("convoy_messages_deduplicated_total")
+async def test_repeats_by_message_id_are_in_the_metrics_and_shown(cluster: FakeCluster) -> None:
+    cluster.raise_versions()
+    node = cluster.nodes[1]
+    await cluster.queue(1, "q", arguments={"x-deduplication-count": 5})
+    publisher = channel(cluster, 1, "q")
+    await render(node.broker, {})
+    for number, message_id in enumerate("abaab"):
+        record = message(b"m", message_id=message_id)
+        publisher.client.target.publish([record], 1, number + 1)
+    await until(lambda: node.broker.local.deduplicated() == 3)
+    assert "\nconvoy_messages_deduplicated_total 3\n" in await render(node.broker, {})
+    row = node.broker.queue_admin.find_queue("/", "q").info()
+    assert (row["messages_deduplicated"], row["deduplication_ids"]) == (3, 2)
+    assert row["deduplication_bytes"] > 0
+    confirmed = [tags for what, tags, ok in publisher.heard if what == "published" and ok]
+    assert sum(last - first + 1 for first, last in confirmed) == 5
+    await node.broker.queue_admin.delete_queue("/", "q")
+    assert node.broker.local.deduplicated() == 3
 
 
 async def test_what_quorum_queues_drop_is_in_the_metrics(cluster: FakeCluster) -> None:

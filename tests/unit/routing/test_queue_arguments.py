@@ -63,6 +63,10 @@ def accepted(arguments: Mapping[str, object]) -> QueueType:
         ("x-queue-leader-locator", "nearest", "invalid_queue_locator_arg"),
         ("x-quorum-initial-group-size", 0, "{value_zero,0}"),
         ("x-quorum-initial-group-size", -3, "{value_negative,-3}"),
+        ("x-deduplication-count", -1, "{value_negative,-1}"),
+        ("x-deduplication-count", 1_000_001, "{value_too_large,1000001}"),
+        ("x-deduplication-count", "many", '"expected integer, got longstr"'),
+        ("x-deduplication-time", 604_800_001, "{value_too_large,604800001}"),
     ],
 )
 def test_bad_values_are_refused_with_their_reason(key: str, value: object, reason: str) -> None:
@@ -79,6 +83,8 @@ def test_bad_values_are_refused_with_their_reason(key: str, value: object, reaso
          "x-dead-letter-strategy"),
         ({"x-max-age": "1D"}, "x-max-age"),
         ({"x-quorum-initial-group-size": 3}, "x-quorum-initial-group-size"),
+        ({"x-deduplication-count": 3}, "x-deduplication-count"),
+        ({"x-queue-type": "stream", "x-deduplication-time": 3}, "x-deduplication-time"),
     ],
 )  # fmt: skip
 def test_arguments_of_another_type_are_refused(arguments: Mapping[str, object], key: str) -> None:

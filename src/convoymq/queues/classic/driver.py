@@ -47,6 +47,8 @@ class ClassicDriver(HomeDriver):
                 "x-priority-mode",
                 "x-consumer-timeout",
                 "x-consumer-disconnected-timeout",
+                "x-deduplication-count",
+                "x-deduplication-time",
                 "x-delayed-retry-type",
                 "x-delayed-retry-min",
                 "x-delayed-retry-max",

@@ -27,8 +27,11 @@ SINCE_VERSION_2 = (
     "x-consumer-disconnected-timeout",
     "x-requeue-position",
     "x-priority-mode",
+    "x-deduplication-count",
+    "x-deduplication-time",
 )
-"""Arguments that the first version of the machine does not know (ADR 0043, ADR 0044, ADR 0050)."""
+"""Arguments that the first version of the machine does not know (ADR 0043, ADR 0044, ADR 0050,
+ADR 0052)."""
 
 
 class QuorumDriver(GroupDriver):
@@ -84,6 +87,8 @@ class QuorumDriver(GroupDriver):
                 "consumer-disconnected-timeout",
                 "requeue-position",
                 "priority-mode",
+                "deduplication-count",
+                "deduplication-time",
                 "target-group-size",
             )
         ),

@@ -59,6 +59,7 @@ def check_invariants(machine: QuorumMachine) -> None:
     assert not backlog.fronted, "what came back to the head is not there"
     places += machine.dead_letters.check()
     places += backlog.groups.blocked_runs()
+    machine.deduplication.check()
     live = list(machine.live_ranges())
     _check_fresh(backlog.fresh, places, live)
     _check_places(places, live)

@@ -11,8 +11,9 @@ cdef class QuorumMachine(GroupMachine):
     cdef public Backlog backlog
     cdef public Consumers consumers
     cdef public Deliveries deliveries
-    cdef public object reservations, dead_letters
+    cdef public object reservations, dead_letters, deduplication
     cdef public int _attributes
+    cdef public bint _deduplicates
     cdef public int64_t announced_due_ms, _expires_ms
     @cython.locals(
         kind=int, flags=int, seq=uint64_t, count=uint64_t, offset=Py_ssize_t, session=QueueSession,
@@ -22,6 +23,11 @@ cdef class QuorumMachine(GroupMachine):
     @cython.locals(size=uint64_t, repeated=uint64_t, backlog=Backlog)
     cdef _enqueue(
         self, QueueSession session, uint64_t index, int flags, uint64_t count, bytes data,
+        Py_ssize_t offset
+    )
+    @cython.locals(backlog=Backlog)
+    cpdef enqueue_run(
+        self, uint64_t index, int flags, uint64_t first, uint64_t count, uint64_t size, bytes data,
         Py_ssize_t offset
     )
     @cython.locals(consumer=Consumer, ranges=list, i=Py_ssize_t, failed=int, deliveries=Deliveries)

@@ -15,6 +15,7 @@ The machine takes a command to the part that it is about:
 | `consumers`          | which consumer is served next, which one is active          |
 | `deliveries`         | how many messages a consumer gets in its turn               |
 | `dead_letters`       | what becomes of messages that leave unacknowledged          |
+| `deduplication`      | which published messages are repeats, by their message-ids  |
 | `reservations`       | what named readers may do (ADR 0008), by their own rules;   |
 |                      | `reservation_holder` says what that means here              |
 | `snapshot`           | how all that is kept                                        |
@@ -29,7 +30,7 @@ is settled. 2 has CONFIG, by which the leader changes settings while the queue r
 lengths and priorities (ADR 0043); dead letters: a setting for their strategy, and SETTLE from the
 leader for those that were published (ADR 0044); and judges conditions of queue.delete. The order of
 delivery is a setting (ADR 0050). ENQUEUE's flag 8, that records carry headers for the queue, means
-message groups (ADR 0051).
+message groups (ADR 0051). Repeats by message-id are dropped (ADR 0052).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -52,6 +53,7 @@ from convoymq.queues.quorum import groups, runs, snapshot, tracing, views
 from convoymq.queues.quorum.backlog import AS_RABBITMQ, Backlog
 from convoymq.queues.quorum.consumers import CANCELLED, POLLER, Consumers, QueueSession
 from convoymq.queues.quorum.dead_letters import DeadLetters
+from convoymq.queues.quorum.deduplication import Deduplication
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, mark_of
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
@@ -122,6 +124,8 @@ class QuorumMachine(GroupMachine):
         #: When the next message expires that is at a head, or the queue, as the effects said last.
         self.announced_due_ms = 0
         self._expires_ms = NONE
+        self.deduplication = Deduplication(self)
+        self._deduplicates = False
         self._follow_settings()
         self.consumers = Consumers(self)
         self.dead_letters = DeadLetters(self, self.backlog)
@@ -144,6 +148,8 @@ class QuorumMachine(GroupMachine):
             self.time_ms = time_ms
         if self.trace is not None:
             self.trace.begin_entry(data)
+        if self._deduplicates:
+            self.deduplication.forget_old()
         if backlog.timed:
             deliveries.expire()
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
@@ -189,18 +195,28 @@ class QuorumMachine(GroupMachine):
                 repeated = self._repeated(session, count)
                 size -= size * repeated // count
             count -= repeated
-            if self.trace is not None:
-                number = backlog.published
-                tracing.published(self.trace, session, repeated, count, number, index, offset)
-            backlog.published += count
-            if flags & self._attributes or backlog.message_ttl_ms >= 0:
-                self._enqueue_marked(index, flags, repeated, count, size, data, offset)
-            elif count:
-                backlog.fresh.push(index, offset, repeated, count, size, 0, 0)
+            if not self._deduplicates or not self.deduplication.enqueue(
+                session, flags, repeated, count, data, offset
+            ):
+                if self.trace is not None:
+                    number = backlog.published
+                    tracing.published(self.trace, session, repeated, count, number, index, offset)
+                self.enqueue_run(index, flags, repeated, count, size, data, offset)
         if repeated:
             self._reply(session, APPLIED_OK, repeated)
         else:
             self._applied(session)
+
+    def enqueue_run(
+        self, index: int, flags: int, first: int, count: int, size: int, data: bytes, offset: int
+    ) -> None:
+        """Takes `count` records of an ENQUEUE from `first` on."""
+        backlog = self.backlog
+        backlog.published += count
+        if flags & self._attributes or backlog.message_ttl_ms >= 0:
+            self._enqueue_marked(index, flags, first, count, size, data, offset)
+        elif count:
+            backlog.fresh.push(index, offset, first, count, size, 0, 0)
 
     def _enqueue_marked(
         self, index: int, flags: int, first: int, count: int, size: int, data: bytes, offset: int
@@ -406,6 +422,8 @@ class QuorumMachine(GroupMachine):
         backlog.use_classes(settings.get("two_priority_classes", 0) > 0)
         limited = backlog.max_length >= 0 or backlog.max_bytes >= 0
         backlog.bounded = limited or backlog.refusing
+        self.deduplication.follow(settings)
+        self._deduplicates = self.deduplication.ids is not None
 
     # ---------------------------------------------------------------- sessions and nodes end
 
@@ -566,9 +584,10 @@ class QuorumMachine(GroupMachine):
         return views.totals(self)
 
     def memory_bytes(self) -> int:
-        """Bytes of the packed index: runs that are ready, checked out or dead letters."""
+        """Bytes of the packed index: runs that are ready, checked out or dead letters; and of the
+        message-ids that are remembered."""
         held = sum(part.memory_bytes() for part in self._held())
-        return int(self.backlog.memory_bytes() + held)
+        return int(self.backlog.memory_bytes() + held + self.deduplication.memory_bytes())
 
     def run_count(self) -> int:
         """Runs in the queue: what `state_snapshot` costs."""

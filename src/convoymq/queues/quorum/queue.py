@@ -53,6 +53,7 @@ from convoymq.queues.quorum.views import messages_by_priority
 from convoymq.queues.reservation_reads import Ask, Fields, ReservedRun, Room, no_wait, serve
 from convoymq.replication.machine import (
     EFFECT_DEAD_LETTERS,
+    EFFECT_DEDUPLICATED,
     EFFECT_DELIVER,
     EFFECT_REFUSING,
     EFFECT_UNUSED,
@@ -207,6 +208,9 @@ class QuorumQueue(GroupQueue):
         elif effect[0] == EFFECT_DEAD_LETTERS:
             if replica.is_leader:
                 self.mover.on_left(effect)
+        elif effect[0] == EFFECT_DEDUPLICATED:
+            if replica.is_leader:
+                self.deduplicated += effect[1]
         elif effect[0] == EFFECT_UNUSED and replica.is_leader and self._on_unused is not None:
             self._on_unused()
 
@@ -571,6 +575,9 @@ class QuorumQueue(GroupQueue):
             made["single_active"] = machine.consumers.single_active
             made["messages_dlx"] = machine.dead_letters.held.messages
             made["message_bytes_dlx"] = machine.dead_letters.held.size
+            made["messages_deduplicated"] = machine.deduplication.repeats
+            made["deduplication_ids"] = machine.deduplication.count()
+            made["deduplication_bytes"] = machine.deduplication.memory_bytes()
             made["dead_letter_strategy"] = NAMES[machine.dead_letters.strategy]
             made["totals"] = machine.totals()
             if self.mover.warning:

@@ -53,6 +53,9 @@ SINCE_VERSION_2: Mapping[str, int] = {
     "requeue_position": AS_RABBITMQ,
     # 1: priorities make two classes, served 2:1 (RabbitMQ 4.0 to 4.2); 0: 32 strict levels.
     "two_priority_classes": 0,
+    # Which message-ids are remembered; 0: none (`queues.quorum.deduplication`).
+    "deduplication_count": NONE,
+    "deduplication_time_ms": NONE,
 }
 #: Settings that CONFIG may change.
 CHANGEABLE = frozenset(("delivery_limit", *SINCE_VERSION_2))
@@ -82,6 +85,8 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
         DISCONNECTED_TIMEOUT: _number(settings, "consumer-disconnected-timeout"),
         "requeue_position": POSITIONS.get(str(settings.get("requeue-position")), AS_RABBITMQ),
         "two_priority_classes": int(settings.get("priority-mode") == TWO_CLASSES),
+        "deduplication_count": _number(settings, "deduplication-count"),
+        "deduplication_time_ms": _number(settings, "deduplication-time"),
     }
 
 

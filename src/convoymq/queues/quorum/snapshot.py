@@ -67,6 +67,9 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         packed["order"] = [backlog.levels.restored.pack(), backlog.order.turn]
         packed["groups"] = backlog.groups.pack()
         packed["dead_letters"] = machine.dead_letters.pack()
+        remembered = machine.deduplication.pack()
+        if remembered is not None:
+            packed["deduplication"] = remembered
     return packed
 
 
@@ -123,6 +126,8 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
     consumers.last_active_ms = known["last_active_ms"]
     if machine.version >= 2:
         machine.dead_letters.unpack(known["dead_letters"])
+        if "deduplication" in known:
+            machine.deduplication.unpack(known["deduplication"])
 
 
 def _take_in(consumers: Consumers, consumer: Consumer) -> None:

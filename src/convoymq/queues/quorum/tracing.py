@@ -43,6 +43,32 @@ def published(
         )
 
 
+def deduplicated(
+    rows: TraceRows,
+    session: QueueSession | None,
+    kept: list[int],
+    end: int,
+    number: int,
+    index: int,
+    offset: int,
+) -> None:
+    """What an ENQUEUE of `end` records brought: the runs `kept` (first, count, body bytes), of
+    which `number` messages were published before; all others are repeats."""
+    origin, seq = (0, 0) if session is None else (session.id, session.seq)
+    at = 0
+    for i in range(0, len(kept) + 1, 3):
+        low, fresh = (kept[i], kept[i + 1]) if i < len(kept) else (end, 0)
+        if low > at:
+            rows.add(
+                words.PUBLISHED, 0, words.DUPLICATE, origin, 0, seq, -1, low - at, index, offset,
+                at, 0, 0,
+            )  # fmt: skip
+        if fresh:
+            rows.add(words.PUBLISHED, 0, 0, origin, 0, seq, number, fresh, index, offset, low, 0, 0)
+        number += fresh
+        at = low + fresh
+
+
 def delivered(
     rows: TraceRows, flags: int, session: int, number: int, message_id: int, run: runs.Run
 ) -> None:

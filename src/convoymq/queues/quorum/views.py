@@ -36,6 +36,7 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
         "redelivered": backlog.redelivered,
         "purged": backlog.purged,
         "duplicates": machine.duplicates,
+        "deduplicated": machine.deduplication.repeats,
         "dlx": machine.dead_letters.held.messages,
         "dlx_bytes": machine.dead_letters.held.size,
     }

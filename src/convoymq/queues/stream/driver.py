@@ -52,6 +52,8 @@ class StreamDriver(GroupDriver):
                 "x-delivery-limit",
                 "x-consumer-timeout",
                 "x-consumer-disconnected-timeout",
+                "x-deduplication-count",
+                "x-deduplication-time",
                 "x-delayed-retry-type",
                 "x-delayed-retry-min",
                 "x-delayed-retry-max",

@@ -22,13 +22,18 @@ from convoymq.transport.control import ControlPlane
 from tests.unit.queues.dead_letter_targets import Routes
 
 
-def message(body: bytes, *, persistent: bool = True, expiration: str = "") -> bytes:
+def message(
+    body: bytes, *, persistent: bool = True, expiration: str = "", message_id: str = ""
+) -> bytes:
     """One record: default exchange, routing key `q`."""
     flags = 1 << 12
     properties = bytes([2 if persistent else 1])
     if expiration:
         flags |= 1 << 8
         properties += bytes([len(expiration)]) + expiration.encode()
+    if message_id:
+        flags |= 1 << 7
+        properties += bytes([len(message_id)]) + message_id.encode()
     payload = struct.pack(">HHQH", 60, 0, len(body), flags) + properties
     header = struct.pack(">BHI", 2, 1, len(payload)) + payload + b"\xce"
     frame = struct.pack(">BHI", 3, 1, len(body)) + body + b"\xce" if body else b""

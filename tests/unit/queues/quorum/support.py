@@ -18,12 +18,17 @@ def session_id(node: int, counter: int = 1, incarnation: int = 1) -> int:
     return node << 56 | incarnation << 24 | counter
 
 
-def with_attributes(size: int, priority: int | None, expiration: str | None) -> tuple[bytes, int]:
+def with_attributes(
+    size: int, priority: int | None, expiration: str | None, message_id: bytes | None = None
+) -> tuple[bytes, int]:
     """A record as the edge hands it over, and the flags of its ENQUEUE."""
     properties = b"" if priority is None else bytes([priority])
     if expiration is not None:
         properties += bytes([len(expiration)]) + expiration.encode()
+    if message_id is not None:
+        properties += bytes([len(message_id)]) + message_id
     bits = (priority is not None) << 11 | (expiration is not None) << 8
+    bits |= (message_id is not None) << 7
     payload = b"\x00\x3c\x00\x00" + size.to_bytes(8, "big") + bits.to_bytes(2, "big") + properties
     header = b"\x02\x00\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
     body = b"\x03\x00\x01" + size.to_bytes(4, "big") + bytes(size) + b"\xce"
@@ -56,10 +61,15 @@ class Log:
             self._target(session).publish([b"\0\1q", b"h", bytes(size)], size, 0)
 
     def publish_as(
-        self, session: int, size: int, priority: int | None = None, expiration: str | None = None
+        self,
+        session: int,
+        size: int,
+        priority: int | None = None,
+        expiration: str | None = None,
+        message_id: bytes | None = None,
     ) -> None:
-        """A message with a priority or an expiration."""
-        record, flags = with_attributes(size, priority, expiration)
+        """A message with a priority, an expiration or a message-id."""
+        record, flags = with_attributes(size, priority, expiration, message_id)
         self._target(session).publish([record], size, 0, flags)
 
     def configure(self, **changed: int) -> None:
