@@ -667,6 +667,7 @@ class Node:
             certificate_file=self.config.ssl.certfile,
             publish_pending_max_bytes=defaults.publish_pending_max_bytes,
             publish_pending_messages=defaults.publish_pending_messages,
+            publish_pending_commands=defaults.publish_pending_commands,
             dead_letter_prefetch=defaults.dead_letter_prefetch,
             dead_letter_confirm_timeout_ms=defaults.dead_letter_confirm_timeout_ms,
             reply_backlog_max_bytes=self.config.cluster.link_backlog_max_bytes // 2,

@@ -14,7 +14,7 @@ import pika
 from convoymq.cli.cluster import LocalCluster
 from tests.faults.conftest import BASE_PORT, StartCluster
 from tests.faults.proxies import ProxiedCluster
-from tests.faults.traffic import connect, declare, fill, in_step, log_has
+from tests.faults.traffic import connect, declare, fill, in_step, log_has, until
 
 MIB = 1 << 20
 BACKLOG = 4 * MIB
@@ -152,3 +152,41 @@ def test_clients_of_a_node_that_catches_up_are_served_by_the_leader(tmp_path: Pa
         for node in {1, 2, 3} - {slow}:
             cluster.proxies.slow(slow, node, 0)
         in_step(cluster)
+
+
+def test_a_channel_beyond_the_soft_limit_of_commands_is_in_flow(
+    start_cluster: StartCluster,
+) -> None:
+    """While there is no majority nothing is applied: the channel and its connection say `flow`.
+    Nothing is lost by it."""
+    settings = {
+        "quorum_queue.commands_soft_limit": "2",
+        "quorum_queue.publish_timeout_without_leader": "0",
+    }
+    cluster = start_cluster(settings=settings)
+    declare(cluster, 1, "q")
+    at = cluster.leader_of("q")
+    others = [node for node in (1, 2, 3) if node != at]
+    with connect(cluster, at) as connection:
+        channel = connection.channel()
+        sent = 0
+
+        def states() -> set[str]:
+            rows = [*cluster.api("channels", at), *cluster.api("connections", at)]
+            return {row["state"] for row in rows}
+
+        def slowed_down() -> bool:
+            nonlocal sent
+            channel.basic_publish("", "q", b"%d" % sent, pika.BasicProperties(delivery_mode=2))
+            sent += 1
+            return states() == {"flow"}
+
+        assert states() == {"running"}
+        for node in others:
+            cluster.kill(node)
+        until(slowed_down, "the channel is not slowed down")
+        for node in others:
+            cluster.start_node(node)
+        cluster.wait_ready(75.0)
+        until(lambda: states() == {"running"}, "the channel does not go on", 75.0)
+        until(lambda: cluster.messages_in("q") == sent, "messages are lost", 75.0)

@@ -220,6 +220,7 @@ class Broker:
                 leaderless_publish_timeout_ms=settings.leaderless_publish_timeout_ms,
                 leaderless_consumer_timeout_ms=settings.leaderless_consumer_timeout_ms,
                 pending_messages_max=settings.publish_pending_messages,
+                pending_commands_max=settings.publish_pending_commands,
                 budget=PendingBudget(settings.publish_pending_max_bytes),
             ),
             ask=questions.of_groups(),

@@ -72,6 +72,8 @@ class BrokerSettings:
     [cluster.link_backlog_max]."""
     publish_pending_messages: int = 1024
     """[publish_pending_messages] What one channel may have under way into one queue."""
+    publish_pending_commands: int = 4096
+    """[quorum_queue.commands_soft_limit] The same, in commands."""
     loopback_users: tuple[str, ...] = ("guest",)
     """[loopback_users] Who may only come from this machine."""
     cluster_size_target: int = 0

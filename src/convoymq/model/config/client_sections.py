@@ -438,6 +438,18 @@ class DefaultsConfig:
         low=64,
         high=1 << 20,
     )
+    publish_pending_commands: int = key(
+        "quorum_queue.commands_soft_limit",
+        4096,
+        """Commands of one channel for one quorum queue or stream that are not applied yet: above it
+        the channel is not read, until it is half. A command here is what a channel publishes to one
+        queue in a turn, up to thousands of messages, or acknowledges at once; RabbitMQ counts each
+        message, with 32 as its default. Smaller bounds what a slow majority makes a publisher's
+        node keep; `publish_pending_messages` bounds it by messages.""",
+        parse=parse_int,
+        low=1,
+        high=1 << 20,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
