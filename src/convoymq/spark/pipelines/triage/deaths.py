@@ -253,6 +253,8 @@ def _plain(headers: Table) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name, value in headers.to_plain().items():
         if not _tells_death(name) and name not in (REPUBLISH_COUNT, REPUBLISH_DEATHS):
-            is_text = value is None or isinstance(value, str)
-            found[name] = value if is_text else json.dumps(value, default=str)
+            if value is None or isinstance(value, str):
+                found[name] = value
+            else:
+                found[name] = json.dumps(value, default=str)
     return found

@@ -84,7 +84,6 @@ def summarise(report: TriageReport, rows: DataFrame, rules: Rules) -> None:
             f.max("died_at").cast("string").alias("_last"),
         )
         by_size = f.col("_messages").desc()
-        report.groups_total = grouped.count()
         found = grouped.orderBy(by_size, *rules.group_by, "rule").limit(GROUPS_MAX).collect()
         report.groups = [
             Group(
@@ -100,6 +99,7 @@ def summarise(report: TriageReport, rows: DataFrame, rules: Rules) -> None:
             )
             for each in found
         ]
+        report.groups_total = len(found) if len(found) < GROUPS_MAX else grouped.count()
         report.rules = dict.fromkeys((rule.name for rule in rules.rules), 0)
         for each in counted.groupBy("action", "rule").count().collect():
             report.messages += each["count"]
