@@ -19,6 +19,7 @@ PLAIN_MODULES = (
     "convoymq.queues.quorum.machine",
     "convoymq.queues.quorum.runs",
     "convoymq.queues.quorum.tracing",
+    "convoymq.queues.quorum.waiting",
     "convoymq.groups.replica",
     "convoymq.groups.applying",
     "convoymq.groups.sender",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER
-from convoymq.sim.delivery_model import InvariantBroken, Place
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.delivery_parts import Place
 from convoymq.sim.referee import Referee
 from tests.unit.queues.quorum.support import Log, apply, session_id
 

@@ -11,7 +11,8 @@ from convoymq.kernels import batch
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.sim.clients import ClientConfig, Workload
 from convoymq.sim.clock import Process, Scheduler
-from convoymq.sim.delivery_model import InvariantBroken, Place
+from convoymq.sim.delivery_model import InvariantBroken
+from convoymq.sim.delivery_parts import Place
 from convoymq.sim.referee import Referee
 from convoymq.sim.reservations import ReservationChannel, ReservedReferee
 from convoymq.sim.streams import StreamChannel

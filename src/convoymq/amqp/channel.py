@@ -36,12 +36,16 @@ from convoymq.amqp.transactions import Transaction
 from convoymq.kernels import channel_codec
 from convoymq.kernels.batch import PublishTarget
 from convoymq.kernels.channel_codec import ChannelCodec, ConsumerDeliveries
-from convoymq.kernels.content import RECORD_ASKS, content_parts
+from convoymq.kernels.content import RECORD_ASKS, RECORD_WAITS, content_parts
 from convoymq.model import refusals
 from convoymq.model.errors import BrokerError, ChannelFault, CommandFault, PreconditionFailed
 from convoymq.model.refusals import queue_subject
 from convoymq.queues.interface import Delivery, GetResult, Queue, QueueClient
-from convoymq.queues.message_properties import asked_property, check_served
+from convoymq.queues.message_properties import (
+    asked_property,
+    check_served,
+    check_waits_nowhere,
+)
 
 if TYPE_CHECKING:
     from convoymq.amqp.connection import Connection
@@ -284,6 +288,8 @@ class Channel:
             for queue, target in zip(route.queues, targets, strict=True):
                 # For good: a machine's version never falls.
                 target.serves = RECORD_ASKS if queue.serves_attributes else 0
+                if queue.serves_delays:
+                    target.serves |= RECORD_WAITS
             return targets
         except BrokerError as error:
             self.refuse(error, spec.BASIC, spec.BasicPublish.METHOD_ID)
@@ -318,7 +324,9 @@ class Channel:
                 )
                 # Better now than in the middle of a commit.
                 properties = decode_header(content_parts(content)[0]).properties
-                asked = asked_property(properties.expiration, properties.priority)
+                asked = asked_property(
+                    properties.expiration, properties.priority, properties.headers
+                )
                 check_served(asked, route.queues)
             transaction.bytes += len(content)
             if transaction.bytes > self.connection.settings.transaction_bytes_max:
@@ -341,6 +349,7 @@ class Channel:
             reply_token=self.replies.token,
         )
         if not exchange and routing_key.startswith(REPLY_PREFIX):
+            check_waits_nowhere(message.asked)
             self.broker.replies.publish(routing_key[len(REPLY_PREFIX) :], key + message.content)
             self._expect(tag, 0)
             return

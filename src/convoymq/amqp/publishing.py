@@ -94,7 +94,7 @@ def inspect(
             encode_header(ContentHeader(body_size=header.body_size, properties=changed)),
         )
     producer = None if headers is None else _producer(headers)
-    asked = asked_property(properties.expiration, properties.priority)
+    asked = asked_property(properties.expiration, properties.priority, headers)
     routing_keys = tuple(dict.fromkeys(keys))
     return Inspected(routing_keys, headers, content, producer, asked, properties)
 

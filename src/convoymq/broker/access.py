@@ -129,7 +129,7 @@ class Access:
         place = self._tree.vhosts.get(vhost)
         if place is None:
             raise vhost_missing(vhost)
-        if place.topology.exchange(exchange).type is not ExchangeType.TOPIC:
+        if place.topology.exchange(exchange).rule is not ExchangeType.TOPIC:
             return
         pattern = rule.write if permission == "write" else rule.read
         if not access.topic_allows(pattern, routing_key, user=user.name, vhost=vhost):

@@ -37,6 +37,7 @@ from convoymq.broker.quorum_checks import QuorumChecks
 from convoymq.broker.reconciliation import MembershipReconciliation
 from convoymq.broker.registry import ConnectionRegistry, Counters
 from convoymq.broker.replies import ReplyRoutes
+from convoymq.broker.scheduled import Scheduled
 from convoymq.broker.settings import BrokerSettings
 from convoymq.broker.tasks import Tasks
 from convoymq.groups.host import ReplicaHost
@@ -178,6 +179,7 @@ class Broker:
         self.leadership = Leadership(self.nodes, tree, host, requests)
         self.membership = QueueMembership(self.nodes, tree, host, requests, self.leadership)
         self.peeking = Peeking(self.local, requests)
+        self.scheduled = Scheduled(self.local, requests)
         self.queue_logs = QueueLogs(self.nodes, tree, host, requests)
         self.quorum_checks = QuorumChecks(self.nodes, tree, host, self.cluster)
         self.rebalancer = Rebalancer(

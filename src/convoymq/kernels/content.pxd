@@ -36,6 +36,10 @@ cpdef enum:
     RECORD_EXAMINE = 256
     # An expiration that can be read, or a priority above the default: not every queue serves it.
     RECORD_ASKS = 512
+    # A time to wait for that can be read: only some queues serve it.
+    RECORD_WAITS = 1024
+    # A message group; together with a time it needs a closer look.
+    RECORD_GROUPED = 2048
 
 # Bytes of the field value at p (type code included) or, for a table without its length, notes on
 # what its keys say; -1 when it is broken, nested too deeply or cut off within n bytes.
@@ -53,7 +57,7 @@ cdef inline bint is_short_number(unsigned char* p, Py_ssize_t n) noexcept:
     return True
 
 # What the content header payload at p says: RECORD_* flags, with RECORD_EXAMINE when the message
-# needs a closer look (copies, a named producer, a delay, an odd expiration, user-id, reply-to pseudo
+# needs a closer look (copies, a named producer, an odd delay or expiration, user-id, reply-to pseudo
 # queue); -1 when it is broken. Inlined: it runs for every message.
 cdef inline int walk_properties(unsigned char* p, Py_ssize_t n) noexcept:
     if n < HEADER_PROPERTIES:

@@ -18,13 +18,15 @@ from cython.cimports.convoymq.kernels.amqp import (
     HEADER_FLAGS,
     HEADER_PROPERTIES,
 )
-from cython.cimports.convoymq.kernels.bytes import bytes_pointer, load16, load32
+from cython.cimports.convoymq.kernels.bytes import bytes_pointer, load16, load32, load64
 from cython.cimports.convoymq.kernels.content import check_content, walk_properties
 from cython.cimports.libc import string
-from cython.cimports.libc.stdint import uint32_t
+from cython.cimports.libc.stdint import int64_t, uint32_t
 
 _DEPTH_MAX = cython.declare(cython.int, 32)
 _TABLE_MAX = cython.declare(cython.Py_ssize_t, 1 << 20)
+_DELAY_MS_MAX = cython.declare(int64_t, 315360000000)
+_DELIVER_AT_MS_MAX = cython.declare(int64_t, 253402300799999)
 
 
 @cython.cfunc
@@ -74,6 +76,25 @@ def walk_value(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
 
 @cython.cfunc
 @cython.exceptval(check=False)
+def _note_of_time(
+    p: cython.p_uchar, n: cython.Py_ssize_t, most: int64_t, notes: cython.int
+) -> cython.int:
+    """Notes about the value of a header that says when, within n bytes: one such header with an
+    integer up to `most`, and no group, needs no closer look."""
+    if notes & (RECORD_WAITS | RECORD_GROUPED) == 0 and n > 0:
+        code: cython.int = p[0]
+        if code == b"b" or code == b"B" or code == b"s" or code == b"u":
+            return RECORD_HEADERS | RECORD_WAITS
+        if code == b"I" or code == b"i":
+            return RECORD_HEADERS | RECORD_WAITS
+        if (code == b"l" or code == b"L") and n >= 9:
+            if cython.cast(int64_t, load64(p + 1)) <= most:
+                return RECORD_HEADERS | RECORD_WAITS
+    return RECORD_HEADERS | RECORD_EXAMINE
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
 def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cython.int:
     """Notes about the n bytes of fields: whether keys matter to the broker; -1 when broken."""
     if n > _TABLE_MAX:
@@ -92,12 +113,13 @@ def walk_table(p: cython.p_uchar, n: cython.Py_ssize_t, depth: cython.int) -> cy
         elif key == 17 and string.memcmp(q, b"x-stream-producer", 17) == 0:
             notes |= RECORD_EXAMINE
         elif key == 7 and string.memcmp(q, b"x-delay", 7) == 0:
-            # Not every queue can let a message wait.
-            notes |= RECORD_HEADERS | RECORD_EXAMINE
+            notes |= _note_of_time(q + key, n - at - 1 - key, _DELAY_MS_MAX, notes)
         elif key == 12 and string.memcmp(q, b"x-deliver-at", 12) == 0:
-            notes |= RECORD_HEADERS | RECORD_EXAMINE
+            notes |= _note_of_time(q + key, n - at - 1 - key, _DELIVER_AT_MS_MAX, notes)
         elif key == 10 and string.memcmp(q, b"x-group-id", 10) == 0:
-            notes |= RECORD_HEADERS
+            notes |= RECORD_HEADERS | RECORD_GROUPED
+            if notes & RECORD_WAITS:
+                notes |= RECORD_EXAMINE
         at += 1 + key
         step: cython.Py_ssize_t = walk_value(p + at, n - at, depth)
         if step < 0:

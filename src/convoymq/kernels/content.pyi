@@ -5,6 +5,7 @@ RECORD_EXPIRATION: int
 RECORD_HEADERS: int
 RECORD_EXAMINE: int
 RECORD_ASKS: int
+RECORD_WAITS: int
 
 def with_counts(header: bytes, acquired: int, delivery_count: int) -> bytes:
     """The content header payload with x-acquired-count and x-delivery-count set (0 = absent).

@@ -80,6 +80,7 @@ from cython.cimports.convoymq.kernels.content import (
     RECORD_EXPIRATION,
     RECORD_HEADERS,
     RECORD_PRIORITY,
+    RECORD_WAITS,
     walk_properties,
 )
 from cython.cimports.convoymq.kernels.route_cache import (
@@ -114,11 +115,11 @@ def _publish_fault(codec: ChannelCodec, code: cython.int, text: str) -> cython.i
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _all_serve(targets: tuple) -> cython.bint:
+def _all_serve(targets: tuple, asked: cython.int) -> cython.bint:
     """Whether every queue serves what a message asks for."""
     i: cython.Py_ssize_t
     for i in range(len(targets)):
-        if not cython.cast(PublishTarget, targets[i]).serves & RECORD_ASKS:
+        if cython.cast(PublishTarget, targets[i]).serves & asked != asked:
             return False
     return True
 
@@ -159,7 +160,8 @@ def _publish_complete(
             if found is not None:
                 targets = found
                 add_route(cache, hash, key, key_length, targets)
-        if notes & RECORD_ASKS and targets is not None and not _all_serve(targets):
+        asked: cython.int = notes & (RECORD_ASKS | RECORD_WAITS)
+        if asked and targets is not None and not _all_serve(targets, asked):
             targets = None
     if codec.mode == MODE_CONFIRM:
         tag = allocate_confirm(codec)

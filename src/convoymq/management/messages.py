@@ -343,7 +343,7 @@ async def publish(
     keys = dict.fromkeys((routing_key, *_copies(headers, "CC"), *_copies(headers, "BCC")))
     broker.publishing.check_write(user, vhost, exchange, tuple(keys))
     priority = properties.get("priority")
-    asked = asked_property(expiration, priority if isinstance(priority, int) else None)
+    asked = asked_property(expiration, priority if isinstance(priority, int) else None, headers)
     hashed = _hashed(properties)
     route = broker.publishing.route(vhost, exchange, tuple(keys), headers, asked, hashed)
     kept = headers.without("BCC")

@@ -170,8 +170,9 @@ def unserved_argument(
 
 def unserved_property(name: str, subject: Subject, queue_type: str) -> PreconditionFailed:
     """A message asks for something by a property that the queue does not do. Closes a channel."""
+    kind = "header" if name.startswith("x-") else "property"
     return PreconditionFailed(
-        f"message property '{name}' is not served by {queue_type} queues: {subject}",
+        f"message {kind} '{name}' is not served by {queue_type} queues: {subject}",
         subject=subject,
     )
 
@@ -198,6 +199,18 @@ def server_named_queue(queue_type: str) -> PreconditionFailed:
 def unknown_exchange_type(exchange_type: str) -> PreconditionFailed:
     """No such exchange type."""
     return PreconditionFailed(f"unknown exchange type '{exchange_type}'")
+
+
+def unknown_delayed_type() -> PreconditionFailed:
+    """`x-delayed-type` of an exchange is missing, or names no type by which one can choose."""
+    return PreconditionFailed(
+        "Invalid argument, 'x-delayed-type' must be an existing exchange type"
+    )
+
+
+def invalid_delay(header: str, reason: str) -> PreconditionFailed:
+    """A header that says when a message is to be delivered. Closes a channel."""
+    return PreconditionFailed(f"invalid message: header '{header}' {reason}")
 
 
 def unserved_exchange_type(exchange_type: str) -> NotServed:

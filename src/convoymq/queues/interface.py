@@ -60,6 +60,28 @@ class QueueFeatures:
     """Arguments of a consumer that the type has in RabbitMQ and that are not served yet."""
 
 
+class ScheduledPlace(NamedTuple):
+    """Which message waits: until when, and where it lies in the log. In the order of delivery."""
+
+    due_ms: int
+    entry: int
+    offset: int
+    record: int
+
+
+class ScheduledMessage(NamedTuple):
+    """A message that waits for a time."""
+
+    place: ScheduledPlace
+    head: bytes
+    """Its record without the body (docs/formats/entries-and-frames.md)."""
+    size: int
+    """Bytes of its body."""
+    acquired_count: int
+    """How often it was handed out before: above 0 it waits for a retry."""
+    failed_delivery_count: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSpec:
     """How a consumer wants to be served."""
@@ -256,6 +278,11 @@ class Queue(ABC):
         """Whether messages may carry an expiration, or a priority above the default one."""
         return self.features.serves_expiration
 
+    @property
+    def serves_delays(self) -> bool:
+        """Whether messages may wait for a time before they are delivered."""
+        return False
+
     @abstractmethod
     def client(self, session: int, events: ClientEvents) -> QueueClient:
         """Opens a channel's command stream. `session`: see docs/formats/entries-and-frames.md."""
@@ -338,6 +365,22 @@ class Queue(ABC):
             Unavailable: it cannot be read here.
         """
         raise PreconditionFailed(f"Cannot peek into a {self.type} queue")
+
+    def check_serves_delays(self) -> None:
+        """Raises PreconditionFailed where messages do not wait for a time."""
+        if not self.serves_delays:
+            raise PreconditionFailed(f"Messages do not wait for a time in a {self.type} queue")
+
+    def scheduled(self, after: ScheduledPlace | None, limit: int) -> list[ScheduledMessage]:
+        """At most `limit` messages that wait for a time, behind a place, in the order in which they
+        are due. To be asked where the queue is decided about. Raises Unavailable: one cannot be
+        read here."""
+        raise NotImplementedError
+
+    async def cancel_scheduled(self, places: Sequence[ScheduledPlace]) -> int:
+        """Drops messages that wait for a time; returns how many still did. Raises
+        PreconditionFailed, Unavailable."""
+        raise NotImplementedError
 
     async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """Answers what another node's handle of the queue asks; `room`: see

@@ -3,15 +3,22 @@
 A quorum queue serves both (ADR 0043), unless its machine has still a version that knows neither. A
 stream keeps messages in their order, so it refuses an expiration, and a priority above what a
 message without one has (ADR 0027). A classic queue serves expirations; priorities it ignores, as
-RabbitMQ does where a queue has no `x-max-priority`.
+RabbitMQ does where a queue has no `x-max-priority`. Only a quorum queue has messages wait for a
+time (ADR 0049).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from convoymq.model.refusals import invalid_expiration, queue_subject, unserved_property
-from convoymq.queues.classic.records import traits_of
+from convoymq.model.refusals import (
+    invalid_delay,
+    invalid_expiration,
+    queue_subject,
+    unserved_property,
+)
+from convoymq.model.tables import INTEGER_CODES, Table
+from convoymq.queues.classic.records import headers_of, traits_of
 from convoymq.queues.interface import Queue
 
 PRIORITY_NORMAL_MAX = 4
@@ -28,15 +35,52 @@ DELIVER_AT = "x-deliver-at"
 GROUP_ID = "x-group-id"
 QUEUE_HEADERS = (DELAY, DELIVER_AT, GROUP_ID)
 """Headers that queues act on."""
+_DELAYS = (DELAY, DELIVER_AT)
 
 
-def asked_property(expiration: object, priority: int | None) -> str | None:
-    """The property by which a message asks for what only some queues do; None = none."""
+DELAY_MS_MAX = EXPIRATION_MS_MAX
+DELIVER_AT_MS_MAX = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
+
+
+def asked_property(
+    expiration: object, priority: int | None, headers: Table | None = None
+) -> str | None:
+    """The property or header by which a message asks for what only some queues do, the rarest of
+    them; None = none. Raises PreconditionFailed: a header is not acceptable."""
+    waits = None if headers is None else asked_delay(headers)
+    if waits is not None:
+        return waits
     if expiration is not None:
         return "expiration"
     if priority is not None and priority > PRIORITY_NORMAL_MAX:
         return "priority"
     return None
+
+
+def asked_delay(headers: Table) -> str | None:
+    """The header by which a message asks to be delivered later; None = it does not, or is to be
+    delivered at once.
+
+    Raises:
+        PreconditionFailed: it is no integer or too large, or there are both.
+    """
+    asked = None
+    if DELAY in headers and DELIVER_AT in headers:
+        raise invalid_delay(DELIVER_AT, f"excludes header '{DELAY}'")
+    for name, most in ((DELAY, DELAY_MS_MAX), (DELIVER_AT, DELIVER_AT_MS_MAX)):
+        field = headers.get(name)
+        if field is None:
+            continue
+        if field.code not in INTEGER_CODES or not isinstance(field.value, int):
+            raise invalid_delay(name, "must be an integer, in milliseconds")
+        if field.value > most:
+            raise invalid_delay(name, f"must be at most {most} ms")
+        if field.value > 0:
+            if GROUP_ID in headers:
+                raise invalid_delay(name, f"excludes header '{GROUP_ID}'")
+            asked = name
+    return asked
 
 
 def check_expiration(text: str) -> None:
@@ -69,15 +113,27 @@ def check_served(asked: str | None, queues: Iterable[Queue]) -> None:
     if asked is None:
         return
     for queue in queues:
-        if not queue.serves_attributes:
+        served = queue.serves_delays if asked in _DELAYS else queue.serves_attributes
+        if not served:
             raise unserved_property(asked, queue_subject(queue.vhost, queue.name), queue.type)
+
+
+def check_waits_nowhere(asked: str | None) -> None:
+    """Refuses a message that is to wait, and goes to a consumer of direct replies. Raises
+    PreconditionFailed."""
+    if asked in _DELAYS:
+        raise invalid_delay(asked, "is not served by direct replies")
 
 
 def check_records(flags: int, records: Iterable[bytes], queues: Iterable[Queue]) -> None:
     """As `check_served`, for the records of an ENQUEUE with these flags. Raises PreconditionFailed.
 
-    Cost: the records are looked at only when some have a priority.
+    Cost: the records are looked at only when some have a priority, or headers for queues.
     """
+    if flags & RECORD_HEADERS:
+        records = list(records)
+        for record in records:
+            check_served(asked_delay(headers_of(record)), queues)
     if flags & RECORD_EXPIRATION:
         check_served("expiration", queues)
     if flags & RECORD_PRIORITY:

@@ -15,6 +15,7 @@ from convoymq.model.refusals import (
     invalid_argument_type,
     queue_subject,
     reserved_name,
+    unknown_delayed_type,
     unknown_exchange_type,
 )
 from convoymq.model.tables import EMPTY, SHORT_STRING_BYTES_MAX, Table
@@ -33,6 +34,7 @@ from convoymq.routing.topology import Topology, check_flag, check_same
 from convoymq.routing.types import (
     ALTERNATE_EXCHANGE,
     DEFAULT_EXCHANGE,
+    DELAYED_TYPE,
     RESERVED_PREFIX,
     Destination,
     DestinationKind,
@@ -73,15 +75,28 @@ def check_exchange(
         check_flag(subject, "auto_delete", current.auto_delete, auto_delete)
         check_flag(subject, "internal", current.internal, internal)
         check_equivalent_argument(ALTERNATE_EXCHANGE, subject, current.arguments, arguments)
+        if known is ExchangeType.DELAYED:
+            check_equivalent_argument(DELAYED_TYPE, subject, current.arguments, arguments)
         return known
     if name.startswith(RESERVED_PREFIX):
         raise reserved_name(subject)
     alternate = arguments.get(ALTERNATE_EXCHANGE)
     if alternate is not None and alternate.code != "S":
         raise invalid_argument_type(ALTERNATE_EXCHANGE, subject, alternate.type_name)
-    if known is ExchangeType.CONSISTENT_HASH:
+    rule = _delayed_type(arguments) if known is ExchangeType.DELAYED else known
+    if rule is ExchangeType.CONSISTENT_HASH:
         check_hash_arguments(arguments, subject)
     return known
+
+
+def _delayed_type(arguments: Table) -> ExchangeType:
+    """The type by whose rule an `x-delayed-message` exchange chooses. Raises PreconditionFailed:
+    there is no such type."""
+    field = arguments.get(DELAYED_TYPE)
+    found = _EXCHANGE_TYPES.get(field.term()) if field is not None and field.code == "S" else None
+    if found is None or found is ExchangeType.DELAYED:
+        raise unknown_delayed_type()
+    return found
 
 
 def check_queue(
@@ -159,7 +174,7 @@ def check_binding(
     if exchange is None:
         return
     try:
-        match exchange.type:
+        match exchange.rule:
             case ExchangeType.TOPIC:
                 check_pattern(routing_key)
             case ExchangeType.HEADERS:

@@ -7,7 +7,7 @@ from convoymq.model.tables import Table
 from convoymq.routing.choosing import HASH_HEADER, HASH_PROPERTY
 from convoymq.routing.queue_arguments import TYPE_ARGUMENT
 from convoymq.routing.queue_types import rules_of
-from convoymq.routing.types import ALTERNATE_EXCHANGE, ExchangeType
+from convoymq.routing.types import ALTERNATE_EXCHANGE, DELAYED_TYPE, ExchangeType
 
 
 def ignored_of_queue(queue_type: str, arguments: Table) -> list[str]:
@@ -25,6 +25,10 @@ def ignored_of_queue(queue_type: str, arguments: Table) -> list[str]:
 def ignored_of_exchange(exchange_type: str, arguments: Table) -> list[str]:
     """The arguments of an exchange of a type that have no effect, in alphabetical order."""
     served = {ALTERNATE_EXCHANGE}
+    if exchange_type == ExchangeType.DELAYED.value:
+        served.add(DELAYED_TYPE)
+        rule = arguments.get(DELAYED_TYPE)
+        exchange_type = rule.term() if rule is not None else exchange_type
     if exchange_type == ExchangeType.CONSISTENT_HASH.value:
         served |= {HASH_HEADER, HASH_PROPERTY}
     return sorted(key for key in arguments if key not in served)

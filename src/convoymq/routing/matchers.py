@@ -261,7 +261,7 @@ _MATCHERS: dict[ExchangeType, Callable[[], Matcher]] = {
 
 def matcher_for(exchange: Exchange, vhost: str) -> Matcher:
     """Return an empty table for that exchange. One whose type is not served refuses to match."""
-    match exchange.type:
+    match exchange.rule:
         case ExchangeType.CONSISTENT_HASH:
             return _ConsistentHash(exchange.arguments)
         case ExchangeType.LOCAL_RANDOM:

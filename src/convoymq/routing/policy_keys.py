@@ -297,7 +297,17 @@ def checked_definition(
     if unknown:
         listed = ",".join(f"{{{term(name)},{term(value)}}}" for name, value in unknown.items())
         raise invalid(f"[{listed}] are not recognised policy settings")
+    _check_retry(found)
     return found
+
+
+def _check_retry(found: Mapping[str, Setting]) -> None:
+    """Raises ValidationFailed for times of a delayed retry that do not go together."""
+    least, most = found.get("delayed-retry-min"), found.get("delayed-retry-max")
+    if found.get("delayed-retry-type", "disabled") != "disabled" and least is None:
+        raise invalid("delayed-retry-type needs delayed-retry-min")
+    if isinstance(least, int) and isinstance(most, int) and most < least:
+        raise invalid("delayed-retry-max is less than delayed-retry-min")
 
 
 def invalid(reason: str) -> ValidationFailed:

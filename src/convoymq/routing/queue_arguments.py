@@ -51,6 +51,7 @@ COMMON_ARGUMENTS = (
     "x-message-ttl",
 )
 """What is compared when a quorum queue is declared again as a classic one (RabbitMQ's list)."""
+RETRY_ARGUMENTS = ("x-delayed-retry-type", "x-delayed-retry-min", "x-delayed-retry-max")
 FILTER_ARGUMENTS = ("x-stream-filter", "x-stream-match-unfiltered")
 """By these a consumer of a stream asks for some of its messages only."""
 
@@ -229,7 +230,23 @@ def check_arguments(subject: Subject, arguments: Table) -> QueueType:
     segment = arguments.get(SEGMENT_ARGUMENT)
     if segment and isinstance(segment.value, int) and segment.value > SEGMENT_BYTES_MAX:
         raise segment_too_large(subject)
+    kind, least, most = (arguments.get(name) for name in RETRY_ARGUMENTS)
+    if kind is not None and kind.term() != "disabled" and least is None:
+        raise invalid_argument(RETRY_ARGUMENTS[0], subject, f"{RETRY_ARGUMENTS[1]} is needed")
+    if _is_less(most, least):
+        raise invalid_argument(RETRY_ARGUMENTS[2], subject, f"less than {RETRY_ARGUMENTS[1]}")
     return queue_type
+
+
+def _is_less(one: Field | None, other: Field | None) -> bool:
+    """Whether two arguments are numbers, and the first is the smaller one."""
+    return (
+        one is not None
+        and other is not None
+        and isinstance(one.value, int)
+        and isinstance(other.value, int)
+        and one.value < other.value
+    )
 
 
 def _all_arguments() -> Iterator[Argument]:

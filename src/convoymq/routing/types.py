@@ -12,6 +12,8 @@ from convoymq.routing.queue_types import rules_of
 DEFAULT_EXCHANGE = ""
 RESERVED_PREFIX = "amq."
 ALTERNATE_EXCHANGE = "alternate-exchange"
+DELAYED_TYPE = "x-delayed-type"
+"""Argument of an `x-delayed-message` exchange: the type by whose rule it chooses."""
 
 
 class _StoredType(Enum):
@@ -45,6 +47,7 @@ class ExchangeType(_StoredType):
     MODULUS_HASH = "x-modulus-hash"
     RANDOM = "x-random"
     LOCAL_RANDOM = "x-local-random"
+    DELAYED = "x-delayed-message"
 
     @property
     def description(self) -> str:
@@ -57,6 +60,7 @@ _DESCRIPTIONS = {
     ExchangeType.MODULUS_HASH: "Modulus Hashing Exchange",
     ExchangeType.RANDOM: "Randomly picks a binding (queue) to route via (to).",
     ExchangeType.LOCAL_RANDOM: "Picks one random local binding (queue) to route via (to).",
+    ExchangeType.DELAYED: "Delayed Message Exchange.",
 }
 
 
@@ -104,6 +108,14 @@ class Exchange:
     auto_delete: bool = False
     internal: bool = False
     arguments: Table = EMPTY
+
+    @property
+    def rule(self) -> ExchangeType:
+        """The type by whose rule it chooses among its bindings."""
+        if self.type is not ExchangeType.DELAYED:
+            return self.type
+        field = self.arguments.get(DELAYED_TYPE)
+        return ExchangeType(field.term()) if field is not None else self.type
 
     @property
     def alternate(self) -> str | None:

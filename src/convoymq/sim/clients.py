@@ -15,7 +15,7 @@ from typing import Protocol
 
 from convoymq.kernels import batch
 from convoymq.model.errors import Unavailable
-from convoymq.queues.classic.records import traits_of
+from convoymq.queues.classic.records import headers_of, traits_of
 from convoymq.queues.group_queue import GroupQueue
 from convoymq.queues.interface import (
     NO_LEADER,
@@ -71,6 +71,8 @@ class ClientConfig:
     repeat_chance: float = 0.0
     """Of messages: they have the message-id of an earlier one of their queue, where these mean
     something. The others have new ones."""
+    delay_chance: float = 0.0
+    """Of messages: they are to wait, where their queue serves that."""
     lose_chance: float = 0.0
     """Of those that close: their session is left behind."""
 
@@ -146,6 +148,7 @@ class Channel:
         self._attributes = Random(self.publisher)
         self._groups = Random(self.publisher ^ 0x6709)
         self._repeats = Random(self.publisher ^ 0xDED)
+        self._delays = Random(self.publisher ^ 0xDE1A)
         self._count = 0
         self._tag = 0
         self.unconfirmed: dict[int, bytes] = {}
@@ -280,9 +283,12 @@ class Channel:
             message_id = None
             if config.repeat_chance and self.client.queue.serves_attributes:
                 message_id = self._draw_message_id(identity)
-            record = record_of(body, priority, expiration, group, message_id)
+            delay = None
+            if config.delay_chance and group is None and self.client.queue.serves_delays:
+                delay = self._draw_delay()
+            record = record_of(body, priority, expiration, group, message_id, delay)
             flags = (priority is not None) << 1 | (expiration is not None) << 2
-            flags |= (group is not None) << 3
+            flags |= (group is not None or delay is not None) << 3
             self.client.target.publish(record, len(body), self._tag, flags)
 
     def _draw_attributes(self) -> tuple[int | None, int | None, bytes | None]:
@@ -302,6 +308,12 @@ class Channel:
         made = identity.hex().encode()
         known.append(made)
         return made
+
+    def _draw_delay(self) -> int | None:
+        """For how long a message is to wait, in ms; None = it does not say."""
+        if self._delays.random() >= self.config.delay_chance:
+            return None
+        return self._delays.choice((-5, 0, 1, 20, 20, 300, 3_000))
 
     def on_published(self, client: QueueClient, tags: Sequence[int], ok: bool) -> None:
         """Confirms."""
@@ -373,7 +385,8 @@ class Channel:
             record = batch.record(block, command, first + i)
             identity = identity_of(record)
             self._receive(consumer, first_id + i, identity, acquired, failed)
-            if not acquired:
+            # What waited for a time comes when that is over.
+            if not acquired and "x-delay" not in headers_of(record):
                 publisher = int.from_bytes(identity[:4], "big")
                 number = int.from_bytes(identity[4:], "big")
                 # Messages of one group, or of none and one priority, keep their order.
@@ -531,11 +544,16 @@ def record_of(
     expiration: int | None = None,
     group: bytes | None = None,
     message_id: bytes | None = None,
+    delay: int | None = None,
 ) -> tuple[bytes, ...]:
     """The parts of a message as the edge hands them over (docs/formats/entries-and-frames.md)."""
     properties = b""
-    if group is not None:
-        field = b"\x0ax-group-idS" + len(group).to_bytes(4, "big") + group
+    if group is not None or delay is not None:
+        field = b""
+        if group is not None:
+            field += b"\x0ax-group-idS" + len(group).to_bytes(4, "big") + group
+        if delay is not None:
+            field += b"\x07x-delayl" + delay.to_bytes(8, "big", signed=True)
         properties += len(field).to_bytes(4, "big") + field
     if priority is not None:
         properties += bytes((priority,))
@@ -545,7 +563,7 @@ def record_of(
     if message_id is not None:
         properties += bytes((len(message_id),)) + message_id
     bits = (priority is not None) << 11 | (expiration is not None) << 8
-    bits |= (group is not None) << 13
+    bits |= (group is not None or delay is not None) << 13
     bits |= (message_id is not None) << 7
     header = (
         b"\x02\x00\x01"

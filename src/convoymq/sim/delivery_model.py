@@ -12,20 +12,26 @@ than those it computes with: `_check_turn` and `_check_activation`.
 from __future__ import annotations
 
 import struct
+from bisect import insort
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from typing import NoReturn, cast
 
 from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
-from convoymq.queues.classic.records import traits_of
+from convoymq.queues.classic.records import headers_of, traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
 from convoymq.sim.command_bodies import CheckoutSpec, ReservationOp
+from convoymq.sim.delivery_parts import (
+    STILL_THERE,
+    Consumer,
+    Key,
+    Message,
+    Place,
+    Session,
+    incarnation_of,
+)
 from convoymq.sim.ready_lines import LEVEL_DEFAULT, ReadyLines, group_of
 from convoymq.sim.records import RememberedIds, identity_of
-
-Key = tuple[int, int, int]
-"""Place of a message in the log: entry index, command offset, record."""
 
 HandOut = tuple[int, int, int, Key, int, int]
 """(session, consumer, message id, message, acquired, failed): one message is given out."""
@@ -39,118 +45,21 @@ LEVEL_MAX = 31
 AT_LEAST_ONCE = 2
 WINDOW_UNLIMITED = 2000
 TURN_SHARE = 16
-LIMITS = ("message_ttl_ms", "expires_ms", "max_length", "max_length_bytes", "reject_publish")
+LIMITS = (
+    "message_ttl_ms",
+    "expires_ms",
+    "max_length",
+    "max_length_bytes",
+    "reject_publish",
+    "delayed_retry",
+    "delayed_retry_min_ms",
+    "delayed_retry_max_ms",
+)
 TURN_MESSAGES_MAX = 256
 
 
 class InvariantBroken(AssertionError):
     """Something happened that must never happen."""
-
-
-class Place(Enum):
-    """Where a message is."""
-
-    READY = "ready"
-    HELD = "held"
-    RESERVED = "reserved"
-    SETTLED = "settled"
-    REJECTED = "rejected"
-    LIMIT = "delivery limit"
-    EXPIRED = "expired"
-    OVER_LENGTH = "over length"
-    PURGED = "purged"
-
-
-STILL_THERE = (Place.READY, Place.HELD, Place.RESERVED)
-
-
-class Message:
-    """One message."""
-
-    __slots__ = (
-        "acquired",
-        "at_tail",
-        "due_ms",
-        "failed",
-        "group",
-        "holder",
-        "identity",
-        "key",
-        "level",
-        "outs",
-        "place",
-    )
-
-    def __init__(self, key: Key, identity: bytes) -> None:
-        self.key = key
-        self.level = LEVEL_DEFAULT
-        self.due_ms: int | None = None
-        self.identity = identity
-        self.group: bytes | None = None
-        self.place = Place.READY
-        self.holder: tuple[int, int, int] | None = None
-        """(session, consumer, message id)"""
-        self.acquired = 0
-        self.failed = 0
-        self.at_tail = False
-        """It came back to the tail: its place in the log says nothing any more."""
-        self.outs = 0
-        """How often it was given to somebody."""
-
-
-class Consumer:
-    """One consumer; number 0 holds what basic.get took."""
-
-    __slots__ = (
-        "arrived",
-        "cancelled",
-        "held",
-        "lost",
-        "next_id",
-        "node",
-        "number",
-        "passed",
-        "priority",
-        "session",
-        "waits_since",
-        "window",
-    )
-
-    def __init__(self, session: int, number: int, window: int, priority: int) -> None:
-        self.session = session
-        self.number = number
-        self.node = session >> 56
-        self.window = window
-        self.priority = priority
-        self.cancelled = False
-        self.next_id = 0
-        self.held: dict[int, Message] = {}
-        self.waits_since = 0
-        """Since when it could be served and was not; 0 = it cannot be served."""
-        self.arrived = 0
-        """Single active consumer: since when it waits to be activated."""
-        self.lost = False
-        """Single active consumer: it lost its activity because its node was suspected."""
-        self.passed: dict[tuple[int, int], int] = {}
-        """Turns that others of its priority had while it could have been served."""
-
-
-class Session:
-    """One ordered command stream."""
-
-    __slots__ = ("consumers", "id", "incarnation", "node", "seq")
-
-    def __init__(self, session_id: int) -> None:
-        self.id = session_id
-        self.node = session_id >> 56
-        self.incarnation = incarnation_of(session_id)
-        self.seq = 0
-        self.consumers: dict[int, Consumer] = {}
-
-
-def incarnation_of(session_id: int) -> int:
-    """Of the node that began the session."""
-    return session_id >> 24 & 0xFFFFFFFF
 
 
 class DeliveryModel(ReadyLines):
@@ -181,6 +90,8 @@ class DeliveryModel(ReadyLines):
         self.remembered = RememberedIds()
         self.attributes_from: int | None = None
         """The entry from which priorities and expirations mean something."""
+        self.scheduled: list[tuple[int, Key]] = []
+        """(ready from, message) of what waits for a time, in this order."""
         self.refusing = False
         self.sessions: dict[int, Session] = {}
         """In the order in which they began."""
@@ -228,6 +139,7 @@ class DeliveryModel(ReadyLines):
         self.released = []
         self.touched = set()
         self.remembered.forget(self.time_ms)
+        self._fire()
         self._expire()
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
             if session_id:
@@ -304,7 +216,8 @@ class DeliveryModel(ReadyLines):
         elif kind == batch.CMD_GET:
             self._get(session, settled=bool(flags & 1))
         elif kind == batch.CMD_PURGE:
-            purged = self.ready()
+            purged = [*self.ready(), *(self.messages[key] for _, key in self.scheduled)]
+            self.scheduled.clear()
             self._answer(session, APPLIED_OK, len(purged))
             self.blocked.clear()
             for message in purged:
@@ -411,7 +324,43 @@ class DeliveryModel(ReadyLines):
             self.messages[key] = message
             self.places[Place.READY] += 1
             self._give_attributes(message, record)
-            self._enter(message)
+            delay = self._delay_of(record)
+            if delay > 0 and message.group is None:
+                self._schedule(message, self.time_ms + delay)
+            else:
+                self._enter(message)
+
+    def _delay_of(self, record: bytes) -> int:
+        """For how long a message is to wait."""
+        if self.attributes_from is None or self.index < self.attributes_from:
+            return 0
+        field = headers_of(record).get("x-delay")
+        return field.value if field is not None and isinstance(field.value, int) else 0
+
+    def _schedule(self, message: Message, ready_ms: int) -> None:
+        """It is ready with the first entry at that time."""
+        self.in_order = False
+        message.waited = True
+        self._move(message, Place.WAITING)
+        insort(self.scheduled, (ready_ms, message.key))
+
+    def _fire(self) -> None:
+        """What has waited until now goes to the tail, or in front: what came back, by its rules,
+        and what has a priority above the default one."""
+        due = [key for ready_ms, key in self.scheduled if ready_ms <= self.time_ms]
+        del self.scheduled[: len(due)]
+        for key in due:
+            message = self.messages[key]
+            self._move(message, Place.READY)
+            if message.acquired:
+                self._put_back(message)
+            elif message.level > LEVEL_DEFAULT:
+                self.returned.append(message)
+            else:
+                self._append_last(message)
+        self._put_front()
+        if due:
+            self._settle_down()
 
     def _give_attributes(self, message: Message, record: bytes) -> None:
         """Its priority, and when it expires: both stay as they are now."""
@@ -445,16 +394,24 @@ class DeliveryModel(ReadyLines):
     def _keep_length(self) -> None:
         """Drops what would be next, or has publishers refused."""
         if self.limits["reject_publish"] > 0:
-            count, limit = len(self.ready()) + len(self.kept), self.limits["max_length"]
+            count, limit = self._length() + len(self.kept), self.limits["max_length"]
             if 0 <= limit < count:
                 self.refusing = True
             elif limit < 0 or count <= limit * 4 // 5:
                 self.refusing = False
             return
         self.refusing = False
-        while 0 <= self.limits["max_length"] < len(self.ready()):
-            self._leave(self._pop(), Place.OVER_LENGTH)
+        while 0 <= self.limits["max_length"] < self._length():
+            if self.ready():
+                message = self._pop()
+            else:
+                message = self.messages[self.scheduled.pop(0)[1]]
+            self._leave(message, Place.OVER_LENGTH)
             self._expire()
+
+    def _length(self) -> int:
+        """What is ready or blocked, and what waits."""
+        return len(self.ready()) + len(self.scheduled)
 
     def _take(self) -> Message:
         """The next message: what came back goes before what is fresh, then by priority."""
@@ -517,8 +474,20 @@ class DeliveryModel(ReadyLines):
         if 0 <= self.delivery_limit < message.failed:
             self._leave(message, Place.LIMIT)
             return
+        delay = self._retry_delay(message, failed)
+        if delay > 0:
+            self._schedule(message, self.time_ms + delay)
+            return
         self._move(message, Place.READY)
         self._put_back(message)
+
+    def _retry_delay(self, message: Message, failed: int) -> int:
+        """For how long what has come back waits: longer with each failure."""
+        kind = self.limits["delayed_retry"]
+        if kind <= 0 or (kind == 2 and not failed) or (kind == 3 and failed):
+            return 0
+        least, most = self.limits["delayed_retry_min_ms"], self.limits["delayed_retry_max_ms"]
+        return min(least * max(1, message.failed), most)
 
     def _requeue(self, message: Message) -> None:
         """Without a limit: behind all that is in the queue, unless it is in a group."""

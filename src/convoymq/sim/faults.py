@@ -156,6 +156,7 @@ def _clients(rng: Random, seed: int, busy: float) -> ClientConfig:
         purge_chance=rng.choice((0.0, 0.0, 0.0, 0.002)),
         close_chance=rng.choice((0.0, 0.005, 0.03)),
         attribute_chance=Random(seed ^ 0xA77).choice((0.0, 0.0, 0.2, 0.6)),
+        delay_chance=Random(seed ^ 0xDE1A).choice((0.0, 0.0, 0.1, 0.5)),
         pause_chance=Random(seed ^ 0x9A5E).choice((0.0, 0.0, 0.05)),
         repeat_chance=Random(seed ^ 0xDED).choice((0.0, 0.0, 0.1, 0.4)),
         lose_chance=Random(seed ^ 0x105E).choice((0.0, 0.0, 0.3)),

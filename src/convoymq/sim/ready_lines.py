@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from convoymq.sim.delivery_model import Message
+    from convoymq.sim.delivery_parts import Message
 
 LEVEL_DEFAULT = 4
 ORIGINAL, FRONT, TAIL = 1, 2, 3

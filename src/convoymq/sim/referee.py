@@ -22,18 +22,12 @@ from typing import NoReturn, Protocol
 from convoymq.queues.quorum.invariants import check_invariants
 from convoymq.queues.quorum.machine import QuorumMachine
 from convoymq.replication.machine import EFFECT_APPLIED, EFFECT_DELIVER, Effect, Machine
-from convoymq.sim.delivery_model import (
-    Answer,
-    DeliveryModel,
-    HandOut,
-    Key,
-    Message,
-    Place,
-    name_of,
-)
+from convoymq.sim.delivery_model import Answer, DeliveryModel, HandOut, name_of
+from convoymq.sim.delivery_parts import Key, Message, Place
 
 DIFFERENCES_SHOWN = 3
 ATTRIBUTES_VERSION = 2
+OPEN_PLACES = (Place.READY, Place.WAITING, Place.HELD, Place.RESERVED)
 _REASONS = {
     Place.REJECTED: "rejected",
     Place.LIMIT: "delivery_limit",
@@ -207,7 +201,7 @@ class Referee:
         totals = machine.totals()
         seen = {
             "ready": len(model.ready()),
-            "returned_ready": sum(1 for m in model.ready() if m.outs),
+            "returned_ready": sum(1 for m in model.ready() if m.outs or m.waited),
             "unacked": places[Place.HELD] + places[Place.RESERVED],
             "consumers": model.consumer_count() + model.reservation_count(),
             "published": len(model.messages),
@@ -222,6 +216,7 @@ class Referee:
             "dropped_maxlen": places[Place.OVER_LENGTH],
             "dlx": len(model.kept),
             "deduplicated": len(model.remembered.dropped),
+            "delayed": len(model.scheduled),
         }
         if machine.backlog.refusing != model.refusing:
             self.fail(f"the machine refuses publishes: {machine.backlog.refusing}")
@@ -258,7 +253,7 @@ class Referee:
         if self.model.kept:
             return f"queue {self.group} keeps dead letters {sorted(self.model.kept)[:3]}"
         places = self.model.places
-        left = sum(places[place] for place in (Place.READY, Place.HELD, Place.RESERVED))
+        left = sum(places[place] for place in OPEN_PLACES)
         return f"queue {self.group} holds {left}: {self.open_messages()[:3]}" if left else ""
 
     # The clients.
@@ -310,7 +305,7 @@ class Referee:
         return [
             f"{name_of(m.identity)} {m.place.value} {m.holder}"
             for m in self.messages.values()
-            if m.place in (Place.READY, Place.HELD, Place.RESERVED)
+            if m.place in OPEN_PLACES
         ]
 
 

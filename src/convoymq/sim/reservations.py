@@ -42,13 +42,8 @@ from convoymq.replication.machine import Machine
 from convoymq.sim.clients import ClientConfig, Workload
 from convoymq.sim.clock import Process, Scheduler
 from convoymq.sim.command_bodies import ReservationOp
-from convoymq.sim.delivery_model import (
-    DeliveryModel,
-    InvariantBroken,
-    Key,
-    Place,
-    Session,
-)
+from convoymq.sim.delivery_model import DeliveryModel, InvariantBroken
+from convoymq.sim.delivery_parts import Key, Place, Session
 from convoymq.sim.records import identity_of
 from convoymq.sim.referee import Referee
 from convoymq.sim.trace import Trace

@@ -119,6 +119,8 @@ class World:
         self.dead_letter_rng = Random(plan.seed ^ 0xDEAD)
         #: The same for message-ids.
         self._window_rng = Random(plan.seed ^ 0xDED1)
+        #: The same for retries.
+        self._retry_rng = Random(plan.seed ^ 0x2E72)
         self.moved: set[bytes] = set()
         """Identities of the dead letters that their target has taken."""
         #: Group -> its effective settings, as the metadata would have them.
@@ -215,6 +217,13 @@ class World:
             window["deduplication-time"] = draw.choice((1, 50, 1_000, 60_000))
         return window
 
+    def _draw_retry(self) -> dict[str, object]:
+        """Which messages that come back wait, and for how long."""
+        draw = self._retry_rng
+        kind = draw.choice(("disabled", "all", "failed", "returned"))
+        times = {"delayed-retry-min": draw.choice((1, 50)), "delayed-retry-max": 200}
+        return {"delayed-retry-type": kind, **times}
+
     def _change_policy(self) -> None:
         """All nodes hear that a policy gives a queue another limit, as from the metadata."""
         if self.quiet:
@@ -239,6 +248,8 @@ class World:
         policy |= order.choice(ORDERS)
         if self.plan.clients.repeat_chance:
             policy.update(self._draw_window())
+        if self.plan.clients.delay_chance:
+            policy.update(self._draw_retry())
         self.policies[group] = {**policy, **self.dead_letter_rng.choice(POLICIES)}
         for node in self.nodes.values():
             if node.alive and group in node.queues:

@@ -82,6 +82,7 @@ class FakeQueue:
         self.trace: Any = None
         self.refuses_publishes = False
         self.serves_attributes = type != "stream"
+        self.serves_delays = type == "quorum"
         self.consumer_timeout_ms: int | None = None
 
     def client(self, session: int, events: Any) -> FakeClient:

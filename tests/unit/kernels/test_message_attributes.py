@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from convoymq.amqp import _spec as spec
 from convoymq.amqp import codec
 from convoymq.kernels import batch
+from convoymq.kernels.content import RECORD_ASKS, RECORD_WAITS
 from convoymq.kernels.message_attributes import DUE_DELAY, DUE_NONE, DUE_TIME, header_runs
 from convoymq.model.tables import INTEGER_CODES, Field, Table
+from convoymq.queues.message_properties import DELAY_MS_MAX, DELIVER_AT_MS_MAX, asked_delay
 from tests.unit.kernels import reference
 from tests.unit.kernels.columns_reference import Message
 from tests.unit.kernels.test_columns import fields, properties, short
@@ -141,3 +143,39 @@ def test_the_scanner_flags_headers_that_queues_act_on(message: Message) -> None:
     assert bool(heard[0] & 8) == bool(names.intersection(NAMES))
     assert bool(heard[0] & 2) == (message.properties.priority is not None)
     assert bool(heard[0] & 4) == (message.properties.expiration is not None)
+
+
+def took_the_short_way(headers: Table, serves: int) -> bool:
+    """Whether a message was put into its queue's batch without a closer look."""
+    builder = batch.CommandBuilder()
+    target = batch.PublishTarget(builder, 1 << 56, None)
+    target.serves = serves
+    ear, (channel,) = make_buffer([1], (target,))
+    heard: list[int] = []
+    channel.owner.on_publish = lambda *given: heard.append(1)
+    sent = spec.Properties(headers=headers)
+    ear.buffer.feed(
+        codec.content_frames(1, spec.BasicPublish(routing_key="q"), sent, b"", frame_bytes_max=4096)
+    )
+    assert not ear.events
+    assert bool(heard) == (builder.used == 0)
+    return not heard
+
+
+@settings(max_examples=100, deadline=None)
+@given(tables)
+def test_only_times_that_are_acceptable_go_the_short_way(headers: Table) -> None:
+    if took_the_short_way(headers, RECORD_WAITS):
+        asked_delay(headers)
+
+
+@pytest.mark.parametrize("name", ["x-delay", "x-deliver-at"])
+def test_a_time_goes_the_short_way_to_a_queue_that_serves_it(name: str) -> None:
+    most = DELAY_MS_MAX if name == "x-delay" else DELIVER_AT_MS_MAX
+    for code, (low, high) in BOUNDS.items():
+        for number in (low, 5, min(high, most)):
+            headers = Table.from_fields([("a", Field("S", b"b")), (name, Field(code, number))])
+            assert took_the_short_way(headers, RECORD_WAITS)
+            assert not took_the_short_way(headers, RECORD_ASKS)
+    for field in (Field("l", most + 1), Field("S", b"5"), Field("t", True)):
+        assert not took_the_short_way(Table.from_fields([(name, field)]), RECORD_WAITS)

@@ -180,3 +180,14 @@ def test_a_death_that_somebody_else_wrote_oddly_is_still_read() -> None:
     letter, properties = dies(marked)
     assert [d.get("queue") for d in deaths_of(properties)] == ["q", 7]
     assert letter.deaths == (("q", "rejected"), ("", ""))
+
+
+def test_a_dead_letter_does_not_wait_again_and_keeps_its_group() -> None:
+    headers = {"x-delay": 5, "x-deliver-at": 6, "x-group-id": "g"}
+    letter, properties = dies(record(headers=headers))
+    assert properties.headers is not None
+    assert "x-delay" not in properties.headers
+    assert "x-deliver-at" not in properties.headers
+    assert properties.headers.get("x-group-id") == Field("S", b"g")
+    assert letter.flags == 8
+    assert dies(record(headers={"x-delay": 5}, priority=1))[0].flags == 2

@@ -81,7 +81,7 @@ def quorum_serves_all() -> Iterator[None]:
         ("target-group-size", 5, 0, "0 is not a valid target count"),
         ("consumer-timeout", 0, -1, "-1 is not a valid consumer timeout"),
         ("consumer-disconnected-timeout", 0, -1, "-1 is not a valid consumer disconnected"),
-        ("delayed-retry-type", "all", "some", '<<"some">> is not a valid delayed retry type'),
+        ("delayed-retry-type", "disabled", "some", '<<"some">> is not a valid delayed retry type'),
         ("delayed-retry-min", 1, -1, "-1 is not a valid delayed retry minimum"),
         ("delayed-retry-max", 1, -1, "-1 is not a valid delayed retry maximum"),
         ("requeue-position", "front", "x", '<<"x">> is not a valid requeue position'),
@@ -159,8 +159,13 @@ def test_operator_policies_have_fewer_keys() -> None:
             "no queue type serves all of max-in-memory-length, queue-mode",
         ),
         (
-            policy(definition={"delayed-retry-min": 5}),
-            "delayed-retry-min is not served by any queue type",
+            policy(definition={"stream-filter-size-bytes": 16}),
+            "stream-filter-size-bytes is not served by any queue type",
+        ),
+        (policy(definition={"delayed-retry-type": "all"}), "needs delayed-retry-min"),
+        (
+            policy(definition={"delayed-retry-min": 5, "delayed-retry-max": 4}),
+            "delayed-retry-max is less than delayed-retry-min",
         ),
     ],
 )

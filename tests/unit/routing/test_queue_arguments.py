@@ -142,17 +142,14 @@ def test_when_the_next_single_active_consumer_begins_can_be_said() -> None:
     assert key in refusal({"x-queue-type": "stream", key: "strict"})
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("x-delayed-retry-type", "all"),
-        ("x-delayed-retry-min", 1),
-        ("x-delayed-retry-max", 1),
-    ],
-)
-def test_what_quorum_queues_do_not_serve_yet_is_named(key: str, value: object) -> None:
-    arguments = {"x-queue-type": "quorum", key: value}
-    assert refusal(arguments) == f"invalid arg '{key}' for {Q}: not served yet by quorum queues"
+def test_the_times_of_a_delayed_retry_go_together() -> None:
+    kind = {"x-queue-type": "quorum", "x-delayed-retry-type": "failed"}
+    assert "x-delayed-retry-min is needed" in refusal(kind)
+    least = kind | {"x-delayed-retry-min": 10}
+    assert "less than x-delayed-retry-min" in refusal(least | {"x-delayed-retry-max": 9})
+    for arguments in (least, least | {"x-delayed-retry-max": 10}, {"x-delayed-retry-min": 10}):
+        assert accepted({"x-queue-type": "quorum", **arguments}).value == "quorum"
+    assert accepted(kind | {"x-delayed-retry-type": "disabled"}).value == "quorum"
 
 
 def test_what_classic_queues_do_not_serve_yet_is_named() -> None:

@@ -28,6 +28,18 @@ SELECTION = (
     Switch("membership", str),
     Switch("errors-only"),
 )
+LISTED_DEFAULT = 100
+SCHEDULED_PAGE = 1_000
+SCHEDULED = (
+    "id",
+    "deliver_at",
+    "reason",
+    "exchange",
+    "routing_key",
+    "message_id",
+    "payload_bytes",
+    "delivery_count",
+)
 CHANGES = ("vhost", "name", "size", "result")
 NOT_FOUND = {404: Problem(DATA, "not_found")}
 HERE = (QUEUES,)
@@ -125,6 +137,46 @@ def peek(invocation: Invocation) -> Output:
             for key, value in found.items()
         ],
     )
+
+
+def list_scheduled(invocation: Invocation) -> Output:
+    """Lists what waits for a time in a queue, the first that is due first."""
+    limit = invocation.value("limit", LISTED_DEFAULT)
+    rows: list[JsonObject] = []
+    after = ""
+    while len(rows) < limit:
+        most = min(limit - len(rows), SCHEDULED_PAGE)
+        template = "convoy/queues/{vhost}/{queue}/scheduled" + f"?limit={most}{after}"
+        found = object_of(invocation.call("GET", template))
+        messages = found["messages"]
+        assert isinstance(messages, list)
+        for row in rows_of(messages):
+            properties = row.get("properties")
+            known = properties if isinstance(properties, dict) else {}
+            rows.append({**row, "message_id": known.get("message_id", "")})
+        if found["next"] is None:
+            break
+        after = f"&after={found['next']}"
+    return Rows(SCHEDULED, rows)
+
+
+def cancel_scheduled(invocation: Invocation) -> Output:
+    """Drops messages that wait for a time."""
+    body: dict[str, Json] = {"ids": list[Json](invocation.rest)}
+    found = object_of(
+        invocation.call("POST", "convoy/queues/{vhost}/{queue}/scheduled/cancel", body)
+    )
+    return Rows(("cancelled",), [found])
+
+
+def _check_limit(invocation: Invocation) -> None:
+    if invocation.value("limit", LISTED_DEFAULT) < 1:
+        raise Misused("Bad argument: limit must be at least 1", DATA)
+
+
+def _check_ids(invocation: Invocation) -> None:
+    if not invocation.rest:
+        raise Misused("Bad argument: name at least one message", DATA)
 
 
 def _check_position(invocation: Invocation) -> None:
@@ -286,6 +338,28 @@ COMMANDS = (
         switches=SELECTION,
         banner="Forcing checkpoint for all matching quorum queues...",
         run=force_checkpoint,
+    ),
+    Command(
+        name="list_scheduled",
+        summary="Lists messages of a quorum queue that wait for a time, the next first",
+        tools=HERE,
+        arguments=("queue",),
+        switches=(VHOST, Switch("limit", int)),
+        check=_check_limit,
+        banner="Listing messages that wait in queue {queue} ...",
+        run=list_scheduled,
+        problems=NOT_FOUND,
+    ),
+    Command(
+        name="cancel_scheduled",
+        summary="Drops messages of a quorum queue that wait for a time, by their ids",
+        tools=HERE,
+        arguments=("queue", "id*"),
+        switches=(VHOST,),
+        check=_check_ids,
+        banner="Cancelling messages that wait in queue {queue} ...",
+        run=cancel_scheduled,
+        problems=NOT_FOUND,
     ),
     Command(
         name="set_prefetch",

@@ -15,6 +15,7 @@ from convoymq.management.handlers import (
     policies,
     queues,
     replicas,
+    scheduled,
     users,
     vhosts,
 )
@@ -28,6 +29,7 @@ ROUTES: tuple[Route, ...] = (
     *connections.routes,
     *exchanges.routes,
     *messages.routes,
+    *scheduled.routes,
     *queues.routes,
     *replicas.routes,
     *bindings.routes,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from convoymq.model.tables import EMPTY, Table, decode_table
+
 _CONTENT_TYPE = 1 << 15
 _CONTENT_ENCODING = 1 << 14
 _HEADERS = 1 << 13
@@ -30,6 +32,21 @@ class Traits(NamedTuple):
     priority: int | None
     expiration_ms: int | None
     body_size: int
+
+
+def headers_of(record: bytes) -> Table:
+    """Returns the headers of a record. Raises ValueError, BrokerError when it is malformed."""
+    try:
+        at = 1 + record[0]
+        at += 1 + record[at] + _FRAME_HEADER
+        flags = int.from_bytes(record[at + 12 : at + 14], "big")
+        at += _CONTENT_HEADER
+        for bit in (_CONTENT_TYPE, _CONTENT_ENCODING):
+            if flags & bit:
+                at += 1 + record[at]
+    except IndexError as error:
+        raise ValueError("message record is cut off") from error
+    return decode_table(record, at, len(record))[0] if flags & _HEADERS else EMPTY
 
 
 def traits_of(record: bytes) -> Traits:

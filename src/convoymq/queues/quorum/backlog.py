@@ -13,15 +13,16 @@ The setting `requeue_position` says otherwise where what comes back goes (ADR 00
 the log (`levels.restored`), to the head, or to the tail.
 
 Messages in a group of which another one is ready or held are blocked: neither ready nor held
-(`groups`, ADR 0051).
+(`groups`, ADR 0051). What is `waiting` becomes ready at a time (`Delayed`, ADR 0049).
 
-Invariants: published = ready + blocked + unacked + acked + purged + dropped; `fresh` is in the
-order of the log.
+Invariants: published = ready + blocked + waiting + unacked + acked + purged + dropped; `fresh` is
+in the order of the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from convoymq.queues.quorum import runs
 from convoymq.queues.quorum.groups import Groups
@@ -31,10 +32,15 @@ from convoymq.queues.quorum.levels import (
     LEVEL_MAX,
     Levels,
     due_of,
+    level_of,
 )
 from convoymq.queues.quorum.order import Order
 from convoymq.queues.quorum.restored import place_of
+from convoymq.queues.quorum.waiting import Waiting
 from convoymq.replication.machine import NEVER
+
+if TYPE_CHECKING:
+    from convoymq.queues.quorum.delayed import Delayed
 
 OVER_DELIVERY_LIMIT = "delivery_limit"
 REJECTED = "rejected"
@@ -56,6 +62,7 @@ class Backlog:
         "beside",
         "bounded",
         "dead_letters",
+        "delayed",
         "delivered",
         "delivery_limit",
         "dropped",
@@ -80,6 +87,7 @@ class Backlog:
         "two_classes",
         "unacked",
         "unacked_bytes",
+        "waiting",
     )
 
     def __init__(self, delivery_limit: int) -> None:
@@ -99,6 +107,9 @@ class Backlog:
         self.requeue_position = AS_RABBITMQ
         #: What came back to the head with the command that is being applied: see `put_front`.
         self.fronted: list[runs.Run] = []
+        #: What becomes ready at a time; and who decides it, when there is somebody.
+        self.waiting = Waiting()
+        self.delayed: Delayed | None = None
         #: Some message has a time at which it expires: a short cut, for queues without.
         self.timed = False
         self.message_ttl_ms = -1
@@ -171,6 +182,17 @@ class Backlog:
         else:
             self.fresh.push(index, offset, first, count, size, 0, 0, mark)
 
+    def arrive(self, run: runs.Run) -> None:
+        """Takes a run that has waited. One that came back goes where such runs go; another one
+        behind all that is in the queue at the default level, and with a priority above that to what
+        came back."""
+        if due_of(run[7]):
+            self.timed = True
+        if run[5]:
+            self._return(run)
+        else:
+            self._put_back(run, AS_RABBITMQ if level_of(run[7]) > LEVEL_DEFAULT else TAIL)
+
     def take(self, limit: int) -> runs.Run:
         """Removes at most `limit` messages of the next run. There must be one."""
         run = self._remove(limit)
@@ -224,14 +246,13 @@ class Backlog:
                     again += run[3]
                 pieces += 1
                 continue
-            moved, parts = held.take_from(
+            moved, parts, before = held.take_from(
                 source, first_id + taken, min(limit - taken, room), runs_max - pieces
             )
             assert moved > 0, "a message is ready and was not taken"
             taken += moved
             pieces += parts
-            if source is not self.fresh:
-                again += moved
+            again += before
         assert taken <= limit, "more was taken than was asked for"
         self.delivered += taken
         self.redelivered += again
@@ -320,9 +341,9 @@ class Backlog:
     # ---------------------------------------------------------------- length
 
     def length(self) -> int:
-        """Messages that count toward the limit: those that nobody holds, and dead letters that are
-        kept."""
-        return self.stored() + int(self.dead_letters.messages)
+        """Messages that count toward the limit: those that nobody holds, what waits, and dead
+        letters that are kept."""
+        return self.stored() + int(self.waiting.messages) + int(self.dead_letters.messages)
 
     def length_bytes(self) -> int:
         """Body bytes that count toward the limit."""
@@ -341,8 +362,12 @@ class Backlog:
     def take_excess(self) -> runs.Run:
         """Takes messages out that would be delivered next, of one run, so that what is left comes
         nearer to the limits and not below them. Some limit must be exceeded. What is blocked goes
-        when nothing is ready."""
-        excess = self.stored() - self.max_length if self.max_length >= 0 else 0
+        when nothing is ready, and last what waits."""
+        excess = 0
+        if self.max_length >= 0:
+            excess = self.stored() + int(self.waiting.messages) - self.max_length
+            if excess > 0 and not self.stored():
+                return self.waiting.take(excess)
         over = self.stored_bytes() - self.max_bytes if self.max_bytes >= 0 else 0
         assert excess > 0 or over > 0, "no limit is exceeded"
         limit = max(excess, 0)
@@ -391,12 +416,17 @@ class Backlog:
         if 0 <= self.delivery_limit < failed_delivery_count:
             return (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
         back = (index, offset, first, count, size, acquired_count, failed_delivery_count, mark)
+        if self.delayed is None or not self.delayed.retries(back, failed):
+            self._return(back)
+        return None
+
+    def _return(self, back: runs.Run) -> None:
+        """A run that was handed out is ready again."""
         if self.groups.heads:
             for part, grouped in self.groups.parts(back):
                 self._put_back(part, ORIGINAL if grouped else self.requeue_position)
         else:
             self._put_back(back, self.requeue_position)
-        return None
 
     def _put_back(self, run: runs.Run, position: int) -> None:
         # Without an asterisk: calls of compiled containers have none.
@@ -475,7 +505,7 @@ class Backlog:
 
     # ---------------------------------------------------------------- the log
 
-    def live_ranges(self, held: Iterable[runs.CheckedOut]) -> list[tuple[int, int]]:
+    def live_ranges(self, held: Iterable[runs.CheckedOut | Waiting]) -> list[tuple[int, int]]:
         """See `Machine.live_ranges`; `held`: what consumers and reservations hold.
 
         What is fresh was published in one range of the log, so it is one range, with the few small
@@ -508,7 +538,7 @@ class Backlog:
             made.append((low, high))
         return made
 
-    def oldest_live(self, held: Iterable[runs.CheckedOut]) -> int:
+    def oldest_live(self, held: Iterable[runs.CheckedOut | Waiting]) -> int:
         """See `Machine.oldest_live`: messages that came back may lie before it."""
         oldest = NEVER
         for waiting in (self.fresh, self.returned, self.requeued, *self.levels.fifos()):

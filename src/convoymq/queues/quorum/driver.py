@@ -29,9 +29,12 @@ SINCE_VERSION_2 = (
     "x-priority-mode",
     "x-deduplication-count",
     "x-deduplication-time",
+    "x-delayed-retry-type",
+    "x-delayed-retry-min",
+    "x-delayed-retry-max",
 )
-"""Arguments that the first version of the machine does not know (ADR 0043, ADR 0044, ADR 0050,
-ADR 0052)."""
+"""Arguments that the first version of the machine does not know (ADR 0043, ADR 0044, ADR 0049, ADR
+0050, ADR 0052)."""
 
 
 class QuorumDriver(GroupDriver):
@@ -89,6 +92,9 @@ class QuorumDriver(GroupDriver):
                 "priority-mode",
                 "deduplication-count",
                 "deduplication-time",
+                "delayed-retry-type",
+                "delayed-retry-min",
+                "delayed-retry-max",
                 "target-group-size",
             )
         ),

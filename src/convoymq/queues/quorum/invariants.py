@@ -60,12 +60,14 @@ def check_invariants(machine: QuorumMachine) -> None:
     places += machine.dead_letters.check()
     places += backlog.groups.blocked_runs()
     machine.deduplication.check()
+    places += _check_waiting(machine)
     live = list(machine.live_ranges())
     _check_fresh(backlog.fresh, places, live)
     _check_places(places, live)
     _check_groups(machine)
     gone = backlog.acked + backlog.purged + sum(backlog.dropped.values())
-    assert backlog.stored() + unacked + gone == backlog.published, "messages appeared or vanished"
+    kept = backlog.stored() + backlog.waiting.messages + unacked
+    assert kept + gone == backlog.published, "messages appeared or vanished"
 
 
 def _check_held(consumer: Consumer) -> list[Run]:
@@ -136,6 +138,20 @@ def _check_who_is_active(machine: QuorumMachine) -> None:
             )
 
 
+def _check_waiting(machine: QuorumMachine) -> list[Run]:
+    """What waits adds up, is in the order of its times, and waits no longer than it has to."""
+    waiting = machine.backlog.waiting
+    rows = list(waiting.rows())
+    found = [run for _, run in rows]
+    assert sum(map(COUNT, found)) == waiting.messages
+    assert sum(map(SIZE, found)) == waiting.size
+    assert len(rows) == waiting.run_count()
+    keys = [(due_ms, *run[:3]) for due_ms, run in rows]
+    assert keys == sorted(set(keys)), "what waits is not in order"
+    assert not keys or keys[0][0] > machine.time_ms, "a message waits too long"
+    return found
+
+
 def _check_tail(backlog: Backlog) -> list[Run]:
     """Groups of the tail add up, and wait for messages that have entered the queue; its runs."""
     tail = backlog.requeued
@@ -199,6 +215,7 @@ def _check_groups(machine: QuorumMachine) -> None:
         *(run for fifo in backlog.levels.fifos() for run in fifo.runs()),
         *(run for consumer in machine.consumers.all() for _, run in consumer.checked_out.held()),
         *(run for each in machine.reservations.by_name.values() for _, run in each.held.held()),
+        *backlog.waiting.runs(),
     ]  # fmt: skip
     known = {
         (index, (offset << 32 | first) + i)

@@ -16,6 +16,7 @@ The machine takes a command to the part that it is about:
 | `deliveries`         | how many messages a consumer gets in its turn               |
 | `dead_letters`       | what becomes of messages that leave unacknowledged          |
 | `deduplication`      | which published messages are repeats, by their message-ids  |
+| `delayed`            | which messages wait for a time, and until when              |
 | `reservations`       | what named readers may do (ADR 0008), by their own rules;   |
 |                      | `reservation_holder` says what that means here              |
 | `snapshot`           | how all that is kept                                        |
@@ -30,7 +31,8 @@ is settled. 2 has CONFIG, by which the leader changes settings while the queue r
 lengths and priorities (ADR 0043); dead letters: a setting for their strategy, and SETTLE from the
 leader for those that were published (ADR 0044); and judges conditions of queue.delete. The order of
 delivery is a setting (ADR 0050). ENQUEUE's flag 8, that records carry headers for the queue, means
-message groups (ADR 0051). Repeats by message-id are dropped (ADR 0052).
+message groups (ADR 0051), and times before which messages wait (ADR 0049), as retries do. Repeats
+by message-id are dropped (ADR 0052).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -49,11 +51,12 @@ from convoymq.kernels.message_attributes import attribute_runs
 from convoymq.model import trace as words
 from convoymq.model.errors import UnknownCommand
 from convoymq.queues.group_machine import GroupMachine
-from convoymq.queues.quorum import groups, runs, snapshot, tracing, views
+from convoymq.queues.quorum import runs, snapshot, tracing, views
 from convoymq.queues.quorum.backlog import AS_RABBITMQ, Backlog
 from convoymq.queues.quorum.consumers import CANCELLED, POLLER, Consumers, QueueSession
 from convoymq.queues.quorum.dead_letters import DeadLetters
 from convoymq.queues.quorum.deduplication import Deduplication
+from convoymq.queues.quorum.delayed import BAD_CANCEL, CANCEL_SCHEDULED, Delayed
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, mark_of
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
@@ -64,6 +67,7 @@ from convoymq.queues.quorum.settings import (
     check_changes,
     with_defaults,
 )
+from convoymq.queues.quorum.waiting import Waiting
 from convoymq.queues.reservations import MALFORMED, SINGLE_ACTIVE, Reservations
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, Packed, decode_map
 from convoymq.replication import versions as supported
@@ -126,6 +130,9 @@ class QuorumMachine(GroupMachine):
         self._expires_ms = NONE
         self.deduplication = Deduplication(self)
         self._deduplicates = False
+        self.delayed = Delayed(self, self.backlog)
+        self.backlog.delayed = self.delayed
+        self.waiting: Waiting = self.backlog.waiting
         self._follow_settings()
         self.consumers = Consumers(self)
         self.dead_letters = DeadLetters(self, self.backlog)
@@ -150,6 +157,8 @@ class QuorumMachine(GroupMachine):
             self.trace.begin_entry(data)
         if self._deduplicates:
             self.deduplication.forget_old()
+        if self.waiting.messages:
+            self._fire()
         if backlog.timed:
             deliveries.expire()
         for kind, flags, session_id, seq, count, arg, offset, _length in batch.commands(data):
@@ -172,10 +181,21 @@ class QuorumMachine(GroupMachine):
                 deliveries.assign()
             if backlog.bounded:
                 deliveries.keep_length()
-        if backlog.timed or self._expires_ms >= 0:
+        if backlog.timed or self._expires_ms >= 0 or self.waiting.messages:
             self._announce_due()
         assert not (consumers.priorities and backlog.ready()), "a message and a consumer wait"
         self._end_entry()
+
+    def _fire(self) -> None:
+        """What has waited until now becomes ready, and is served."""
+        if not self.delayed.fire():
+            return
+        if self.backlog.timed:
+            self.deliveries.expire()
+        if self.consumers.priorities and self.backlog.ready():
+            self.deliveries.assign()
+        if self.backlog.bounded:
+            self.deliveries.keep_length()
 
     def _enqueue(
         self,
@@ -230,7 +250,7 @@ class QuorumMachine(GroupMachine):
                 backlog.enqueue(index, offset, first, count, size, mark)
             return
         if flags & self._attributes & FLAG_HEADERS:
-            groups.enqueue(backlog, self.mark_for, data, index, offset, first, count)
+            self.delayed.enqueue(index, first, count, data, offset)
             return
         found = attribute_runs(data, offset, first, count)
         for at in range(0, len(found), 5):
@@ -245,9 +265,16 @@ class QuorumMachine(GroupMachine):
         # Time limit 0: for a consumer that waits already.
         return mark_of(level, self.time_ms + max(expiration, 1) if expiration >= 0 else 0)
 
-    def _announce_due(self) -> None:
-        """Asks for a TICK when the next message expires or the queue, once for each such time."""
+    def _message_due_ms(self) -> int:
+        """When the next message expires that is at a head, or becomes ready; 0 = none does."""
         due = self.backlog.due_ms()
+        waits = self.waiting.first_due_ms()
+        return waits if waits and (not due or waits < due) else due
+
+    def _announce_due(self) -> None:
+        """Asks for a TICK when the next message expires or becomes ready, or the queue expires,
+        once for each such time."""
+        due = self._message_due_ms()
         unused = self._unused_due_ms()
         if unused is not None and (not due or unused < due):
             due = unused
@@ -338,9 +365,10 @@ class QuorumMachine(GroupMachine):
             for run in self.backlog.ready_runs():
                 tracing.left(self.trace, words.DROPPED, 0, words.PURGED, 0, 0, run)
         self.dead_letters.drop_all()
+        waited = self.delayed.purge()
         grouped = self.backlog.groups.heads
         held = [run for part in self._held() for _, run in part.held()] if grouped else []
-        self._reply(session, APPLIED_OK, self.backlog.purge(held))
+        self._reply(session, APPLIED_OK, self.backlog.purge(held) + waited)
 
     def _reservation(self, session: QueueSession, body: bytes, length: int) -> None:
         """RESERVATION: one op of `queues.reservations`; answered with its map, or refused with a
@@ -352,6 +380,11 @@ class QuorumMachine(GroupMachine):
             return
         if self.version >= 2 and op.get("op") == DELETE_CHECK:
             self._check_delete(session, op)
+            return
+        if self.version >= 2 and op.get("op") == CANCEL_SCHEDULED:
+            cancelled = self.delayed.cancel(op)
+            status = APPLIED_OK if cancelled is not None else APPLIED_REJECTED
+            self._reply(session, status, BAD_CANCEL if cancelled is None else cancelled)
             return
         reason, answer = self.reservations.apply(op, self.index, self.time_ms)
         if reason is not None:
@@ -367,7 +400,7 @@ class QuorumMachine(GroupMachine):
         ready = self.backlog.stored()
         if op.get("if_unused") is True and self.consumers.count:
             self._reply(session, APPLIED_REJECTED, IN_USE)
-        elif op.get("if_empty") is True and ready:
+        elif op.get("if_empty") is True and (ready or self.waiting.messages):
             self._reply(session, APPLIED_REJECTED, NOT_EMPTY)
         else:
             self._reply(session, APPLIED_OK, {"messages": ready})
@@ -415,6 +448,7 @@ class QuorumMachine(GroupMachine):
         backlog.delivery_limit = settings["delivery_limit"]
         backlog.message_ttl_ms = settings.get("message_ttl_ms", NONE)
         self._expires_ms = settings.get("expires_ms", NONE)
+        self.delayed.follow(settings)
         backlog.max_length = settings.get("max_length", NONE)
         backlog.max_bytes = settings.get("max_length_bytes", NONE)
         backlog.refuses = settings.get("reject_publish", NONE) > 0
@@ -508,7 +542,7 @@ class QuorumMachine(GroupMachine):
             for due in (
                 self.reservations.next_due_ms(),
                 self._nodes_due_ms(),
-                self.backlog.due_ms() or None,
+                self._message_due_ms() or None,
                 unused,
             )
             if due is not None
@@ -547,13 +581,16 @@ class QuorumMachine(GroupMachine):
         held.append(self.dead_letters.held)
         return held
 
+    def _elsewhere(self) -> list[runs.CheckedOut | Waiting]:
+        return [*self._held(), self.waiting]
+
     def live_ranges(self) -> Iterable[tuple[int, int]]:
         """Entries whose bodies are still needed (Machine.live_ranges)."""
-        return self.backlog.live_ranges(self._held())
+        return self.backlog.live_ranges(self._elsewhere())
 
     def oldest_live(self) -> int:
         """Nearly the first of `live_ranges`: messages that came back may lie before it."""
-        return int(self.backlog.oldest_live(self._held()))
+        return int(self.backlog.oldest_live(self._elsewhere()))
 
     def resend(self, session_node: int) -> None:
         """Appends the effects that bring the clients of a node up to date (Machine.resend)."""
@@ -584,14 +621,14 @@ class QuorumMachine(GroupMachine):
         return views.totals(self)
 
     def memory_bytes(self) -> int:
-        """Bytes of the packed index: runs that are ready, checked out or dead letters; and of the
-        message-ids that are remembered."""
-        held = sum(part.memory_bytes() for part in self._held())
+        """Bytes of the packed index: runs that are ready, wait, are checked out or dead letters;
+        and of the message-ids that are remembered."""
+        held = sum(part.memory_bytes() for part in self._elsewhere())
         return int(self.backlog.memory_bytes() + held + self.deduplication.memory_bytes())
 
     def run_count(self) -> int:
         """Runs in the queue: what `state_snapshot` costs."""
-        return int(self.backlog.run_count() + sum(part.run_count() for part in self._held()))
+        return int(self.backlog.run_count() + sum(part.run_count() for part in self._elsewhere()))
 
     def state_snapshot(self) -> list[views.Place]:
         """Everything in the queue, for the trace; see `views.state_snapshot`."""

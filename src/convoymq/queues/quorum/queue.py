@@ -42,12 +42,16 @@ from convoymq.queues.interface import (
     Delivery,
     QueueFeatures,
     Row,
+    ScheduledMessage,
+    ScheduledPlace,
 )
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover
+from convoymq.queues.quorum.delayed import CANCEL_SCHEDULED
 from convoymq.queues.quorum.machine import DELETE_CHECK, IN_USE, NOT_EMPTY, QuorumMachine
 from convoymq.queues.quorum.peeking import peek
 from convoymq.queues.quorum.reservation_client import ReservationClient
+from convoymq.queues.quorum.scheduled import scheduled
 from convoymq.queues.quorum.settings import SINCE_VERSION_2, machine_settings
 from convoymq.queues.quorum.views import messages_by_priority
 from convoymq.queues.reservation_reads import Ask, Fields, ReservedRun, Room, no_wait, serve
@@ -197,6 +201,11 @@ class QuorumQueue(GroupQueue):
             return self._host.floor_of(QuorumMachine.KIND) >= ATTRIBUTES_VERSION
         machine: QuorumMachine = replica.machine
         return machine.version >= ATTRIBUTES_VERSION
+
+    @property
+    def serves_delays(self) -> bool:
+        """See `Queue`: as far as attributes."""
+        return self.serves_attributes
 
     def _on_own_effect(self, effect: Effect, replica: Replica) -> None:
         machine: QuorumMachine = replica.machine
@@ -463,6 +472,22 @@ class QuorumQueue(GroupQueue):
         """See `Queue`."""
         return await self._reservation_client.browse(cursor, max_rows, max_bytes)
 
+    def scheduled(self, after: ScheduledPlace | None, limit: int) -> list[ScheduledMessage]:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None:
+            raise Unavailable("the queue has no replica here")
+        return scheduled(self, replica.machine, after, limit)
+
+    async def cancel_scheduled(self, places: Sequence[ScheduledPlace]) -> int:
+        """See `Queue`. The queue's log decides which of them still wait."""
+        self.check_serves_delays()
+        op = {"op": CANCEL_SCHEDULED, "messages": [list(place) for place in places]}
+        answer = await self._reservation_client.ask(op)
+        cancelled = answer["cancelled"]
+        assert isinstance(cancelled, int)
+        return cancelled
+
     async def peek(self, position: int) -> ReservedRun | None:
         """See `Queue`."""
         replica = self.replica()
@@ -578,6 +603,8 @@ class QuorumQueue(GroupQueue):
             made["messages_deduplicated"] = machine.deduplication.repeats
             made["deduplication_ids"] = machine.deduplication.count()
             made["deduplication_bytes"] = machine.deduplication.memory_bytes()
+            made["messages_delayed"] = machine.waiting.messages
+            made["message_bytes_delayed"] = machine.waiting.size
             made["dead_letter_strategy"] = NAMES[machine.dead_letters.strategy]
             made["totals"] = machine.totals()
             if self.mover.warning:

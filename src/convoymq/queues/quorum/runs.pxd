@@ -67,7 +67,7 @@ cdef class CheckedOut:
         self, uint64_t message_id, uint64_t index, uint64_t offset, uint64_t first, uint64_t count,
         uint64_t size, uint64_t acquired_count, uint64_t failed_delivery_count, uint64_t mark=*
     )
-    @cython.locals(run=tuple, taken=uint64_t, moved=uint64_t)
+    @cython.locals(run=tuple, taken=uint64_t, moved=uint64_t, again=uint64_t)
     cpdef tuple take_from(
         self, Fifo source, uint64_t message_id, uint64_t limit, uint64_t runs_max
     )

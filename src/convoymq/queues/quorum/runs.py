@@ -511,17 +511,20 @@ class CheckedOut:
 
     def take_from(
         self, source: Fifo, message_id: int, limit: int, runs_max: int
-    ) -> tuple[int, int]:
+    ) -> tuple[int, int, int]:
         """Moves at most `limit` messages in `runs_max` runs from the front of a queue, under ids
-        from `message_id` on. Returns (messages, runs)."""
+        from `message_id` on. Returns (messages, runs, messages that were handed out before)."""
         taken = 0
         moved = 0
+        again = 0
         while taken < limit and moved < runs_max and source.messages:
             run = source.take(limit - taken)
             self.add(message_id + taken, *run)
             taken += run[3]
+            if run[5]:
+                again += run[3]
             moved += 1
-        return taken, moved
+        return taken, moved, again
 
     def _find(self, message_id: int) -> int:
         """Position of the first run whose last id is not below `message_id`."""

@@ -16,6 +16,8 @@ DISCONNECTED_TIMEOUT = "consumer_disconnected_timeout_ms"
 POSITIONS = {"original": ORIGINAL, "front": FRONT, "tail": TAIL}
 """Of the setting `requeue_position`, as users write them."""
 TWO_CLASSES = "two-classes"
+RETRIES = {"all": 1, "failed": 2, "returned": 3}
+"""Which of the messages that come back wait, by `delayed-retry-type`."""
 NONE = -1
 """No limit; also what a setting is that no CONFIG ever named."""
 
@@ -47,6 +49,11 @@ SINCE_VERSION_2: Mapping[str, int] = {
     "max_length_bytes": NONE,
     # 1: beyond a limit publishers are refused; otherwise what is next is dropped.
     "reject_publish": NONE,
+    # What comes back waits before it is delivered again: 0 nothing, 1 all, 2 what has failed, 3
+    # what has not; for the least time times the number of failures, up to the most.
+    "delayed_retry": 0,
+    "delayed_retry_min_ms": 0,
+    "delayed_retry_max_ms": 0,
     # Comes before disconnect_timeout_ms.
     DISCONNECTED_TIMEOUT: NONE,
     # Where a message goes that comes back: `Backlog.give_back`.
@@ -82,11 +89,26 @@ def machine_settings(settings: Mapping[str, object]) -> Settings:
         "max_length_bytes": _number(settings, "max-length-bytes"),
         "reject_publish": 1 if settings.get("overflow") == REJECT_PUBLISH else NONE,
         "dead_letters": dead_letter_strategy(settings)[0],
+        **_delayed_retry(settings),
         DISCONNECTED_TIMEOUT: _number(settings, "consumer-disconnected-timeout"),
         "requeue_position": POSITIONS.get(str(settings.get("requeue-position")), AS_RABBITMQ),
         "two_priority_classes": int(settings.get("priority-mode") == TWO_CLASSES),
         "deduplication_count": _number(settings, "deduplication-count"),
         "deduplication_time_ms": _number(settings, "deduplication-time"),
+    }
+
+
+def _delayed_retry(settings: Mapping[str, object]) -> Settings:
+    """The settings of retries; without a least time there is no delay."""
+    kind = RETRIES.get(str(settings.get("delayed-retry-type")), 0)
+    least = max(0, _number(settings, "delayed-retry-min"))
+    most = max(least, _number(settings, "delayed-retry-max"))
+    if not kind or not least:
+        return {"delayed_retry": 0, "delayed_retry_min_ms": 0, "delayed_retry_max_ms": 0}
+    return {
+        "delayed_retry": kind,
+        "delayed_retry_min_ms": least,
+        "delayed_retry_max_ms": most,
     }
 
 

@@ -70,6 +70,8 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
         remembered = machine.deduplication.pack()
         if remembered is not None:
             packed["deduplication"] = remembered
+        if backlog.waiting.messages:
+            packed["delayed"] = backlog.waiting.pack()
     return packed
 
 
@@ -128,6 +130,8 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
         machine.dead_letters.unpack(known["dead_letters"])
         if "deduplication" in known:
             machine.deduplication.unpack(known["deduplication"])
+        if "delayed" in known:
+            backlog.waiting.unpack(known["delayed"])
 
 
 def _take_in(consumers: Consumers, consumer: Consumer) -> None:

@@ -37,6 +37,8 @@ def totals(machine: QuorumMachine) -> dict[str, int]:
         "purged": backlog.purged,
         "duplicates": machine.duplicates,
         "deduplicated": machine.deduplication.repeats,
+        "delayed": backlog.waiting.messages,
+        "delayed_bytes": backlog.waiting.size,
         "dlx": machine.dead_letters.held.messages,
         "dlx_bytes": machine.dead_letters.held.size,
     }
@@ -56,9 +58,10 @@ def messages_by_priority(machine: QuorumMachine) -> dict[str, int]:
 
 
 def state_snapshot(machine: QuorumMachine) -> list[Place]:
-    """Everything in the queue: what is ready first (session None), then what is checked out. A
-    reservation counts as session `reservation_session(name)`. Cost: O(runs)."""
+    """Everything in the queue: what is ready or waits first (session None), then what is checked
+    out. A reservation counts as session `reservation_session(name)`. Cost: O(runs)."""
     made: list[Place] = [(None, 0, 0, run) for run in machine.backlog.ready_runs()]
+    made += [(None, 0, 0, run) for run in machine.backlog.waiting.runs()]
     for consumer in machine.consumers.all():
         made += [
             (consumer.session.id, consumer.number, message_id, run)

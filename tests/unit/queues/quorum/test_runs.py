@@ -212,7 +212,7 @@ def test_messages_move_from_a_queue_under_ids(counts: list[int], limit: int, run
     for i, count in enumerate(counts):
         fifo.push(i, 0, 0, count, 10 * count, 0, 0, 3 if i == 4 else 0)
     before = [m for run in fifo.runs() for m in spread(run)]
-    taken, moved = held.take_from(fifo, 7, limit, runs_max)
+    taken, moved, _ = held.take_from(fifo, 7, limit, runs_max)
     assert taken == min(limit, sum(counts[:runs_max]))
     assert moved == held.run_count() <= runs_max
     got = {start + k: m for start, run in held.held() for k, m in enumerate(spread(run))}

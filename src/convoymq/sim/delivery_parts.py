@@ -1,0 +1,120 @@
+"""What the model of deliveries is made of: messages, consumers, sessions."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from convoymq.sim.ready_lines import LEVEL_DEFAULT
+
+Key = tuple[int, int, int]
+"""Place of a message in the log: entry index, command offset, record."""
+
+
+class Place(Enum):
+    """Where a message is."""
+
+    READY = "ready"
+    WAITING = "waiting"
+    HELD = "held"
+    RESERVED = "reserved"
+    SETTLED = "settled"
+    REJECTED = "rejected"
+    LIMIT = "delivery limit"
+    EXPIRED = "expired"
+    OVER_LENGTH = "over length"
+    PURGED = "purged"
+
+
+STILL_THERE = (Place.READY, Place.WAITING, Place.HELD, Place.RESERVED)
+
+
+class Message:
+    """One message."""
+
+    __slots__ = (
+        "acquired",
+        "at_tail",
+        "due_ms",
+        "failed",
+        "group",
+        "holder",
+        "identity",
+        "key",
+        "level",
+        "outs",
+        "place",
+        "waited",
+    )
+
+    def __init__(self, key: Key, identity: bytes) -> None:
+        self.key = key
+        self.level = LEVEL_DEFAULT
+        self.due_ms: int | None = None
+        self.identity = identity
+        self.group: bytes | None = None
+        self.place = Place.READY
+        self.holder: tuple[int, int, int] | None = None
+        """(session, consumer, message id)"""
+        self.acquired = 0
+        self.failed = 0
+        self.at_tail = False
+        """It came back to the tail: its place in the log says nothing any more."""
+        self.waited = False
+        """It was not ready at some time."""
+        self.outs = 0
+        """How often it was given to somebody."""
+
+
+class Consumer:
+    """One consumer; number 0 holds what basic.get took."""
+
+    __slots__ = (
+        "arrived",
+        "cancelled",
+        "held",
+        "lost",
+        "next_id",
+        "node",
+        "number",
+        "passed",
+        "priority",
+        "session",
+        "waits_since",
+        "window",
+    )
+
+    def __init__(self, session: int, number: int, window: int, priority: int) -> None:
+        self.session = session
+        self.number = number
+        self.node = session >> 56
+        self.window = window
+        self.priority = priority
+        self.cancelled = False
+        self.next_id = 0
+        self.held: dict[int, Message] = {}
+        self.waits_since = 0
+        """Since when it could be served and was not; 0 = it cannot be served."""
+        self.arrived = 0
+        """Single active consumer: since when it waits to be activated."""
+        self.lost = False
+        """Single active consumer: it lost its activity because its node was suspected."""
+        self.passed: dict[tuple[int, int], int] = {}
+        """Turns that others of its priority had while it could have been served."""
+
+
+class Session:
+    """One ordered command stream."""
+
+    __slots__ = ("consumers", "id", "incarnation", "node", "seq")
+
+    def __init__(self, session_id: int) -> None:
+        self.id = session_id
+        self.node = session_id >> 56
+        self.incarnation = incarnation_of(session_id)
+        self.seq = 0
+        self.consumers: dict[int, Consumer] = {}
+
+
+def incarnation_of(session_id: int) -> int:
+    """Of the node that began the session."""
+    return session_id >> 24 & 0xFFFFFFFF
