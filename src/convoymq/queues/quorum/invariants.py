@@ -44,6 +44,7 @@ def check_invariants(machine: QuorumMachine) -> None:
             places += _check_held(consumer)
             _check_state(consumer, consumers, (session.id, number) in serving)
     places += _check_reservations(machine)
+    places += machine.operations.check()
     _check_who_is_active(machine)
     unacked = sum(map(COUNT, places))
     assert unacked == backlog.unacked

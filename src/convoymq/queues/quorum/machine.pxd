@@ -11,7 +11,7 @@ cdef class QuorumMachine(GroupMachine):
     cdef public Backlog backlog
     cdef public Consumers consumers
     cdef public Deliveries deliveries
-    cdef public object reservations, dead_letters, deduplication, delayed, waiting
+    cdef public object reservations, dead_letters, deduplication, delayed, waiting, operations
     cdef public int _attributes
     cdef public bint _deduplicates
     cdef public int64_t announced_due_ms, _expires_ms

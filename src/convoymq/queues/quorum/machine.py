@@ -17,6 +17,7 @@ The machine takes a command to the part that it is about:
 | `dead_letters`       | what becomes of messages that leave unacknowledged          |
 | `deduplication`      | which published messages are repeats, by their message-ids  |
 | `delayed`            | which messages wait for a time, and until when              |
+| `operations`         | what becomes of messages that an operator chose (ADR 0053)  |
 | `reservations`       | what named readers may do (ADR 0008), by their own rules;   |
 |                      | `reservation_holder` says what that means here              |
 | `snapshot`           | how all that is kept                                        |
@@ -29,10 +30,10 @@ Versions (ADR 0016): 1 is the queue of release 0.2. An ENQUEUE's flags for prior
 (2, 4) mean nothing in it: whatever carries them is served first in, first out, and stays until it
 is settled. 2 has CONFIG, by which the leader changes settings while the queue runs; time limits,
 lengths and priorities (ADR 0043); dead letters: a setting for their strategy, and SETTLE from the
-leader for those that were published (ADR 0044); and judges conditions of queue.delete. The order of
-delivery is a setting (ADR 0050). ENQUEUE's flag 8, that records carry headers for the queue, means
-message groups (ADR 0051), and times before which messages wait (ADR 0049), as retries do. Repeats
-by message-id are dropped (ADR 0052).
+leader for those that were published (ADR 0044); judges conditions of queue.delete; and has
+operations on chosen messages (ADR 0053). The order of delivery is a setting (ADR 0050). ENQUEUE's
+flag 8, that records carry headers for the queue, means message groups (ADR 0051), and times before
+which messages wait (ADR 0049), as retries do. Repeats by message-id are dropped (ADR 0052).
 
 Effects may be carried out twice (a replica and the leader, or after `resend`): message ids and
 seqs only grow, so the receiver drops what it has.
@@ -59,6 +60,7 @@ from convoymq.queues.quorum.deduplication import Deduplication
 from convoymq.queues.quorum.delayed import BAD_CANCEL, CANCEL_SCHEDULED, Delayed
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.quorum.levels import LEVEL_DEFAULT, mark_of
+from convoymq.queues.quorum.operations import OPS, Operations
 from convoymq.queues.quorum.reservation_holder import ReservationHolder
 from convoymq.queues.quorum.settings import (
     DISCONNECTED_TIMEOUT,
@@ -137,6 +139,7 @@ class QuorumMachine(GroupMachine):
         self.consumers = Consumers(self)
         self.dead_letters = DeadLetters(self, self.backlog)
         self.deliveries = Deliveries(self, self.backlog, self.consumers, self.dead_letters)
+        self.operations = Operations(self, self.backlog, self.consumers, self.deliveries)
         holder = ReservationHolder(self, self.backlog, self.consumers, self.deliveries)
         self.reservations = Reservations(holder)
 
@@ -386,6 +389,11 @@ class QuorumMachine(GroupMachine):
             status = APPLIED_OK if cancelled is not None else APPLIED_REJECTED
             self._reply(session, status, BAD_CANCEL if cancelled is None else cancelled)
             return
+        if self.version >= 2 and op.get("op") in OPS:
+            refusal, summary = self.operations.apply(op)
+            status = APPLIED_OK if refusal is None else APPLIED_REJECTED
+            self._reply(session, status, summary if refusal is None else refusal)
+            return
         reason, answer = self.reservations.apply(op, self.index, self.time_ms)
         if reason is not None:
             self._reply(session, APPLIED_REJECTED, reason)
@@ -551,7 +559,7 @@ class QuorumMachine(GroupMachine):
 
     def _unused_due_ms(self) -> int | None:
         """When the queue will have been unused for too long; None = it is in use, or may wait."""
-        if self._expires_ms < 0 or self.consumers.count:
+        if self._expires_ms < 0 or self.consumers.count or self.operations.by_id:
             return None
         return self.consumers.last_active_ms + self._expires_ms
 
@@ -578,6 +586,7 @@ class QuorumMachine(GroupMachine):
     def _held(self) -> list[runs.CheckedOut]:
         held = [consumer.checked_out for consumer in self.consumers.all()]
         held += [each.held for each in self.reservations.by_name.values()]
+        held += self.operations.held()
         held.append(self.dead_letters.held)
         return held
 

@@ -242,6 +242,19 @@ class Fifo:
         self.messages = 0
         self.size = 0
 
+    def words(self) -> tuple[array[int], int]:
+        """A copy of the packed words, and how many of them a run has."""
+        return self._words[self._head : self._end], self._stride
+
+    def replace(self, words: array[int], messages: int, size: int) -> None:
+        """Takes other words of the same form; `messages` and `size` are what they add up to."""
+        self._words = words
+        self._head = 0
+        self._end = len(words)
+        self.messages = messages
+        self.size = size
+        self._tidy()
+
     def runs(self) -> list[Run]:
         """All runs, oldest first. Cost: O(runs); for tests, tools and invariants."""
         return [self._run(at) for at in range(self._head, self._end, self._stride)]
@@ -404,6 +417,10 @@ class Tail(Fifo):
     def groups(self) -> list[tuple[int, int]]:
         """(fresh messages that ever entered before it, messages) of each group, in turn."""
         return [(entered, count) for entered, count in self._groups]
+
+    def regroup(self, groups: list[tuple[int, int]]) -> None:
+        """Takes other groups, when the runs were replaced."""
+        self._groups = deque([entered, count] for entered, count in groups)
 
     def take(self, limit: int) -> Run:
         """As of `Fifo`, within the head group."""

@@ -72,6 +72,7 @@ def pack(machine: QuorumMachine) -> dict[str, object]:
             packed["deduplication"] = remembered
         if backlog.waiting.messages:
             packed["delayed"] = backlog.waiting.pack()
+        packed["operations"] = machine.operations.pack()
     return packed
 
 
@@ -132,6 +133,7 @@ def unpack(machine: QuorumMachine, known: Packed) -> None:
             machine.deduplication.unpack(known["deduplication"])
         if "delayed" in known:
             backlog.waiting.unpack(known["delayed"])
+        machine.operations.unpack(known["operations"])
 
 
 def _take_in(consumers: Consumers, consumer: Consumer) -> None:

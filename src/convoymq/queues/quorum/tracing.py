@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from convoymq.kernels.trace import TraceRows
 from convoymq.model import trace as words
@@ -12,7 +12,15 @@ from convoymq.queues.quorum import runs
 
 if TYPE_CHECKING:
     from convoymq.queues.quorum.consumers import Consumer, QueueSession
-    from convoymq.queues.reservations import Reservation
+
+    class Reserving(Protocol):
+        """A reservation, or an operation on chosen messages."""
+
+        @property
+        def name(self) -> str:
+            """Under which it is traced."""
+
+        next: int
 
 
 def reservation_session(name: str) -> int:
@@ -105,7 +113,7 @@ def owner(rows: TraceRows | None, flags: int, consumer: Consumer) -> None:
     )  # fmt: skip
 
 
-def reservation(rows: TraceRows | None, flags: int, reservation: Reservation) -> None:
+def reservation(rows: TraceRows | None, flags: int, reservation: Reserving) -> None:
     """A reservation may take messages from now on (CAME), or is no more (GONE)."""
     if rows is not None:
         session = reservation_session(reservation.name)

@@ -59,7 +59,7 @@ def messages_by_priority(machine: QuorumMachine) -> dict[str, int]:
 
 def state_snapshot(machine: QuorumMachine) -> list[Place]:
     """Everything in the queue: what is ready or waits first (session None), then what is checked
-    out. A reservation counts as session `reservation_session(name)`. Cost: O(runs)."""
+    out. A reservation or operation counts as session `reservation_session(name)`. Cost: O(runs)."""
     made: list[Place] = [(None, 0, 0, run) for run in machine.backlog.ready_runs()]
     made += [(None, 0, 0, run) for run in machine.backlog.waiting.runs()]
     for consumer in machine.consumers.all():
@@ -70,4 +70,7 @@ def state_snapshot(machine: QuorumMachine) -> list[Place]:
     for reservation in machine.reservations.by_name.values():
         owner = reservation_session(reservation.name)
         made += [(owner, 0, message_id, run) for message_id, run in reservation.held.held()]
+    for operation in machine.operations.by_id.values():
+        owner = reservation_session(operation.name)
+        made += [(owner, 0, offset, run) for offset, run in operation.held.held()]
     return made
