@@ -17,6 +17,7 @@ import structlog
 from convoymq.broker.absent_nodes import AbsentNodes
 from convoymq.broker.access import Access
 from convoymq.broker.alarms import Alarms, Watermarks
+from convoymq.broker.browse import Browsing
 from convoymq.broker.cluster_queries import ClusterQueries
 from convoymq.broker.declarations import Declarations
 from convoymq.broker.group_requests import GroupRequests
@@ -180,6 +181,7 @@ class Broker:
         self.membership = QueueMembership(self.nodes, tree, host, requests, self.leadership)
         self.peeking = Peeking(self.local, requests)
         self.scheduled = Scheduled(self.local, requests)
+        self.browsing = Browsing(self.local, requests)
         self.queue_logs = QueueLogs(self.nodes, tree, host, requests)
         self.quorum_checks = QuorumChecks(self.nodes, tree, host, self.cluster)
         self.rebalancer = Rebalancer(

@@ -122,6 +122,20 @@ class NodePublishing:
         found = [self._queue(place.queues[name]) for name in names]
         return tuple(queue for queue in found if queue is not None)
 
+    def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
+        """See `OperationRoutes`. Numbers of groups only rise, so a tree that lags is told from one
+        in which the queue is deleted."""
+        if group >= self._tree.next_group:
+            raise Unavailable(f"{queue_subject(vhost, name)} is not known here yet")
+        place = self._tree.vhosts.get(vhost)
+        record = place.queues.get(name) if place is not None else None
+        if record is None or record.group != group:
+            return None
+        queue = self._queue(record)
+        if queue is None:
+            raise Unavailable(f"{queue_subject(vhost, name)} cannot be used")
+        return queue
+
     def random_below(self, count: int) -> int:
         """See `PublisherNode`."""
         return int(self._clock.random() * count)

@@ -46,6 +46,9 @@ class DeadLetterRoutes(Protocol):
         """The queues that get a message. Raises NotFound: there is no such exchange; Unavailable:
         a queue cannot be used yet."""
 
+    def queue_of_group(self, vhost: str, name: str, group: int) -> Queue | None:
+        """See `OperationRoutes`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterOptions:

@@ -19,6 +19,7 @@ from convoymq.model.tables import Field
 from convoymq.queues.reservation_reads import Fields, ReservedRun, Room, no_wait
 
 if TYPE_CHECKING:
+    from convoymq.queues.quorum.browsing import Page, Question
     from convoymq.trace.recorder import QueueTrace
 
 SINGLE_ACTIVE = "single_active"
@@ -381,6 +382,27 @@ class Queue(ABC):
         """Drops messages that wait for a time; returns how many still did. Raises
         PreconditionFailed, Unavailable."""
         raise NotImplementedError
+
+    async def browse_page(self, question: Question) -> Page | None:
+        """Ready messages by a filter, as this node knows them (`quorum.browsing`); None: its
+        replica is behind, or it has none. Raises PreconditionFailed: not served by queues of this
+        type."""
+        raise PreconditionFailed(f"Cannot browse a {self.type} queue")
+
+    def message_at(self, place: tuple[int, int, int]) -> bytes | None:
+        """The record of a message by its place in the log (entry, command offset, record); None:
+        there is none, or it cannot be read here."""
+        return None
+
+    async def operation(self, op: Mapping[str, object]) -> Row:
+        """Carries out one op on chosen messages (`quorum.operations`) and returns its answer. Every
+        op may be repeated. Raises as `reservation`."""
+        raise PreconditionFailed(f"Messages of a {self.type} queue cannot be chosen")
+
+    def operations(self) -> list[tuple[str, Row, str]]:
+        """(name, summary, what it waits for) of operations on chosen messages, as this node knows
+        them: those that have ended lately first."""
+        return []
 
     async def serve_reservation(self, request: Fields, room: Room = no_wait) -> list[object]:
         """Answers what another node's handle of the queue asks; `room`: see

@@ -38,7 +38,6 @@ from convoymq.queues.quorum.backlog import Backlog
 from convoymq.queues.quorum.consumers import Consumers
 from convoymq.queues.quorum.deliveries import Deliveries
 from convoymq.queues.reservations import MALFORMED, Refusal
-from convoymq.queues.sessions import Packed
 
 CLAIM = "claim_messages"
 ADVANCE = "advance_operation"
@@ -67,6 +66,17 @@ Target: TypeAlias = tuple[str, int]
 """(name of a queue, its group)"""
 Summary: TypeAlias = dict[str, int]
 """What is told of an operation: parts, sealed, selected, gone, deleted, moved, returned."""
+
+PackedOperations: TypeAlias = tuple[
+    list[
+        tuple[
+            str, int, bytes | None, int, int, int, list[int],
+            list[tuple[int, int, list[Target]]], bytes,
+        ]
+    ],
+    list[tuple[str, list[int]]],
+]  # fmt: skip
+"""What `Operations.pack` gives: (operations, finished)."""
 
 COUNTS = ("parts", "sealed", "selected", "gone", "deleted", "moved", "returned")
 
@@ -374,7 +384,7 @@ class Operations:
             [[id, list(summary.values())] for id, summary in self.finished.items()],
         ]
 
-    def unpack(self, packed: Packed) -> None:
+    def unpack(self, packed: PackedOperations) -> None:
         """Replaces all by what `pack` gave, and holds it. Raises ValueError."""
         operations, finished = packed
         self.by_id.clear()

@@ -45,10 +45,12 @@ from convoymq.queues.interface import (
     ScheduledMessage,
     ScheduledPlace,
 )
+from convoymq.queues.quorum.browsing import Page, Question, page, record_at
 from convoymq.queues.quorum.client import QuorumClient
 from convoymq.queues.quorum.dead_letter_mover import NAMES, DeadLetterMover
 from convoymq.queues.quorum.delayed import CANCEL_SCHEDULED
 from convoymq.queues.quorum.machine import DELETE_CHECK, IN_USE, NOT_EMPTY, QuorumMachine
+from convoymq.queues.quorum.operation_mover import OperationMover
 from convoymq.queues.quorum.peeking import peek
 from convoymq.queues.quorum.reservation_client import ReservationClient
 from convoymq.queues.quorum.scheduled import scheduled
@@ -108,6 +110,8 @@ class QuorumQueue(GroupQueue):
     ) -> None:
         super().__init__(**options)
         self.mover = DeadLetterMover(self, dead_letters)
+        routes = dead_letters.routes if dead_letters is not None else None
+        self.operation_mover = OperationMover(self, routes)
         self._reservation_client = ReservationClient(self, ask_node)
         #: The entry by which `refuses_publishes` is what it is.
         self._refusing_at = 0
@@ -166,6 +170,8 @@ class QuorumQueue(GroupQueue):
         super().on_effects(effects, replica)
         if self._reservation_client.waiters:
             self._reservation_client.on_applied()
+        if replica.is_leader and replica.machine.operations.by_id:
+            self.operation_mover.wake()
 
     def on_leader(self, group: int, leader: int | None, term: int) -> None:
         """See `EffectSink`; who leads publishes dead letters."""
@@ -176,6 +182,7 @@ class QuorumQueue(GroupQueue):
             replica = self.replica()
             leads = leader == self.node and replica is not None and replica.is_leader
             self.mover.on_leader(replica if leads else None)
+            self.operation_mover.on_leader(replica if leads else None)
 
     def configure(self, settings: Mapping[str, object]) -> None:
         """See `Queue`."""
@@ -446,6 +453,33 @@ class QuorumQueue(GroupQueue):
         assert isinstance(messages, int)
         return messages
 
+    async def operation(self, op: Mapping[str, object]) -> Row:
+        """See `Queue`."""
+        return await self._reservation_client.ask(op)
+
+    def operations(self) -> list[tuple[str, Row, str]]:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None:
+            return []
+        known = replica.machine.operations
+        found = [(id, summary, "") for id, summary in known.finished.items()]
+        for id, operation in known.by_id.items():
+            found.append((id, operation.summary(), self.operation_mover.waits_for(id)))
+        return found
+
+    async def browse_page(self, question: Question) -> Page | None:
+        """See `Queue`."""
+        replica = self.replica()
+        if replica is None or replica.is_behind:
+            return None
+        return await page(self, replica.machine, question)
+
+    def message_at(self, place: tuple[int, int, int]) -> bytes | None:
+        """See `Queue`."""
+        entry = self.entry(place[0])
+        return None if entry is None else record_at(entry, place[1], place[2])
+
     # --- reservations --------------------------------------------------------------------------
 
     async def reservation(self, op: Mapping[str, object]) -> Row:
@@ -523,6 +557,7 @@ class QuorumQueue(GroupQueue):
         super().on_deleted()
         self._reservation_client.on_deleted()
         self.mover.on_deleted()
+        self.operation_mover.stop()
 
     def new_session(self) -> int:
         """A fresh session id of this node."""
