@@ -285,7 +285,7 @@ async def get_messages(
                 break
             data = record_of(found.block, found.command, found.record)
             ids += (found.get_id, found.get_id)
-            rows.append(_row(data, found.acquired_count, found.ready, encoding, truncate))
+            rows.append(row_of(data, found.acquired_count, found.ready, encoding, truncate))
         if ids:
             if ack_mode == "ack_requeue_false":
                 shot.client.settle(0, ids)
@@ -391,7 +391,10 @@ def _copies(headers: Table, name: str) -> list[str]:
     return [str(plain(item)) for item in items]
 
 
-def _row(data: bytes, acquired: int, ready: int, encoding: str, truncate: int | None) -> JsonObject:
+def row_of(
+    data: bytes, acquired: int, ready: int, encoding: str, truncate: int | None
+) -> JsonObject:
+    """A record as JSON."""
     exchange, routing_key, properties, body = read_record(data)
     shown = body if truncate is None else body[:truncate]
     payload, used = base64.b64encode(shown).decode(), "base64"
@@ -413,7 +416,7 @@ def _row(data: bytes, acquired: int, ready: int, encoding: str, truncate: int | 
 
 def peeked_row(peeked: Peeked) -> JsonObject:
     """A message that was looked at, as JSON."""
-    row = _row(peeked.record, peeked.acquired_count, 0, "auto", None)
+    row = row_of(peeked.record, peeked.acquired_count, 0, "auto", None)
     del row["message_count"]
     return {**row, "delivery_count": peeked.failed_delivery_count}
 

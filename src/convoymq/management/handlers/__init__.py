@@ -16,6 +16,7 @@ from convoymq.management.handlers import (
     queues,
     replicas,
     scheduled,
+    selections,
     users,
     vhosts,
 )
@@ -32,6 +33,7 @@ ROUTES: tuple[Route, ...] = (
     *scheduled.routes,
     *queues.routes,
     *replicas.routes,
+    *selections.routes,
     *bindings.routes,
     *vhosts.routes,
     *users.routes,
