@@ -9,6 +9,7 @@ from convoymq.cli.ctl import (
     permissions,
     policies,
     queues,
+    selections,
     upgrade,
     users,
     vhosts,
@@ -24,6 +25,7 @@ COMMANDS: tuple[Command, ...] = (
     *lists.COMMANDS,
     *diagnostics.COMMANDS,
     *queues.COMMANDS,
+    *selections.COMMANDS,
     *upgrade.COMMANDS,
 )
 
