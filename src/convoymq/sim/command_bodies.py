@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
+
+if TYPE_CHECKING:
+    from convoymq.sim.delivery_model import DeliveryModel, Session
 
 
 class CheckoutSpec(TypedDict, total=False):
@@ -31,3 +34,25 @@ ReservationOp = TypedDict(
     total=False,
 )
 """An op on a reservation (ADR 0008)."""
+
+
+class ChosenOp(TypedDict, total=False):
+    """An op on chosen messages (ADR 0053)."""
+
+    op: str
+    operation: str
+    part: int
+    last: bool
+    ranges: list[int]
+    spec: bytes
+    upto: int
+    back: list[int]
+    routed: int
+    routes: list[tuple[int, list[object]]]
+
+
+class OtherOps(Protocol):
+    """Rules for ops that are none on reservations."""
+
+    def apply(self, model: DeliveryModel, session: Session, op: ReservationOp) -> bool:
+        """Follows an op; False: it is not one of these."""

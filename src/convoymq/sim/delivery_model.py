@@ -20,7 +20,7 @@ from convoymq.kernels import batch
 from convoymq.kernels.entries import Entry
 from convoymq.queues.classic.records import headers_of, traits_of
 from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED, decode_map
-from convoymq.sim.command_bodies import CheckoutSpec, ReservationOp
+from convoymq.sim.command_bodies import CheckoutSpec, OtherOps, ReservationOp
 from convoymq.sim.delivery_parts import (
     STILL_THERE,
     Consumer,
@@ -110,6 +110,7 @@ class DeliveryModel(ReadyLines):
         self.kept_so_far = 0
         self.moved: set[bytes] = set()
         """Identities that the target of dead letters has taken; kept by the world."""
+        self.chosen: OtherOps | None = None
         self.places: dict[Place, int] = dict.fromkeys(Place, 0)
         self.delivered = 0
         self.redelivered = 0
@@ -601,10 +602,9 @@ class DeliveryModel(ReadyLines):
                     if consumer.node == node:
                         self._return_held(consumer, 0)
 
-    # Reservations.
-
     def _reservation(self, session: Session, op: ReservationOp) -> None:
-        self.fail("this model has no reservations")
+        if self.chosen is None or not self.chosen.apply(self, session, op):
+            self.fail("this model has no reservations")
 
     def _expire_reservations(self) -> None:
         """At TICK, before nodes are looked at."""

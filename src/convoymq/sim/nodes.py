@@ -25,11 +25,11 @@ from convoymq.queues.stream.queue import Answer, StreamQueue
 from convoymq.replication import versions as supported
 from convoymq.replication.raft.types import RaftConfig
 from convoymq.sim.clock import NodeClock, Process, Timer
-from convoymq.sim.dead_letters import DeadLetterTarget
 from convoymq.sim.delivery_model import InvariantBroken
 from convoymq.sim.disk import SimDisk, SimFlusher, SimWorker
 from convoymq.sim.invariants import observe_log
 from convoymq.sim.network import NodeTransport, Receiver
+from convoymq.sim.operations import ChosenRoutes
 from convoymq.sim.relays import RelayedLinks
 from convoymq.sim.senders import WatchedQueue
 from convoymq.storage.log import GroupLog
@@ -265,7 +265,7 @@ class SimNode:
         )
 
     def _new_queue(self, group: int, members: list[int]) -> GroupQueue:
-        target = DeadLetterTarget(self.world, self.process)
+        target = ChosenRoutes(self.world, self.process)
         options = DeadLetterOptions(routes=target, confirm_timeout_ms=2_000)
         kinds: dict[bool, Callable[..., StreamQueue | WatchedQueue]] = {
             True: partial(StreamQueue, ask_node=self._ask_node, answers=self.answers),

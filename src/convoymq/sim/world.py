@@ -31,6 +31,7 @@ from convoymq.sim.faults import Injector, Plan, draw_plan
 from convoymq.sim.invariants import GroupChecker
 from convoymq.sim.network import Network
 from convoymq.sim.nodes import FIRST_INCARNATION, SimNode, WatchedMachine, WatchedStream
+from convoymq.sim.operations import Arrivals, Choosing, ChosenModel
 from convoymq.sim.referee import GroupReferee, IndexedMachine, Referee
 from convoymq.sim.relays import RelayBook
 from convoymq.sim.reservations import ReservationChannel, ReservedReferee
@@ -123,6 +124,8 @@ class World:
         self._retry_rng = Random(plan.seed ^ 0x2E72)
         self.moved: set[bytes] = set()
         """Identities of the dead letters that their target has taken."""
+        self.arrivals = Arrivals(self)
+        self.chosen: dict[int, ChosenModel] = {}
         #: Group -> its effective settings, as the metadata would have them.
         self.policies: dict[int, dict[str, object]] = {}
         self.trace = Trace(lambda: self.scheduler.now_us, sink)
@@ -161,6 +164,7 @@ class World:
                 kind = ReservedReferee if plan.reservations else Referee
                 referee = self.referees[group] = kind(group, settings, clients=True)
                 referee.model.moved = self.moved
+                referee.model.chosen = self.chosen[group] = ChosenModel(self.arrivals.taken)
                 self._begin_policy(group, settings["delivery_limit"])
             checkers[group] = GroupChecker(group, self.referees[group], plan.hash_every, self.trace)
             self.checkers[group].founder = founder[0]
@@ -198,6 +202,7 @@ class World:
         self.scheduler.after(0, None, self._keep_channels)
         self.scheduler.after(0, None, self._administrate)
         self.scheduler.after(POLICY_EVERY_US, None, self._change_policy)
+        Choosing(self).start()
 
     def _begin_policy(self, group: int, delivery_limit: int) -> None:
         """Some queues begin with a policy for dead letters."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
@@ -45,8 +46,8 @@ YIELD_MESSAGES = 256
 SCANNED_YIELD = 65_536
 """Runs that are passed over before others have their turn."""
 
-RETURNED, FRESH, REQUEUED, BEGINNING = -1, -2, -3, -4
-"""Sources of messages, and none yet; a level is its number."""
+RETURNED, FRESH, REQUEUED, BEGINNING, MIXED = -1, -2, -3, -4, -5
+"""Sources of messages, none yet, and an order of several of them; a level is its number."""
 
 Row: TypeAlias = tuple[int, int, int, int, int, int, int, bytes | None, list[Origin] | None]
 """(entry index, command offset, record, position, time in ms, times handed out before, failed ones
@@ -161,12 +162,12 @@ class _Segment(NamedTuple):
 def _segments(backlog: Backlog) -> list[_Segment]:
     """What is ready, in the order of delivery."""
     made = [_Segment(RETURNED, backlog.returned, 0, backlog.returned.messages, False)]
-    levels = list(zip(backlog.levels.with_messages(), backlog.levels.fifos(), strict=True))
+    levels = backlog.levels.by_level().items()
     beside = [_Segment(level, fifo, 0, fifo.messages, True) for level, fifo in levels]
     made += [each for each in beside if each.source > LEVEL_DEFAULT]
     fresh, requeued = backlog.fresh, backlog.requeued
     groups = requeued.groups()
-    left = backlog.published - backlog.beside - fresh.messages
+    left = backlog.entered() - fresh.messages
     done = back = 0
     for entered, count in groups:
         upto = min(max(done, entered - left), fresh.messages)
@@ -187,6 +188,8 @@ class _Listed(NamedTuple):
 
 async def _listed(backlog: Backlog, cursor: Cursor) -> tuple[list[_Listed], int, bool]:
     """(the next runs, position of the first, whether these are all)"""
+    if backlog.two_classes or backlog.levels.restored.messages:
+        return _listed_mixed(backlog, cursor)
     segments = _segments(backlog)
     first, skip = await _start(segments, cursor)
     position = cursor.position
@@ -215,9 +218,25 @@ async def _listed(backlog: Backlog, cursor: Cursor) -> tuple[list[_Listed], int,
     return made, position, True
 
 
+def _listed_mixed(backlog: Backlog, cursor: Cursor) -> tuple[list[_Listed], int, bool]:
+    """As `_listed`, where messages are at their places among others, or in two classes: by
+    positions, which move when messages leave. Cost: O(runs)."""
+    made: list[_Listed] = []
+    before = 0
+    for run in chain(backlog.returned.runs(), backlog.order.runs()):
+        if len(made) >= RUNS_MAX:
+            return made, cursor.position, False
+        skip = max(0, cursor.position - 1 - before)
+        if skip < run[3]:
+            part = (*run[:2], run[2] + skip, run[3] - skip, *run[4:])
+            made.append(_Listed(MIXED, before + skip, part))
+        before += run[3]
+    return made, cursor.position, True
+
+
 async def _start(segments: list[_Segment], cursor: Cursor) -> tuple[int, int]:
     """(number of the first segment, messages of it that are passed over; -1 = up to a place)"""
-    if cursor.source == BEGINNING:
+    if cursor.source in (BEGINNING, MIXED):
         # A position, counted from the first message.
         left = cursor.position - 1
         for number, segment in enumerate(segments):

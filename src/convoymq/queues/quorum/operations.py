@@ -267,6 +267,8 @@ class Operations:
                 tracing.left(rows, words.DROPPED, 0, words.PURGED, 0, 0, run)
             operation.deleted += run[3]
             self._backlog.purged += run[3]
+            if self._backlog.groups.heads:
+                self._backlog.gone(run)
 
     def _hold(self, operation: Operation, found: Sequence[runs.Run]) -> None:
         rows, backlog = self._machine.trace, self._backlog
@@ -329,10 +331,14 @@ class Operations:
             owner = tracing.reservation_session(operation.name)
             for _, run in held.between(start, end, held.run_count()):
                 tracing.left(rows, words.ACKED, words.BY_RESERVATION, 0, owner, 0, run)
+        heads = self._backlog.groups.heads
+        left = held.between(start, end, end - start) if heads else ()
         messages, size = held.drop_oldest(end - 1)
         assert messages == end - start, "an operation has a gap"
         operation.moved += messages
         self._backlog.settle(messages, size)
+        for _, run in left:
+            self._backlog.gone(run)
 
     def _give_back(self, operation: Operation, start: int, end: int) -> None:
         """Back to the queue, which counts no failure: nobody had the message."""

@@ -62,7 +62,7 @@ def remove(backlog: Backlog, ranges: Sequence[Range]) -> list[Run]:
     wanted = in_log_order(ranges)
     found: list[tuple[int, Run]] = []
     groups = backlog.requeued.groups()
-    left = backlog.published - backlog.beside - backlog.fresh.messages
+    left = backlog.entered() - backlog.fresh.messages
     fresh = _cut(backlog.fresh, wanted, ordered=not groups)
     requeued = _cut(backlog.requeued, wanted, ordered=False)
     if groups:
@@ -74,6 +74,7 @@ def remove(backlog: Backlog, ranges: Sequence[Range]) -> list[Run]:
         backlog.levels.messages -= cut.messages
         backlog.levels.size -= cut.size
         found += cut.removed
+    found += _cut_restored(backlog, wanted)
     # A command's records lie in the order of their numbers within a range.
     found.sort(key=_in_request)
     return [run for _, run in found]
@@ -106,6 +107,37 @@ def _cut(fifo: Fifo, wanted: _Wanted, *, ordered: bool) -> _Cut:
         made += words[copied:]
         fifo.replace(made, fifo.messages - cut.messages, fifo.size - cut.size)
     return cut
+
+
+def _cut_restored(backlog: Backlog, wanted: _Wanted) -> list[tuple[int, Run]]:
+    """Takes the wanted messages out of those that came back to their places."""
+    levels, restored = backlog.levels, backlog.levels.restored
+    if not restored.messages:
+        return []
+    cut = _Cut()
+    kept: list[tuple[int, Run]] = []
+    for level in restored.levels():
+        for run in restored.runs(level):
+            index, offset, first, count, size, acquired_count, failed, mark = run
+            counts = acquired_count << 32 | failed
+            words = array("Q", (index, offset << 32 | first, count << 32 | size, counts, mark))
+            left: array[int] = array("Q")
+            parts = _parts(words, 0, wanted)
+            if parts:
+                _cut_run(words, True, parts, left, cut, 0)
+            else:
+                left = words
+            for at in range(0, len(left), 5):
+                place, amount = left[at + 1], left[at + 2]
+                part = (index, offset, place & LOW, amount >> 32, amount & LOW)
+                kept.append((level, (*part, acquired_count, failed, mark)))
+    if cut.messages:
+        restored.clear()
+        for level, run in kept:
+            restored.add(level, run)
+        levels.messages -= cut.messages
+        levels.size -= cut.size
+    return cut.removed
 
 
 def _hits(words: array[int], stride: int, wanted: _Wanted) -> Iterator[int]:
