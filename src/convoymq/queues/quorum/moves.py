@@ -18,11 +18,19 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from convoymq.kernels.content import RECORD_EXPIRATION, RECORD_PRIORITY, content_parts, split_record
+from convoymq.kernels.content import content_parts, split_record
 from convoymq.model.errors import BrokerError
 from convoymq.model.tables import Table, decode_short_string
+from convoymq.queues.classic.records import traits_of
 from convoymq.queues.death_history import Origin, history_of, text_of
 from convoymq.queues.deaths import Properties
+from convoymq.queues.message_properties import (
+    GROUP_ID,
+    RECORD_EXPIRATION,
+    RECORD_HEADERS,
+    RECORD_PRIORITY,
+    asked_property,
+)
 from convoymq.routing.copies import COPY
 
 QUEUE, EXCHANGE, FIRST, LAST, ORIGIN = "queue", "exchange", "first", "last", "origin"
@@ -70,6 +78,8 @@ class Move:
     """The record: exchange and routing key, content."""
     flags: int
     """Of ENQUEUE."""
+    asked: str | None
+    """The property by which it asks for what only some queues do."""
 
     @property
     def headers(self) -> Table:
@@ -94,12 +104,16 @@ def move_of(record: bytes, spec: MoveSpec) -> Move | None:
     flags = RECORD_PRIORITY if properties.flags & _PRIORITY else 0
     if properties.flags & _EXPIRATION:
         flags |= RECORD_EXPIRATION
+    if GROUP_ID in properties.headers:
+        flags |= RECORD_HEADERS
+    priority = traits_of(names + content).priority if flags & RECORD_PRIORITY else None
     return Move(
         exchange=exchange,
         keys=tuple(dict.fromkeys(keys)),
         properties=properties,
         parts=(_short(shown[0]) + _short(shown[1]), content),
         flags=flags,
+        asked=asked_property(properties.expiration, priority),
     )
 
 

@@ -307,7 +307,7 @@ class OperationMover(NullEvents):
             raise
         except BrokerError:
             return ()
-        if move.flags and not all(queue.serves_attributes for queue in queues):
+        if move.asked and not all(queue.serves_attributes for queue in queues):
             return ()
         return tuple((queue.name, queue.group) for queue in queues)
 

@@ -273,11 +273,20 @@ STEP = st.one_of(
 )
 
 
+CONFIGS: tuple[dict[str, int], ...] = (
+    {"delivery_limit": -1},
+    {"delivery_limit": 2},
+    {"delivery_limit": 3, "requeue_position": 1},
+    {"delivery_limit": 3, "requeue_position": 2},
+    {"delivery_limit": 3, "two_priority_classes": 1},
+)
+
+
 class Model:
     """Lists of places: what is ready, what is held by operations, and what became of the rest."""
 
-    def __init__(self, limit: int) -> None:
-        self.queue = Queue(delivery_limit=limit)
+    def __init__(self, config: dict[str, int]) -> None:
+        self.queue = Queue(**config)
         self.taken: list[int] = []
         self.got: dict[int, Place] = {}
         self.ended: Counter[Place] = Counter()
@@ -376,9 +385,11 @@ class Model:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from((-1, 2)), st.lists(STEP, max_size=25))
-def test_every_message_is_in_one_place(limit: int, steps: list[tuple[str, Any]]) -> None:
-    model = Model(limit)
+@given(st.sampled_from(CONFIGS), st.lists(STEP, max_size=25))
+def test_every_message_is_in_one_place(
+    config: dict[str, int], steps: list[tuple[str, Any]]
+) -> None:
+    model = Model(config)
     for name, argument in steps:
         getattr(model, name)(argument)
         model.check()
