@@ -217,6 +217,7 @@ def _check_groups(machine: QuorumMachine) -> None:
         *(run for consumer in machine.consumers.all() for _, run in consumer.checked_out.held()),
         *(run for each in machine.reservations.by_name.values() for _, run in each.held.held()),
         *backlog.waiting.runs(),
+        *(run for held in machine.operations.held() for _, run in held.held()),
     ]  # fmt: skip
     known = {
         (index, (offset << 32 | first) + i)
