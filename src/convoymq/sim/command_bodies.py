@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 if TYPE_CHECKING:
-    from convoymq.sim.delivery_model import DeliveryModel, Session
+    from convoymq.sim.delivery_model import DeliveryModel
+    from convoymq.sim.delivery_parts import Session
 
 
 class CheckoutSpec(TypedDict, total=False):

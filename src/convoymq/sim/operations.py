@@ -42,15 +42,9 @@ from convoymq.queues.sessions import APPLIED_OK, APPLIED_REJECTED
 from convoymq.sim.clock import Process
 from convoymq.sim.command_bodies import ChosenOp, ReservationOp
 from convoymq.sim.dead_letters import TARGET_GROUP, DeadLetterTarget
-from convoymq.sim.delivery_model import (
-    DeliveryModel,
-    InvariantBroken,
-    Message,
-    Place,
-    Session,
-    identity_of,
-    name_of,
-)
+from convoymq.sim.delivery_model import DeliveryModel, InvariantBroken, name_of
+from convoymq.sim.delivery_parts import Message, Place, Session
+from convoymq.sim.records import identity_of
 
 if TYPE_CHECKING:
     from convoymq.sim.nodes import SimNode
