@@ -719,23 +719,7 @@ class CheckedOut:
 
     def held(self) -> list[tuple[int, Run]]:
         """(first id, run) of all that is held, ascending."""
-        words = self._words
-        return [
-            (
-                words[at],
-                (
-                    words[at + 1],
-                    words[at + 2] >> 32,
-                    words[at + 2] & LOW,
-                    words[at + 3] >> 32,
-                    words[at + 3] & LOW,
-                    words[at + 4] >> 32,
-                    words[at + 4] & LOW,
-                    self._mark(at),
-                ),
-            )
-            for at in range(self._head, self._end, self._stride)
-        ]
+        return self.held_from(0)
 
     def _mark(self, at: int) -> int:
         """The mark of the run at a position."""

@@ -341,9 +341,12 @@ def test_the_machine_is_as_the_model(chosen: list[Any]) -> None:
                 waited = values[0]
             case "count":
                 queue.log.configure(deduplication_count=values[0])
+                naive.forget(queue.log.time_ms + 1)
                 naive.count = values[0]
             case "time":
                 queue.log.configure(deduplication_time_ms=values[0])
+                # By the settings before: the entry has a time, too.
+                naive.forget(queue.log.time_ms + 1)
                 naive.time = values[0]
             case "purge":
                 queue.log.command(A, batch.CMD_PURGE)
