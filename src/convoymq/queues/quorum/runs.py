@@ -788,8 +788,8 @@ class CheckedOut:
         self._end = len(self._words)
         self.messages = 0
         self.size = 0
-        for _, run in self.held():
-            if run[3] == 0:
+        for amount in self._words[3 :: self._stride]:
+            if amount >> 32 == 0:
                 raise ValueError("packed runs: an empty run")
-            self.messages += run[3]
-            self.size += run[4]
+            self.messages += amount >> 32
+            self.size += amount & LOW
