@@ -50,6 +50,7 @@ QUEUE_COLUMNS: Columns = {
     **plain("messages", "messages_ready", "messages_unacknowledged"),
     **plain("message_bytes", "message_bytes_ready", "message_bytes_unacknowledged"),
     **plain("messages_dlx", "message_bytes_dlx", "dead_letter_strategy", "dead_letter_warning"),
+    **plain("messages_delayed", "message_bytes_delayed", "messages_deduplicated"),
     **_table("messages_by_priority"),
     **_table("effective_settings"),
     **plain("consumers", "memory", "single_active_consumer_tag", "delivery_limit"),
