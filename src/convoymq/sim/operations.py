@@ -152,6 +152,8 @@ class _Stream:
         self._closed = False
         self._waiting: deque[_Published] = deque()
         self._producer = (b"", 0)
+        #: The session is lost, and its owner has not heard of it: nothing that follows arrives.
+        self._lost = False
 
     def command(
         self, type: int, _flags: int, count: int, _arg: int, body: bytes = b"", note: object = None
@@ -163,6 +165,9 @@ class _Stream:
 
     def publish(self, parts: Sequence[bytes], _body_size: int, tag: int, _flags: int) -> None:
         """See `PublishTarget`."""
+        if self._lost:
+            self._answer([tag], False)
+            return
         published = _Published(*self._producer, identity_of(b"".join(parts)), tag)
         self._waiting.append(published)
         if len(self._waiting) == 1:
@@ -180,6 +185,7 @@ class _Stream:
             # The session is lost, with all that has not arrived.
             tags = [published.tag for published in self._waiting]
             self._waiting.clear()
+            self._lost = True
             self._answer(tags, False)
             return
         published = self._waiting.popleft()
@@ -194,6 +200,7 @@ class _Stream:
         scheduler.after(delay_us, self.queue.process, self._tell, tags, ok)
 
     def _tell(self, tags: list[int], ok: bool) -> None:
+        self._lost = self._lost and ok
         if not self._closed:
             for tag in tags:
                 self._events.on_published(self, [tag, tag], ok)  # type: ignore[arg-type]
