@@ -250,7 +250,11 @@ def lost_log_votes() -> None:
     _lost_data().quarantine = planted
 
 
-@plant("a member that comes back votes before it has caught up", "membership,crash,isolate,kill")
+@plant(
+    "a member that comes back votes before it has caught up",
+    "membership,crash,isolate,kill",
+    first=52,
+)
 def returned_member_votes() -> None:
     from convoymq.groups.replica import Replica
     from convoymq.replication.raft.membership import Learner
@@ -999,7 +1003,7 @@ def left_behind_for_ever() -> None:
     SessionAudit.answered = lambda self, question, unknown: {}  # type: ignore[method-assign]
 
 
-@plant("an opening number opens a session again", "loss,break,slow")
+@plant("an opening number opens a session again", "loss,break,slow", first=18)
 def opened_again() -> None:
     from convoymq.queues.sessions import Openings
 
@@ -1098,7 +1102,7 @@ def let_in_and_left_out() -> None:
     MembershipManager._admit = lambda self: None  # type: ignore[method-assign]
 
 
-@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster")
+@plant("an emptied member of a queue votes at once", "wipe,suspect,isolate", "cluster", first=8)
 def emptied_member_votes() -> None:
     from convoymq.broker.local_queues import LocalQueues
 
@@ -1130,7 +1134,7 @@ def version_raised_too_early() -> None:
     supported.newest_of = lambda known, kind: 2
 
 
-@plant("a version counts from when it is proposed, not from its entry", "none", "mixed")
+@plant("a version counts from when it is proposed, not from its entry", "none", "mixed", first=11)
 def version_counts_from_its_proposal() -> None:
     from convoymq.groups.version_raising import VersionRaising
 
@@ -1182,7 +1186,7 @@ def recovered_queues_stay_small() -> None:
     "a node that was lost comes back in an incarnation that was before",
     "lost_majority,kill",
     "cluster",
-    first=400,
+    first=424,
 )
 def lives_come_again() -> None:
     from convoymq.metadata import nodes
@@ -1197,12 +1201,12 @@ def _relay() -> Any:
     return RelayTable
 
 
-@plant("nobody is relayed to", "cutoff")
+@plant("nobody is relayed to", "cutoff", first=29)
 def nobody_is_relayed() -> None:
     _relay()._relays = lambda self, node: []
 
 
-@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=140)
+@plant("a relayed session goes on after it was broken", "cutoff,loss,break,stale,oneway", first=168)
 def relayed_sessions_go_on() -> None:
     relay = _relay()
     stop = relay._stop
