@@ -184,7 +184,8 @@ class QuorumMachine(GroupMachine):
                 deliveries.assign()
             if backlog.bounded:
                 deliveries.keep_length()
-        if backlog.timed or self._expires_ms >= 0 or self.waiting.messages:
+        # `timed` is a short cut that may differ between replicas; what was announced may not.
+        if backlog.timed or self._expires_ms >= 0 or self.waiting.messages or self.announced_due_ms:
             self._announce_due()
         assert not (consumers.priorities and backlog.ready()), "a message and a consumer wait"
         self._end_entry()
