@@ -15,7 +15,7 @@ from convoymq.sim.world import Result, run_seed
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions" / "seeds.json").read_text())
 BLOCKS = 8
 SEEDS_PER_BLOCK = int(os.environ.get("CONVOY_SIM_SEEDS", "320")) // BLOCKS
-BLOCK_SECONDS_MAX = 5.0
+BLOCK_SECONDS_MAX = 3.0
 """A block ends early on a slow machine: fewer seeds, not a longer test."""
 
 
