@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,8 +36,8 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield made
 
 
-@pytest.fixture
-def opened(cluster: LocalCluster) -> Iterator[Open]:
+@contextmanager
+def opening(cluster: LocalCluster) -> Iterator[Open]:
     """A channel with confirms on a node; connections are closed at the end."""
     made: list[Any] = []
 
@@ -52,6 +53,12 @@ def opened(cluster: LocalCluster) -> Iterator[Open]:
             connection.close()
         except FAILURES:
             continue
+
+
+@pytest.fixture
+def opened(cluster: LocalCluster) -> Iterator[Open]:
+    with opening(cluster) as channel:
+        yield channel
 
 
 def publish(channel: Any, queue: str, body: bytes, **properties: Any) -> None:

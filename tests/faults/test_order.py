@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
 from convoymq.cli.cluster import LocalCluster
-from tests.faults.test_administration import answers, connect, until
-from tests.faults.test_limits import FAILURES, QUORUM, leader_of, publish
+from tests.faults.test_administration import answers, until
+from tests.faults.test_limits import QUORUM, Open, leader_of, opening, publish
 from tests.faults.test_policies import call, has_policies, length
 from tests.ports import cluster_ports
 
 pytestmark = pytest.mark.cluster
 
-Open: TypeAlias = Callable[[int], Any]
 BASE_PORT = cluster_ports()
 LEADER = 2
 
@@ -35,21 +34,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def opened(cluster: LocalCluster) -> Iterator[Open]:
-    """A channel with confirms on a node; connections are closed at the end."""
-    made: list[Any] = []
-
-    def channel(node: int) -> Any:
-        made.append(connect(cluster, "guest", node=node))
-        found = made[-1].channel()
-        found.confirm_delivery()
-        return found
-
-    yield channel
-    for connection in made:
-        try:
-            connection.close()
-        except FAILURES:
-            continue
+    with opening(cluster) as channel:
+        yield channel
 
 
 def declare(opened: Open, queue: str, **arguments: object) -> Any:

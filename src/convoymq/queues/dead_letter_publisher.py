@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from convoymq.model.clock import Clock, Timer
 from convoymq.model.errors import BrokerError
 from convoymq.queues.deaths import DeadLetter, Death, dead_letter
+from convoymq.queues.earliest_timer import EarliestTimer
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
 from convoymq.routing.choosing import HashProperties
@@ -103,8 +104,7 @@ class DeadLetterPublisher(NullEvents):
         self._exchange = ""
         self._routing_key: str | None = None
         self._targets: dict[int, Target] = {}
-        self._timer: Timer | None = None
-        self._timer_due_ms = 0
+        self._timer = EarliestTimer(source.clock, self._work)
         self._idle_timer: Timer | None = None
 
     def configure(self, settings: Mapping[str, object]) -> None:
@@ -127,29 +127,12 @@ class DeadLetterPublisher(NullEvents):
     def _waits(self) -> bool:
         """Whether something waits that a blocked target may hold up."""
 
-    def _soon(self, delay_ms: int) -> None:
-        """Works in `delay_ms`, or earlier."""
-        now = self._source.clock.monotonic_ms()
-        due = now + delay_ms
-        if self._timer is not None:
-            if self._timer_due_ms <= due:
-                return
-            self._timer.cancel()
-        self._timer_due_ms = due
-        self._timer = self._source.clock.call_later(delay_ms, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._work()
-
     def _close(self) -> None:
         """Ends the clients of all targets, and the timer."""
         targets, self._targets = self._targets, {}
         for target in targets.values():
             target.client.close()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     # --- messages ------------------------------------------------------------------------
 
@@ -226,7 +209,7 @@ class DeadLetterPublisher(NullEvents):
             if target.client is client:
                 target.blocked = blocked
         if not blocked and self._waits:
-            self._soon(0)
+            self._timer.soon(0)
 
     def _close_idle(self) -> None:
         self._idle_timer = None

@@ -40,7 +40,7 @@ class DeadLetterSender(DeadLetterPublisher):
             self._lose(leaving.lost, "targets are too slow")
             leaving.lost = 0
         if leaving.runs:
-            self._soon(BLOCKED_WAIT_MS if self._is_blocked else 0)
+            self._timer.soon(BLOCKED_WAIT_MS if self._is_blocked else 0)
 
     def on_deleted(self) -> None:
         """The queue is gone."""
@@ -50,9 +50,7 @@ class DeadLetterSender(DeadLetterPublisher):
 
     def stop(self) -> None:
         """The node stops: what was not published stays in the queue's log."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     @property
     def _waits(self) -> bool:

@@ -96,15 +96,15 @@ class DeadLetterMover(DeadLetterPublisher):
                 self._lose(count, "targets are too slow")
             else:
                 self._line.append(effect)
-                self._soon(0)
+                self._timer.soon(0)
         elif strategy == AT_LEAST_ONCE:
-            self._soon(0)
+            self._timer.soon(0)
 
     def on_leader(self, replica: Replica | None) -> None:
         """Another term; `replica`: this node leads, from now on."""
         self._stop()
         if replica is not None and replica.machine.dead_letters.held.messages:
-            self._soon(0)
+            self._timer.soon(0)
 
     def on_deleted(self) -> None:
         """The queue is gone."""
@@ -157,7 +157,7 @@ class DeadLetterMover(DeadLetterPublisher):
             for record in range(first, first + taken):
                 self._publish_once(self._record(_Place(index, command, record, reason)), reason)
         if self._line:
-            self._soon(0)
+            self._timer.soon(0)
 
     # --- at least once -------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class DeadLetterMover(DeadLetterPublisher):
         self._propose_again(replica, worker, now)
         due = worker.next_due_ms()
         if due is not None:
-            self._soon(max(0, due - now) + 1)
+            self._timer.soon(max(0, due - now) + 1)
 
     def _move_one(self, worker: DeadLetterWorker, number: int, now: int) -> None:
         place = self._places[number]
@@ -244,7 +244,7 @@ class DeadLetterMover(DeadLetterPublisher):
         untaken = letters.next_number - worker.next_number
         if letters.held.messages - untaken <= len(worker):
             return
-        self._soon(SETTLE_AGAIN_MS)
+        self._timer.soon(SETTLE_AGAIN_MS)
         if now - self._proposed_ms < SETTLE_AGAIN_MS:
             return
         self._proposed_ms = now
@@ -276,7 +276,7 @@ class DeadLetterMover(DeadLetterPublisher):
                 target = self._targets.get(group)
                 if target is not None:
                     target.open -= 1
-        self._soon(0)
+        self._timer.soon(0)
 
     def _record(self, place: _Place) -> bytes | None:
         """A message; None when this node cannot read it."""

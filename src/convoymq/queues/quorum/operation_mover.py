@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from convoymq.kernels import batch
-from convoymq.model.clock import Timer
 from convoymq.model.errors import BrokerError, Unavailable
+from convoymq.queues.earliest_timer import EarliestTimer
 from convoymq.queues.interface import Queue, QueueClient
 from convoymq.queues.null_events import NullEvents
 from convoymq.queues.quorum.moves import Move, MoveSpec, move_of, unpack_spec
@@ -142,8 +142,7 @@ class OperationMover(NullEvents):
         self._tag = 0
         self._client: QuorumClient | None = None
         """Of the queue itself, for what is logged."""
-        self._timer: Timer | None = None
-        self._timer_due_ms = 0
+        self._timer = EarliestTimer(queue.clock, self._work)
 
     # --- what the queue says -------------------------------------------------------------
 
@@ -155,7 +154,7 @@ class OperationMover(NullEvents):
 
     def wake(self) -> None:
         """Something was claimed, or may go on."""
-        self._soon(0)
+        self._timer.soon(0)
 
     def stop(self) -> None:
         """This node does not lead, or the queue is gone."""
@@ -164,9 +163,7 @@ class OperationMover(NullEvents):
         self._jobs.clear()
         self._tags.clear()
         self._close_client()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def _close_client(self) -> None:
         client, self._client = self._client, None
@@ -180,17 +177,7 @@ class OperationMover(NullEvents):
 
     # --- time ----------------------------------------------------------------------------
 
-    def _soon(self, delay_ms: int) -> None:
-        due = self._queue.clock.monotonic_ms() + delay_ms
-        if self._timer is not None:
-            if self._timer_due_ms <= due:
-                return
-            self._timer.cancel()
-        self._timer_due_ms = due
-        self._timer = self._queue.clock.call_later(delay_ms, self._work)
-
     def _work(self) -> None:
-        self._timer = None
         queue = self._queue
         replica = queue.replica()
         if queue.deleted or self._routes is None or queue.leader != queue.node:
@@ -209,7 +196,7 @@ class OperationMover(NullEvents):
                 spec = unpack_spec(operation.spec)
                 job = self._jobs[operation.id] = _Job(operation, spec, self._producer(operation))
             if job.due_ms > now:
-                self._soon(job.due_ms - now)
+                self._timer.soon(job.due_ms - now)
             else:
                 self._carry_out(job, operation, self._routes)
         if not operations:
@@ -222,7 +209,7 @@ class OperationMover(NullEvents):
     def _pause(self, job: _Job, reason: str) -> None:
         job.waits_for = reason
         job.due_ms = self._queue.clock.monotonic_ms() + PAUSE_MS
-        self._soon(PAUSE_MS)
+        self._timer.soon(PAUSE_MS)
 
     # --- one operation -------------------------------------------------------------------
 
@@ -239,7 +226,7 @@ class OperationMover(NullEvents):
             job.sent += 1
         else:
             if job.sent < operation.routed and len(job.open) < WINDOW:
-                self._soon(0)
+                self._timer.soon(0)
         job.look()
         if not job.is_asking:
             self._advance(job, operation, routes)
@@ -270,7 +257,7 @@ class OperationMover(NullEvents):
                 self._pause(job, error.text)
             else:
                 job.back = {offset for offset in job.back if offset >= upto}
-                self._soon(0)
+                self._timer.soon(0)
 
         self._client.reservation(msgspec.msgpack.encode(op), answered)
 
@@ -387,4 +374,4 @@ class OperationMover(NullEvents):
                 if not gone:
                     job.confirmed.add(offset)
                 job.take_off(offset, group)
-        self._soon(0)
+        self._timer.soon(0)

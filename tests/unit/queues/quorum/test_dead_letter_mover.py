@@ -446,6 +446,6 @@ def test_a_new_leader_that_misses_later_letters_has_nothing_to_do_for_them() -> 
     cluster.clock.advance(1)
     assert mover._worker is not None
     assert (len(mover._worker), mover._worker.next_number) == (0, 3)
-    assert mover._timer_due_ms >= cluster.clock.monotonic_ms() + SETTLE_AGAIN_MS - 1
+    assert mover._timer.due_ms >= cluster.clock.monotonic_ms() + SETTLE_AGAIN_MS - 1
     cluster.work()
     assert cluster.kept() == 0
